@@ -22,7 +22,7 @@ HIDDEN: Final = ("read-torch-files", "work")
 """Commands that `import` and `precompute` start themselves. `--help` and messages do not list them."""
 
 _NEAR: Final = 3
-_LOOKED_AT: Final = 1000
+_MAX_COMPARED: Final = 1000
 
 OK: Final = 0
 ERROR: Final = 1
@@ -98,11 +98,11 @@ def _with_hyphens(arguments: Sequence[str]) -> list[str]:
 
 def add_store(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
     """Add STORE and `--json`, which most commands share."""
-    parser.add_argument("store", metavar="STORE", nargs="?" if is_optional else None, type=_place, help="the store's folder")
+    parser.add_argument("store", metavar="STORE", nargs="?" if is_optional else None, type=_path, help="the store's folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _place(text: str) -> str:
+def _path(text: str) -> str:
     """Return a path as given. A URL is a usage error, and so is the empty path, which a shell makes from an unset variable."""
     from cachestore.core.arguments import refuse_address
     from cachestore.core.errors import BadInput
@@ -150,10 +150,10 @@ def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
         return given[0]
     if unnamed := next((name for name, equals, path in pairs if not (name and equals and path)), None):
         raise BadInput(f"--source {unnamed!r} has no name: give one path for a single source, or NAME=PATH for each source that moved")
-    places = {name: path for name, _equals, path in pairs}
-    if len(places) < len(pairs):
+    paths = {name: path for name, _equals, path in pairs}
+    if len(paths) < len(pairs):
         raise BadInput(f"--source gives several paths for one source: {', '.join(given)}")
-    return places
+    return paths
 
 
 def shared_by(count: int, column: str) -> str:
@@ -176,10 +176,10 @@ def near_to(asked: str, listed: Iterable[Iterable[str]]) -> str:
     similar: dict[str, list[str]] = {half: [] for half in halves if half}
     for one in chain.from_iterable(listed):
         folded = one.casefold()
-        if name in folded and len(same) < _LOOKED_AT and _bare(one) == name:
+        if name in folded and len(same) < _MAX_COMPARED and _bare(one) == name:
             same.append(one)
         for half, some in similar.items():
-            if half in folded and len(some) < _LOOKED_AT:
+            if half in folded and len(some) < _MAX_COMPARED:
                 some.append(one)
     by_name: dict[str, str] = {}
     for one in chain.from_iterable(similar.values()):

@@ -14,7 +14,7 @@ from cachestore.store.reader import Reader
 if TYPE_CHECKING:
     from cachestore.jobs.pass_loop import Report
 
-_LOOKED_AT: Final = 4096
+_MAX_ROWS: Final = 4096
 
 
 def training_lines(
@@ -60,7 +60,7 @@ def _opened(report: "Report", sizes: Sequence[int], *, has_policy: bool, has_wei
 
 def _fullest_bucket(catalog: Catalog) -> int:
     """Return the size of the fullest bucket, by a data set's first 4,096 rows. Batches of that size give at least one batch."""
-    rows = [row for row in range(min(len(catalog), _LOOKED_AT)) if catalog.is_complete(row)]
+    rows = [row for row in range(min(len(catalog), _MAX_ROWS)) if catalog.is_complete(row)]
     return max((bucket.samples for one in count_buckets(catalog, rows, 1) for bucket in one.buckets), default=len(rows))
 
 

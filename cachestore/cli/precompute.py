@@ -13,7 +13,7 @@ from cachestore.core.words import human_bytes
 if TYPE_CHECKING:
     from cachestore.jobs.options import PrecomputeRequest
     from cachestore.jobs.pass_loop import Report
-    from cachestore.jobs.placement import Say
+    from cachestore.jobs.ranks import Say
 
 HELP = "encode captions, images and videos into a store"
 
@@ -51,17 +51,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Encode and print the report. Returns 0 if complete, 2 for malformed arguments, 3 with failures."""
-    from cachestore.jobs.placement import find_placement, process_count
+    from cachestore.jobs.ranks import find_rank, process_count
 
     try:
         request = request_from(arguments)
-        placement = find_placement(request.rank, request.world_size)
+        rank_info = find_rank(request.rank, request.world_size)
         count = process_count(request)
     except BadInput as error:
         print_error(error, as_json=arguments.json)
         return USAGE
     # Under another launcher only rank 0 prints the result, so that stdout holds one object.
-    speaks = placement.rank in {0, None} or placement.found_in in {"arguments", "cachestore"}
+    speaks = rank_info.rank in {0, None} or rank_info.found_in in {"arguments", "cachestore"}
     say = silence if arguments.quiet else to_stderr
     if arguments.plan_only:
         _print_forecast(arguments, request)
@@ -89,9 +89,9 @@ def run_here(request: "PrecomputeRequest", say: "Say", stop: Stop, *, is_shown: 
 
 def _run_ranks(request: "PrecomputeRequest", count: int) -> "Report":
     """Start ranks and wait for them. The first rank draws the bar on our terminal; this process prints only warnings about the others."""
-    from cachestore.jobs.placement import open_for_pass
     from cachestore.jobs.precompute import run_ranks
     from cachestore.jobs.processes import Care
+    from cachestore.jobs.ranks import open_for_pass
     from cachestore.work.progress import Observer
 
     layout = open_for_pass(request.store)
@@ -126,9 +126,9 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
 
 def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest") -> None:
     from cachestore.jobs.forecast import in_words
-    from cachestore.jobs.precompute import look_ahead
+    from cachestore.jobs.precompute import forecast_of
 
-    forecast = look_ahead(request)
+    forecast = forecast_of(request)
     if arguments.json:
         print_json(forecast.as_json())
     else:

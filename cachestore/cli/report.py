@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the page and print its path. Damage is shown on the page and changes no exit code; `verify` is for that."""
     from cachestore.report.write import write_report
 
-    told = write_report(
+    report = write_report(
         arguments.store,
         arguments.output,
         arguments.name,
@@ -35,9 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
         batch_size=arguments.batch_size,
         source=source_of(arguments.source),
     )
-    of = f"data set {told['name']!r}" if told["name"] else "no data set"
-    line = f"{told['output']}: {of}, {told['samples']} samples, {told['entries']} entries ({human_bytes(told['page_bytes'])})"
-    return tell(arguments, told, [line])
+    of = f"data set {report['name']!r}" if report["name"] else "no data set"
+    line = f"{report['output']}: {of}, {report['samples']} samples, {report['entries']} entries ({human_bytes(report['page_bytes'])})"
+    return tell(arguments, report, [line])
 
 
 def _positive(text: str) -> int:

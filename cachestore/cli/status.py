@@ -41,9 +41,9 @@ def _in_words(status: "PassStatus") -> list[str]:
 
 
 def _of_rank(one: "RankStatus") -> str:
-    place = f"rank {'-' if one.rank is None else one.rank} on {one.host} (pid {one.pid})"
+    rank = f"rank {'-' if one.rank is None else one.rank} on {one.host} (pid {one.pid})"
     if one.phase == "ended" or one.alive is False:
-        return f"{place}: {'ended' if one.phase == 'ended' else 'gone'}, {one.done} done"
+        return f"{rank}: {'ended' if one.phase == 'ended' else 'gone'}, {one.done} done"
     heard = f"silent for {one.still_seconds:.0f} s" if one.is_silent else f"last heartbeat {one.beat_age_seconds} s ago"
     life = "" if one.alive else ", on another machine"
-    return f"{place}: {one.phase}, {one.done} done, {one.rate}/s, {heard}{life}"
+    return f"{rank}: {one.phase}, {one.done} done, {one.rate}/s, {heard}{life}"

@@ -12,7 +12,7 @@ from cachestore.cli import printable
 from cachestore.core.errors import Incomplete
 
 if TYPE_CHECKING:
-    from cachestore.jobs.placement import Say
+    from cachestore.jobs.ranks import Say
 
 
 class Stop:

@@ -91,19 +91,19 @@ def _reason(reader: "Reader", catalog: "Catalog", encoder: str, row: int, *, has
 def _which(cell: dict[str, Any]) -> str:
     """Return a cell in words: its column, and for pictures the resolution, and the crop and side if there are several."""
     options = cell["options"]
-    view = cell["number"] % cells_each(options)
+    variant = cell["number"] % cells_each(options)
     words = [f"{cell['encoder']}/{cell['role']}"]
     words += [f"at {options['resolution']}"] if "resolution" in options else []
     words += [f"of the part {cell['within']}"] if cell["within"] else []
-    words += [f"crop {view // (2 if options.get('flip') else 1)}"] if options.get("crop") == RANDOM else []
-    return " ".join([*words, "mirrored"] if options.get("flip") and view % 2 else words)
+    words += [f"crop {variant // (2 if options.get('flip') else 1)}"] if options.get("crop") == RANDOM else []
+    return " ".join([*words, "mirrored"] if options.get("flip") and variant % 2 else words)
 
 
 def _lines_of(answer: dict[str, Any]) -> Iterator[str]:
     """Yield the lines about a sample in one data set. Cells with equal lines are printed once, with their count."""
     yield f"data set {answer['name']} (generation {answer['generation']}): {'ready' if answer['ready'] else 'NOT READY'}"
-    told = Counter((_which(cell), *_in_words(cell)) for cell in answer["cells"])
-    for (which, state, *more), count in told.items():
+    counts = Counter((_which(cell), *_in_words(cell)) for cell in answer["cells"])
+    for (which, state, *more), count in counts.items():
         yield f"  {which}{shared_by(count, which)}: {state}"
         yield from (f"    {line}" for line in more)
 

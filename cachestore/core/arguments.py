@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn, cast
 
 from cachestore.core.errors import BadInput
 
-_SHOWN: Final = 60
+_MAX_CHARS: Final = 60
 """Longest `repr` of a value that an error shows. For a longer one it names the type."""
 _ADDRESS: Final = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 """The scheme of a URL. It has at least two characters, so a Windows drive is not one."""
@@ -29,7 +29,7 @@ _COLLAPSED: Final = re.compile(
 def refuse(argument: str, wanted: str, given: object) -> NoReturn:
     """Raise BadInput about an argument: `batch_size must be a whole number of at least 1, not '8'`."""
     shown = repr(given)
-    if len(shown) > _SHOWN or shown.startswith("<") or "\n" in shown:
+    if len(shown) > _MAX_CHARS or shown.startswith("<") or "\n" in shown:
         shown = f"a value of the type {type(given).__name__}"
     raise BadInput(f"{argument} must be {wanted}, not {shown}")
 
@@ -70,9 +70,9 @@ def as_text(argument: str, given: object) -> str:
     return given
 
 
-def refuse_address(argument: str, place: str) -> None:
+def refuse_address(argument: str, path: str) -> None:
     """Raise BadInput for a URL such as `s3://bucket/cache`: it would become the local folder `./s3:/bucket/cache`."""
-    found = _ADDRESS.match(place) or _COLLAPSED.match(place)
+    found = _ADDRESS.match(path) or _COLLAPSED.match(path)
     if found is None:
         return
     scheme = found[1].lower()
@@ -81,24 +81,24 @@ def refuse_address(argument: str, place: str) -> None:
         if scheme == "file"
         else f"mount {scheme}:// as a folder or copy it, then pass that folder's path"
     )
-    raise BadInput(f"{argument} is the address {place!r}, but cachestore reads and writes folders of this machine: {instead}")
+    raise BadInput(f"{argument} is the address {path!r}, but cachestore reads and writes folders of this machine: {instead}")
 
 
-def as_place(argument: str, given: object, wanted: str = "a path (str or pathlib.Path, and not empty)") -> str:
+def as_path_str(argument: str, given: object, wanted: str = "a path (str or pathlib.Path, and not empty)") -> str:
     """Return a path, or a name such as a hub id, as text. Raises BadInput for anything else, and for a URL such as `s3://a/b`.
 
     The empty text is refused too: a shell makes it from an unset variable, and it would mean the current folder.
     """
-    place = os.fspath(cast("os.PathLike[str]", given)) if isinstance(given, os.PathLike) else given
-    if not isinstance(place, str) or not place:
+    path = os.fspath(cast("os.PathLike[str]", given)) if isinstance(given, os.PathLike) else given
+    if not isinstance(path, str) or not path:
         refuse(argument, wanted, cast("object", given))
-    refuse_address(argument, place)
-    return place
+    refuse_address(argument, path)
+    return path
 
 
 def as_path(argument: str, given: object) -> Path:
-    """As `as_place`, but returns a Path."""
-    return Path(as_place(argument, given))
+    """As `as_path_str`, but returns a Path."""
+    return Path(as_path_str(argument, given))
 
 
 def as_word(argument: str, given: object, words: Sequence[str]) -> str:
@@ -129,9 +129,9 @@ def as_pairs(argument: str, given: object) -> Iterator[tuple[Any, Any]]:
     wanted = "(key, item) pairs"
     if isinstance(given, Mapping):
         refuse(argument, f"{wanted} (for a mapping, pass its items())", cast("object", given))
-    for place, pair in enumerate(as_many(argument, given, wanted)):
+    for index, pair in enumerate(as_many(argument, given, wanted)):
         if not isinstance(pair, tuple | list) or len(cast("Sequence[Any]", pair)) != 2:
-            refuse(f"{argument}[{place}]", "a (key, item) pair", cast("object", pair))
+            refuse(f"{argument}[{index}]", "a (key, item) pair", cast("object", pair))
         key, item = cast("Sequence[Any]", pair)
         yield key, item
 

@@ -105,45 +105,45 @@ class CaptionPolicy:
     def texts(self, captions: Sequence[str]) -> tuple[str, ...]:
         """Return the texts to encode for a sample: `each` for every caption that may be chosen, the original first. Some may be equal."""
         chosen = captions[:1] if self.choose == "first" else captions
-        return tuple(self.prefix + text for caption in chosen for text in self._variants(caption))
+        return tuple(self.prefix + text for caption in chosen for text in self._reordered(caption))
 
-    def _variants(self, caption: str) -> list[str]:
+    def _reordered(self, caption: str) -> list[str]:
         if self.each == 1:
             return [caption]
         parts = [part for part in (part.strip() for part in caption.split(self.separator.strip() or self.separator)) if part]
-        kept, tags = parts[: self.keep_tokens], parts[self.keep_tokens :]
+        fixed, tags = parts[: self.keep_tokens], parts[self.keep_tokens :]
         found = {caption: None}
         written = self.separator.join(parts)
         for order in _orders(tags, _DRAWS * self.each):
             if len(found) == self.each:
                 break
-            text = self.separator.join([*kept, *order])
+            text = self.separator.join([*fixed, *order])
             if text != written:
                 found.setdefault(text)
         return list(islice(cycle(found), self.each))
 
-    def place(self, count: int, kept: "CaptionPolicy", *, seed: int, epoch: int, sample_id: str) -> int | None:
-        """Return which of `count` texts, made by the policy `kept`, a sample has in an epoch: an index, or None for the empty caption."""
+    def index(self, count: int, encoded: "CaptionPolicy", *, seed: int, epoch: int, sample_id: str) -> int | None:
+        """Return the index of the text that a sample has in an epoch, of `count` that `encoded` made; None for the empty caption."""
         draws = digest_parts("cachestore-caption", str(seed), str(epoch), sample_id)
-        dropped, drawn, variant = (int.from_bytes(draws[at : at + _WORD], "little") for at in (0, _WORD, 2 * _WORD))
-        captions = count // kept.each
+        dropped, drawn, order = (int.from_bytes(draws[at : at + _WORD], "little") for at in (0, _WORD, 2 * _WORD))
+        captions = count // encoded.each
         if captions == 0 or dropped < int(self.dropout * (1 << 8 * _WORD)):
             return None
         if self.choose == "all":  # in turn; each sample starts at another caption
             drawn = epoch + int.from_bytes(digest_parts("cachestore-caption-turn", str(seed), sample_id)[:_WORD], "little")
         caption = 0 if self.choose == "first" else drawn % captions
-        return caption * kept.each + variant % self.each
+        return caption * encoded.each + order % self.each
 
-    def differs_from(self, kept: "CaptionPolicy") -> str:
-        """Return why this policy may ask for texts that `kept` did not encode; empty if it cannot."""
-        if self.choose != "first" and kept.choose == "first":
+    def differs_from(self, encoded: "CaptionPolicy") -> str:
+        """Return why this policy may ask for texts that `encoded` did not encode; empty if it cannot."""
+        if self.choose != "first" and encoded.choose == "first":
             return f"it chooses {self.choose!r} of a sample's captions, but only the first one was encoded"
-        if self.prefix != kept.prefix:
-            return f"its prefix is {self.prefix!r}, but {kept.prefix!r} was encoded"
-        if self.each > kept.each:
-            return f"it has {self.each} variants of each caption, but only {kept.each} were encoded"
-        if self.each > 1 and (self.keep_tokens, self.separator) != (kept.keep_tokens, kept.separator):
-            ours, theirs = (f"keep_tokens={one.keep_tokens}, separator={one.separator!r}" for one in (self, kept))
+        if self.prefix != encoded.prefix:
+            return f"its prefix is {self.prefix!r}, but {encoded.prefix!r} was encoded"
+        if self.each > encoded.each:
+            return f"it has {self.each} orders of each caption, but only {encoded.each} were encoded"
+        if self.each > 1 and (self.keep_tokens, self.separator) != (encoded.keep_tokens, encoded.separator):
+            ours, theirs = (f"keep_tokens={one.keep_tokens}, separator={one.separator!r}" for one in (self, encoded))
             return f"it shuffles tags with {ours}, but they were encoded with {theirs}"
         return ""
 
@@ -164,9 +164,9 @@ def _orders(tags: Sequence[str], most: int) -> Iterator[Sequence[str]]:
     name = digest_parts("cachestore-tags", *tags)
     if len(tags) <= _FEW:
         listed = enumerate(permutations(tags))
-        yield from (order for _place, order in sorted(listed, key=lambda numbered: digest_parts(name, str(numbered[0]))))
+        yield from (order for _index, order in sorted(listed, key=lambda numbered: digest_parts(name, str(numbered[0]))))
         return
     for number in range(most):
         raw = hashlib.shake_256(name + number.to_bytes(8, "little")).digest(_WORD * len(tags))
-        order = sorted((raw[_WORD * place : _WORD * (place + 1)], place) for place in range(len(tags)))
-        yield [tags[place] for _draw, place in order]
+        order = sorted((raw[_WORD * index : _WORD * (index + 1)], index) for index in range(len(tags)))
+        yield [tags[index] for _draw, index in order]

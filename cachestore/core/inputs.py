@@ -20,7 +20,7 @@ Stat = tuple[int, int]
 NO_STAT: Final[Stat] = (-1, -1)
 """For a unit without a file, or with a file modified so recently that its time proves nothing."""
 
-SHOWN: Final = "images"
+IMAGES: Final = "images"
 """Option of a caption column: the role of the images that the text encoder sees beside the caption."""
 
 SOURCE: Final = "source"
@@ -65,8 +65,8 @@ def options_for(options: Mapping[str, Json], extras: Mapping[str, Json]) -> Mapp
 
 def framing_of(extras: Mapping[str, Json]) -> dict[str, Json]:
     """Return the crop and size that a sample's columns give for its picture. Older stores may hold other values, which are ignored."""
-    told = ((WITHIN, CROP, 4), (STATED, SIZE, 2))
-    return {name: extras[column] for name, column, count in told if are_whole(extras.get(column), count)}
+    columns = ((WITHIN, CROP, 4), (STATED, SIZE, 2))
+    return {name: extras[column] for name, column, count in columns if are_whole(extras.get(column), count)}
 
 
 def are_whole(value: Json, count: int) -> bool:
@@ -94,9 +94,9 @@ def sides_each(options: Mapping[str, Json]) -> int:
 def companions(role: str, options: Mapping[str, Json]) -> tuple[str, ...]:
     """Return the roles of the sample's other images that a column's cells are also made from."""
     if role == CAPTION:
-        return (str(options[SHOWN]),) if options.get(SHOWN) is not None else ()
-    is_placed = role == MASK or (role == CONTROL and options.get("crop") == RANDOM)
-    return (IMAGE,) if is_placed else ()
+        return (str(options[IMAGES]),) if options.get(IMAGES) is not None else ()
+    is_cropped = role == MASK or (role == CONTROL and options.get("crop") == RANDOM)
+    return (IMAGE,) if is_cropped else ()
 
 
 def request_for(
@@ -108,7 +108,7 @@ def request_for(
     column's option `images` names. The sample's own crop applies only to its picture and mask.
     """
     if role == CAPTION:
-        shown = options.get(SHOWN)
+        shown = options.get(IMAGES)
         return {"caption": value} if shown is None else {"caption": value, "images": {shown: list(images.get(shown, ()))}}
     sides, clips = sides_each(options), _number(options, "clips")
     left_out = {"variants", "flip"} if role in FRAMED else {"variants", "flip", WITHIN, STATED}
@@ -126,7 +126,7 @@ def request_for(
 
 def is_of_files(role: str, options: Mapping[str, Json]) -> bool:
     """Return whether a column's cells are made from files. Captions without images are in the plan itself."""
-    return role != CAPTION or SHOWN in options
+    return role != CAPTION or IMAGES in options
 
 
 def references_of(request: Mapping[str, Json]) -> list[str]:

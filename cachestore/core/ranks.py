@@ -10,7 +10,7 @@ from typing import Final
 from cachestore.core.arguments import as_whole
 from cachestore.core.errors import BadInput
 
-_Said = tuple[str, int | None, int | None]
+_Found = tuple[str, int | None, int | None]
 """(where it was found, rank, world size); None for an unknown number."""
 
 _MPI: Final = {"Open MPI": "OMPI_COMM_WORLD", "PMI": "PMI", "MVAPICH": "MV2_COMM_WORLD", "LSF": "JSM_NAMESPACE"}
@@ -26,7 +26,7 @@ _LOCAL_SIZES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class RankInfo:
     """The rank of this process. `rank` and `world_size` are both known, or `rank` is None: no preference."""
 
     rank: int | None = 0
@@ -43,13 +43,13 @@ class Placement:
 
 def discover(
     environment: Mapping[str, str], *, rank: int | None = None, world_size: int | None = None, distributed: tuple[int, int] | None = None
-) -> Placement:
+) -> RankInfo:
     """Find rank and world size. Order: arguments, CACHESTORE_*, an initialised process group, torchrun, Fabric, MPI, SLURM, job array.
 
     `environment` is like `os.environ`; read it when you need the answer, as Fabric and Ray set theirs late. `distributed` is (rank, world
     size) of an initialised torch.distributed. Raises BadInput if `rank` and `world_size` do not fit each other.
     """
-    here = Placement(
+    here = RankInfo(
         local_rank=_first_number(environment, _LOCAL, 0),
         launch=launch_name(environment),
         local_world_size=max(1, _first_number(environment, _LOCAL_SIZES, 1)),
@@ -74,7 +74,7 @@ def discover(
     return here
 
 
-def _in_order_of_trust(environment: Mapping[str, str], distributed: tuple[int, int] | None) -> list[_Said]:
+def _in_order_of_trust(environment: Mapping[str, str], distributed: tuple[int, int] | None) -> list[_Found]:
     rank, world = distributed or (None, None)
     return [
         _pair(environment, "cachestore", "CACHESTORE_RANK", "CACHESTORE_WORLD_SIZE"),
@@ -86,7 +86,7 @@ def _in_order_of_trust(environment: Mapping[str, str], distributed: tuple[int, i
     ]
 
 
-def _pair(environment: Mapping[str, str], found_in: str, rank: str, world: str) -> _Said:
+def _pair(environment: Mapping[str, str], found_in: str, rank: str, world: str) -> _Found:
     return found_in, _number(environment, rank), _number(environment, world)
 
 
@@ -95,7 +95,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _fabric(environment: Mapping[str, str]) -> _Said | None:
+def _fabric(environment: Mapping[str, str]) -> _Found | None:
     """Lightning Fabric's child processes have no RANK. Without LOCAL_WORLD_SIZE their rank is known on the first node only."""
     node, local, world = (_number(environment, name) for name in ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"))
     if "RANK" in environment or node is None or local is None or world is None:
@@ -104,7 +104,7 @@ def _fabric(environment: Mapping[str, str]) -> _Said | None:
     return "Lightning Fabric", None if node > 0 and here is None else node * (here or 0) + local, world
 
 
-def _slurm(environment: Mapping[str, str]) -> _Said:
+def _slurm(environment: Mapping[str, str]) -> _Found:
     """Return the rank in a SLURM step. In a batch script or an interactive allocation it is unknown: SLURM_PROCID is 0 everywhere."""
     if not environment.get("SLURM_STEP_ID", "").isdecimal() or environment.get("SLURM_JOB_NAME") in {"bash", "interactive"}:
         return "SLURM", None, None
@@ -114,7 +114,7 @@ def _slurm(environment: Mapping[str, str]) -> _Said:
     return "SLURM", _number(environment, "SLURM_PROCID"), tasks
 
 
-def _array(environment: Mapping[str, str]) -> _Said:
+def _array(environment: Mapping[str, str]) -> _Found:
     """Return the rank in a job array: the task's number between the first and the last, in steps."""
     task, count, first = (_number(environment, f"SLURM_ARRAY_TASK_{word}") for word in ("ID", "COUNT", "MIN"))
     if task is None or count is None or first is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import Any, cast
 
-from cachestore.core.arguments import as_number, as_place, as_text, as_whole, refuse
+from cachestore.core.arguments import as_number, as_path_str, as_text, as_whole, refuse
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
 
@@ -78,7 +78,7 @@ class Source:
             if not isinstance(value, str) or "/" in value or not value.isprintable():
                 raise BadInput(f"the {what} of a source must be a text without `/`, not {value!r}")
         if isinstance(self.data, str | os.PathLike):
-            as_place("data of a source", cast("object", self.data), "a path, samples, or a data set")
+            as_path_str("data of a source", cast("object", self.data), "a path, samples, or a data set")
         if self.resolution is not None:
             object.__setattr__(self, "resolution", as_whole("resolution of a source", self.resolution, least=1))
         object.__setattr__(self, "repeats", as_whole("repeats of a source", self.repeats, least=1))

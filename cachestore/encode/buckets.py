@@ -25,7 +25,7 @@ class Size(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class CropBox:
     """How a picture fills a bucket: scale it to `resized`, then cut out `crop`."""
 
     resized: Size
@@ -86,7 +86,7 @@ def _without_upscaling(size: Size, area: int, step: int) -> Size:
     return Size(max(step, width // step * step), max(step, height // step * step))
 
 
-def placement(size: Size, bucket: Size, at: Fraction | None = None) -> Placement:
+def crop_box(size: Size, bucket: Size, at: Fraction | None = None) -> CropBox:
     """Return how a picture is scaled to cover a bucket, and its crop box.
 
     `at` says where to crop: 0 is the left or top edge, just below 1 the right or bottom edge, None the centre. One side of the scaled
@@ -96,11 +96,11 @@ def placement(size: Size, bucket: Size, at: Fraction | None = None) -> Placement
         resized = Size(rounded(size.width * bucket.height, size.height), bucket.height)
     else:
         resized = Size(bucket.width, rounded(size.height * bucket.width, size.width))
-    left, top = _share(resized.width - bucket.width, at), _share(resized.height - bucket.height, at)
-    return Placement(resized, (left, top, left + bucket.width, top + bucket.height))
+    left, top = _offset(resized.width - bucket.width, at), _offset(resized.height - bucket.height, at)
+    return CropBox(resized, (left, top, left + bucket.width, top + bucket.height))
 
 
-def _share(excess: int, at: Fraction | None) -> int:
+def _offset(excess: int, at: Fraction | None) -> int:
     """Return how many pixels are cut off at the left or top. If `at` is uniform in [0, 1), so are the numbers 0 to `excess`."""
     return excess // 2 if at is None else int((excess + 1) * at)
 

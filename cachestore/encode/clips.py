@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.keys import Json
-from cachestore.encode.views import View
+from cachestore.encode.variants import Variant
 
 _FINEST = 1001
 """The largest denominator of a rate, as in 24000/1001."""
@@ -63,15 +63,15 @@ class Timeline:
             return self.times[start : start + frames].tolist()
         length = 1 / (rate * self.tick)
         middles = [ceil(length * (2 * number + 1) / 2) for number in range(start, start + frames)]
-        places = np.searchsorted(self.times - self.times[0], middles, side="left") - 1
-        return self.times[np.maximum(places, 0)].tolist()
+        indices = np.searchsorted(self.times - self.times[0], middles, side="left") - 1
+        return self.times[np.maximum(indices, 0)].tolist()
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
     """A part of a video: which frames, and which part of each."""
 
-    view: View
+    variant: Variant
     frames: int
     start: int
     """The first frame, counted at the rate of the clip."""
@@ -83,17 +83,17 @@ class Clip:
     @property
     def shape(self) -> Shape:
         """The bucket of the clip."""
-        return Shape(*self.view.bucket, self.frames)
+        return Shape(*self.variant.bucket, self.frames)
 
     def transform(self) -> dict[str, Json]:
         """Return the clip's part of a key. It has the first frame instead of the clip's number, so that equal clips have equal keys."""
         rate = None if self.rate is None else str(self.rate)
-        return {**self.view.transform(), "bucket": list(self.shape), "start": self.start, "fps": rate}
+        return {**self.variant.transform(), "bucket": list(self.shape), "start": self.start, "fps": rate}
 
     def facts(self) -> dict[str, Json]:
         """Return the facts that a catalog records. An unknown rate is 0."""
         rate = self.own_rate if self.rate is None else self.rate
-        return {**self.view.facts(), "bucket": list(self.shape), "start": [self.start], "fps": [rate.numerator, rate.denominator]}
+        return {**self.variant.facts(), "bucket": list(self.shape), "start": [self.start], "fps": [rate.numerator, rate.denominator]}
 
 
 def check_frames(frames: Sequence[int], factor: int) -> None:

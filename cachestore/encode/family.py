@@ -49,7 +49,7 @@ def plain_forms(*names: str) -> dict[str, Json]:
 
 
 @dataclass(frozen=True, slots=True)
-class TextPart:
+class EncoderPart:
     """What one text encoder of a family makes if it is called alone. It makes the same together with the others."""
 
     rows: str | None = None
@@ -63,7 +63,7 @@ class TextPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownPictures:
+class PictureInput:
     """How pictures are given to a text encoder together with a caption, prepared as in the pipeline's `__call__`."""
 
     area: int
@@ -116,7 +116,7 @@ class TextFamily:
     length_step: int | None = None
     """Set if padding is neither masked nor of fixed length. Captions then share a batch only if their lengths, rounded up to a multiple of
     this, are equal. A caption encoded alone is padded to the same length."""
-    parts: Mapping[str, TextPart] = field(default_factory=dict[str, TextPart])
+    parts: Mapping[str, EncoderPart] = field(default_factory=dict[str, EncoderPart])
     """The text encoders that can be called alone, by name. Empty if their outputs depend on each other, or if this was not examined."""
     called: tuple[str, ...] = ()
     """The names in `parts` that are called one by one; empty if `encode_prompt` is called."""
@@ -134,7 +134,7 @@ class TextFamily:
     tokens it has."""
     tokenizer_limit: int | None = None
     """The number of rows that the tokenizer leaves of a longer caption, if that is not MAX_LENGTH_ARG."""
-    pictures: ShownPictures | None = None
+    pictures: PictureInput | None = None
     """The pictures that the text encoder sees with a caption. Then each caption needs pictures and is encoded in a batch of its own."""
     script_args: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """The values of `args` in diffusers' own training script, where they differ."""

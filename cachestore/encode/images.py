@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image, ImageCms, UnidentifiedImageError
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.encode.buckets import Placement, Size, placement
+from cachestore.encode.buckets import CropBox, Size, crop_box
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -78,33 +78,33 @@ def decode(data: bytes) -> Image.Image:
     return picture if turn is None else picture.transpose(turn)
 
 
-def fit(image: Image.Image, bucket: Size, place: Placement | None = None) -> "Pixels":
-    """Scale a picture to cover the bucket (antialiased Lanczos) and crop it as `place` says, else at the centre: uint8 [height, width, 3].
+def fit(image: Image.Image, bucket: Size, box: CropBox | None = None) -> "Pixels":
+    """Scale a picture to cover the bucket (antialiased Lanczos) and crop it as `box` says, else at the centre: uint8 [height, width, 3].
 
     The crop is resampled directly from the source, so that a picture of 1 x 100,000 pixels needs no huge intermediate picture.
     """
-    place = placement(Size(*image.size), bucket) if place is None else place
-    return np.ascontiguousarray(image.resize(bucket, Image.Resampling.LANCZOS, box=_box(image, place)))
+    box = crop_box(Size(*image.size), bucket) if box is None else box
+    return np.ascontiguousarray(image.resize(bucket, Image.Resampling.LANCZOS, box=_box(image, box)))
 
 
-def fit_mask(image: Image.Image, size: Size, place: Placement, within: tuple[tuple[int, int, int, int], Size] | None = None) -> "Pixels":
+def fit_mask(image: Image.Image, size: Size, box: CropBox, within: tuple[tuple[int, int, int, int], Size] | None = None) -> "Pixels":
     """Crop a mask as its picture is cropped, and shrink it: uint8 [height, width], each pixel the mean of the area that it covers.
 
     The mask covers the same frame as its picture, at any resolution. If only a part of the picture is used, `within` has its box in pixels
     and the size of the picture.
     """
-    return np.ascontiguousarray(image.convert("L").resize(size, Image.Resampling.BOX, box=_box(image, place, within)))
+    return np.ascontiguousarray(image.convert("L").resize(size, Image.Resampling.BOX, box=_box(image, box, within)))
 
 
 def _box(
-    image: Image.Image, place: Placement, within: tuple[tuple[int, int, int, int], Size] | None = None
+    image: Image.Image, box: CropBox, within: tuple[tuple[int, int, int, int], Size] | None = None
 ) -> tuple[float, float, float, float]:
     """Return the crop box in pixels of the unscaled picture."""
-    box, whole = within or ((0, 0, 1, 1), Size(1, 1))
+    part, whole = within or ((0, 0, 1, 1), Size(1, 1))
     one_across, one_down = image.width / whole.width, image.height / whole.height
-    from_left, from_top = box[0] * one_across, box[1] * one_down
-    across, down = (box[2] - box[0]) * one_across / place.resized.width, (box[3] - box[1]) * one_down / place.resized.height
-    left, top, right, bottom = place.crop
+    from_left, from_top = part[0] * one_across, part[1] * one_down
+    across, down = (part[2] - part[0]) * one_across / box.resized.width, (part[3] - part[1]) * one_down / box.resized.height
+    left, top, right, bottom = box.crop
     ends = min(from_left + right * across, image.width), min(from_top + bottom * down, image.height)
     return from_left + left * across, from_top + top * down, *ends
 

@@ -19,7 +19,7 @@ from cachestore.encode.buckets import Size, bucket_list
 from cachestore.encode.clips import Clip, Shape, check_frames, clip_of
 from cachestore.encode.setup import LatentsSetup
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
-from cachestore.encode.views import STEP, view_of
+from cachestore.encode.variants import STEP, variant_of
 
 if TYPE_CHECKING:
     from cachestore.encode.budget import Budget
@@ -84,14 +84,14 @@ class LatentsEncoder:
         inputs = {role: digest}
         if LIKE in request:
             inputs[IMAGE] = digest_bytes(read(str(request[LIKE])))
-        view = view_of(request, images.measure(data), inputs.get(IMAGE, digest))
+        variant = variant_of(request, images.measure(data), inputs.get(IMAGE, digest))
         # the role is not part of the key: a picture that is both image and control is encoded once
-        key, meta = self._key_and_meta("image", digest, view.transform())
-        return Resolved(key, (data, view), inputs, meta, view.facts())
+        key, meta = self._key_and_meta("image", digest, variant.transform())
+        return Resolved(key, (data, variant), inputs, meta, variant.facts())
 
     def _key_and_meta(self, kind: str, digest: str, transform: Mapping[str, Json]) -> tuple[Key, dict[str, Json]]:
-        told = {name: value for name, value in transform.items() if value not in ("center", None)}
-        return input_key(self._fingerprint, {kind: digest}, transform), {"input_digest": digest, "encoder": self.recipe.encoder, **told}
+        facts = {name: value for name, value in transform.items() if value not in ("center", None)}
+        return input_key(self._fingerprint, {kind: digest}, transform), {"input_digest": digest, "encoder": self.recipe.encoder, **facts}
 
     def check_buckets(self, resolution: int, step: int) -> None:
         """Raise BadInput if there are no buckets of this resolution and step, or the VAE cannot take them."""
@@ -111,7 +111,7 @@ class LatentsEncoder:
             digest = digest_opened(file)
             video = videos.look(file)
         frames, start, rate = clip_of(request, video.timeline)
-        clip = Clip(view_of(request, video.size, digest), frames, start, rate, video.rate)
+        clip = Clip(variant_of(request, video.size, digest), frames, start, rate, video.rate)
         key, meta = self._key_and_meta(VIDEO, digest, clip.transform() | {"pixels": videos.TRANSFORM})
         meta |= {"transfer": video.transfer} if video.transfer else {}
         if video.transfer and not self._has_warned:
@@ -126,14 +126,14 @@ class LatentsEncoder:
         if isinstance(footage := resolved.item, _Footage):
             from cachestore.encode import videos
 
-            view, bucket = footage.clip.view, footage.clip.shape
+            variant, bucket = footage.clip.variant, footage.clip.shape
             with footage.read.open(footage.reference) as file:
-                pixels = videos.take(file, footage.times, view.bucket, view.place)
+                pixels = videos.take(file, footage.times, variant.bucket, variant.box)
         else:
-            data, view = resolved.item
-            bucket, picture = view.bucket, images.decode(data)
-            pixels = images.fit(picture if view.within is None else picture.crop(view.within), bucket, view.place)
-        pixels = np.ascontiguousarray(pixels[..., ::-1, :]) if view.is_flipped else pixels
+            data, variant = resolved.item
+            bucket, picture = variant.bucket, images.decode(data)
+            pixels = images.fit(picture if variant.within is None else picture.crop(variant.within), bucket, variant.box)
+        pixels = np.ascontiguousarray(pixels[..., ::-1, :]) if variant.is_flipped else pixels
         return Prepared(pixels, bucket, cost=prod(bucket))
 
     @property

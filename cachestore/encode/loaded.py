@@ -21,7 +21,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, canonical, digest_bytes
 from cachestore.encode.models import Component, Model
 
-PLACE = Path("(loaded model)")
+FOLDER = Path("(loaded model)")
 """Stands for the model's folder in messages, and for the model in the request that a catalog records."""
 BLOCK_NUMBERS = 1 << 22
 """How many numbers of a tensor are copied to the CPU at once."""
@@ -52,11 +52,11 @@ class LoadedModel:
         """Return what `read_model` returns for a folder. Without a pipeline `kind` selects the part; BadInput if that is missing."""
         index: dict[str, Json] = {**self.settings, **{name: list(_class_of(name, part)) for name, part in self.parts.items()}}
         if self.class_name is not None:
-            return Model(PLACE, "pipeline", self.class_name, index)
+            return Model(FOLDER, "pipeline", self.class_name, index)
         name = "vae" if kind == "latents" else "text_encoder"
         if name not in self.parts:
             raise BadInput(f"the loaded model has {', '.join(self.parts) or 'no component'}, and no {name} to encode {kind} with")
-        return Model(PLACE, "vae" if kind == "latents" else "text", index[name][1], _config(self.parts[name]))
+        return Model(FOLDER, "vae" if kind == "latents" else "text", index[name][1], _config(self.parts[name]))
 
     def component(self, name: str) -> Component:
         """Return a component with digests of its contents. Raises BadInput if it is missing or cannot be fingerprinted."""
@@ -75,7 +75,7 @@ class LoadedModel:
             digests = {"config": digest_bytes(canonical(kept)), "weights": digest_state(name, part)}
         else:
             config, digests = {"model_max_length": int(part.model_max_length)}, {"saved": _digest_tokenizer(part)}
-        return Component(name, library, class_name, PLACE, {}, config=config, loaded=part, digests=digests)
+        return Component(name, library, class_name, FOLDER, {}, config=config, loaded=part, digests=digests)
 
     def config(self, name: str) -> Mapping[str, Json]:
         """Return the configuration of any component, also of one that is not used for encoding. Raises BadInput if it is missing."""

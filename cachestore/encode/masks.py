@@ -12,7 +12,7 @@ from cachestore.core.samples import IMAGE, MASK
 from cachestore.encode import images
 from cachestore.encode.buckets import Size
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
-from cachestore.encode.views import view_of
+from cachestore.encode.variants import variant_of
 
 VERSION = 1
 """Raise it when the code makes other values from the same settings."""
@@ -53,25 +53,25 @@ class MaskEncoder:
                 f"the mask has {own.width} x {own.height} pixels, but its picture {size.width} x {size.height}: they need the"
                 " same aspect ratio"
             )
-        view = view_of(request, size, digest_of_picture)
+        variant = variant_of(request, size, digest_of_picture)
         # of the picture only the crop box matters, so pictures of one size can share an entry of a mask
-        transform = {**view.transform(), "crop": list(view.place.crop), "resized": list(view.place.resized)}
-        transform |= {} if view.within is None else {"size": list(view.size)}
+        transform = {**variant.transform(), "crop": list(variant.box.crop), "resized": list(variant.box.resized)}
+        transform |= {} if variant.within is None else {"size": list(variant.size)}
         return Resolved(
             key=input_key(self._fingerprint, {MASK: digest}, transform),
-            item=(data, view),
+            item=(data, variant),
             inputs={MASK: digest, IMAGE: digest_of_picture},
-            meta={"input_digest": digest, "encoder": MASK, "bucket": list(view.bucket)},
-            facts=view.facts(),
+            meta={"input_digest": digest, "encoder": MASK, "bucket": list(variant.bucket)},
+            facts=variant.facts(),
         )
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """Crop and shrink a mask: uint8 [1, height, width]."""
-        data, view = resolved.item
-        size = self._latents_size(view.bucket)
-        made = images.fit_mask(images.decode(data), size, view.place, None if view.within is None else (view.within, view.size))
-        made = made[:, ::-1] if view.is_flipped else made
-        return Prepared(np.ascontiguousarray(made)[None], view.bucket, cost=size.width * size.height)
+        data, variant = resolved.item
+        size = self._latents_size(variant.bucket)
+        made = images.fit_mask(images.decode(data), size, variant.box, None if variant.within is None else (variant.within, variant.size))
+        made = made[:, ::-1] if variant.is_flipped else made
+        return Prepared(np.ascontiguousarray(made)[None], variant.bucket, cost=size.width * size.height)
 
     def _latents_size(self, bucket: Size) -> Size:
         return Size(bucket.width // self._factor, bucket.height // self._factor)

@@ -78,7 +78,7 @@ class Component:
     """SHA-256 digests of the contents of `loaded`."""
 
     @property
-    def place(self) -> Path:
+    def path(self) -> Path:
         """The path of the weights or the tokenizer, for messages."""
         return self.single_file or self.folder
 
@@ -183,9 +183,9 @@ def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, li
 
 def _numbers_in(path: Path, names: Mapping[str, str]) -> dict[str, list[float]]:
     with opened_weights(path) as (descriptor, header):
-        places = {given: header.tensors[name] for given, name in names.items() if name in header.tensors}
-        raw = {given: read_at(descriptor, place.end - place.start, header.data_start + place.start) for given, place in places.items()}
-        return {given: numbers((place.dtype, place.shape, raw[given])).ravel().tolist() for given, place in places.items()}
+        infos = {given: header.tensors[name] for given, name in names.items() if name in header.tensors}
+        raw = {given: read_at(descriptor, info.end - info.start, header.data_start + info.start) for given, info in infos.items()}
+        return {given: numbers((info.dtype, info.shape, raw[given])).ravel().tolist() for given, info in infos.items()}
 
 
 @contextmanager
@@ -240,10 +240,10 @@ def weight_names(stem: str, variant: str | None) -> tuple[str, str]:
 
 
 def _shards(folder: Path, index: str, names: set[str]) -> Iterator[str]:
-    places = read_json(folder / index).get("weight_map")
-    if not isinstance(places, dict) or not places:
+    shards = read_json(folder / index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
         raise BadInput(f"{folder / index} names no shards (`weight_map`)")
-    for shard in sorted({str(value) for value in places.values()}):
+    for shard in sorted({str(value) for value in shards.values()}):
         if shard not in names:
             raise MissingFile(f"{folder} lacks {shard}, which {index} names")
         yield shard

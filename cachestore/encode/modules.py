@@ -72,10 +72,10 @@ def _loading(component: Component) -> "Generator[None]":
         except Exception as error:
             if is_lack_of_memory(error):
                 raise BadInput(
-                    f"{component.name} from {component.place} does not fit into memory ({error or type(error).__name__}): make room, or use"
+                    f"{component.name} from {component.path} does not fit into memory ({error or type(error).__name__}): make room, or use"
                     " another --device, a smaller dtype, or fewer --procs"
                 ) from error
-            raise BadInput(f"cannot load {component.name} from {component.place}: {type(error).__name__}: {error}") from error
+            raise BadInput(f"cannot load {component.name} from {component.path}: {type(error).__name__}: {error}") from error
 
 
 def load_tokenizer(component: Component) -> Foreign:
@@ -110,7 +110,7 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
         )
     missing = sorted(key for key in loading["missing_keys"] if not any(part in key for part in _MAY_BE_MISSING))
     if missing:
-        raise BadInput(f"the weights in {component.place} lack {len(missing)} tensors, such as {missing[0]}, which would get random values")
+        raise BadInput(f"the weights in {component.path} lack {len(missing)} tensors, such as {missing[0]}, which would get random values")
     if component.single_file is not None:
         check_single_file(component, loading)
     for parameter in module.parameters():  # transformers 4.54 and 4.57 do not convert 8-bit weights, and cannot compute with them

@@ -34,7 +34,7 @@ class _Row:
     name: str
     """A regular expression that is searched in the class name."""
     needs: tuple[Need, ...]
-    is_told_by_channels: bool = False
+    depends_on_channels: bool = False
     """Whether nothing is needed if the denoiser's input channels are those of latents alone."""
 
 
@@ -53,11 +53,11 @@ _ROWS: Final = (
     _Row(r"^LucyEdit", (Need("latents of the video that is edited"),)),
     _Row(r"ImageToVideo|Image2Video|I2V|^PIA|^StableVideoDiffusion|^ChronoEdit|Framepack|SanaWM", (_FIRST_FRAME,)),
     _Row(r"Upscale|SuperResolution|ImageRefiner", (Need("the small picture that is scaled up"),)),
-    _Row(r"Depth2Img", (Need("depth maps"),), is_told_by_channels=True),
-    _Row(r"InstructPix2Pix|(Flux|CogView4)Control(?!Net)", (_CONTROL,), is_told_by_channels=True),
+    _Row(r"Depth2Img", (Need("depth maps"),), depends_on_channels=True),
+    _Row(r"InstructPix2Pix|(Flux|CogView4)Control(?!Net)", (_CONTROL,), depends_on_channels=True),
     _Row(r"^(JoyImageEdit|BriaFiboEdit|LongCatImageEdit)", (_CONTROL,)),
     _Row(r"^QwenImageLayered", (Need("latents of each picture's layers"),)),
-    _Row(r"^FluxFill|Inpaint", (_MASKED,), is_told_by_channels=True),
+    _Row(r"^FluxFill|Inpaint", (_MASKED,), depends_on_channels=True),
     _Row(r"GLIGEN", (Need("boxes and phrases"),)),
     _Row(r"Audio|^AceStep|^MusicLDM", (Need("audio latents"),)),
 )
@@ -95,7 +95,7 @@ def needs_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Ma
     """
     by_channels = _by_channels(class_name, configs)
     row = next((row for row in _ROWS if re.search(row.name, class_name)), None)
-    is_plain = row is None or (row.is_told_by_channels and by_channels == ())
+    is_plain = row is None or (row.depends_on_channels and by_channels == ())
     found = by_channels or () if row is None or is_plain else row.needs
     if class_name in TEXT_FAMILIES:  # an image encoder among its parts belongs to an adapter
         return found

@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def ahead(
+def prefetch(
     function: Callable[[Item], Result],
     items: Iterator[Item],
     *,

@@ -22,7 +22,7 @@ from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT
 from cachestore.encode.models import Component
 from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, clip_as_it_was, load_module, load_processor, load_tokenizer
 from cachestore.encode.outputs import Entries, difference, make_sound, tolerance
-from cachestore.encode.setup import Padded, Payload, Shown, TextSetup, padded_length, pooled_width, text_width
+from cachestore.encode.setup import Padded, Payload, TextSetup, WithPictures, padded_length, pooled_width, text_width
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
 
@@ -112,9 +112,9 @@ class TextModules:
         def finish() -> list[Entry]:
             entries = begun()
             # an entry without padding may have been cut, as its caption had more rows than were counted
-            full = [place for place, entry in enumerate(entries) if self._rows(entry) >= length]
-            again = dict(zip(full, self._called([whole[place] for place in full])(), strict=True)) if full else {}
-            return [again.get(place, entry) for place, entry in enumerate(entries)]
+            full = [index for index, entry in enumerate(entries) if self._rows(entry) >= length]
+            again = dict(zip(full, self._called([whole[index] for index in full])(), strict=True)) if full else {}
+            return [again.get(index, entry) for index, entry in enumerate(entries)]
 
         return finish
 
@@ -251,12 +251,12 @@ def _may_be_flat(family: TextFamily) -> set[str]:
 def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) -> Call:
     args = call_arguments(pipeline, setup.args)
 
-    def call(payloads: Sequence[str | Padded | Shown]) -> dict[str, Any]:
+    def call(payloads: Sequence[str | Padded | WithPictures]) -> dict[str, Any]:
         # a new list, as Z-Image writes its chat template into it; a second call would apply it twice
         captions = [payload if isinstance(payload, str) else payload.caption for payload in payloads]
         lengths = [payload.length for payload in payloads if isinstance(payload, Padded)]
         given = {**args, MAX_LENGTH_ARG: max(lengths)} if lengths else args
-        for shown in [payload for payload in payloads if isinstance(payload, Shown)]:
+        for shown in [payload for payload in payloads if isinstance(payload, WithPictures)]:
             given = {**given, **picture_arguments(setup.family, shown)}
         arguments = prompt_arguments(pipeline.encode_prompt, given, len(captions), device)
         with nullcontext() if args.get(SKIP_ARG) is None else clip_as_it_was(pipeline):
@@ -265,7 +265,7 @@ def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) ->
     return call
 
 
-def picture_arguments(family: TextFamily, payload: Shown) -> dict[str, Any]:
+def picture_arguments(family: TextFamily, payload: WithPictures) -> dict[str, Any]:
     """Return the pictures of a caption as an argument of `encode_prompt`."""
     assert family.pictures is not None
     return {family.pictures.argument: payload.pictures[0] if family.pictures.most == 1 else list(payload.pictures)}

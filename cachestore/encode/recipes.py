@@ -318,8 +318,8 @@ def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: M
     most = positions if isinstance(positions, int) and positions > 0 else None
     asked = args.get(MAX_LENGTH_ARG)
     if asked is None:
-        told = components[family.tokenizer].config.get("model_max_length")
-        length = int(told) if isinstance(told, int | float) and told < _UNSET_LENGTH else family.max_tokens
+        limit = components[family.tokenizer].config.get("model_max_length")
+        length = int(limit) if isinstance(limit, int | float) and limit < _UNSET_LENGTH else family.max_tokens
         return min(length, most or length) if family.pipeline is None else min(length, family.max_tokens)
     if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1 or (most and asked > most):
         raise BadInput(f"--encode-arg {MAX_LENGTH_ARG} must be a whole number from 1{f' to {most}' if most else ''}, not {asked!r}")

@@ -21,14 +21,14 @@ class Padded:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class WithPictures:
     """A caption for a pipeline, with the Pillow pictures that are passed to `encode_prompt`."""
 
     caption: str
     pictures: tuple[Any, ...]
 
 
-Payload = str | Padded | Shown | tuple[int, ...]
+Payload = str | Padded | WithPictures | tuple[int, ...]
 """A caption for a pipeline, which tokenises it again; token ids for a text encoder without a pipeline."""
 
 

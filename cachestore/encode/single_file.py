@@ -63,7 +63,7 @@ def read_shapes(path: Path) -> Shapes:
         raise BadInput(f"{path} holds no tensors")
     if any(part in name for name in tensors for part in _ADAPTERS):
         raise BadInput(f"{path} is an adapter (LoRA); merge it into the weights first, and save those")
-    return {name: place.shape for name, place in tensors.items()}
+    return {name: info.shape for name, info in tensors.items()}
 
 
 def vae_prefix(names: Sequence[str]) -> str:

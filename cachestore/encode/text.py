@@ -12,8 +12,8 @@ from cachestore.core.keys import Json, Key, Recipe, input_key
 from cachestore.core.samples import CAPTION
 from cachestore.encode import images
 from cachestore.encode.families import form_names
-from cachestore.encode.family import PAST_LIMIT, ShownPictures
-from cachestore.encode.setup import Padded, Shown, TextSetup, padded_length, text_width
+from cachestore.encode.family import PAST_LIMIT, PictureInput
+from cachestore.encode.setup import Padded, TextSetup, WithPictures, padded_length, text_width
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ LAYERS_ARG = "text_encoder_out_layers"
 WINDOW = 512
 """How many captions may wait for their batches."""
 
-SHOWN_WINDOW = 16
+PICTURE_WINDOW = 16
 """The same for captions with decoded pictures, of 3 MB per megapixel."""
 
 PATCH, MERGED = 14, 2
@@ -90,7 +90,7 @@ class TextEncoder:
         if self.setup.family.pipeline is None:
             return self._prepare_ids(caption)
         if self.setup.family.pictures is not None:
-            return self._prepare_shown(self.setup.family.pictures, caption, contents)
+            return self._prepare_pictures(self.setup.family.pictures, caption, contents)
         with self._lock:
             count = self._count(caption)
         group = self._group(caption, count)
@@ -106,9 +106,9 @@ class TextEncoder:
         length = padded_length(len(ids), self.max_tokens)
         return Prepared(tuple(ids), length, self._facts(count), cost=length)
 
-    def _prepare_shown(self, shown: ShownPictures, caption: str, contents: Sequence[bytes]) -> Prepared:
+    def _prepare_pictures(self, shown: PictureInput, caption: str, contents: Sequence[bytes]) -> Prepared:
         pictures = tuple(images.fit_area(images.decode(content), shown.area, shown.step) for content in contents)
-        payload = Shown(caption, pictures)
+        payload = WithPictures(caption, pictures)
         with self._lock:
             count = self._count(payload)
         return Prepared(payload, (ALONE,), self._facts(count), cost=count)
@@ -131,7 +131,7 @@ class TextEncoder:
     @property
     def window(self) -> int:
         """Many captions, to sort them by length; few if they have decoded pictures, which are large."""
-        return WINDOW if self.setup.family.pictures is None else SHOWN_WINDOW
+        return WINDOW if self.setup.family.pictures is None else PICTURE_WINDOW
 
     def batch_limit(self, group: Hashable) -> int:
         """Return how many captions go into one batch at most."""
@@ -224,14 +224,14 @@ class TextEncoder:
 
             modules.free_memory()
 
-    def _count(self, caption: str | Shown) -> int:
-        if not isinstance(caption, Shown) and not self.setup.family.rewrites_captions:
+    def _count(self, caption: str | WithPictures) -> int:
+        if not isinstance(caption, WithPictures) and not self.setup.family.rewrites_captions:
             return len(self._token_ids(caption))
         if self._rewriter is None:
             from cachestore.encode import tokens
 
             self._rewriter = tokens.Rewriter(self.setup)
-        with _refusing(caption.caption if isinstance(caption, Shown) else caption):
+        with _refusing(caption.caption if isinstance(caption, WithPictures) else caption):
             return self._rewriter.count(caption)
 
     def _token_ids(self, caption: str, **options: Json) -> list[int]:

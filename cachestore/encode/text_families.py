@@ -17,9 +17,9 @@ from cachestore.encode.family import (
     PAST_LIMIT,
     SKIP_ARG,
     ZERO_ROWS,
-    ShownPictures,
+    EncoderPart,
+    PictureInput,
     TextFamily,
-    TextPart,
     plain_forms,
 )
 
@@ -65,7 +65,10 @@ _FLUX = _row(
     outputs=_POOLED,
     constants={"text_ids": {"kind": "zeros", "shape": ["S", 3], "like": "prompt_embeds"}},
     args={MAX_LENGTH_ARG: 512},
-    parts={"text_encoder": TextPart(pooled="pooled_prompt_embeds"), "text_encoder_2": TextPart("prompt_embeds", args=(MAX_LENGTH_ARG,))},
+    parts={
+        "text_encoder": EncoderPart(pooled="pooled_prompt_embeds"),
+        "text_encoder_2": EncoderPart("prompt_embeds", args=(MAX_LENGTH_ARG,)),
+    },
     script_resizes="bilinear",
 )
 
@@ -76,12 +79,13 @@ _QWEN_EDIT = _row(
     ("qwen-image-edit", "QwenImageEditPipeline", 131_072),
     components=("text_encoder", "processor"),
     tokenizer="processor",
-    pictures=ShownPictures(area=1024 * 1024, dropped=64, most=1),
+    pictures=PictureInput(area=1024 * 1024, dropped=64, most=1),
 )
 
 _SD3_JOINT, _SD3_POOLED = _of_both_clips("prompt_embeds"), _of_both_clips("pooled_prompt_embeds")
-_SD3_PARTS: Mapping[str, TextPart] = {
-    name: TextPart(f"prompt_embeds.{name}", f"pooled_prompt_embeds.{name}", -2, (SKIP_ARG,)) for name in ("text_encoder", "text_encoder_2")
+_SD3_PARTS: Mapping[str, EncoderPart] = {
+    name: EncoderPart(f"prompt_embeds.{name}", f"pooled_prompt_embeds.{name}", -2, (SKIP_ARG,))
+    for name in ("text_encoder", "text_encoder_2")
 }
 _SD3_WIDTH = "transformer.joint_attention_dim"
 _SD3 = replace(_BOTH_HALF, pipeline="StableDiffusion3Pipeline", returns=_EMBEDS_AND_POOLED, script_resizes="bilinear")
@@ -112,8 +116,8 @@ _PIPELINES = (
         outputs={**_POOLED, "prompt_embeds": _of_both_clips("prompt_embeds")},
         args={SKIP_ARG: None},
         parts={
-            "text_encoder": TextPart("prompt_embeds.text_encoder", layer=-2, args=(SKIP_ARG,)),
-            "text_encoder_2": TextPart("prompt_embeds.text_encoder_2", "pooled_prompt_embeds", -2, (SKIP_ARG,)),
+            "text_encoder": EncoderPart("prompt_embeds.text_encoder", layer=-2, args=(SKIP_ARG,)),
+            "text_encoder_2": EncoderPart("prompt_embeds.text_encoder_2", "pooled_prompt_embeds", -2, (SKIP_ARG,)),
         },
     ),
     replace(
@@ -124,7 +128,7 @@ _PIPELINES = (
         tokenizer="tokenizer_3",
         outputs={"prompt_embeds": {"join": _SD3_ROWS, "dim": -2}, "pooled_prompt_embeds": _SD3_POOLED},
         args={SKIP_ARG: None, MAX_LENGTH_ARG: 256},
-        parts={**_SD3_PARTS, "text_encoder_3": TextPart("prompt_embeds.text_encoder_3", args=(MAX_LENGTH_ARG,))},
+        parts={**_SD3_PARTS, "text_encoder_3": EncoderPart("prompt_embeds.text_encoder_3", args=(MAX_LENGTH_ARG,))},
         without={"text_encoder_3": _SD3_WITHOUT_T5},
         script_args={MAX_LENGTH_ARG: 77},
     ),
@@ -172,7 +176,7 @@ _PIPELINES = (
         args={MAX_LENGTH_ARG: 512},
     ),
     _QWEN_EDIT,
-    _row(_QWEN_EDIT, ("qwen-image-edit-plus", "QwenImageEditPlusPipeline", 131_072), pictures=ShownPictures(area=384 * 384, dropped=64)),
+    _row(_QWEN_EDIT, ("qwen-image-edit-plus", "QwenImageEditPlusPipeline", 131_072), pictures=PictureInput(area=384 * 384, dropped=64)),
     _row(_MASKED, ("ltx", "LTXPipeline", 128), args={MAX_LENGTH_ARG: 128}, is_masked=False, vae_patch=1),
     _row(_HALF, ("cogvideox", "CogVideoXPipeline", 226), args={MAX_LENGTH_ARG: 226}, script_resizes="bicubic"),
     _row(

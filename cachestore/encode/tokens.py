@@ -13,7 +13,7 @@ from cachestore.core.errors import BadInput
 from cachestore.encode.family import MAX_LENGTH_ARG
 from cachestore.encode.modules import Absent, Foreign, build_pipeline, load_processor, load_tokenizer
 from cachestore.encode.prompts import call_arguments, picture_arguments, prompt_arguments
-from cachestore.encode.setup import Shown, TextSetup
+from cachestore.encode.setup import TextSetup, WithPictures
 
 _CUTTING: Final = frozenset({"padding", "max_length", "truncation", "return_tensors"})
 """The arguments with which a tokenizer is asked to cut and pad."""
@@ -37,14 +37,14 @@ class Rewriter:
         self.dropped = 0
         """How many tokens in front of each caption are encoded and then dropped; 0 until a caption was counted."""
 
-    def count(self, caption: str | Shown) -> int:
+    def count(self, caption: str | WithPictures) -> int:
         """Return how many rows a caption makes if it is not cut, with those rows of its template and pictures that are kept.
 
         Raises the tokenizer's own error if it refuses the text.
         """
-        arguments = self._arguments | (picture_arguments(self._family, caption) if isinstance(caption, Shown) else {})
+        arguments = self._arguments | (picture_arguments(self._family, caption) if isinstance(caption, WithPictures) else {})
         try:
-            self._encode_prompt([caption.caption if isinstance(caption, Shown) else caption], **arguments)
+            self._encode_prompt([caption.caption if isinstance(caption, WithPictures) else caption], **arguments)
         except _Heard as heard:
             tokens, limit = heard.args
             self.dropped = limit - self._limit

@@ -27,9 +27,9 @@ CPU_PIXELS, CPU_MOST = 64 * 64 * 16, 16
 """Pixels and pictures of a batch on a CPU. Larger ones help only tiny pictures (1.6x at 64 x 64); at 256 x 256 they exceed the cache."""
 GPU_BYTES_PER_PIXEL, GPU_MOST = 2_800, 32
 """Bytes per pixel of a VAE encoder's activations in 16 bits, about 2.8 GB at 1024 x 1024 (32 bits: twice that); the most pictures."""
-GPU_SHARE = 0.6
+GPU_FRACTION = 0.6
 """The part of a GPU's free memory that the largest batch may take by that estimate."""
-FIRST_SHARE = 8
+FIRST_DIVISOR = 8
 """On a GPU the first batch is the largest one divided by this. The size doubles while that is faster."""
 
 _OF_VIDEO = 4
@@ -50,8 +50,8 @@ def latents_budget(dtype: str, device: torch.device) -> Budget:
     if device.type != "cuda":
         return Budget(CPU_PIXELS, CPU_PIXELS, CPU_MOST)
     free, _ = torch.cuda.mem_get_info(device)
-    most = int(free * GPU_SHARE) // (GPU_BYTES_PER_PIXEL * (2 if dtype == "float32" else 1))
-    return Budget(max(1, most // FIRST_SHARE), max(1, most), GPU_MOST)
+    most = int(free * GPU_FRACTION) // (GPU_BYTES_PER_PIXEL * (2 if dtype == "float32" else 1))
+    return Budget(max(1, most // FIRST_DIVISOR), max(1, most), GPU_MOST)
 
 
 class Vae:
@@ -118,7 +118,7 @@ class Vae:
             inputs = to_range(self._transfer.to_device(torch.from_numpy(pixels))).to(self._vae.dtype)
             inputs = inputs.unsqueeze(2) if self._setup.has_frames and pixels.ndim == _OF_VIDEO else inputs
             encoded = self._vae.encode(inputs) if self._compiled is None else self._compiled.encode(inputs)
-            begun = self._transfer.to_host({"latents": self._kept(encoded, keys).to(self._dtype)})
+            begun = self._transfer.to_host({"latents": self._stored_form(encoded, keys).to(self._dtype)})
         return lambda: begun()["latents"]
 
     def _why_single(self, frames: int) -> str | None:
@@ -127,18 +127,18 @@ class Vae:
         pixels = np.random.default_rng(0).integers(0, 256, (2, frames, side, side, 3), dtype=np.uint8)
         pixels = pixels[:, 0] if frames == 1 else pixels
         kind = "picture" if frames == 1 else "clip"
-        keys = [Key(bytes([place] * 16)) for place in range(2)]
+        keys = [Key(bytes([index] * 16)) for index in range(2)]
         alone: list[Tensor] = []
         try:
-            alone += [self._encoded([key], pixels[place : place + 1])()[0] for place, key in enumerate(keys)]
+            alone += [self._encoded([key], pixels[index : index + 1])()[0] for index, key in enumerate(keys)]
             together = self._encoded(keys, pixels)()
         except Exception as error:  # noqa: BLE001 - a VAE may raise anything here; the user's pictures may still work one by one
             return f"{'a batch of 2' if alone else 'a'} {kind}{'s' if alone else ''} ends in {type(error).__name__} ({error})"
-        one, other = ({str(place): row for place, row in enumerate(rows)} for rows in (alone, together))
+        one, other = ({str(index): row for index, row in enumerate(rows)} for rows in (alone, together))
         found = difference(one, other, tolerance(self._setup.dtype, self._device))
         return f"a {kind} gives other latents in a batch than alone: {found}" if found else None
 
-    def _kept(self, encoded: Foreign, keys: Sequence[Key]) -> Tensor:
+    def _stored_form(self, encoded: Foreign, keys: Sequence[Key]) -> Tensor:
         """Return what is stored: moments, mean or sample of the posterior; the latent of a VAE without a posterior."""
         count = len(keys)  # without the pictures that filled up the batch
         if not hasattr(encoded, "latent_dist"):

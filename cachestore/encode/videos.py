@@ -31,7 +31,7 @@ from PIL import Image
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.encode import images
-from cachestore.encode.buckets import Placement, Size
+from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.clips import Timeline
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def glance(file: BinaryIO) -> Video:
     return Video(size, Timeline(np.arange(frames, dtype=np.int64), frames, 1 / rate), rate, "")
 
 
-def take(file: BinaryIO, times: Sequence[int], bucket: Size, place: Placement) -> Frames:
+def take(file: BinaryIO, times: Sequence[int], bucket: Size, box: CropBox) -> Frames:
     """Return the frames that are shown at these times, scaled and cropped like a picture: uint8 [F, height, width, 3].
 
     `times` must rise; a time may occur several times. All frames from the last key frame before the first time on are decoded. Raises
@@ -122,8 +122,8 @@ def take(file: BinaryIO, times: Sequence[int], bucket: Size, place: Placement) -
                 f"the frame size changes from {size} to {picture.size} at {float(frame.time or 0):.2f} s: convert the video to one size"
             )
         size = picture.size
-        uses_here = uses[_told(frame.pts)]
-        made[at : at + uses_here] = images.fit(picture, bucket, place)
+        uses_here = uses[_checked_time(frame.pts)]
+        made[at : at + uses_here] = images.fit(picture, bucket, box)
         at += uses_here
     return made
 
@@ -134,7 +134,7 @@ def _frames_at(file: BinaryIO, times: Sequence[int]) -> Iterator[VideoFrame]:
     wanted, last = set(times), times[-1]
     with closing(_frames_from(file, times[0])) as frames:
         for frame in frames:
-            time = _told(frame.pts)
+            time = _checked_time(frame.pts)
             if time in wanted:
                 wanted.discard(time)
                 yield frame
@@ -153,7 +153,7 @@ def _frames_from(file: BinaryIO, time: int) -> Generator[VideoFrame]:
         if _seek(container, stream, time):
             frames = _decoded(container, stream)
             first = next(frames, None)
-            if first is not None and _told(first.pts) <= time:
+            if first is not None and _checked_time(first.pts) <= time:
                 yield first
                 yield from frames
                 return
@@ -219,7 +219,7 @@ def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
         if packet.stream_index == stream.index:
             count += 1
             if not packet.is_discard and not _is_invisible(stream, packet):
-                shown.append((_told(time), length))
+                shown.append((_checked_time(time), length))
     _check_whole(container, stream, count, until)
     if not shown:
         raise EncodeFailed("the video has no frames")
@@ -239,7 +239,7 @@ def _packets(container: InputContainer) -> "Iterator[Packet[Any]]":
             yield packet
 
 
-def _told(time: int | None) -> int:
+def _checked_time(time: int | None) -> int:
     if time is None:
         raise EncodeFailed("its frames have no time stamps")
     return time
@@ -247,8 +247,8 @@ def _told(time: int | None) -> int:
 
 def _rate_of(stream: VideoStream, timeline: Timeline) -> Fraction:
     """Return the rate that the container states, or that of the frames' times if they differ by more than 1 %."""
-    counted, told = timeline.rate, stream.average_rate
-    return told if told and abs(told - counted) * 100 <= counted else counted
+    counted, stated = timeline.rate, stream.average_rate
+    return stated if stated and abs(stated - counted) * 100 <= counted else counted
 
 
 def _is_invisible(stream: VideoStream, packet: "Packet[Any]") -> bool:

@@ -38,8 +38,8 @@ def check_for_reading(layout: Layout) -> None:
             _check(layout, folder, None)
 
 
-def check_for_writing(layout: Layout, placed: Path | None = None, *, folder: int | None = None) -> None:
-    """As `check_for_reading`, but raises WriteFailed; also if the file that was `placed` is not in the store that was opened.
+def check_for_writing(layout: Layout, published: Path | None = None, *, folder: int | None = None) -> None:
+    """As `check_for_reading`, but raises WriteFailed; also if the file that was `published` is not in the store that was opened.
 
     Both checks use one descriptor of the root (`folder`, if it is open already). So the file cannot be in another store that was at the
     path for a moment.
@@ -47,7 +47,7 @@ def check_for_writing(layout: Layout, placed: Path | None = None, *, folder: int
     if layout.store_id:
         try:
             with _root_of(layout) if folder is None else nullcontext(folder) as root:
-                _check(layout, root, placed)
+                _check(layout, root, published)
         except ReadFailed as error:
             raise numbered(WriteFailed(f"{error}; nothing was reported as stored"), error) from error
 
@@ -84,7 +84,7 @@ def _root_of(layout: Layout) -> Generator[int | None]:
         os.close(descriptor)
 
 
-def _check(layout: Layout, folder: int | None, placed: Path | None) -> None:
+def _check(layout: Layout, folder: int | None, published: Path | None) -> None:
     try:
         found = read_marker(layout, folder=folder).get("store_id")
     except FileNotFoundError as error:
@@ -96,9 +96,9 @@ def _check(layout: Layout, folder: int | None, placed: Path | None) -> None:
             f"the store at {layout.root} is not the one that was opened (was another disk mounted, or another folder moved"
             " there?); put the first one back, or open this one, then run the same command again"
         )
-    if placed is not None and not _is_there(layout, folder, placed):
+    if published is not None and not _is_there(layout, folder, published):
         raise ReadFailed(
-            f"{placed} is not in the store that was opened (was its disk unmounted during the write?); run the same command again"
+            f"{published} is not in the store that was opened (was its disk unmounted during the write?); run the same command again"
         )
 
 

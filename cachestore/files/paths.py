@@ -133,7 +133,7 @@ _LEDGER: Final = FileKind("plans/{digest}/{number}/ledgers/{round}.{recipe}.{par
 _ATTEMPT: Final = FileKind("plans/{digest}/{number}/attempts/{worker}.{n}.{unit}", AttemptName)
 _WORKER: Final = FileKind("workers/{worker}.json", str)
 _WORKER_LOCK: Final = FileKind("workers/{worker}.lock", str)
-_CONDEMNED: Final = FileKind("condemned/{digest}.json", str)
+_MARKED: Final = FileKind("condemned/{digest}.json", str)
 _LOST: Final = FileKind("quarantine/{digest}.lost.json", str)
 _TEMPORARY: Final = FileKind("tmp/{digest}.tmp", str)
 _PLAN_FOLDER: Final = FileKind("plans/{digest}", str)
@@ -145,7 +145,7 @@ _FILES: Final[tuple[str, ...]] = (
     MARKER,
     *(
         kind.template
-        for kind in (_SEGMENT, _INDEX, _CATALOG, _DROPPED, _LISTING, _LISTED, _RECIPE, *PASS_KINDS, _WORKER, _WORKER_LOCK, _CONDEMNED)
+        for kind in (_SEGMENT, _INDEX, _CATALOG, _DROPPED, _LISTING, _LISTED, _RECIPE, *PASS_KINDS, _WORKER, _WORKER_LOCK, _MARKED)
     ),
     "plans/{digest}/plan.safetensors",
     "plans/{digest}/{number}/done.json",
@@ -171,7 +171,7 @@ parse_ledger = lru_cache(_NAMES)(_LEDGER.parse)
 parse_attempt = _ATTEMPT.parse
 parse_worker = _WORKER.parse
 parse_worker_lock = _WORKER_LOCK.parse
-parse_condemned = _CONDEMNED.parse
+parse_marked = _MARKED.parse
 parse_lost = _LOST.parse
 parse_plan = _PLAN_FOLDER.parse
 parse_pass = _PASS_FOLDER.parse
@@ -226,7 +226,7 @@ class Layout:
     plans = _Inside("plans")
     workers = _Inside("workers")
     digests = _Inside("digests")
-    condemned = _Inside("condemned")
+    marked = _Inside("condemned")
     quarantine = _Inside("quarantine")
     temporary = _Inside("tmp")
 
@@ -295,9 +295,9 @@ class Layout:
         """The path of the lock that a worker holds while it runs."""
         return self.workers / _WORKER_LOCK.make(worker)
 
-    def condemned_list(self, digest: str) -> Path:
+    def marked_list(self, digest: str) -> Path:
         """The path of a list of segments marked for deletion, by the digest of its bytes."""
-        return self.condemned / _CONDEMNED.make(digest)
+        return self.marked / _MARKED.make(digest)
 
     def lost_list(self, digest: str) -> Path:
         """The path of the list of entries that were lost with a segment."""

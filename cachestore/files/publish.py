@@ -171,7 +171,7 @@ def note(layout: Layout, final: Path, data: Buffer) -> bool:
     """
     with _made_visible(layout, final, size_bytes=memoryview(data).nbytes) as temporary:
         _write_unsynced(layout, temporary, data)
-        return _place(layout, temporary, final)
+        return _link(layout, temporary, final)
 
 
 def overwrite(layout: Layout, final: Path, data: Buffer) -> None:
@@ -204,7 +204,7 @@ def move(layout: Layout, source: Path, target: Path) -> None:
     """Move a file to another folder of the store durably, without replacing a file there. If another process moved it, do nothing."""
     check_for_writing(layout)
     try:
-        if _place(layout, source, target):
+        if _link(layout, source, target):
             sync_folder(target.parent)  # before the old name goes, or a power cut could take both
             check_for_writing(layout, target)
             source.unlink(missing_ok=True)
@@ -268,14 +268,14 @@ def _write_all(descriptor: int, data: Buffer) -> None:
 
 
 def _finish(layout: Layout, temporary: Path, final: Path) -> bool:
-    failpoint("publish.before_place")
+    failpoint("publish.before_link")
     with _still_in(layout, final):
-        placed = _place(layout, temporary, final)
-        failpoint("publish.after_place")
+        published = _link(layout, temporary, final)
+        failpoint("publish.after_link")
         _remove(temporary)
         sync_folder(final.parent)
     failpoint("publish.after_folder_fsync")
-    return placed
+    return published
 
 
 @contextlib.contextmanager
@@ -290,10 +290,10 @@ def _still_in(layout: Layout, final: Path) -> Generator[None]:
     check_for_writing(layout, final)
 
 
-def _place(layout: Layout, temporary: Path, final: Path) -> bool:
+def _link(layout: Layout, temporary: Path, final: Path) -> bool:
     """Give a file its final name without replacing: by `link`, or without links by check-then-rename under a lock."""
     if not hasattr(os, "link"):
-        return _place_by_rename(layout, temporary, final)
+        return _rename(layout, temporary, final)
     try:
         final.hardlink_to(temporary)
     except FileExistsError:
@@ -302,11 +302,11 @@ def _place(layout: Layout, temporary: Path, final: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        return _place_by_rename(layout, temporary, final)
+        return _rename(layout, temporary, final)
     return True
 
 
-def _place_by_rename(layout: Layout, temporary: Path, final: Path) -> bool:
+def _rename(layout: Layout, temporary: Path, final: Path) -> bool:
     """Place without links. The lock narrows the race. After 2 s it goes on without: equal names hold interchangeable content."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(LockTimeout):

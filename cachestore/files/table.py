@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeVar, overload
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Json, canonical
 from cachestore.files.checksum import Buffer, digest_of
-from cachestore.files.container import ALIGNMENT, TensorPlace, build_header, parse_header
+from cachestore.files.container import ALIGNMENT, TensorInfo, build_header, parse_header
 from cachestore.files.container import read_header as read_container_header
 from cachestore.files.opening import let_go, map_whole, open_regular, opened, read_at, read_whole
 from cachestore.files.paths import to_repair, to_verify
@@ -124,10 +124,10 @@ class Numbers(Sequence[int]):
         if isinstance(index, slice):
             first, last, step = index.indices(len(self))
             if step != 1:
-                return [self[place] for place in range(first, last, step)]
+                return [self[row] for row in range(first, last, step)]
             return self._span[first * _NUMBER_BYTES : last * _NUMBER_BYTES].cast("q").tolist()
-        place = range(len(self))[index]
-        return self._span[place * _NUMBER_BYTES : (place + 1) * _NUMBER_BYTES].cast("q")[0]
+        row = range(len(self))[index]
+        return self._span[row * _NUMBER_BYTES : (row + 1) * _NUMBER_BYTES].cast("q")[0]
 
     def tolist(self) -> list[int]:
         """Return all numbers as a list."""
@@ -176,14 +176,14 @@ class Strings(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> "str | list[str]":
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        place = range(len(self))[index]  # raises IndexError, and counts negative numbers from the end
-        return str(self._text[self._offsets[place] : self._offsets[place + 1]], "utf-8", "surrogatepass")
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = range(len(self))[index]  # raises IndexError, and counts negative numbers from the end
+        return str(self._text[self._offsets[row] : self._offsets[row + 1]], "utf-8", "surrogatepass")
 
-    def take(self, places: Iterable[int]) -> list[str]:
+    def take(self, rows: Iterable[int]) -> list[str]:
         """Return the strings with these numbers, counted from 0 and not checked. This takes half the time of single look-ups."""
         text, offsets = self._text, self._offsets
-        return [str(text[offsets[place] : offsets[place + 1]], "utf-8", "surrogatepass") for place in places]
+        return [str(text[offsets[row] : offsets[row + 1]], "utf-8", "surrogatepass") for row in rows]
 
 
 class Digests(Sequence[bytes]):
@@ -209,19 +209,19 @@ class Digests(Sequence[bytes]):
     def __getitem__(self, index: slice) -> list[bytes]: ...
     def __getitem__(self, index: int | slice) -> "bytes | list[bytes]":
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        place = range(len(self))[index] * self._width
-        return bytes(self._raw[place : place + self._width])
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = range(len(self))[index] * self._width
+        return bytes(self._raw[row : row + self._width])
 
-    def take(self, places: Iterable[int], kind: type[B] = bytes) -> list[B]:
+    def take(self, rows: Iterable[int], kind: type[B] = bytes) -> list[B]:
         """Return the rows with these numbers, counted from 0 and not checked, as `kind`: bytes, or a subclass for values of this width."""
         raw, width, make = self._raw, self._width, bytes.__new__
-        return [make(kind, raw[place * width : (place + 1) * width]) for place in places]
+        return [make(kind, raw[row * width : (row + 1) * width]) for row in rows]
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the rows in order. This is much faster than one look-up each."""
         raw, width = bytes(self._raw), self._width
-        return (raw[place : place + width] for place in range(0, len(raw), width))
+        return (raw[row : row + width] for row in range(0, len(raw), width))
 
 
 class Texts:
@@ -246,11 +246,11 @@ class Texts:
         return Strings(memoryview(self._text), memoryview(self._offsets))
 
 
-def take(values: Sequence[T], places: Sequence[int]) -> list[T]:
+def take(values: Sequence[T], rows: Sequence[int]) -> list[T]:
     """Return the items with these numbers, counted from 0 and not checked."""
     if isinstance(values, Strings | Digests):
-        return values.take(places)  # pyright: ignore[reportReturnType] - a column of strings is a sequence of strings
-    return [values[place] for place in places]
+        return values.take(rows)  # pyright: ignore[reportReturnType] - a column of strings is a sequence of strings
+    return [values[row] for row in rows]
 
 
 def number_column(values: "Iterable[int] | memoryview[int]", *, width: int = 1) -> Column:
@@ -298,10 +298,10 @@ def offsets_of(lengths: Iterable[int]) -> Iterator[int]:
 def encode_table(kind: str, version: int, header: Mapping[str, Json], columns: Mapping[str, Column]) -> list[Buffer]:
     """Return the chunks of a table's file; they depend only on the arguments. Numbers come first, so that each is aligned."""
     ordered = sorted(columns.items(), key=lambda item: (item[1][0] != "I64", item[0]))
-    tensors: dict[str, TensorPlace] = {}
+    tensors: dict[str, TensorInfo] = {}
     position = 0
     for name, (dtype, shape, raw) in ordered:
-        tensors[name] = TensorPlace(dtype, shape, position, position + len(raw))
+        tensors[name] = TensorInfo(dtype, shape, position, position + len(raw))
         position += len(raw)
     metadata = {
         "format": f"{kind}/{version}",
@@ -325,8 +325,8 @@ def read_table(path: Path, kind: str, version: int, *, io: Literal["pread", "mma
     header, checksums = _parse_metadata(container.metadata, kind, version, where=path)
     whole = memoryview(raw)
     view = whole[container.data_start :]
-    columns = {name: view[place.start : place.end] for name, place in container.tensors.items()}
-    found = {name: [place.dtype, list(place.shape), digest_of(_pieces(columns[name]))] for name, place in container.tensors.items()}
+    columns = {name: view[info.start : info.end] for name, info in container.tensors.items()}
+    found = {name: [info.dtype, list(info.shape), digest_of(_pieces(columns[name]))] for name, info in container.tensors.items()}
     if checksums != found:
         raise FormatError(f"{path} does not match its checksums; run {to_repair(path)}")
     for name, column in columns.items():
@@ -347,8 +347,8 @@ def _are_strings(text: memoryview, raw: memoryview) -> bool:
     start = 0
     while start < len(text):
         # A piece starts and ends where a string starts, so it cuts no character of valid strings.
-        place = int(np.searchsorted(offsets, start + _PIECE_BYTES, side="right")) - 1
-        end = int(offsets[place]) if offsets[place] > start else int(offsets[np.searchsorted(offsets, start, side="right")])
+        row = int(np.searchsorted(offsets, start + _PIECE_BYTES, side="right")) - 1
+        end = int(offsets[row]) if offsets[row] > start else int(offsets[np.searchsorted(offsets, start, side="right")])
         if not _is_text(text[start:end], offsets[(offsets >= start) & (offsets < end)] - start):
             return False
         let_go(text)
@@ -377,7 +377,7 @@ def open_table(path: Path, kind: str, version: int) -> Table:
     header, checksums = _parse_metadata(container.metadata, kind, version, where=path)
     file = _OpenFile(path)
     start = container.data_start
-    columns = {name: Span(file, start + place.start, start + place.end) for name, place in container.tensors.items()}
+    columns = {name: Span(file, start + info.start, start + info.end) for name, info in container.tensors.items()}
     return Table(header, columns, container.metadata["digest"], checksums)
 
 

@@ -51,12 +51,12 @@ class EncodedCaptions:
         if self.wanted.captions_of is None or not sample.captions or (text is None and self.wanted.name == SD_SCRIPTS):
             return sample.captions  # sd-scripts cuts only captions from files to their first line
         read = self.wanted.captions_of(sample.captions[0] if text is None else text, self.added)
-        kept = self._kept(sample, read[0]) if self.wanted.is_one_caption else sample.captions
-        for caption in kept:
+        captions = self._encoded_caption(sample, read[0]) if self.wanted.is_one_caption else sample.captions
+        for caption in captions:
             self.read_as.setdefault(caption, []).extend(one for one in read if same_words(one, caption))
-        return kept
+        return captions
 
-    def _kept(self, sample: Sample, read: str) -> tuple[str, ...]:
+    def _encoded_caption(self, sample: Sample, read: str) -> tuple[str, ...]:
         """Return the one caption that the trainer encoded, written as in the source if only white space differs."""
         whole = sample.captions[0]
         own = next((one.strip() for one in (whole, *whole.splitlines()) if same_words(one, read)), None)

@@ -30,12 +30,12 @@ class ExportLayout:
     catalog: Catalog
     format: Format
     writing: Writing
-    said: Family | None
+    given: Family | None
     """The family that the user named; None: find it from the data set."""
     resolution: int | None
-    variant: int | None
+    crop_number: int | None
     leave_out: Collection[str]
-    """What is not exported: `flips`, `masks`. `resolution` and `variant` choose one of several resolutions and random crops."""
+    """What is not exported: `flips`, `masks`. `resolution` and `crop_number` choose one of several resolutions and random crops."""
 
     @cached_property
     def captions(self) -> KeyColumn | None:
@@ -106,7 +106,7 @@ class ExportLayout:
                 able = ", ".join(sorted(family.text)) or "none"
                 raise BadInput(f"{self.format.name} has no files for the text of {family.name}; these have: {able}")
         for column in self.pictures:
-            self._check_views(column)
+            self._check_variants(column)
         if len(self.pictures) > 1 and self.family_of[self.pictures[0].encoder].name in self.writing.one_resolution:
             several = ", ".join(str(_resolution(column)) for column in self.pictures)
             raise BadInput(
@@ -115,7 +115,7 @@ class ExportLayout:
         if any(len(masks.keys) for masks in self.masks):
             self._check_takes("masks", "masks, which it reads from their own files")
 
-    def _check_views(self, column: KeyColumn) -> None:
+    def _check_variants(self, column: KeyColumn) -> None:
         options = column.options
         if sides_each(options) > 1 and "flips" not in self.leave_out:
             self._check_takes("flips", "mirrored pictures")
@@ -124,12 +124,12 @@ class ExportLayout:
                 f"{self.format.name} finds only latents of centre crops, but these are of random crops: precompute with --crop"
                 " center under another --name, and export that"
             )
-        variants, variant = cells_each(options) // sides_each(options), self.variant
-        if variants > 1 and variant is None:
-            of = f"{self.format.name} keeps one crop of each picture, but {self.catalog.name!r} has {variants}"
-            raise BadInput(f"{of}: pass --variant-only with a number from 0 to {variants - 1}")
-        if variant is not None and not 0 <= variant < variants:
-            raise BadInput(f"--variant-only must be a number from 0 to {variants - 1} for {self.catalog.name!r}, not {variant}")
+        crops, crop_number = cells_each(options) // sides_each(options), self.crop_number
+        if crops > 1 and crop_number is None:
+            of = f"{self.format.name} keeps one crop of each picture, but {self.catalog.name!r} has {crops}"
+            raise BadInput(f"{of}: pass --variant-only with a number from 0 to {crops - 1}")
+        if crop_number is not None and not 0 <= crop_number < crops:
+            raise BadInput(f"--variant-only must be a number from 0 to {crops - 1} for {self.catalog.name!r}, not {crop_number}")
 
     def _check_takes(self, what: Extra, words: str) -> None:
         if what not in self.writing.takes:
@@ -137,8 +137,8 @@ class ExportLayout:
 
     def family(self, column: KeyColumn) -> Family:
         """Return a column's family: as the user named it, as imported, of its pipeline, or by the VAE's constants. Raises BadInput."""
-        if self.said is not None:
-            return self.said
+        if self.given is not None:
+            return self.given
         own, texts = column.fingerprint, [one.fingerprint for one in self.columns if one.role == CAPTION]
         for make in (self.catalog.recipes[fingerprint].make for fingerprint in (own, *texts)):
             if "family" in make:
@@ -161,25 +161,25 @@ class ExportLayout:
             raise BadInput(f"the model family of the latents of {self.catalog.name!r} is not known: pass --family, such as --family flux")
         return alike[0]
 
-    def named(self, row: int, column: KeyColumn, place: int) -> Named:
+    def named(self, row: int, column: KeyColumn, index: int) -> Named:
         """Return what the name of a cell's file is made from."""
         at, references = self.catalog.images.get(IMAGE, ([0] * (len(self.catalog) + 1), ()))
         reference = references[at[row]] if at[row] < at[row + 1] else self.catalog.ids[row]
-        source, facts = self.source(row), column.cell(place).facts
+        source, facts = self.source(row), column.cell(index).facts
         captions = self.catalog.row_captions(row)
-        number = place - column.at[row] if column.role == CAPTION else 0
+        number = index - column.at[row] if column.role == CAPTION else 0
         widths = {"size": 2, "bucket": 2, "resized": 2, "crop": 4}
-        told: dict[str, Any] = {name: tuple(facts[name][:width]) for name, width in widths.items() if name in facts}
-        told |= {"tokens": facts["tokens"][0]} if "tokens" in facts else {}
-        told |= {"is_part": WITHIN in framing_of(json.loads(self.catalog.extras[row])), "is_prompt": at[row] == at[row + 1]}
+        known: dict[str, Any] = {name: tuple(facts[name][:width]) for name, width in widths.items() if name in facts}
+        known |= {"tokens": facts["tokens"][0]} if "tokens" in facts else {}
+        known |= {"is_part": WITHIN in framing_of(json.loads(self.catalog.extras[row])), "is_prompt": at[row] == at[row + 1]}
         caption = captions[number] if number < len(captions) else ""
         if reference.removeprefix(f"{source}/").startswith(MEMORY):
             reference = self.catalog.ids[row]
-        return Named(reference.removeprefix(f"{source}/") if source else reference, caption, **told)
+        return Named(reference.removeprefix(f"{source}/") if source else reference, caption, **known)
 
-    def places(self, row: int, column: KeyColumn) -> Sequence[int]:
+    def indices(self, row: int, column: KeyColumn) -> Sequence[int]:
         """Return the cells of a row's first picture that are exported: those of one crop, plain and mirrored."""
-        first = column.at[row] + (self.variant or 0) * sides_each(column.options)
+        first = column.at[row] + (self.crop_number or 0) * sides_each(column.options)
         count = 1 if "flips" in self.leave_out else sides_each(column.options)
         return range(first, first + count) if column.count(row) else ()
 

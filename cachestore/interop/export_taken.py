@@ -15,7 +15,7 @@ from cachestore.core.words import first_of
 from cachestore.interop.caption_files import text_beside
 from cachestore.interop.export_layout import STEP, ExportLayout
 from cachestore.interop.formats.families import AI_TOOLKIT
-from cachestore.interop.formats.matching import Added, Named, Rule, View, same_words
+from cachestore.interop.formats.matching import Added, ExportVariant, Named, Rule, same_words
 from cachestore.source.files import Folder
 from cachestore.storage.catalog import KeyColumn
 
@@ -38,7 +38,7 @@ class Taken:
     unread: int = 0
     """How many captions have no caption file here."""
 
-    def weigh(self, row: int, column: KeyColumn, view: View) -> None:
+    def weigh(self, row: int, column: KeyColumn, variant: ExportVariant) -> None:
         """Count whether the trainer will look for these latents, and which latents it may put into one batch with them.
 
         Latents that the trainer itself cached are not counted, because it finds them.
@@ -46,18 +46,18 @@ class Taken:
         recipe = self.layout.catalog.recipes[column.fingerprint]
         if recipe.make.get("format") == self.layout.format.name:
             return
-        resolution = self.looked_at(row, column)
+        resolution = self.resolution_of(row, column)
         rule = Rule(resolution, int(column.options.get("step", STEP)), bool(column.options.get("upscale", True)))
         if self.layout.writing.finds is not None:
             self.latents += 1
-            if not self.layout.writing.finds(self.layout.family_of[column.encoder], view.named, rule):
+            if not self.layout.writing.finds(self.layout.family_of[column.encoder], variant.named, rule):
                 self.missed.append(self.layout.catalog.ids[row])
         if self.layout.writing.stacks is not None:
-            controls = tuple(raw[1] for raw in view.controls)
-            batch = (self.layout.tree(row, column), self.layout.writing.stacks(view.named, resolution), controls)
-            self.batches.setdefault(batch, Counter())[view.latents.tensor[1]] += 1
+            controls = tuple(raw[1] for raw in variant.controls)
+            batch = (self.layout.tree(row, column), self.layout.writing.stacks(variant.named, resolution), controls)
+            self.batches.setdefault(batch, Counter())[variant.latents.tensor[1]] += 1
 
-    def looked_at(self, row: int, column: KeyColumn) -> int:
+    def resolution_of(self, row: int, column: KeyColumn) -> int:
         """Return the resolution at which the trainer would load a row's picture: the data set's, else a guess from its largest bucket."""
         of_source: Mapping[str, int] = column.options.get(RESOLUTIONS, {})
         source = str(json.loads(self.layout.catalog.extras[row]).get(SOURCE, "")) if of_source else ""
@@ -69,7 +69,7 @@ class Taken:
         """For each encoder, the multiple of 64 nearest to the side of a square with the area of its largest bucket."""
         guessed: dict[str, int] = {}
         for column in self.layout.pictures:
-            buckets = (column.cell(place).facts.get("bucket", (0, 0)) for place in range(len(column.keys)))
+            buckets = (column.cell(index).facts.get("bucket", (0, 0)) for index in range(len(column.keys)))
             largest = isqrt(max((width * height for width, height in buckets), default=0))
             guessed[column.encoder] = max(STEP, (largest + STEP // 2) // STEP * STEP)
         return guessed

@@ -126,10 +126,10 @@ def export_cache(
     wanted, writing = written_format(format)
     if unknown := sorted(set(leave_out) - set(LEAVABLE)):
         raise BadInput(f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can")
-    said = None if family is None else family_named(family)
+    given = None if family is None else family_named(family)
     with Reader(store) as reader:
         catalog = _catalog(reader, name, generation)
-        layout = ExportLayout(catalog, wanted, writing, said, resolution_only, variant_only, leave_out)
+        layout = ExportLayout(catalog, wanted, writing, given, resolution_only, variant_only, leave_out)
         export, target = _Export(layout, ExportValues(reader, layout), Taken(layout, folder)), _Target(folder, may_replace=replace)
         export.write(target)
         return ExportReport(
@@ -312,10 +312,10 @@ class _Export:
         column = self.layout.captions
         if column is None:
             return
-        for place in range(column.at[row], column.at[row + 1])[: None if self.layout.writing.text_by == "caption" else 1]:
+        for index in range(column.at[row], column.at[row + 1])[: None if self.layout.writing.text_by == "caption" else 1]:
             try:
-                key, stored, meta = self.values.entry(column, place)
-                named = self.taken.as_read(row, self.layout.named(row, column, place))
+                key, stored, meta = self.values.entry(column, index)
+                named = self.taken.as_read(row, self.layout.named(row, column, index))
                 text = self.values.text(column, stored, meta)
                 path, contents = self.layout.writing.text(self.layout.family_of[column.encoder], named, text)
             except (CacheStoreError, OSError) as error:
@@ -327,17 +327,17 @@ class _Export:
     def _latents_files(self, row: int) -> Iterator[_Made]:
         """Yield the files of a row's picture, one for each variant or one for all. Failures are recorded."""
         is_one_file = self.layout.writing.resolutions == "one file"
-        cells = [(column, place) for column in self.layout.pictures for place in self.layout.places(row, column)]
+        cells = [(column, index) for column in self.layout.pictures for index in self.layout.indices(row, column)]
         for several in [cells] if is_one_file and cells else [[cell] for cell in cells]:
             column = several[0][0]
             try:
-                views, keys = zip(*(self.values.view(row, *cell) for cell in several), strict=True)
-                path, contents = self.layout.writing.latents(self.layout.family_of[column.encoder], views)
+                variants, keys = zip(*(self.values.variant(row, *cell) for cell in several), strict=True)
+                path, contents = self.layout.writing.latents(self.layout.family_of[column.encoder], variants)
             except (CacheStoreError, OSError) as error:
                 self._fail(self.layout.catalog.ids[row], column.encoder, error)
                 continue
-            for view, cell in zip(views, several, strict=True):
-                self.taken.weigh(row, cell[0], view)
+            for variant, cell in zip(variants, several, strict=True):
+                self.taken.weigh(row, cell[0], variant)
             yield _Made(column.encoder, f"{self.layout.tree(row, column)}{path}", keys, contents)
 
     def _side_data(self) -> dict[str, object]:
@@ -350,8 +350,8 @@ class _Export:
         rows: dict[str, list[tuple[str, Named]]] = {}
         for row, sample in enumerate(self.layout.catalog.ids):
             for column in self.layout.pictures:
-                for place in self.layout.places(row, column):
-                    named, tree = self.layout.named(row, column, place), self.layout.tree(row, column)
+                for index in self.layout.indices(row, column):
+                    named, tree = self.layout.named(row, column, index), self.layout.tree(row, column)
                     if self.there.get(f"{tree}{simpletuner.latents_path(named.reference)}") == sample:
                         rows.setdefault(tree, []).append((str(self.layout.root(row) / named.reference), named))
         return {

@@ -15,14 +15,14 @@ from cachestore.core.raw_tensors import Array, Latents, Misplaced, Text, numbers
 from cachestore.core.samples import CAPTION, IMAGE
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.interop.formats.families import Family
-from cachestore.interop.formats.matching import Place, Told
+from cachestore.interop.formats.matching import FileLocation, Metadata
 from cachestore.interop.sandbox import CacheFiles
 from cachestore.jobs.declared_model import IMPORTED
 
 _OF_A_SIZE: Final = re.compile(r"_\d+(x\d+)+(_[a-z0-9_]+)?$")
 """The end of a tensor's name that gives its size and dtype."""
 _TOGETHER: Final = 64
-_LOOKED_AT: Final = 3
+_MAX_COMPARED: Final = 3
 """At most so many files of one caption are compared."""
 _ROUNDING: Final = 0.1
 """The largest relative distance between two texts of one caption. Another batch size changes bfloat16 by some per cent."""
@@ -35,7 +35,7 @@ class FileEncoder:
     recipe: Recipe
     cache: CacheFiles
     family: Family
-    places: Mapping[str, Sequence[Place]]
+    locations: Mapping[str, Sequence[FileLocation]]
     """By caption or reference: the files that may belong to it."""
     doubtful: Mapping[str, str]
     """By caption or reference: why a file that may belong to it is not used."""
@@ -55,19 +55,19 @@ class FileEncoder:
         """End the process that reads files with pickles."""
         self.cache.torch.close()
 
-    def places_of(self, what: str, words: str) -> Sequence[Place]:
+    def locations_of(self, what: str, words: str) -> Sequence[FileLocation]:
         """Return the files that may belong to a caption or picture. Raises EncodeFailed if there is none."""
-        if what not in self.places:
+        if what not in self.locations:
             raise EncodeFailed(self.doubtful.get(what, f"{self.cache.root} has no file for the {words}"))
-        return self.places[what]
+        return self.locations[what]
 
-    def about(self, place: Place, **more: Json) -> dict[str, Json]:
+    def about(self, location: FileLocation, **more: Json) -> dict[str, Json]:
         """Return what the JSON value of an entry says about its origin."""
-        told = {"format": self.cache.format.name, "file": place.path, **more}
-        return {"encoder": self.recipe.encoder, "provenance": IMPORTED, IMPORTED: told}
+        metadata = {"format": self.cache.format.name, "file": location.path, **more}
+        return {"encoder": self.recipe.encoder, "provenance": IMPORTED, IMPORTED: metadata}
 
 
-class Captions(FileEncoder):
+class ImportedText(FileEncoder):
     """Imported text. Its key follows from the caption. If a caption has several files, up to three are opened until two agree."""
 
     role = CAPTION
@@ -76,40 +76,40 @@ class Captions(FileEncoder):
         """Return the key of a caption. Raises EncodeFailed if the cache has no file for it, or files that differ; OSError."""
         del read
         caption = str(request["caption"])
-        places = self.places_of(caption, f"caption {caption[:80]!r}")
-        place, text = (places[0], None) if len(places) == 1 else self._agreed(places)
+        locations = self.locations_of(caption, f"caption {caption[:80]!r}")
+        location, text = (locations[0], None) if len(locations) == 1 else self._agreed(locations)
         digest = digest_text(caption)
         key = caption_key(self.recipe.fingerprint, caption)
-        return Resolved(key, (place, text), {CAPTION: digest}, {"input_digest": digest, **self.about(place)})
+        return Resolved(key, (location, text), {CAPTION: digest}, {"input_digest": digest, **self.about(location)})
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """Read the file, unless that was done. Raises EncodeFailed, OSError."""
-        place, text = resolved.item
-        text = self.cache.text(place, self.family) if text is None else text
+        location, text = resolved.item
+        text = self.cache.text(location, self.family) if text is None else text
         return Prepared({**text.tensors, **text.others}, IMPORTED)
 
-    def _agreed(self, places: Sequence[Place]) -> tuple[Place, Text]:
+    def _agreed(self, locations: Sequence[FileLocation]) -> tuple[FileLocation, Text]:
         """Return the first of several files of one caption that agrees with another. Raises EncodeFailed if the readable ones differ.
 
         A file may belong to an earlier caption of its picture, and nothing in it says so. With three files, one such file does no harm.
         """
-        read: list[tuple[Place, Text]] = []
+        read: list[tuple[FileLocation, Text]] = []
         refused: EncodeFailed | None = None
-        for place in places:
+        for location in locations:
             try:
-                text = self.cache.text(place, self.family)
+                text = self.cache.text(location, self.family)
             except EncodeFailed as error:
                 refused = refused or error
                 continue
             if (same := next((one for one in read if _are_alike(one[1], text)), None)) is not None:
                 return same
-            read.append((place, text))
-            if len(read) == _LOOKED_AT:
+            read.append((location, text))
+            if len(read) == _MAX_COMPARED:
                 break
         if refused is not None and not read:
             raise refused
         if len(read) > 1:
-            names = " and ".join(place.path for place, _text in read)
+            names = " and ".join(location.path for location, _text in read)
             raise EncodeFailed(f"{names} all belong to its caption, but hold different values: keep only the right one in the folder")
         return read[0]
 
@@ -127,10 +127,10 @@ def _distance(one: Array, other: Array) -> float:
 
 
 @dataclass
-class Pictures(FileEncoder):
+class ImportedLatents(FileEncoder):
     """Imported latents. The key contains the digest of the file too, because a trainer's sample from the VAE is one of many."""
 
-    told: Mapping[str, Sequence[Told]] = field(default_factory=dict[str, Sequence[Told]])
+    metadata: Mapping[str, Sequence[Metadata]] = field(default_factory=dict[str, Sequence[Metadata]])
     """By reference: what a trainer's side files report."""
     beside: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     """By the trainer's name of a tensor that was stored with latents: the pictures read here that had it."""
@@ -143,69 +143,69 @@ class Pictures(FileEncoder):
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Read the picture, for its digest, and its file. Raises EncodeFailed if the cache has nothing for it or for its crop; OSError."""
         reference = str(request["image"])
-        places = self.places_of(reference, f"picture {reference!r}")
+        locations = self.locations_of(reference, f"picture {reference!r}")
         picture = read(reference)
         digest = digest_bytes(picture)
-        place, data, latents = self._largest(reference, places)
+        location, data, latents = self._largest(reference, locations)
         factor, (height, width) = int(self.recipe.read["spatial_factor"]), latents.tensor[1][-2:]
         bucket = (width * factor, height * factor)
-        told, measured = self._told(reference, bucket), _measured(picture)
+        metadata, measured = self._metadata_of(reference, bucket), _measured(picture)
         if measured is not None and measured.upright != measured.stored:
             self.turned.add(reference)
-        _check_size(f"{told.path} says that the picture has", told.facts, measured)
-        _check_size(f"{place.path} is of a picture of", latents.facts, measured)
-        facts: dict[str, Json] = {**told.facts, **latents.facts, "bucket": list(bucket)}
-        _check_crop(request, facts, measured, place)
-        facts = _placed(facts, measured)
+        _check_size(f"{metadata.path} says that the picture has", metadata.facts, measured)
+        _check_size(f"{location.path} is of a picture of", latents.facts, measured)
+        facts: dict[str, Json] = {**metadata.facts, **latents.facts, "bucket": list(bucket)}
+        _check_crop(request, facts, measured, location)
+        facts = _with_crop(facts, measured)
         for name in latents.others:
             self.beside.setdefault(_OF_A_SIZE.sub("", name.removeprefix(f"{self.cache.format.name}.")), set()).add(reference)
         cached = hashlib.sha256(data).hexdigest()
         key = input_key(self.recipe.fingerprint, {"image": digest}, {"cached": cached})
-        info: dict[str, Json] = {"info": {**told.info, **latents.info}} if told.info or latents.info else {}
-        meta = {"input_digest": digest, "bucket": facts["bucket"], **self.about(place, file_digest=cached, **info)}
+        info: dict[str, Json] = {"info": {**metadata.info, **latents.info}} if metadata.info or latents.info else {}
+        meta = {"input_digest": digest, "bucket": facts["bucket"], **self.about(location, file_digest=cached, **info)}
         return Resolved(key, {latents.kind: latents.tensor, **latents.others}, {str(request.get("role", IMAGE)): digest}, meta, facts)
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """Return what `resolve` read."""
         return Prepared(resolved.item, IMPORTED)
 
-    def _largest(self, reference: str, places: Sequence[Place]) -> tuple[Place, bytes, Latents]:
+    def _largest(self, reference: str, locations: Sequence[FileLocation]) -> tuple[FileLocation, bytes, Latents]:
         """Return location, bytes and latents of the file with a picture's largest latents. Files of other pictures are ignored.
 
         Raises EncodeFailed, also if two different files are equally large, because nothing says which crop is right; OSError.
         """
         channels = int(self.recipe.read["channels"])
-        found: list[tuple[Place, bytes, Latents]] = []
+        found: list[tuple[FileLocation, bytes, Latents]] = []
         misplaced: Misplaced | None = None
-        for place in places:
-            data = self.cache.bytes_at(place)
+        for location in locations:
+            data = self.cache.bytes_at(location)
             try:
-                latents = self.cache.latents(place, data, self.family)
+                latents = self.cache.latents(location, data, self.family)
             except Misplaced as error:
                 misplaced = misplaced or error
                 continue
             if (own := latents.tensor[1][0]) != channels:
-                raise EncodeFailed(f"{place.path}: its latents have {own} channels, but those of {self.family.name} have {channels}")
-            found.append((place, data, latents))
+                raise EncodeFailed(f"{location.path}: its latents have {own} channels, but those of {self.family.name} have {channels}")
+            found.append((location, data, latents))
         if misplaced is not None and not found:
             raise misplaced
-        areas = [latents.tensor[1][-2] * latents.tensor[1][-1] for _place, _data, latents in found]
+        areas = [latents.tensor[1][-2] * latents.tensor[1][-1] for _location, _data, latents in found]
         largest = [one for one, area in zip(found, areas, strict=True) if area == max(areas)]
-        if len({data for _place, data, _latents in largest}) > 1:
+        if len({data for _location, data, _latents in largest}) > 1:
             names = " and ".join(
-                f"{place.path} (byte {place.start})" if place.size else place.path for place, _data, _latents in largest[:3]
+                f"{location.path} (byte {location.start})" if location.size else location.path for location, _data, _latents in largest[:3]
             )
             raise EncodeFailed(f"{names} all belong to {reference!r} and have the same size: keep only the right one in the folder")
         if len(set(areas)) > 1:
             self.several.add(reference)
         return largest[0]
 
-    def _told(self, reference: str, bucket: tuple[int, int]) -> Told:
+    def _metadata_of(self, reference: str, bucket: tuple[int, int]) -> Metadata:
         """Return what side files report about a picture that was cut to this bucket; empty if there are none. Raises EncodeFailed.
 
         A file of another resolution says nothing about these latents. If none has their bucket, or it is doubtful, the crop is unknown.
         """
-        those = self.told.get(reference, ())
+        those = self.metadata.get(reference, ())
         if not those and reference in self.doubtful:
             raise EncodeFailed(self.doubtful[reference])
         fitting = [one for one in those if one.facts["bucket"] == list(bucket)]
@@ -218,66 +218,66 @@ class Pictures(FileEncoder):
         if len({canonical(dict(one.facts)) for one in fitting}) > 1:
             names = " and ".join(one.path for one in fitting[:3])
             raise EncodeFailed(f"{names} contradict each other about it: keep only the right one there")
-        return fitting[0] if fitting else Told("", {})
+        return fitting[0] if fitting else Metadata("", {})
 
 
-def _placed(told: Mapping[str, Json], measured: "_Measured | None") -> dict[str, Json]:
+def _with_crop(given: Mapping[str, Json], measured: "_Measured | None") -> dict[str, Json]:
     """Return facts for the catalog. If the file reports no crop, the picture is taken to cover its bucket and to be cut at the centre."""
-    facts = dict(told)
+    facts = dict(given)
     if "size" not in facts and measured is not None:
         facts["size"] = list(measured.upright)
     if "size" in facts and not {"resized", "crop"} <= facts.keys():
-        from cachestore.encode.buckets import Size, placement
+        from cachestore.encode.buckets import Size, crop_box
 
-        place = placement(Size(*facts["size"]), Size(*facts["bucket"]))
-        facts |= {"resized": list(place.resized), "crop": list(place.crop)}
+        box = crop_box(Size(*facts["size"]), Size(*facts["bucket"]))
+        facts |= {"resized": list(box.resized), "crop": list(box.crop)}
     return facts
 
 
-def _check_size(said: str, told: Mapping[str, Json], measured: "_Measured | None") -> None:
+def _check_size(words: str, facts: Mapping[str, Json], measured: "_Measured | None") -> None:
     """Raise EncodeFailed if the file reports another size of the picture: it belongs to an earlier picture of this name.
 
     `said` begins the message, up to the size. Trainers take the size before or after they turn a picture upright.
     """
-    if "size" not in told or measured is None or tuple(told["size"]) in measured:
+    if "size" not in facts or measured is None or tuple(facts["size"]) in measured:
         return
-    (width, height), own = told["size"], measured.upright
+    (width, height), own = facts["size"], measured.upright
     raise EncodeFailed(
-        f"{said} {width} x {height} pixels, but it has {own[0]} x {own[1]}: the file may be of an earlier picture of this name;"
+        f"{words} {width} x {height} pixels, but it has {own[0]} x {own[1]}: the file may be of an earlier picture of this name;"
         " run `cachestore precompute` to encode this one"
     )
 
 
-def _check_crop(request: Mapping[str, Json], told: Mapping[str, Json], measured: "_Measured | None", place: Place) -> None:
+def _check_crop(request: Mapping[str, Json], facts: Mapping[str, Json], measured: "_Measured | None", location: FileLocation) -> None:
     """Raise EncodeFailed if a sample has its own crop, unless the file reports that its latents were cut from that part."""
     if WITHIN not in request:
         return
     if measured is not None:
         from cachestore.encode.buckets import Size
-        from cachestore.encode.views import within_of
+        from cachestore.encode.variants import within_of
 
         within = within_of(request, Size(*measured.upright))
-        if within is None or ({"resized", "crop"} <= told.keys() and _is_within(told, within, Size(*measured.upright))):
+        if within is None or ({"resized", "crop"} <= facts.keys() and _is_within(facts, within, Size(*measured.upright))):
             return
     raise EncodeFailed(
-        f"it has its own crop {list(request[WITHIN])}, but the latents in {place.path} are taken to be of the whole picture; run"
+        f"it has its own crop {list(request[WITHIN])}, but the latents in {location.path} are taken to be of the whole picture; run"
         " `cachestore precompute` to encode the crop"
     )
 
 
-def _is_within(told: Mapping[str, Json], within: tuple[int, int, int, int], size: tuple[int, int]) -> bool:
+def _is_within(facts: Mapping[str, Json], within: tuple[int, int, int, int], size: tuple[int, int]) -> bool:
     """Whether the reported crop is a variant of this part of a picture: scaled so that the part covers the bucket, and cut inside of it."""
-    from cachestore.encode.buckets import Placement, Size, placement
-    from cachestore.encode.views import View
+    from cachestore.encode.buckets import CropBox, Size, crop_box
+    from cachestore.encode.variants import Variant
 
-    part, bucket = Size(within[2] - within[0], within[3] - within[1]), Size(*told["bucket"])
-    scaled = placement(part, bucket).resized
-    all_of_it = View(
-        Size(*size), bucket, Placement(scaled, (0, 0, scaled.width, scaled.height)), is_flipped=False, variant=None, within=within
+    part, bucket = Size(within[2] - within[0], within[3] - within[1]), Size(*facts["bucket"])
+    scaled = crop_box(part, bucket).resized
+    all_of_it = Variant(
+        Size(*size), bucket, CropBox(scaled, (0, 0, scaled.width, scaled.height)), is_flipped=False, crop_number=None, within=within
     ).facts()
-    (left, top, right, bottom), (least, first, most, last) = told["crop"], all_of_it["crop"]
+    (left, top, right, bottom), (least, first, most, last) = facts["crop"], all_of_it["crop"]
     is_inside = least <= left and first <= top and right <= most and bottom <= last
-    return is_inside and list(told["resized"]) == all_of_it["resized"] and (right - left, bottom - top) == tuple(bucket)
+    return is_inside and list(facts["resized"]) == all_of_it["resized"] and (right - left, bottom - top) == tuple(bucket)
 
 
 class _Measured(NamedTuple):

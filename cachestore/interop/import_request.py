@@ -38,8 +38,8 @@ class ImportReport:
     def as_json(self) -> dict[str, Json]:
         """Return the report of the pass, with the fields of the import added."""
         own = {name: list(getattr(self, name)) for name in ("unmatched", "stale", "remarks")}
-        kept = {"format": self.format, "family": self.family, "fingerprints": dict(self.fingerprints)}
-        return {**self.report.as_json(), "imported": self.report.encoded, **kept, **own}
+        facts = {"format": self.format, "family": self.family, "fingerprints": dict(self.fingerprints)}
+        return {**self.report.as_json(), "imported": self.report.encoded, **facts, **own}
 
 
 @dataclass(frozen=True, slots=True)

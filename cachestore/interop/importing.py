@@ -11,18 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
-from cachestore.core.arguments import as_many, as_mapping, as_place, check_calls
+from cachestore.core.arguments import as_many, as_mapping, as_path_str, check_calls
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch, naming_extras
 from cachestore.core.inputs import WITHIN, framing_of, request_for
 from cachestore.core.keys import Json, canonical, digest_parts
-from cachestore.core.ranks import Placement
+from cachestore.core.ranks import RankInfo
 from cachestore.core.samples import CAPTION, IMAGE, Sample
 from cachestore.files.paths import Layout
 from cachestore.interop.file_encoder import FileEncoder
 from cachestore.interop.formats.table import format_named
-from cachestore.interop.import_claims import claimed_encoders, family_of_cache, file_encoders
-from cachestore.interop.import_matching import Found, kept_apart, look_for
+from cachestore.interop.import_encoders import declared_encoders, family_of_cache, file_encoders
+from cachestore.interop.import_matching import CacheScan, look_for, remarks_of
 from cachestore.interop.import_request import ImportReport, ImportRequest
 from cachestore.interop.sandbox import CacheFiles, TorchFiles
 from cachestore.jobs.pass_loop import run_pass
@@ -95,13 +95,13 @@ def import_cache(
         WriteFailed: a file cannot be written.
     """
     check_calls(on_progress, cancel)
-    places = {"model": model, "vae": vae, "text_encoder": text_encoder}
-    models = {name: None if place is None else as_place(name, place, "a path or a hub id") for name, place in places.items()}
+    paths = {"model": model, "vae": vae, "text_encoder": text_encoder}
+    models = {name: None if path is None else as_path_str(name, path, "a path or a hub id") for name, path in paths.items()}
     request = ImportRequest(
         format=format,
-        folder=as_place("folder", folder),
-        store=as_place("store", store),
-        data=as_place("data", data),
+        folder=as_path_str("folder", folder),
+        store=as_path_str("store", store),
+        data=as_path_str("data", data),
         claims={} if claims is None else dict(as_mapping("claims", claims, "a mapping of settings")),
         family=family,
         name=name,
@@ -135,7 +135,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
         matches = found.matches
         if not any((matches.text, matches.latents, matches.doubtful, matches.doubtful_latents)):
             raise BadUsage(found.nothing())
-        made = claimed_encoders(layout, request)
+        made = declared_encoders(layout, request)
         family = family_of_cache(found, made)
         kinds = found.kinds(family)
         if "latents" in kinds and not any(sample.images.get(IMAGE) for sample in found.samples):
@@ -152,7 +152,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
             plan,
             encoders,
             listing,
-            Placement(rank=None),
+            RankInfo(rank=None),
             f"own:{secrets.token_hex(8)}",
             request=request.hints(),
             cancel=cancel,
@@ -162,7 +162,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
         )
         report = run_pass(job)
     seen = replace(seen, multi_line=[]) if found.encoded.cut else seen
-    own = (*found.remarks(family, kinds), *kept_apart(encoders), *found.unreadable)
+    own = (*found.remarks(family, kinds), *remarks_of(encoders), *found.unreadable)
     return ImportReport(
         report,
         wanted.name,
@@ -194,7 +194,7 @@ def _requests(role: str, sample: Sample) -> list[Request]:
     return [request_for(role, own, value, {}) for value in sample.images.get(role, ())[:1]]
 
 
-def _plan(found: Found, encoders: Sequence[FileEncoder], cached: str) -> Plan:
+def _plan(found: CacheScan, encoders: Sequence[FileEncoder], cached: str) -> Plan:
     """Return the plan; `cached` digests names, sizes and times of the cache's files.
 
     It is an option of each column: if a file of the cache changed, all are checked again.
@@ -211,7 +211,7 @@ def _plan(found: Found, encoders: Sequence[FileEncoder], cached: str) -> Plan:
         samples=found.samples,
         columns=[ColumnRequest(column, partial(_requests, column.role)) for column in columns],
         texts=CaptionPolicy.parse(request.captions).encoding(),
-        extra=[(number, {"caption": ""}) for number, encoder in numbered if encoder.role == CAPTION and "" in encoder.places],
+        extra=[(number, {"caption": ""}) for number, encoder in numbered if encoder.role == CAPTION and "" in encoder.locations],
     )
 
 
@@ -223,7 +223,7 @@ def _check_name(plan: Plan, request: ImportRequest, previous: Catalog | None) ->
         earlier = previous.column(column.encoder, column.role)
         if earlier is not None and earlier.fingerprint != plan.recipes[column.recipe].fingerprint:
             raise RecipeMismatch(
-                f"the data set {plan.catalog!r} has {column.encoder} already, made, imported or claimed otherwise: pass another"
+                f"the data set {plan.catalog!r} has {column.encoder} already, made, imported or declared otherwise: pass another"
                 " --name, or --replace to replace it"
             )
     if previous.ids and plan.ids and not set(previous.ids) & set(plan.ids):

@@ -22,7 +22,7 @@ from cachestore.core.keys import canonical
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, is_finite
 from cachestore.interop.formats.containers import LARGEST_BYTES, read_npz, read_safetensors
 from cachestore.interop.formats.families import Family, marked
-from cachestore.interop.formats.matching import Place
+from cachestore.interop.formats.matching import FileLocation
 from cachestore.interop.formats.table import Format
 from cachestore.interop.formats.text import check_widths
 from cachestore.source.files import open_regular
@@ -187,32 +187,34 @@ class CacheFiles:
     format: Format
     torch: TorchFiles
 
-    def latents(self, place: Place, data: bytes, family: Family) -> Latents:
+    def latents(self, location: FileLocation, data: bytes, family: Family) -> Latents:
         """Return the latents of a picture. Raises OSError, and EncodeFailed that names the file."""
-        return self._read(self.format.reading.latents, place, data, family)
+        return self._read(self.format.reading.latents, location, data, family)
 
-    def text(self, place: Place, family: Family) -> Text:
+    def text(self, location: FileLocation, family: Family) -> Text:
         """Return the text of a caption. Raises as `latents`."""
-        return self._read(self.format.reading.text, place, self.bytes_at(place), family)
+        return self._read(self.format.reading.text, location, self.bytes_at(location), family)
 
-    def _read(self, read: Callable[[Contents, Family, Place], _Value], place: Place, data: bytes, family: Family) -> _Value:
+    def _read(
+        self, read: Callable[[Contents, Family, FileLocation], _Value], location: FileLocation, data: bytes, family: Family
+    ) -> _Value:
         """Read latents or text; check widths and for NaN. Names of extra tensors get the trainer's name in front."""
         try:
-            found = read(self.contents(place, data), family, place)
+            found = read(self.contents(location, data), family, location)
             if isinstance(found, Text):
                 check_widths(family, found.tensors)
         except EncodeFailed as error:
-            raise type(error)(f"{place.path}: {error}") from error
+            raise type(error)(f"{location.path}: {error}") from error
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a file may hold any shapes and values
-            raise EncodeFailed(f"{place.path}: it is not as {self.format.name} writes it ({type(error).__name__}: {error})") from error
+            raise EncodeFailed(f"{location.path}: it is not as {self.format.name} writes it ({type(error).__name__}: {error})") from error
         tensors = found.tensors if isinstance(found, Text) else {"latents": found.tensor}
         if bad := [name for name, raw in tensors.items() if not is_finite(raw)]:
-            raise EncodeFailed(f"{place.path}: {bad[0]} holds NaN or infinite numbers")
+            raise EncodeFailed(f"{location.path}: {bad[0]} holds NaN or infinite numbers")
         return replace(found, others=marked(self.format.name, found.others))
 
-    def contents(self, place: Place, data: bytes) -> Contents:
+    def contents(self, location: FileLocation, data: bytes) -> Contents:
         """Return what is at a file location and its further ones, by the trainer's own names. Raises EncodeFailed, OSError."""
-        parts = [self._decoded(data), *(self._decoded(self.bytes_at(other)) for other in place.more)]
+        parts = [self._decoded(data), *(self._decoded(self.bytes_at(other)) for other in location.more)]
         tensors = {name: raw for part in reversed(parts) for name, raw in part.tensors.items()}
         return Contents(tensors, {name: value for part in reversed(parts) for name, value in part.values.items()})
 
@@ -225,15 +227,15 @@ class CacheFiles:
             case "torch":
                 return self.torch.read(data)
 
-    def bytes_at(self, place: Place) -> bytes:
+    def bytes_at(self, location: FileLocation) -> bytes:
         """Return the bytes at a file location. Raises OSError, also for no regular file; EncodeFailed if it is too large or cut short."""
-        with open_regular(self.root / place.path) as file:
+        with open_regular(self.root / location.path) as file:
             length = os.fstat(file.fileno()).st_size
-            size = length if place.size is None else place.size
-            if size > LARGEST_BYTES or place.start + size > length:
+            size = length if location.size is None else location.size
+            if size > LARGEST_BYTES or location.start + size > length:
                 raise EncodeFailed(
-                    f"{place.path}: it should have {size} bytes from byte {place.start} on, which is more than the file has, or"
+                    f"{location.path}: it should have {size} bytes from byte {location.start} on, which is more than the file has, or"
                     " than a value may have"
                 )
-            file.seek(place.start)
+            file.seek(location.start)
             return file.read(size)

@@ -26,7 +26,7 @@ def make_catalog(presence: Presence, job: Job, outcomes: Outcomes, failed: Mappi
     recipes = {column.fingerprint: plan.recipes[one.recipe] for column, one in zip(columns, plan.columns, strict=True)}
     if previous is not None:
         for column in (column for column in previous.columns if column.encoder not in made):
-            columns.append(_kept_column(presence, previous, column))
+            columns.append(_reused_column(presence, previous, column))
             request[column.encoder] = previous.request.get(column.encoder, {})
             recipes[column.fingerprint] = previous.recipes[column.fingerprint]
     return Catalog(
@@ -48,29 +48,29 @@ def _column(plan: Plan, number: int, outcomes: Outcomes, failed: Mapping[int, st
     """A key column of this plan; a failed cell keeps its input and has no key."""
     column = plan.columns[number]
     at, units = plan.cells[number]
-    places = numbers(units)
-    cells = outcomes.cells(places)
-    cells.keys[np.isin(places, list(failed))] = 0
+    indices = numbers(units)
+    cells = outcomes.cells(indices)
+    cells.keys[np.isin(indices, list(failed))] = 0
     return key_column(column, plan.recipes[column.recipe].fingerprint, at, cells)
 
 
-def _kept_column(presence: Presence, previous: Catalog, column: KeyColumn) -> KeyColumn:
+def _reused_column(presence: Presence, previous: Catalog, column: KeyColumn) -> KeyColumn:
     """A column of the previous catalog; a cell stays only if the sample's input is still the same."""
     inputs_at, values = inputs(presence.plan, column.role)
     each = cells_each(column.options)
     at = inputs_at if each == 1 else (numbers(inputs_at) * each).tolist()
-    places = presence.earlier_cells(previous, column, at)
-    cells = cells_of(column).take(places)
+    indices = presence.earlier_cells(previous, column, at)
+    cells = cells_of(column).take(indices)
     if is_of_files(column.role, column.options):
-        for cell in np.flatnonzero(places >= 0).tolist():
+        for cell in np.flatnonzero(indices >= 0).tolist():
             presence.rise()
             row = int(np.searchsorted(numbers(at), cell, side="right")) - 1
             images = {role: images_in(presence.plan, row, role) for role in companions(column.role, column.options)}
             request = request_for(column.role, column.options, values[cell // each], images, cell % each)
             stat = (int(cells.stats[cell, 0]), int(cells.stats[cell, 1]))
             if not _is_same_input(presence, request, stat, cells.inputs[cell].tobytes()):
-                places[cell] = -1
-        cells = cells_of(column).take(places)
+                indices[cell] = -1
+        cells = cells_of(column).take(indices)
     return key_column(column, column.fingerprint, at, cells)
 
 

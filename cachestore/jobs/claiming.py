@@ -7,7 +7,7 @@ from typing import Final
 from cachestore.core.errors import Incomplete
 from cachestore.files.paths import ClaimName
 from cachestore.jobs.task import Job, PartitionGroup
-from cachestore.work.choice import POOL_UNITS, choose, claims_to_take
+from cachestore.work.choice import GROUP_UNITS, choose, claims_to_take
 from cachestore.work.claims import Claims, Slot
 from cachestore.work.ledgers import list_ledgers
 from cachestore.work.partition import order_for
@@ -33,21 +33,21 @@ class Claiming:
         self._look_again = look_again
         self._check_cancelled = check_cancelled
 
-    def take(self, opened: Round, recipe: int, *, is_ahead: bool = False) -> list[Slot]:
+    def take(self, opened: Round, recipe: int, *, is_prefetch: bool = False) -> list[Slot]:
         """Claim and return a recipe's next partitions: free ones, else one of a dead worker, else one of the slowest living worker.
 
-        With `is_ahead`, while earlier ones are still being done, claim only free ones, and only if many are left.
+        With `is_prefetch`, while earlier ones are still being done, claim only free ones, and only if many are left.
         """
-        count, world = opened.partition_count(recipe), self._job.placement.world_size
-        order = order_for(self._job.placement.rank, world, count, seed=int(self._claims.worker[:8], 16))
+        count, world = opened.partition_count(recipe), self._job.rank_info.world_size
+        order = order_for(self._job.rank_info.rank, world, count, seed=int(self._claims.worker[:8], 16))
         each = len(opened.units[recipe]) // max(1, count)
-        units = max(POOL_UNITS, WINDOWS * self._job.encoders[recipe].window)
+        units = max(GROUP_UNITS, WINDOWS * self._job.encoders[recipe].window)
         lost: set[int] = set()  # claimed by others, though no listing shows it yet: on NFS that takes up to a minute
         while True:
             finished = {p for of, p in list_ledgers(self._claims.folder, opened.number) if of == recipe}
             newest = {p: claim for (of, p), claim in self._claims.newest(opened.number).items() if of == recipe}
             choice = choose(order, finished=finished, claimed=lost.union(newest), each=each, world_size=world, units=units)
-            if is_ahead and not choice.is_plenty:
+            if is_prefetch and not choice.is_plenty:
                 return []
             if not choice.free:
                 return self._take_over(opened, [newest[p] for p in choice.held if p in newest])
@@ -104,7 +104,7 @@ class Claiming:
 
     def _owner(self, claim: ClaimName) -> str:
         holder = self._claims.holder(claim)
-        return "nobody (the claim cannot be read)" if holder is None else f"{self._claims.watch.last_beat(holder)} (worker {holder})"
+        return "nobody (the claim cannot be read)" if holder is None else f"{self._claims.watch.last_heartbeat(holder)} (worker {holder})"
 
 
 @dataclass(slots=True)

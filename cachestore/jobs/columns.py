@@ -37,7 +37,7 @@ def inputs(rows: Plan | Catalog, role: str) -> tuple[Sequence[int], Sequence[str
 def images_in(rows: Plan | Catalog, row: int, role: str) -> list[str]:
     """Return the references of a role in a row."""
     at, references = inputs(rows, role)
-    return [references[place] for place in range(at[row], at[row + 1])]
+    return [references[index] for index in range(at[row], at[row + 1])]
 
 
 def has_same_texts(plan: Plan, catalog: Catalog, *columns: str) -> bool:

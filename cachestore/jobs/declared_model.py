@@ -15,13 +15,13 @@ from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.keys import Json, Key, Recipe, digest_bytes
 from cachestore.core.raw_tensors import FLOATS, Raw, Scale, cast, numbers, to_state
 from cachestore.core.samples import IMAGE
-from cachestore.encode.buckets import Placement, Size
+from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.unit import Encoder, Prepared, Read, Resolved, Result
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.planning import encoders_of
 
 if TYPE_CHECKING:
-    from cachestore.encode.views import View
+    from cachestore.encode.variants import Variant
 
 IMPORTED: Final = "imported"
 """The `kind` of an imported recipe, and the `provenance` in an entry's JSON value."""
@@ -53,34 +53,34 @@ def as_made(hints: Mapping[str, Json], encoder: str, *, store: str) -> Precomput
     return PrecomputeRequest(data, str(model), store, (encoder,), vae=vae, text_encoder=text_encoder, encode_arg=arguments)
 
 
-def claimed_encoder(
+def declared_encoder(
     recipe: Recipe, hints: Mapping[str, Json], known: MutableMapping[str, str], *, store: str
-) -> tuple["Claimed", Mapping[str, Json] | None]:
+) -> tuple["DeclaredEncoder", Mapping[str, Json] | None]:
     """Return the encoder of the declared model for an imported recipe, and the declared `make` block or None.
 
     Loads no weights. Raises BadInput if no model was declared or it cannot be used.
     """
     made = encoders_of(as_made(hints, recipe.encoder, store=store), known)
-    claims: Mapping[str, Json] = recipe.make.get("claimed", {})
-    return Claimed(made[0], recipe), claims.get("recipe")
+    declared: Mapping[str, Json] = recipe.make.get("claimed", {})
+    return DeclaredEncoder(made[0], recipe), declared.get("recipe")
 
 
-def _view(size: Size, bucket: Size, request: Mapping[str, Json]) -> "View":
+def _variant(size: Size, bucket: Size, request: Mapping[str, Json]) -> "Variant":
     """How a picture was cropped, by the catalog; at the centre if the catalog has no crop or an impossible one."""
-    from cachestore.encode.views import View
+    from cachestore.encode.variants import Variant
 
     resized: Sequence[int] = request.get("resized", ())
     crop: Sequence[int] = request.get("crop", ())
     if len(resized) != 2 or len(crop) != 4:
-        return View.centred(size, bucket)
+        return Variant.centred(size, bucket)
     left, top, right, bottom = crop
     if (right - left, bottom - top) != tuple(bucket) or right > resized[0] or bottom > resized[1]:
-        return View.centred(size, bucket)
-    return View(size, bucket, Placement(Size(*resized), (left, top, right, bottom)), is_flipped=False, variant=None)
+        return Variant.centred(size, bucket)
+    return Variant(size, bucket, CropBox(Size(*resized), (left, top, right, bottom)), is_flipped=False, crop_number=None)
 
 
 @dataclass(slots=True)
-class Claimed:
+class DeclaredEncoder:
     """Encodes imported values again. Implements `unit.Encoder`.
 
     A request has the entry's `key` and its `caption` or `image`. For an image it also has the `bucket` and, if they are known, the size
@@ -103,8 +103,8 @@ class Claimed:
         data = read(str(request["image"]))
         digest = digest_bytes(data)
         bucket = Size(int(request["bucket"][0]), int(request["bucket"][1]))
-        view = _view(images.measure(data), bucket, request)
-        return Resolved(key, (data, view), {str(request.get("role", IMAGE)): digest}, {"input_digest": digest})
+        variant = _variant(images.measure(data), bucket, request)
+        return Resolved(key, (data, variant), {str(request.get("role", IMAGE)): digest}, {"input_digest": digest})
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """Call `encoder.prepare`."""
@@ -128,7 +128,7 @@ class Claimed:
         self.encoder.close()
 
 
-def find_claimed_difference(recipe: Recipe, stored: Mapping[str, Raw], made: Mapping[str, Raw], compare: Compare) -> str | None:
+def find_declared_difference(recipe: Recipe, stored: Mapping[str, Raw], made: Mapping[str, Raw], compare: Compare) -> str | None:
     """Describe how an imported entry differs from what the declared model makes; None if it does not.
 
     Text tensors are converted to the coarser of the two dtypes and passed to `compare`; further tensors of the trainer's file are ignored.
@@ -159,12 +159,12 @@ def _latents_difference(recipe: Recipe, stored: Mapping[str, Raw], made: Mapping
     latents = numbers(to_state(stored[kind], scale_of(recipe.read), was_scaled=was_scaled, is_scaled=False)).astype(np.float64)
     mean, deviation = _mean_and_deviation(made)
     if latents.shape != mean.shape:
-        return f"{kind} is {list(latents.shape)}, but the claimed VAE makes {list(mean.shape)}"
+        return f"{kind} is {list(latents.shape)}, but the declared VAE makes {list(mean.shape)}"
     noise = _SPREAD * float(np.square(deviation).sum()) if kind == "sample" else 0.0
     length = max(float(np.linalg.norm(mean)), float(np.linalg.norm(latents)))
     distance = sqrt(max(0.0, float(np.square(latents - mean).sum()) - noise))
     if distance > FAR * length:
-        far = f"{distance / length:.2g} of its length from what the claimed VAE makes"
+        far = f"{distance / length:.2g} of its length from what the declared VAE makes"
         return f"{kind} is {far} (another trainer's resizing stays below {FAR})"
     return None
 

@@ -23,7 +23,7 @@ from cachestore.storage.append import Acknowledged, Appender
 from cachestore.work.ledgers import Outcome
 from cachestore.work.passes import PassRef
 from cachestore.work.stages import Stages
-from cachestore.work.workers import COUNTS, Beat
+from cachestore.work.workers import COUNTS, Heartbeat
 
 T = TypeVar("T")
 
@@ -65,10 +65,12 @@ class _Appended:
 class Encoding:
     """Encodes units and publishes them. For use in the worker's thread; inside `with behind`, another thread appends the results."""
 
-    def __init__(self, job: Job, ref: PassRef, beat: Beat, known: KnownEntries, stages: Stages, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, job: Job, ref: PassRef, heartbeat: Heartbeat, known: KnownEntries, stages: Stages, *, clock: Callable[[], float]
+    ) -> None:
         self._job = job
         self._ref = ref
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._known = known
         self._stages = stages
         self._clock = clock
@@ -83,17 +85,17 @@ class Encoding:
         """Discard entries that are not acknowledged."""
         self._appender.discard()
 
-    def tell(self) -> None:
+    def report_progress(self) -> None:
         """Call `on_progress` with this worker's counts."""
         if self._job.on_progress:
-            counts = {name: getattr(self._beat, name) for name in COUNTS}
+            counts = {name: getattr(self._heartbeat, name) for name in COUNTS}
             self._job.on_progress({"plan": self._ref.plan, "pass": self._ref.number, **counts})
 
     def check_cancelled(self) -> None:
         """If the job is cancelled, publish what is encoded and raise Incomplete."""
         if self._job.cancel is None or not self._job.cancel.is_set():
             return
-        self.publish_gathered()
+        self.publish_pending()
         raise Incomplete(f"stopped on request; what was encoded is in {self._job.layout.root}. Run the same command again to continue")
 
     def add(self, state: EncoderState, group: PartitionGroup, unit: DecodedUnit | Outcome) -> None:
@@ -101,7 +103,7 @@ class Encoding:
         if isinstance(unit, Outcome):
             group.outcomes[unit.unit] = unit
         elif unit.key in self._promised or self._known.is_own(unit.key):
-            group.outcomes[unit.unit.place] = outcome_of(unit.unit, "found", unit.resolved, unit.stat, unit.facts)
+            group.outcomes[unit.unit.index] = outcome_of(unit.unit, "found", unit.resolved, unit.stat, unit.facts)
         else:
             self._promised.add(unit.key)
             if batch := state.batches.add(unit.prepared, unit):
@@ -130,7 +132,7 @@ class Encoding:
             else:
                 first()
 
-    def publish_gathered(self) -> None:
+    def publish_pending(self) -> None:
         """Publish what is encoded, even if its partitions are not finished: the worker that takes them over finds it."""
         pending = [one for one in self._under_way if isinstance(one, _Pending)]
         self._under_way.clear()
@@ -153,11 +155,11 @@ class Encoding:
         """Submit a batch to the encoder. An error is handled when the batch ends, after the batches before it."""
         was_warm, state.is_warm = state.is_warm, True
         if not was_warm:
-            self._beat.rise(phase="loading")
+            self._heartbeat.rise(phase="loading")
         begun = self._clock()
         result = self._tried(lambda: state.encoder.submit([(unit.key, unit.prepared.payload) for unit in batch]))
         seconds = self._clock() - begun
-        self._beat.rise(phase="working")
+        self._heartbeat.rise(phase="working")
         if self._job.on_loaded is not None and not was_warm and not isinstance(result, Exception):
             self._job.on_loaded(state.encoder)
         return _Pending(state, group, batch, result, seconds, was_warm)
@@ -171,7 +173,7 @@ class Encoding:
             self._fall_back(one.state, one.group, one.batch, tensors)
             return
         if one.was_warm:  # the first batch also loads the model: counted as slowest, it would hide for minutes that this worker hangs
-            self._beat.batch_took(one.seconds + self._clock() - begun)
+            self._heartbeat.batch_took(one.seconds + self._clock() - begun)
         self._take_in(self.behind.hand(partial(self._append, one.group, one.batch, tensors)))
 
     def _tried(self, work: Callable[[], T]) -> T | Exception:
@@ -198,7 +200,7 @@ class Encoding:
             self._fail(group, batch[0], words_of(error), is_transient=is_memory or isinstance(error, OSError))
 
     def _fail(self, group: PartitionGroup, unit: DecodedUnit, reason: str, *, is_transient: bool = False) -> None:
-        group.outcomes[unit.unit.place] = Outcome(unit.unit.place, "failed", unit.key, reason=reason, is_transient=is_transient)
+        group.outcomes[unit.unit.index] = Outcome(unit.unit.index, "failed", unit.key, reason=reason, is_transient=is_transient)
         self._promised.discard(unit.key)
 
     def _append(self, group: PartitionGroup, batch: Sequence[DecodedUnit], tensors: Mapping[Key, Mapping[str, Any]]) -> _Appended:
@@ -211,7 +213,7 @@ class Encoding:
                     meta = {**unit.resolved.meta, **unit.prepared.facts}
                     appended.acknowledged += self._appender.put(unit.key, to_raw(tensors[unit.key]), meta)
                 except BadInput as error:
-                    refused[unit.unit.place] = str(error)
+                    refused[unit.unit.index] = str(error)
             if self._appender.is_due:
                 appended.acknowledged += self._appender.close_segment()
         return appended
@@ -219,25 +221,25 @@ class Encoding:
     def _note(self, group: PartitionGroup, batch: Sequence[DecodedUnit], refused: Mapping[int, str]) -> None:
         """Record the outcomes of an appended batch; units in `refused` could not be stored."""
         for unit in batch:
-            if (reason := refused.get(unit.unit.place)) is not None:
+            if (reason := refused.get(unit.unit.index)) is not None:
                 self._fail(group, unit, reason)
             else:
-                group.outcomes[unit.unit.place] = outcome_of(unit.unit, "made", unit.resolved, unit.stat, unit.facts)
+                group.outcomes[unit.unit.index] = outcome_of(unit.unit, "made", unit.resolved, unit.stat, unit.facts)
 
     def _close_segment(self, then: Callable[[], None]) -> _Appended:
         """Publish the open segment. Runs in the appending thread; `then` is called in the thread that encodes."""
         with self._stages.busy("append"):
             return _Appended(then, self._appender.close_segment())
 
-    def _take_in(self, told: Iterable[_Appended]) -> None:
+    def _take_in(self, batches: Iterable[_Appended]) -> None:
         """Record the segments that are durable now, and call what waits for them."""
-        for appended in told:
+        for appended in batches:
             for segment in appended.acknowledged:
                 self._known.add(segment)
-                self._promised.difference_update(segment.places)
-                self._beat.encoded += len(segment.places)
-                self._beat.write()
-                self.tell()
+                self._promised.difference_update(segment.locations)
+                self._heartbeat.encoded += len(segment.locations)
+                self._heartbeat.write()
+                self.report_progress()
             appended.then()
 
 

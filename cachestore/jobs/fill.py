@@ -12,14 +12,14 @@ from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.files.marker import noticing_its_end
 from cachestore.jobs.options import allowed_failures
 from cachestore.jobs.pass_loop import Report, held_to, run_pass
-from cachestore.jobs.placement import find_placement, launch_of, say_conflict
+from cachestore.jobs.ranks import find_rank, launch_of, say_conflict
 from cachestore.jobs.task import Cancel, Job, OnProgress
 from cachestore.store.reader import AnyKey
 from cachestore.store.writer import Store
 from cachestore.work.agreement import Intent, check_agreement
 from cachestore.work.plan import is_published, plan_of_keys, publish_plan
 from cachestore.work.progress import Observer
-from cachestore.work.workers import Beat
+from cachestore.work.workers import Heartbeat
 
 FILL_BATCH: Final = 16
 """Items in one call of `encode`, if the caller passes no batch size."""
@@ -62,7 +62,7 @@ class _CallerEncoder:
         """Do nothing: the model belongs to the caller."""
 
 
-class _NoSource:
+class _NoFiles:
     """The source of `fill`, which reads no files: nothing here is called."""
 
     def read(self, reference: str) -> NoReturn:
@@ -128,20 +128,22 @@ def fill(
     for key, item in as_pairs("wanted", wanted):
         items.setdefault(Key.parse(key), item)
     encoder = _CallerEncoder(Recipe("values", {"kind": "values"}), items, encode, limit, group_by)
-    placement = find_placement(rank, world_size)
+    rank_info = find_rank(rank, world_size)
     plan = plan_of_keys(encoder.recipe, items)
     if not is_published(store.layout, plan.name):
         publish_plan(store.layout, plan)
-    say_conflict(placement, _log.warning)
-    observer, launch = Observer(store.layout), launch_of(placement)
+    say_conflict(rank_info, _log.warning)
+    observer, launch = Observer(store.layout), launch_of(rank_info)
     tell = observer.following(on_progress) if on_progress else None
-    with noticing_its_end(store.layout), Beat(store.layout, "", 0, launch, placement.rank, placement.world_size) as beat:
+    with noticing_its_end(store.layout), Heartbeat(store.layout, "", 0, launch, rank_info.rank, rank_info.world_size) as heartbeat:
         intent = Intent(plan.request, {}, plan.content, plan.name)
-        beat.detail = intent.as_json()
-        beat.write()
+        heartbeat.detail = intent.as_json()
+        heartbeat.write()
         # Only ranks of one launch must have the same plan: another trainer may fill the same store with its own values.
-        check_agreement(store.layout, intent, beat, _log.debug, strict=False)
-        report = run_pass(Job(store.layout, plan, [encoder], _NoSource(), placement, launch, cancel=cancel, on_progress=tell, beat=beat))
+        check_agreement(store.layout, intent, heartbeat, _log.debug, strict=False)
+        report = run_pass(
+            Job(store.layout, plan, [encoder], _NoFiles(), rank_info, launch, cancel=cancel, on_progress=tell, heartbeat=heartbeat)
+        )
     store.refresh()
     if on_progress and (ended := observer.newest(report.plan)) is not None:
         on_progress(ended.counts())

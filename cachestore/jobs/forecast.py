@@ -27,7 +27,7 @@ from cachestore.work.outcomes import FAILED, Mask, Numbers
 from cachestore.work.passes import PassRef, list_rounds
 from cachestore.work.plan import Plan
 from cachestore.work.progress import pass_status
-from cachestore.work.workers import lived, read_beats
+from cachestore.work.workers import lived, read_heartbeats
 
 if TYPE_CHECKING:
     from cachestore.encode.buckets import Size
@@ -37,9 +37,9 @@ HEADER_BYTES: Final = 256 * 1024
 TRAINING_BATCH: Final = 8
 """The batch size in the lines of Python that are printed; buckets with fewer samples give no full batch."""
 
-LOOKED_AT: Final = 2000
+MAX_INSPECTED: Final = 2000
 """The most captions and picture headers that are read before a run; the rest is estimated."""
-LOOKED_UP: Final = 100_000
+MAX_LOOKUPS: Final = 100_000
 """The most captions that are looked up by their keys, which takes about a second."""
 
 
@@ -87,19 +87,19 @@ def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int]
     """
     layout, plan = wanted.layout, wanted.plan
     by_encoder: dict[str, Any] = {encoder.recipe.encoder: encoder for encoder in wanted.encoders}
-    limit = len(missing) if look_at_all else LOOKED_AT
+    limit = len(missing) if look_at_all else MAX_INSPECTED
     held = _held(reconciler, _units_by(plan, missing, "text"))
-    missing = [place for place in missing if place not in held]
+    missing = [index for index in missing if index not in held]
     captions, images, masks = (_units_by(plan, missing, encoder) for encoder in ("text", "latents", MASK))
-    looks = cache(partial(_measure, wanted.listing)), cache(partial(_glance, wanted.listing))  # cached, as one file may have many units
-    facts = _buckets_of(plan, images, limit, *looks)
+    measures = cache(partial(_measure, wanted.listing)), cache(partial(_glance, wanted.listing))  # cached, as one file may have many units
+    facts = _buckets_of(plan, images, limit, *measures)
     is_trained_on = _first_units_of(plan, IMAGE, VIDEO)
-    buckets = Counter(bucket for place, bucket in facts.items() if is_trained_on[place])
+    buckets = Counter(bucket for index, bucket in facts.items() if is_trained_on[index])
     buckets.update(_known_buckets(reconciler, missing, is_trained_on))
-    tokens = _count(by_encoder.get("text"), [plan.unit(place).request for place in captions[:limit]])
+    tokens = _count(by_encoder.get("text"), [plan.unit(index).request for index in captions[:limit]])
     # The bytes of the units that were looked at, scaled up to all.
     size = _bytes_of_pictures(by_encoder.get("latents"), list(facts.values()), len(images))
-    size += _bytes_of_pictures(by_encoder.get(MASK), list(_buckets_of(plan, masks, limit, *looks).values()), len(masks))
+    size += _bytes_of_pictures(by_encoder.get(MASK), list(_buckets_of(plan, masks, limit, *measures).values()), len(masks))
     if tokens:
         size += sum(by_encoder["text"].entry_bytes(count) for count in tokens) * len(captions) // len(tokens)
     limit_tokens = getattr(by_encoder.get("text"), "max_tokens", 0)
@@ -133,14 +133,14 @@ def _published(layout: Layout, ref: PassRef) -> int:
     return status.reused + status.encoded
 
 
-def _units_by(plan: Plan, places: Sequence[int], encoder: str) -> list[int]:
-    return [place for place in places if plan.recipes[plan.recipe_of(place)].encoder == encoder]
+def _units_by(plan: Plan, indices: Sequence[int], encoder: str) -> list[int]:
+    return [index for index in indices if plan.recipes[plan.recipe_of(index)].encoder == encoder]
 
 
 def _held(reconciler: Reconciler, captions: Sequence[int]) -> set[int]:
     """The captions that another data set of the store has already. A picture's key is not known before it is read."""
     with closing(load_snapshot(reconciler.job.layout, for_planning=True)) as snapshot:
-        return set(reconciler.held_elsewhere(captions[:LOOKED_UP], snapshot)) if len(snapshot) else set()
+        return set(reconciler.held_elsewhere(captions[:MAX_LOOKUPS], snapshot)) if len(snapshot) else set()
 
 
 def _distinct_captions(plan: Plan) -> int:
@@ -169,17 +169,17 @@ def _marked(plan: Plan, *cells: "Sequence[int] | Numbers") -> Mask:
 
 
 def _buckets_of(
-    plan: Plan, places: Iterable[int], limit: int, measure: "Callable[[str], Size]", glance: "Callable[[str], Video]"
+    plan: Plan, indices: Iterable[int], limit: int, measure: "Callable[[str], Size]", glance: "Callable[[str], Video]"
 ) -> dict[int, tuple[int, ...]]:
     """The buckets of pictures and videos to encode, from their headers, by unit index; a mask has its picture's bucket.
 
     A video's header is trusted here; the pass itself checks all packets.
     """
-    from cachestore.encode.views import bucket_of
+    from cachestore.encode.variants import bucket_of
 
     found: dict[int, tuple[int, ...]] = {}
-    for place in places:
-        request = plan.unit(place).request
+    for index in indices:
+        request = plan.unit(index).request
         if len(found) >= limit:
             break
         try:
@@ -187,9 +187,9 @@ def _buckets_of(
                 from cachestore.encode.clips import clip_of
 
                 video = glance(str(request[VIDEO]))
-                found[place] = (*bucket_of(request, video.size), clip_of(request, video.timeline)[0])
+                found[index] = (*bucket_of(request, video.size), clip_of(request, video.timeline)[0])
             else:  # a mask is cropped like its picture, any other image by its own size
-                found[place] = bucket_of(request, measure(str(request[LIKE if request.get("role") == MASK else "image"])))
+                found[index] = bucket_of(request, measure(str(request[LIKE if request.get("role") == MASK else "image"])))
         except (EncodeFailed, OSError):
             continue
     return found
@@ -244,7 +244,7 @@ def _seconds(layout: Layout, units: int) -> float | None:
     """A rough guess: units divided by the rate of earlier workers in this store; None without such workers."""
     if units == 0:
         return 0.0
-    rates = [beat["encoded"] / lived(beat) for beat in read_beats(layout) if lived(beat) and beat["encoded"]]
+    rates = [heartbeat["encoded"] / lived(heartbeat) for heartbeat in read_heartbeats(layout) if lived(heartbeat) and heartbeat["encoded"]]
     return round(units / (sum(rates) / len(rates)), 1) if rates else None
 
 

@@ -52,13 +52,13 @@ class KnownEntries:
 
     def add(self, segment: Acknowledged) -> None:
         """Remember a segment of this worker that is durable now."""
-        self._own.update(dict.fromkeys(segment.places, segment.digest))
+        self._own.update(dict.fromkeys(segment.locations, segment.digest))
         self._published += 1
 
     def find(self, unit: Unit, resolved: Resolved, stat: tuple[int, int]) -> Outcome | None:
         """Return the outcome of a unit whose key is in the store or was published by this worker; else None."""
         own = self._own.get(resolved.key)
-        segments = [] if own else [place.segment for place in self.snapshot.find([resolved.key])[0]]
+        segments = [] if own else [location.segment for location in self.snapshot.find([resolved.key])[0]]
         if not own and not segments:
             return None
         was_made_here = own is not None or any(segment.origin == self._ref.origin for segment in segments)

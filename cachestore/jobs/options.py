@@ -43,7 +43,7 @@ _PATHS: Final = ("model", "vae", "text_encoder")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OptionType:
     """How an option's values are read and checked."""
 
     wanted: str
@@ -58,7 +58,7 @@ class Kind:
 class Option:
     """An option's metadata; its default is that of the field."""
 
-    kind: Kind
+    kind: OptionType
     group: str
     """Its heading in `--help`; empty for options above all groups."""
     help: str
@@ -70,7 +70,7 @@ class Option:
 
 
 def _option(
-    default: Any, kind: Kind, group: str, words: str, metavar: str | None = None, *, is_hint: bool = True, is_for_files: bool = True
+    default: Any, kind: OptionType, group: str, words: str, metavar: str | None = None, *, is_hint: bool = True, is_for_files: bool = True
 ) -> Any:
     about = {"option": Option(kind, group, words, metavar, is_hint=is_hint and group != "how", is_for_files=is_for_files)}
     return field(default_factory=default, metadata=about) if isinstance(default, type) else field(default=default, metadata=about)
@@ -94,8 +94,8 @@ def _whole(least: int, value: Any) -> int:
     return number if number >= least else _refuse()
 
 
-def _whole_from(least: int) -> Kind:
-    return Kind(f"a whole number of at least {least}", lambda value: _whole(least, value), int)
+def _whole_from(least: int) -> OptionType:
+    return OptionType(f"a whole number of at least {least}", lambda value: _whole(least, value), int)
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
@@ -118,13 +118,13 @@ def _rate(value: Any) -> float:
     return (value if type(value) is int else rate) if isfinite(rate) and _LEAST_FPS <= rate <= _MOST_FPS else _refuse()
 
 
-def _word(*words: str) -> Kind:
-    return Kind(f"{', '.join(words[:-1])} or {words[-1]}", lambda value: value if value in words else _refuse())
+def _word(*words: str) -> OptionType:
+    return OptionType(f"{', '.join(words[:-1])} or {words[-1]}", lambda value: value if value in words else _refuse())
 
 
-def _place(value: Any) -> str:
-    place = os.fspath(cast("os.PathLike[Any]", value))
-    return place if isinstance(place, str) and place else _refuse()
+def _path(value: Any) -> str:
+    path = os.fspath(cast("os.PathLike[Any]", value))
+    return path if isinstance(path, str) and path else _refuse()
 
 
 def _switched(value: Any) -> bool:
@@ -181,12 +181,12 @@ def _failures(value: Any) -> str:
 
 def _allowed(text: str) -> tuple[float, bool] | None:
     """The number in `3` or `2%`, and whether it is a percentage; None for anything else."""
-    number, is_share = text.removesuffix("%"), text.endswith("%")
+    number, is_percent = text.removesuffix("%"), text.endswith("%")
     try:
-        value = float(number) if is_share else int(number)
+        value = float(number) if is_percent else int(number)
     except ValueError:
         return None
-    return (value, is_share) if value >= 0 and not (is_share and value > 100) else None
+    return (value, is_percent) if value >= 0 and not (is_percent and value > 100) else None
 
 
 def allowed_failures(text: str, units: int) -> int:
@@ -194,8 +194,8 @@ def allowed_failures(text: str, units: int) -> int:
     found = _allowed(text)
     if found is None:
         raise BadInput(f"max_failures must be {_FAILURES.wanted}, not {text!r}")
-    value, is_share = found
-    return int(units * value / 100) if is_share else int(value)
+    value, is_percent = found
+    return int(units * value / 100) if is_percent else int(value)
 
 
 def _sources(value: Any) -> tuple[Source, ...]:
@@ -203,25 +203,25 @@ def _sources(value: Any) -> tuple[Source, ...]:
     return tuple(one if isinstance(one, Source) else Source(**one) for one in listed)
 
 
-_PLACE: Final = Kind("a path or a hub id", _place)
-_STORE: Final = Kind("a path (str or pathlib.Path, and not empty)", _place)
-_TEXT: Final = Kind("a text", _text)
-_SWITCH: Final = Kind("true or false", _switched, lambda given: given)
-_DTYPE: Final = Kind(f"auto or one of {', '.join(DTYPES)}", _word("auto", *DTYPES).read)
-_FAILURES: Final = Kind("a count or a share such as 2%", _failures)
-_NUMBERS: Final = Kind("a whole number of at least 1, or several of them", _numbers, _parse_numbers)
-_SIZES: Final = Kind(_NUMBERS.wanted, _sizes, _parse_numbers)
-_RATE: Final = Kind(f"a number of frames a second from {_LEAST_FPS} to {_MOST_FPS}", _rate, float)
-_THREADS: Final = Kind("a number of threads, 0 or more", lambda value: _whole(0, value), int)
-_BATCH: Final = Kind("auto or a whole number of at least 1", _batch_size, lambda text: text if text == "auto" else int(text))
-_ARGUMENTS: Final = Kind("NAME=VALUE (in a file a table, from Python a mapping)", _arguments, _parse_arguments)
-_POLICY: Final = Kind("first, all, random, or a CaptionPolicy (as JSON, or as a table)", _captions, _parse_captions)
-_ENCODERS: Final = Kind(
+_MODEL: Final = OptionType("a path or a hub id", _path)
+_STORE: Final = OptionType("a path (str or pathlib.Path, and not empty)", _path)
+_TEXT: Final = OptionType("a text", _text)
+_SWITCH: Final = OptionType("true or false", _switched, lambda given: given)
+_DTYPE: Final = OptionType(f"auto or one of {', '.join(DTYPES)}", _word("auto", *DTYPES).read)
+_FAILURES: Final = OptionType("a count or a share such as 2%", _failures)
+_NUMBERS: Final = OptionType("a whole number of at least 1, or several of them", _numbers, _parse_numbers)
+_SIZES: Final = OptionType(_NUMBERS.wanted, _sizes, _parse_numbers)
+_RATE: Final = OptionType(f"a number of frames a second from {_LEAST_FPS} to {_MOST_FPS}", _rate, float)
+_THREADS: Final = OptionType("a number of threads, 0 or more", lambda value: _whole(0, value), int)
+_BATCH: Final = OptionType("auto or a whole number of at least 1", _batch_size, lambda text: text if text == "auto" else int(text))
+_ARGUMENTS: Final = OptionType("NAME=VALUE (in a file a table, from Python a mapping)", _arguments, _parse_arguments)
+_POLICY: Final = OptionType("first, all, random, or a CaptionPolicy (as JSON, or as a table)", _captions, _parse_captions)
+_ENCODERS: Final = OptionType(
     "a list of names, such as text,latents or text_encoder,text_encoder_2",
     _names,
     lambda text: [one.strip() for one in text.split(",") if one.strip()],
 )
-_SOURCES: Final = Kind('a list of objects with the fields of cs.Source, such as [{"data": PATH, "repeats": 2}]', _sources, json.loads)
+_SOURCES: Final = OptionType('a list of objects with the fields of cs.Source, such as [{"data": PATH, "repeats": 2}]', _sources, json.loads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class PrecomputeRequest:
 
     data: str = _option(MISSING, _TEXT, "", "a path; empty if `sources` lists the sources", is_for_files=False)
     model: str = _option(
-        MISSING, _PLACE, "", "a diffusers folder or hub id, or a transformers text encoder; the denoiser's weights are never read"
+        MISSING, _MODEL, "", "a diffusers folder or hub id, or a transformers text encoder; the denoiser's weights are never read"
     )
     store: str = _option(MISSING, _STORE, "", "the store's folder; made if it does not exist", is_hint=False)
     encode: tuple[str, ...] = _option(("text", LATENTS), _ENCODERS, "what", "text, latents or both; some encoders alone by name", "LIST")
@@ -273,9 +273,9 @@ class PrecomputeRequest:
     )
     fps: float | None = _option(None, _RATE, "videos", "frames a second to take (default: the file's own frame rate)", "R")
     clips: int = _option(1, _whole_from(1), "videos", "clips from each video, evenly spread; 1 takes its beginning", "N")
-    vae: str | None = _option(None, _PLACE, "model", "where to take the VAE from: a folder, a hub id, or one .safetensors file", "PATH")
+    vae: str | None = _option(None, _MODEL, "model", "where to take the VAE from: a folder, a hub id, or one .safetensors file", "PATH")
     text_encoder: str | None = _option(
-        None, _PLACE, "model", "take the text encoder from here: a folder, a hub id, or one .safetensors file", "PATH"
+        None, _MODEL, "model", "take the text encoder from here: a folder, a hub id, or one .safetensors file", "PATH"
     )
     revision: str | None = _option(None, _TEXT, "model", "the revision of a hub model", "R")
     variant: str | None = _option(None, _TEXT, "model", "the variant of the weights, such as fp16", "V")
@@ -286,7 +286,7 @@ class PrecomputeRequest:
     vae_dtype: str = _option("auto", _DTYPE, "model", "float32, bfloat16 or float16; auto chooses by model family", "D")
     latents: Latents = _option("moments", _word(*get_args(Latents)), "model", "what to store of the VAE's posterior", "moments|mean|sample")
     procs: int | None = _option(None, _whole_from(1), "how", "start N local ranks (default: one for each GPU, else 1)", "N")
-    device: str = _option("auto", Kind(f"one of {_DEVICES}", _device), "how", "auto, cpu, cuda or cuda:i")
+    device: str = _option("auto", OptionType(f"one of {_DEVICES}", _device), "how", "auto, cpu, cuda or cuda:i")
     batch_size: int | Literal["auto"] = _option("auto", _BATCH, "how", "auto or a number", "N")
     compile: bool = _switch("how", "compile the VAE's encoder for shapes with enough pictures")
     workers: int | None = _option(None, _THREADS, "how", "threads that read and decode (default: by the number of processors)", "N")
@@ -337,15 +337,15 @@ class PrecomputeRequest:
 
     def absolute(self) -> "PrecomputeRequest":
         """Return the request with absolute paths, for a process in another folder. Paths that do not exist stay as they are."""
-        places = {name: str(Path(place).absolute()) for name in _PATHS if (place := getattr(self, name)) and Path(place).exists()}
+        paths = {name: str(Path(path).absolute()) for name in _PATHS if (path := getattr(self, name)) and Path(path).exists()}
         sources = tuple(replace(source, data=_as_hint(source.data)) for source in self.sources)
-        return replace(self, data=_as_hint(self.data), sources=sources, store=str(Path(self.store).absolute()), **places)
+        return replace(self, data=_as_hint(self.data), sources=sources, store=str(Path(self.store).absolute()), **paths)
 
     def hints(self) -> dict[str, Json]:
         """Return the options that a catalog's header keeps, so that `repair --refill` can encode the same again. Paths are absolute."""
         body = replace(self, sources=tuple(labelled(self.sources))).absolute().as_json()
-        is_kept = {one.name: option_of(one).is_hint and (one.name != "sources" or bool(self.sources)) for one in fields(self)}
-        return {name: value for name, value in body.items() if is_kept[name]}
+        is_hint = {one.name: option_of(one).is_hint and (one.name != "sources" or bool(self.sources)) for one in fields(self)}
+        return {name: value for name, value in body.items() if is_hint[name]}
 
     @classmethod
     def from_hints(cls, hints: Mapping[str, Any], *, store: str) -> "PrecomputeRequest":
@@ -438,7 +438,7 @@ def parse_value(one: "Field[Any]", text: Any, where: str) -> Any:
     return read_value(one, value, where)
 
 
-def _refusal(kind: Kind, where: str, value: object, error: Exception) -> str:
+def _refusal(kind: OptionType, where: str, value: object, error: Exception) -> str:
     own = str(error) if isinstance(error, BadInput) else ""
     return f"{where} must be {kind.wanted}, not {value!r}" + (f": {own}" if own else "")
 
@@ -459,8 +459,8 @@ def _as_hint(data: str) -> str:
     """The absolute path if it exists or is of tars, IN_MEMORY for rows of a source in memory, else `data` itself."""
     if is_temporary(Path(data).name):
         return IN_MEMORY
-    is_place = bool(data) and (Path(data).exists() or Path(data).suffix.lower() == SUFFIX)  # a range of tars is no file of that name
-    return str(Path(data).absolute()) if is_place else data
+    is_path = bool(data) and (Path(data).exists() or Path(data).suffix.lower() == SUFFIX)  # a range of tars is no file of that name
+    return str(Path(data).absolute()) if is_path else data
 
 
 def _makes(name: str) -> set[str]:

@@ -28,11 +28,11 @@ def list_changed(presence: Presence, outcomes: Outcomes) -> list[Json]:
     """
     found: set[str] = set()
     until = time.monotonic() + _LOOK_SECONDS
-    for place in np.flatnonzero(presence.of_files() & (outcomes.states == MADE) & (outcomes.stats[:, 0] >= 0)).tolist():
+    for index in np.flatnonzero(presence.of_files() & (outcomes.states == MADE) & (outcomes.stats[:, 0] >= 0)).tolist():
         if time.monotonic() > until or len(found) >= _NAMED_CHANGES:
             break
-        if not presence.is_unchanged(place, outcomes):
-            found.update(references_of(presence.plan.unit(place).request))
+        if not presence.is_unchanged(index, outcomes):
+            found.update(references_of(presence.plan.unit(index).request))
     return list[Json](sorted(found))
 
 
@@ -44,7 +44,7 @@ def count_made(outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot
     count = size_bytes = 0
     for start in range(0, len(keys), _TOGETHER):
         some = Digests(memoryview(keys[start : start + _TOGETHER].tobytes()), KEY_BYTES)
-        sizes = [places[0].size_bytes for places in snapshot.find([Key(raw) for raw in some]) if places]
+        sizes = [locations[0].size_bytes for locations in snapshot.find([Key(raw) for raw in some]) if locations]
         count, size_bytes = count + len(sizes), size_bytes + sum(sizes)
     return count, size_bytes
 
@@ -64,8 +64,8 @@ def list_failures(plan: Plan, failed: Mapping[int, str]) -> list[Json]:
             named.add(units[cell])
             rows[plan.ids[row], column.encoder, failed[units[cell]]] = None
     alone = [
-        (plan.unit_ids[place].hex() if plan.ids_are_keys else "", plan.recipes[plan.recipe_of(place)].encoder, failed[place])
-        for place in sorted(set(failed) - named)
+        (plan.unit_ids[index].hex() if plan.ids_are_keys else "", plan.recipes[plan.recipe_of(index)].encoder, failed[index])
+        for index in sorted(set(failed) - named)
     ]
-    told = [*rows, *alone][:_NAMED_FAILURES]
-    return [{"sample": sample, "encoder": encoder, "reason": reason} for sample, encoder, reason in told]
+    listed = [*rows, *alone][:_NAMED_FAILURES]
+    return [{"sample": sample, "encoder": encoder, "reason": reason} for sample, encoder, reason in listed]

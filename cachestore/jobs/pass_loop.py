@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
 from cachestore.core.keys import Json, Key
-from cachestore.core.ranks import Placement
+from cachestore.core.ranks import RankInfo
 from cachestore.core.words import in_short
 from cachestore.encode.unit import Encoder
 from cachestore.files.marker import check_for_reading, noticing_its_end
@@ -25,7 +25,7 @@ from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.agreement import wait_for_rank_0
 from cachestore.work.passes import Done, PassRef, join_pass, list_rounds, read_done, read_round
 from cachestore.work.plan import Plan, Unit
-from cachestore.work.workers import Beat, Life
+from cachestore.work.workers import Heartbeat, Life
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -91,57 +91,57 @@ def run_pass(job: Job) -> Report:
     Raises Incomplete if cancelled or stuck, WriteFailed if writing fails, Superseded if another run has listed the source later and
     published the data set. What is published stays, and a later call continues.
     """
-    own = Beat(job.layout, "", 0, job.launch, job.placement.rank, job.placement.world_size)
-    beating = own if job.beat is None else nullcontext(job.beat)
-    with noticing_its_end(job.layout), beating as beat:
+    own = Heartbeat(job.layout, "", 0, job.launch, job.rank_info.rank, job.rank_info.world_size)
+    context = own if job.heartbeat is None else nullcontext(job.heartbeat)
+    with noticing_its_end(job.layout), context as heartbeat:
         for recipe in job.plan.recipes:
             publish_recipe(job.layout, recipe)
-        report = _take_part(job, beat)
+        report = _take_part(job, heartbeat)
     check_for_reading(job.layout)  # if another store took its place, the report may be of a pass there over the same plan
     return report
 
 
-Start = tuple[Path, str, int | None]
+Invocation = tuple[Path, str, int | None]
 """(store, name of the plan, rank): the invocations with equal values are counted together."""
 
-_starts: dict[Start, int] = {}
+_invocations: dict[Invocation, int] = {}
 """How many invocations of this process have ended, by store, plan and rank. A second call in one launch must not get the old report."""
 
 
-def start_of(layout: Layout, plan: Plan, placement: Placement) -> Start:
+def invocation_of(layout: Layout, plan: Plan, rank_info: RankInfo) -> Invocation:
     """Return the values by which this process counts its invocations."""
-    return layout.root, plan.name, placement.rank
+    return layout.root, plan.name, rank_info.rank
 
 
-def numbered(launch: str, start: Start) -> str:
+def numbered(launch: str, invocation: Invocation) -> str:
     """Return the launch's name for this invocation: with `#` and a number from the second one on."""
-    return f"{launch}#{_starts[start]}" if _starts.get(start) else launch
+    return f"{launch}#{_invocations[invocation]}" if _invocations.get(invocation) else launch
 
 
-def count_start(start: Start) -> None:
+def count_invocation(invocation: Invocation) -> None:
     """Count an invocation that has ended."""
-    _starts[start] = _starts.get(start, 0) + 1
+    _invocations[invocation] = _invocations.get(invocation, 0) + 1
 
 
-def _take_part(job: Job, beat: Beat) -> Report:
-    start = start_of(job.layout, job.plan, job.placement)
-    job = replace(job, launch=numbered(job.launch, start))
+def _take_part(job: Job, heartbeat: Heartbeat) -> Report:
+    invocation = invocation_of(job.layout, job.plan, job.rank_info)
+    job = replace(job, launch=numbered(job.launch, invocation))
     ref = join_pass(job.layout, job.plan.name, job.launch)
     if (done := read_done(job.layout, ref)) is not None:
-        count_start(start)
+        count_invocation(invocation)
         return Report.from_json(done.report, encoded_here=0)
-    beat.join(ref.plan, ref.number, job.launch)
-    reconciler = Reconciler(job, ref, key_without_reading(job.encoders), beat.rise, beat.pass_seconds)
-    with closing(Worker(job, ref, beat)) as worker:
-        if beat.rank not in {0, None}:
-            wait_for_rank_0(job.layout, beat, lambda: bool(list_rounds(ref.folder(job.layout))))
+    heartbeat.join(ref.plan, ref.number, job.launch)
+    reconciler = Reconciler(job, ref, key_without_reading(job.encoders), heartbeat.rise, heartbeat.pass_seconds)
+    with closing(Worker(job, ref, heartbeat)) as worker:
+        if heartbeat.rank not in {0, None}:
+            wait_for_rank_0(job.layout, heartbeat, lambda: bool(list_rounds(ref.folder(job.layout))))
         reconciler.open_pass(worker.snapshot)
         if job.on_open:
             job.on_open()
-        beat.rise(phase="working")
+        heartbeat.rise(phase="working")
         done = _work(job, ref, reconciler, worker)
-    count_start(start)
-    return Report.from_json(done.report, encoded_here=beat.encoded)
+    count_invocation(invocation)
+    return Report.from_json(done.report, encoded_here=heartbeat.encoded)
 
 
 def key_without_reading(encoders: Sequence[Encoder]) -> Callable[[Unit], Key | None]:
@@ -190,7 +190,7 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
     Return None if another round was opened. Raises Incomplete if cancelled or if no progress is made any more.
     """
     slot = (len(job.plan.recipes), 0)
-    is_first = job.placement.rank in (0, None)
+    is_first = job.rank_info.rank in (0, None)
     waits = Patience()
     while True:
         if (done := read_done(job.layout, ref)) is not None:
@@ -200,12 +200,12 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
         claim = worker.claims.newest(number).get(slot)
         is_free = is_first if claim is None else worker.claims.life(claim) is not Life.LIVE
         if is_free and worker.claims.take(number, slot, after=claim):
-            worker.beat.rise(phase="reconciling")
+            worker.heartbeat.rise(phase="reconciling")
             with closing(load_snapshot(job.layout, earlier=worker.snapshot, for_planning=True)) as snapshot:
                 return reconciler.close_round(read_round(job.layout, ref, job.plan, number), snapshot)
         if not is_first:  # rank 0 may still be printing its forecast, and has in memory what reconciling needs
             is_first = True
-            wait_for_rank_0(job.layout, worker.beat, lambda: _is_closed(job, ref, worker, number))
+            wait_for_rank_0(job.layout, worker.heartbeat, lambda: _is_closed(job, ref, worker, number))
         worker.wait(waits, None, {slot: claim} if claim else {})
 
 

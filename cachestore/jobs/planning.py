@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
-from cachestore.core.inputs import RANDOM, RESOLUTIONS, SHOWN, cells_each, options_for, request_for
+from cachestore.core.inputs import IMAGES, RANDOM, RESOLUTIONS, cells_each, options_for, request_for
 from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample
 from cachestore.core.words import first_of
@@ -20,7 +20,7 @@ from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
 from cachestore.jobs.comparison import compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
-from cachestore.source.combined import IN_MEMORY, Brought, files_of, files_of_sources, list_path, list_sources, resolutions_of
+from cachestore.source.combined import IN_MEMORY, InMemory, files_of, files_of_sources, list_path, list_sources, resolutions_of
 from cachestore.source.files import IMAGE_SUFFIXES, Files
 from cachestore.source.listing import Listing
 from cachestore.source.remarks import Remarks
@@ -28,7 +28,7 @@ from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
 from cachestore.work.agreement import Intent, counted, wait_for_rank_0
 from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, plan_name, publish_plan, read_plan
-from cachestore.work.workers import Beat, host_name
+from cachestore.work.workers import Heartbeat, host_name
 
 if TYPE_CHECKING:
     from cachestore.encode.loaded import LoadedModel
@@ -61,12 +61,12 @@ class Wanted:
     """How the values differ from those of diffusers' own training script."""
 
 
-def list_request(request: PrecomputeRequest, brought: Brought | None = None) -> Listing:
-    """Return the listing of a request's sources; `brought` are those in memory. Raises BadInput."""
+def list_request(request: PrecomputeRequest, in_memory: InMemory | None = None) -> Listing:
+    """Return the listing of a request's sources; `in_memory` are those in memory. Raises BadInput."""
     if not request.sources:
         return list_path(request.data, caption_lines=request.caption_lines, caption=request.caption, videos=bool(request.frames))
     return list_sources(
-        request.sources, brought or {}, caption_lines=request.caption_lines, caption=request.caption, videos=bool(request.frames)
+        request.sources, in_memory or {}, caption_lines=request.caption_lines, caption=request.caption, videos=bool(request.frames)
     )
 
 
@@ -79,14 +79,14 @@ def look_at_request(
     layout: Layout,
     request: PrecomputeRequest,
     *,
-    beat: Beat | None = None,
+    heartbeat: Heartbeat | None = None,
     loaded: "LoadedModel | None" = None,
-    brought: Brought | None = None,
+    in_memory: InMemory | None = None,
     listing: Listing | None = None,
 ) -> Wanted:
     """List the source, digest the model's files and build the plan; publish the plan if it is not published yet.
 
-    `brought` are the listings of sources in memory; `listing` is that of all sources, if it was made already. With a heartbeat (`beat`),
+    `in_memory` are the listings of sources in memory; `listing` is that of all sources, if it was made already. With a `heartbeat`,
     others see what this invocation is about to do, and a rank other than 0 waits for rank 0 to build the plan.
 
     Raises BadInput for a source or model that cannot be used, BadUsage if the source has nothing to encode, RecipeMismatch if the name
@@ -97,7 +97,7 @@ def look_at_request(
     request.check()
     request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as in the name of its folder
     policy = _named(request.policy)
-    listing = listing or list_request(request, brought)
+    listing = listing or list_request(request, in_memory)
     encoders = _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded)
     needs = needs_of_request(request, loaded)
     _check_latents(request, encoders)
@@ -110,16 +110,16 @@ def look_at_request(
     asked = digest_parts("cachestore-request", arguments, *(encoder.recipe.fingerprint for encoder in asked_for)).hex()
     name = plan_name(asked, content)
     intent = Intent(arguments, {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in asked_for}, content, name)
-    if beat is not None:
-        beat.detail = intent.as_json()
-        beat.write()
-        if beat.rank not in {0, None}:
-            wait_for_rank_0(layout, beat, lambda: is_published(layout, name), unseen_seconds=PLAN_SECONDS)
+    if heartbeat is not None:
+        heartbeat.detail = intent.as_json()
+        heartbeat.write()
+        if heartbeat.rank not in {0, None}:
+            wait_for_rank_0(layout, heartbeat, lambda: is_published(layout, name), unseen_seconds=PLAN_SECONDS)
     previous = newest_catalog(layout, request.name, io="mmap")
     plan = published = _published(layout, name)
     if plan is None:
         seen = Remarks()
-        samples = listing.samples(seen) if beat is None else counted(listing.samples(seen), beat)
+        samples = listing.samples(seen) if heartbeat is None else counted(listing.samples(seen), heartbeat)
         plan = replace(_build(request, samples, encoders, columns, (asked, content)), remarks=seen.in_words())
         _refuse_without_captions(request, seen)
     _refuse_nothing(request, plan, previous)
@@ -177,7 +177,9 @@ def _build(
         columns=columns,
         texts=request.policy.encoding(),
         # If a text encoder also sees the sample's images, the empty caption has another value for each sample.
-        extra=[(n, {"caption": ""}) for n, encoder in enumerate(encoders) if encoder.recipe.encoder == "text" and not _shown_to(encoder)],
+        extra=[
+            (n, {"caption": ""}) for n, encoder in enumerate(encoders) if encoder.recipe.encoder == "text" and not _picture_role(encoder)
+        ],
     )
 
 
@@ -264,11 +266,11 @@ def _named(policy: CaptionPolicy) -> str:
 
 
 def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[ColumnRequest]:
-    name, shown = encoder.recipe.encoder, _shown_to(encoder)
+    name, shown = encoder.recipe.encoder, _picture_role(encoder)
     if shown is not None:
-        _check_shown(request)
+        _check_pictures(request)
     if name == "text":
-        wanted = [(CAPTION, {} if shown is None else {SHOWN: shown})]
+        wanted = [(CAPTION, {} if shown is None else {IMAGES: shown})]
     else:
         roles = (MASK,) if name == MASK else (IMAGE, CONTROL, VIDEO) if request.frames else (IMAGE, CONTROL)
         wanted = [(role, _options(request, role, size)) for role in roles for size in request.resolutions]
@@ -278,7 +280,7 @@ def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[
     ]
 
 
-def _check_shown(request: PrecomputeRequest) -> None:
+def _check_pictures(request: PrecomputeRequest) -> None:
     if request.flip:
         raise BadInput("--flip cannot be used with this model, whose text encoder sees the unmirrored pictures: leave it out")
     if request.policy.dropout:
@@ -330,7 +332,7 @@ def _check_video(options: Mapping[str, Json], sample: Sample) -> None:
         )
 
 
-def _shown_to(encoder: Encoder) -> str | None:
+def _picture_role(encoder: Encoder) -> str | None:
     """The role of the images that a text encoder sees with a caption; None if it reads captions alone."""
     pictures: Mapping[str, Json] = encoder.recipe.make.get("pictures") or {}
     return pictures.get("role")
@@ -370,12 +372,12 @@ def _refuse_nothing(request: PrecomputeRequest, plan: Plan, previous: Catalog | 
 def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequence[str]) -> str:
     """Why a source with this many samples has nothing to encode. Most likely the user meant another source."""
     paths = [source.data for source in request.sources] or [request.data]
-    places = ", ".join("memory" if path == IN_MEMORY else path for path in paths)
+    names = ", ".join("memory" if path == IN_MEMORY else path for path in paths)
     if samples:
         asked = ", ".join(request.encode)
-        return f"there is nothing to encode in {places}: none of {samples} samples has a picture, and --encode asks for {asked} alone"
+        return f"there is nothing to encode in {names}: none of {samples} samples has a picture, and --encode asks for {asked} alone"
     kinds = ", ".join(sorted(IMAGE_SUFFIXES))
-    return "; ".join((f"there is nothing to encode in {places}: no picture ({kinds}), no row, no prompt", *remarks))
+    return "; ".join((f"there is nothing to encode in {names}: no picture ({kinds}), no row, no prompt", *remarks))
 
 
 def _what_lacks(plan: Plan, request: PrecomputeRequest) -> tuple[str, ...]:

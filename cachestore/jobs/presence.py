@@ -22,7 +22,7 @@ from cachestore.core.keys import KEY_BYTES, Json, Key, digest_opened
 from cachestore.core.samples import VIDEO
 from cachestore.files.table import Digests
 from cachestore.jobs.columns import as_text, cells_of, framing, has_same_rows, has_same_texts, images_in, inputs, numbers, rows
-from cachestore.jobs.task import Source
+from cachestore.jobs.task import FileReader
 from cachestore.storage.catalog import FACTS, Catalog, KeyColumn
 from cachestore.storage.snapshot import Snapshot
 from cachestore.work.outcomes import FOUND, Bytes, Mask, Numbers, Outcomes
@@ -37,7 +37,7 @@ class Presence:
     """Finds out what is known of the units of a plan, and whether it is still true."""
 
     plan: Plan
-    source: Source
+    files: FileReader
     key_of: Callable[[Unit], Key | None] = lambda _unit: None
     """Returns a unit's key if it is known without reading a file, as for captions; else None."""
     rise: Callable[[], None] = lambda: None
@@ -53,10 +53,10 @@ class Presence:
         referenced = np.zeros(self.plan.unit_count, np.bool_)
         for _at, units in self.plan.cells:
             referenced[numbers(units)] = True
-        for place in np.flatnonzero(~referenced).tolist():
-            if (key := self.key_of(self.plan.unit(place))) is not None:
-                known.keys[place] = np.frombuffer(key, np.uint8)
-                known.states[place] = FOUND
+        for index in np.flatnonzero(~referenced).tolist():
+            if (key := self.key_of(self.plan.unit(index))) is not None:
+                known.keys[index] = np.frombuffer(key, np.uint8)
+                known.states[index] = FOUND
         if catalog is not None:
             self._take_cells(known, catalog)
         return known
@@ -69,9 +69,9 @@ class Presence:
             if earlier is None:
                 continue
             at, units = self.plan.cells[number]
-            places = self.earlier_cells(catalog, earlier, at)
-            cells = cells_of(earlier).take(places)
-            made = (places >= 0) & cells.keys.any(axis=1)
+            indices = self.earlier_cells(catalog, earlier, at)
+            cells = cells_of(earlier).take(indices)
+            made = (indices >= 0) & cells.keys.any(axis=1)
             known.put(numbers(units)[made], cells if made.all() else cells.take(np.flatnonzero(made)))
 
     def earlier_cells(self, catalog: Catalog, earlier: KeyColumn, at: Sequence[int]) -> Numbers:
@@ -96,20 +96,20 @@ class Presence:
             if has_frames and framing(self.plan, row) != framing(catalog, other):
                 continue
             cells = zip(range(at[row], at[row + 1]), range(earlier.at[other], earlier.at[other + 1]), strict=False)
-            for number, (cell, place) in enumerate(cells):
+            for number, (cell, index) in enumerate(cells):
                 n = number // each
                 is_there = at_now[row] + n < at_now[row + 1] and at_before[other] + n < at_before[other + 1]
                 if is_there and now[at_now[row] + n] == before[at_before[other] + n]:
-                    found[cell] = place
+                    found[cell] = index
         return found
 
-    def kept(self, known: Outcomes, snapshot: Snapshot) -> Mask:
+    def reusable(self, known: Outcomes, snapshot: Snapshot) -> Mask:
         """Return which units are present and have unchanged files, as a mask."""
-        kept = self.present(known, snapshot)
-        for place in np.flatnonzero(kept & self.of_files()).tolist():
+        reusable = self.present(known, snapshot)
+        for index in np.flatnonzero(reusable & self.of_files()).tolist():
             self.rise()
-            kept[place] = self.is_unchanged(place, known)
-        return kept
+            reusable[index] = self.is_unchanged(index, known)
+        return reusable
 
     def present(self, known: Outcomes, snapshot: Snapshot) -> Mask:
         """Return which units have a known key that is in the store, as a mask."""
@@ -127,36 +127,36 @@ class Presence:
                 of_files[units.start : units.stop] = True
         return of_files
 
-    def is_unchanged(self, place: int, known: Outcomes) -> bool:
+    def is_unchanged(self, index: int, known: Outcomes) -> bool:
         """Return whether the files of a unit have the recorded size and mtime."""
-        references = references_of(self.plan.unit(place).request)
-        stat = (int(known.stats[place, 0]), int(known.stats[place, 1]))
+        references = references_of(self.plan.unit(index).request)
+        stat = (int(known.stats[index, 0]), int(known.stats[index, 1]))
         return not references or (stat != NO_STAT and self.stat(references) == stat)
 
     def stat(self, references: Sequence[str]) -> Stat | None:
         """Return the combined (size, mtime_ns) of these files now; None if one is gone."""
-        stats = [self.source.stat(reference) for reference in references]
+        stats = [self.files.stat(reference) for reference in references]
         there = [stat for stat in stats if stat is not None]
         return combined_stat(there) if len(there) == len(stats) else None
 
     def digest(self, request: Mapping[str, Json]) -> tuple[bytes, Stat]:
         """Return the digest of a request's files as they are now, and their combined (size, mtime_ns). Raises OSError."""
         if VIDEO in request:
-            with self.source.open(str(request[VIDEO])) as (file, stat):
+            with self.files.open(str(request[VIDEO])) as (file, stat):
                 return bytes.fromhex(digest_opened(file)), stat
-        read = [self.source.read(reference) for reference in references_of(request)]
+        read = [self.files.read(reference) for reference in references_of(request)]
         inputs = digests_of(request, [data for data, _stat in read])
         return bytes.fromhex(combined_digest(inputs)), combined_stat([stat for _data, stat in read])
 
-    def has_other_bytes(self, place: int, outcomes: Outcomes) -> bool:
+    def has_other_bytes(self, index: int, outcomes: Outcomes) -> bool:
         """Return whether the files of a unit contain other bytes now. If not, record their new size and time."""
         try:
-            digest, stat = self.digest(self.plan.unit(place).request)
+            digest, stat = self.digest(self.plan.unit(index).request)
         except OSError:
             return True
-        if digest != outcomes.inputs[place].tobytes():
+        if digest != outcomes.inputs[index].tobytes():
             return True
-        outcomes.stats[place] = stat
+        outcomes.stats[index] = stat
         return False
 
 
@@ -164,7 +164,7 @@ def held_keys(snapshot: Snapshot, keys: Bytes) -> Mask:
     """Return which of these keys are in the store, as a mask."""
     if len(keys) * _FEW < len(snapshot):
         found = snapshot.find([Key(raw) for raw in Digests(memoryview(keys.tobytes()), KEY_BYTES)])
-        return np.array([bool(places) for places in found], np.bool_)
+        return np.array([bool(locations) for locations in found], np.bool_)
     return _among(keys, np.frombuffer(snapshot.raw_keys(), np.uint8).reshape(-1, KEY_BYTES))
 
 
@@ -175,9 +175,9 @@ def _among(keys: Bytes, present: Bytes) -> Mask:
     halves, wanted = _first_halves(present), _first_halves(keys)
     order = np.argsort(halves, kind="stable")
     halves, present = halves[order], present[order]
-    places = np.minimum(np.searchsorted(halves, wanted), len(halves) - 1)
-    found = (present[places] == keys).all(axis=1)
-    doubtful = ~found & (halves[places] == wanted)
+    indices = np.minimum(np.searchsorted(halves, wanted), len(halves) - 1)
+    found = (present[indices] == keys).all(axis=1)
+    doubtful = ~found & (halves[indices] == wanted)
     if doubtful.any():
         found[doubtful] = np.isin(as_text(keys[doubtful]), as_text(present))
     return found

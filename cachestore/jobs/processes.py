@@ -27,7 +27,7 @@ from cachestore.files.opening import read_at
 from cachestore.jobs.parent_watch import PARENT
 from cachestore.jobs.task import Cancel
 from cachestore.source.files import Files
-from cachestore.source.pipe import ASK, Answers
+from cachestore.source.pipe import PIPE, Answers
 from cachestore.work.progress import WAITING, PassStatus, RankStatus
 
 WORK: Final = "work"
@@ -233,7 +233,7 @@ def _start(
             out, err = _temporary(stack), None if is_inherited else _temporary(stack)
             quiet = [] if own.get("CACHESTORE_RANK", "0") == "0" else ["--quiet"]
             line = answers.new_line() if answers is not None else ()
-            asks = {ASK: ",".join(map(str, line))} if line else {}
+            pipe = {PIPE: ",".join(map(str, line))} if line else {}
             try:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "cachestore", *arguments, "--json", *quiet],
@@ -241,7 +241,7 @@ def _start(
                     stdout=out,
                     stderr=err,
                     # A worker that crashes in a library then prints its stack.
-                    env={**os.environ, "PYTHONFAULTHANDLER": "1", **own, **asks, PARENT: str(os.getpid())},
+                    env={**os.environ, "PYTHONFAULTHANDLER": "1", **own, **pipe, PARENT: str(os.getpid())},
                     pass_fds=line,
                 )
             finally:
@@ -258,7 +258,7 @@ def _temporary(stack: ExitStack) -> IO[bytes]:
 
 def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None, answers: Answers | None) -> None:
     pass_time = time.sleep if answers is None else answers.serve
-    looked_at, pause = float("-inf"), LOOK_SECONDS if care.on_progress is not None else WATCH_SECONDS
+    seen_at, pause = float("-inf"), LOOK_SECONDS if care.on_progress is not None else WATCH_SECONDS
     while True:
         left = _still_running(running, care, oom_kills)
         for first in running[:1]:
@@ -268,8 +268,8 @@ def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None, answ
         if care.cancel is not None and care.cancel.is_set():
             for one in left:
                 one.ask_to_stop(_CANCELLED)
-        if time.monotonic() - looked_at >= pause:
-            looked_at = time.monotonic()
+        if time.monotonic() - seen_at >= pause:
+            seen_at = time.monotonic()
             _look(left, care)
         for one in left:
             _judge(one, time.monotonic())
@@ -450,9 +450,9 @@ def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _l
     if any(child.returncode == _USAGE for child in children):
         message = next((child.last_words for child in children if child.returncode == _USAGE and child.last_words), "")
         raise BadInput(message or "the arguments were refused")
-    said = "; ".join(_named(child) for child in children[:4])
+    names = "; ".join(_named(child) for child in children[:4])
     last = next((_quoted(child) for child in children if child.last_words), "")
-    raise Incomplete(f"no worker finished: {said}. Run the same command again: it continues where it stopped.{last}")
+    raise Incomplete(f"no worker finished: {names}. Run the same command again: it continues where it stopped.{last}")
 
 
 def _class_of(kind: str) -> type[CacheStoreError]:

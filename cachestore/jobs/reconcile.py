@@ -30,7 +30,7 @@ from cachestore.work.outcomes import FAILED, Mask, Outcomes
 from cachestore.work.passes import ROUND_LIMIT, Done, PassRef, Round, list_rounds, publish_done, publish_round, read_round
 from cachestore.work.plan import Unit
 from cachestore.work.stages import sum_stages
-from cachestore.work.workers import read_beats, seconds_of_pass
+from cachestore.work.workers import read_heartbeats, seconds_of_pass
 
 
 @dataclass(slots=True)
@@ -59,35 +59,35 @@ class Reconciler:
     """The catalog that was read last."""
 
     def __post_init__(self) -> None:
-        self._presence = Presence(self.job.plan, self.job.source, self.key_of, self.rise)
+        self._presence = Presence(self.job.plan, self.job.files, self.key_of, self.rise)
 
     def open_pass(self, snapshot: Snapshot) -> None:
         """Begin round 0 with the units that the newest catalog does not show to be present and unchanged."""
         if 0 in list_rounds(self.ref.folder(self.job.layout)):
             return
         catalog = self._newest()
-        kept = self._presence.kept(self._presence.known_before(catalog), snapshot)
-        generation = catalog.generation if catalog is not None and kept.any() else None
-        self._publish_round(0, ~kept, generation)
+        reusable = self._presence.reusable(self._presence.known_before(catalog), snapshot)
+        generation = catalog.generation if catalog is not None and reusable.any() else None
+        self._publish_round(0, ~reusable, generation)
 
     def unknown(self, snapshot: Snapshot) -> list[int]:
         """Return the units that neither an unfinished pass nor the newest catalog shows to be present. Reads no source file."""
         known = self.outcomes()
         if list_rounds(self.ref.folder(self.job.layout)):
-            kept = self._presence.present(known, snapshot) & (known.states != FAILED)
+            reusable = self._presence.present(known, snapshot) & (known.states != FAILED)
         else:
-            kept = self._presence.kept(known, snapshot)
-        return np.flatnonzero(~kept).tolist()
+            reusable = self._presence.reusable(known, snapshot)
+        return np.flatnonzero(~reusable).tolist()
 
-    def held_elsewhere(self, places: Sequence[int], snapshot: Snapshot) -> list[int]:
+    def held_elsewhere(self, indices: Sequence[int], snapshot: Snapshot) -> list[int]:
         """Return those of these units whose entry is in the store all the same, such as captions of another data set.
 
         Checks only units whose key is known without reading a file.
         """
-        keys = ((place, self.key_of(self.job.plan.unit(place))) for place in places)
-        known = {place: key for place, key in keys if key is not None}
+        keys = ((index, self.key_of(self.job.plan.unit(index))) for index in indices)
+        known = {index: key for index, key in keys if key is not None}
         held = held_keys(snapshot, np.frombuffer(b"".join(known.values()), np.uint8).reshape(-1, KEY_BYTES))
-        return [place for place, is_held in zip(known, held.tolist(), strict=True) if is_held]
+        return [index for index, is_held in zip(known, held.tolist(), strict=True) if is_held]
 
     def outcomes(self) -> Outcomes:
         """Return what is known of each unit: from the ledgers and what round 0 left out; before round 0, from the newest catalog."""
@@ -109,7 +109,7 @@ class Reconciler:
         if reopened.any():
             self._publish_round(opened.number + 1, reopened, opened.generation)
             return None
-        failed = {place: history.outcomes.reason(place) for place in np.flatnonzero(missing).tolist()}
+        failed = {index: history.outcomes.reason(index) for index in np.flatnonzero(missing).tolist()}
         return self._finish(history.outcomes, failed, snapshot)
 
     def _publish_round(self, number: int, chosen: Mask, generation: int | None) -> None:
@@ -158,21 +158,21 @@ class Reconciler:
             history.tries += worked
             for ledger in read_ledgers(folder, number):
                 self.rise()
-                places = [outcome.unit for outcome in ledger.outcomes]
-                if max(places, default=0) >= max(count, 1):  # of another plan: its units count as missing
+                indices = [outcome.unit for outcome in ledger.outcomes]
+                if max(indices, default=0) >= max(count, 1):  # of another plan: its units count as missing
                     continue
                 history.outcomes.record(ledger.outcomes)
-                history.earlier[places] = not (began or ledger.launch == self.job.launch)
+                history.earlier[indices] = not (began or ledger.launch == self.job.launch)
         return history
 
     def _missing(self, history: _History, snapshot: Snapshot) -> Mask:
         """Units without a present entry. Files with a new size or time that were recorded before this launch are digested again."""
         outcomes = history.outcomes
         missing = ~self._presence.present(outcomes, snapshot) | (outcomes.states == FAILED)
-        for place in np.flatnonzero(history.earlier & ~missing & self._presence.of_files()).tolist():
+        for index in np.flatnonzero(history.earlier & ~missing & self._presence.of_files()).tolist():
             self.rise()
-            if not self._presence.is_unchanged(place, outcomes) and self._presence.has_other_bytes(place, outcomes):
-                missing[place] = True
+            if not self._presence.is_unchanged(index, outcomes) and self._presence.has_other_bytes(index, outcomes):
+                missing[index] = True
         return missing
 
     # The end
@@ -192,9 +192,11 @@ class Reconciler:
             if not snapshot.listed <= visible_segments(self.job.layout):
                 return None
             report = self._report(outcomes, failed, generation, digest, committed)
-        beats = [beat for beat in read_beats(self.job.layout, plan=self.job.plan.name) if beat["pass"] == self.ref.number]
-        report |= {"stages": sum_stages(beats), "usable": usable, "listing": listing}
-        launches = [*(str(beat["launch"]) for beat in beats), self.job.launch]
+        heartbeats = [
+            heartbeat for heartbeat in read_heartbeats(self.job.layout, plan=self.job.plan.name) if heartbeat["pass"] == self.ref.number
+        ]
+        report |= {"stages": sum_stages(heartbeats), "usable": usable, "listing": listing}
+        launches = [*(str(heartbeat["launch"]) for heartbeat in heartbeats), self.job.launch]
         return publish_done(self.job.layout, self.ref, report, launches, self.job.request)
 
     def _publish(self, outcomes: Outcomes, failed: Mapping[int, str]) -> tuple[Catalog, int, str]:

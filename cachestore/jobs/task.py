@@ -8,7 +8,7 @@ from typing import BinaryIO, Protocol
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.inputs import combined_digest
 from cachestore.core.keys import Json, Key
-from cachestore.core.ranks import Placement
+from cachestore.core.ranks import RankInfo
 from cachestore.encode.unit import Encoder, Prepared, Resolved
 from cachestore.files.paths import Layout
 from cachestore.storage.catalog import Catalog
@@ -16,10 +16,10 @@ from cachestore.work.claims import Slot
 from cachestore.work.ledgers import Outcome, Result
 from cachestore.work.passes import Round
 from cachestore.work.plan import Plan, Unit
-from cachestore.work.workers import Beat
+from cachestore.work.workers import Heartbeat
 
 
-class Source(Protocol):
+class FileReader(Protocol):
     """Reads the files that units refer to."""
 
     def read(self, reference: str) -> tuple[bytes, tuple[int, int]]:
@@ -53,8 +53,8 @@ class Job:
     layout: Layout
     plan: Plan
     encoders: Sequence[Encoder]
-    source: Source
-    placement: Placement
+    files: FileReader
+    rank_info: RankInfo
     launch: str
     request: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """The hints that the catalog's header keeps."""
@@ -66,7 +66,7 @@ class Job:
     """Called once the pass is open, before this worker begins."""
     on_loaded: Callable[[Encoder], None] | None = None
     """Called after an encoder's first batch was submitted, for which it loads its model. An error from this function ends the work."""
-    beat: Beat | None = None
+    heartbeat: Heartbeat | None = None
     """This worker's heartbeat if it has begun already; else one is made."""
     listing: int = 0
     """The number of this worker's own listing of the source (`storage/listing_numbers`); 0 without a source."""
@@ -113,31 +113,31 @@ class PartitionGroup:
 
 def outcome_of(unit: Unit, result: Result, resolved: Resolved, stat: tuple[int, int], facts: Mapping[str, Json]) -> Outcome:
     """Return the outcome of a unit whose entry is in the store: "made" in this pass, or "found"."""
-    return Outcome(unit.place, result, resolved.key, combined_digest(resolved.inputs), stat, facts)
+    return Outcome(unit.index, result, resolved.key, combined_digest(resolved.inputs), stat, facts)
 
 
-class Reading:
+class UnitReader:
     """Reads the files of one unit, and records their sizes and times. Implements `unit.Read`."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, files: FileReader) -> None:
+        self._files = files
         self._opened: dict[str, tuple[int, int] | None] = {}
         self.stats: list[tuple[int, int]] = []
         """(size, mtime_ns) of the files that were read, in order; a file that is opened twice counts once."""
 
     def __call__(self, reference: str, /) -> bytes:
         """Return all bytes of a file."""
-        data, stat = self._source.read(reference)
+        data, stat = self._files.read(reference)
         self.stats.append(stat)
         return data
 
     @contextmanager
     def open(self, reference: str) -> Generator[BinaryIO]:
         """Open a file to read parts of it. Raises OSError if it has changed since it was first opened."""
-        found = self._source.stat(reference)
+        found = self._files.stat(reference)
         if self._opened.get(reference, found) != found:
             raise OSError(f"{reference} changed while it was read")
-        with self._source.open(reference) as (file, stat):
+        with self._files.open(reference) as (file, stat):
             if reference not in self._opened:
                 self._opened[reference] = found
                 self.stats.append(stat)

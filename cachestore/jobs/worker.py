@@ -12,14 +12,14 @@ from typing import Final
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.inputs import combined_stat
 from cachestore.encode.batches import Batches
-from cachestore.encode.pipeline import ahead
+from cachestore.encode.pipeline import prefetch
 from cachestore.encode.unit import Encoder
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import ClaimName, LedgerName
 from cachestore.jobs.claiming import Claiming, Patience
 from cachestore.jobs.encoding import EncoderState, Encoding
 from cachestore.jobs.known_entries import KnownEntries
-from cachestore.jobs.task import DecodedUnit, Job, PartitionGroup, Reading, words_of
+from cachestore.jobs.task import DecodedUnit, Job, PartitionGroup, UnitReader, words_of
 from cachestore.storage.snapshot import Snapshot
 from cachestore.work.attempts import Attempts
 from cachestore.work.choice import poll_seconds
@@ -28,7 +28,7 @@ from cachestore.work.ledgers import Ledger, Outcome, list_ledgers, publish_ledge
 from cachestore.work.passes import PassRef, Round
 from cachestore.work.plan import Unit
 from cachestore.work.stages import Stages
-from cachestore.work.workers import Beat, Watch
+from cachestore.work.workers import Heartbeat, Watch
 
 WAITING_BYTES: Final = 1 << 30
 """While prepared units take more memory than this, no further one is begun; a few videos are enough."""
@@ -44,18 +44,18 @@ class Worker:
         self,
         job: Job,
         ref: PassRef,
-        beat: Beat,
+        heartbeat: Heartbeat,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.job = job
-        self.beat = beat
-        self.claims = Claims(job.layout, ref.folder(job.layout), beat.worker, Watch(job.layout, clock))
-        self.attempts = Attempts(job.layout, self.claims.folder, beat.worker)
+        self.heartbeat = heartbeat
+        self.claims = Claims(job.layout, ref.folder(job.layout), heartbeat.worker, Watch(job.layout, clock))
+        self.attempts = Attempts(job.layout, self.claims.folder, heartbeat.worker)
         self._known = KnownEntries(job.layout, ref)
         self._stages = Stages(clock)
-        self._encoding = Encoding(job, ref, beat, self._known, self._stages, clock=clock)
+        self._encoding = Encoding(job, ref, heartbeat, self._known, self._stages, clock=clock)
         self._claiming = Claiming(job, ref, self.claims, look_again=self._known.look_again, check_cancelled=self._encoding.check_cancelled)
         self._states = [EncoderState(n, encoder, Batches(encoder.batch_limit)) for n, encoder in enumerate(job.encoders)]
         self._sleep = sleep
@@ -100,8 +100,8 @@ class Worker:
         """
         self._claiming.look(waits, state, claims)
         self._encoding.check_cancelled()
-        self._encoding.tell()
-        self._sleep(poll_seconds(self.job.placement.world_size))
+        self._encoding.report_progress()
+        self._sleep(poll_seconds(self.job.rank_info.world_size))
 
     def _do_recipe(self, opened: Round, state: EncoderState) -> bool:
         worked = False
@@ -114,7 +114,7 @@ class Worker:
 
     def _do_group(self, state: EncoderState, group: PartitionGroup) -> None:
         """Do a group of partitions, and further ones while many are free."""
-        self.beat.rise(phase="working")
+        self.heartbeat.rise(phase="working")
         with self._encoding.behind, self._stages.stretch(max(1, self.job.threads)):
             try:
                 if group.dead:
@@ -123,15 +123,15 @@ class Worker:
                     self._do_in_batches(state, group)
                 self._encoding.finish()
             except (KeyboardInterrupt, SystemExit):
-                self._encoding.publish_gathered()
+                self._encoding.publish_pending()
                 raise
         self._known.close_stale()
-        self.beat.stages = self._stages.as_json()
-        self.beat.write()
+        self.heartbeat.stages = self._stages.as_json()
+        self.heartbeat.write()
 
     def _do_in_batches(self, state: EncoderState, group: PartitionGroup) -> None:
         encoder, threads = state.encoder, self.job.threads
-        decoded = ahead(
+        decoded = prefetch(
             partial(self._decode_step, encoder),
             self._units(state, group),
             threads=threads,
@@ -146,15 +146,15 @@ class Worker:
                     self._finish(state, of)
                 else:
                     self._encoding.add(state, of, unit)
-                self.beat.rise(phase="working")
+                self.heartbeat.rise(phase="working")
 
     def _units(self, state: EncoderState, group: PartitionGroup) -> Iterator[_Step]:
         """Yield the units of a group and its end, then those of the next group, which is claimed only then."""
         while True:
             for _recipe, p in group.slots:
-                yield from ((group, self.job.plan.unit(place)) for place in group.opened.partition(state.recipe, p))
+                yield from ((group, self.job.plan.unit(index)) for index in group.opened.partition(state.recipe, p))
             yield group, None
-            taken = self._claiming.take(group.opened, state.recipe, is_ahead=True)
+            taken = self._claiming.take(group.opened, state.recipe, is_prefetch=True)
             if not taken:
                 return
             group = self._claiming.group_of(group.opened, taken)
@@ -168,16 +168,16 @@ class Worker:
         named = self.attempts.last_units()
         deadly = {named[worker]: self._claiming.how_they_died(group.dead, worker) for worker in group.dead if worker in named}
         try:
-            for place in (place for _recipe, p in group.slots for place in group.opened.partition(state.recipe, p)):
+            for index in (index for _recipe, p in group.slots for index in group.opened.partition(state.recipe, p)):
                 self._encoding.check_cancelled()
-                if place in deadly:
-                    group.outcomes[place] = Outcome(place, "failed", reason=deadly[place])
+                if index in deadly:
+                    group.outcomes[index] = Outcome(index, "failed", reason=deadly[index])
                     continue
-                self.attempts.begin(place)
-                self._encoding.add(state, group, self._decode(state.encoder, self.job.plan.unit(place)))
+                self.attempts.begin(index)
+                self._encoding.add(state, group, self._decode(state.encoder, self.job.plan.unit(index)))
                 self._encoding.encode_rest(state, group)
                 self._encoding.land(0)
-                self.beat.rise(phase="working")
+                self.heartbeat.rise(phase="working")
             self._finish(state, group)
         finally:
             self.attempts.end()
@@ -191,18 +191,18 @@ class Worker:
         """Write the ledgers of a group, whose entries are acknowledged."""
         failpoint("worker.before_ledger")
         for slot in group.slots:
-            outcomes = tuple(group.outcomes[place] for place in group.opened.partition(state.recipe, slot[1]))
+            outcomes = tuple(group.outcomes[index] for index in group.opened.partition(state.recipe, slot[1]))
             name = LedgerName(group.opened.number, *slot)
-            publish_ledger(self.job.layout, self.claims.folder, Ledger(name, self.beat.worker, self.job.launch, outcomes))
-        self.beat.reused += sum(1 for outcome in group.outcomes.values() if outcome.result == "found")
-        self.beat.failed += sum(1 for outcome in group.outcomes.values() if outcome.result == "failed")
-        self.beat.write()
-        self._encoding.tell()
+            publish_ledger(self.job.layout, self.claims.folder, Ledger(name, self.heartbeat.worker, self.job.launch, outcomes))
+        self.heartbeat.reused += sum(1 for outcome in group.outcomes.values() if outcome.result == "found")
+        self.heartbeat.failed += sum(1 for outcome in group.outcomes.values() if outcome.result == "failed")
+        self.heartbeat.write()
+        self._encoding.report_progress()
         self._known.commit_if_due()
 
     def _decode(self, encoder: Encoder, unit: Unit) -> DecodedUnit | Outcome:
         """Resolve a unit, and prepare it if its key is not in the store. Runs in threads, so it uses only what is safe there."""
-        reading = Reading(self.job.source)
+        reading = UnitReader(self.job.files)
         try:
             with self._stages.busy("read"):
                 resolved = encoder.resolve(unit.request, reading)
@@ -215,6 +215,6 @@ class Worker:
         except BadInput:
             raise  # the request or the model itself is wrong: every unit would fail
         except EncodeFailed as error:
-            return Outcome(unit.place, "failed", reason=str(error))
+            return Outcome(unit.index, "failed", reason=str(error))
         except (OSError, MemoryError) as error:
-            return Outcome(unit.place, "failed", reason=words_of(error), is_transient=True)
+            return Outcome(unit.index, "failed", reason=words_of(error), is_transient=True)

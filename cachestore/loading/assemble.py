@@ -18,7 +18,7 @@ from cachestore.loading.buffers import BatchBuffers, Rows
 from cachestore.loading.latents import LatentsAs, batch_shape, is_as_stored, mask_shape, read_latents, read_latents_into, read_masks_into
 from cachestore.loading.texts import fill_mask, fill_padding, pad_rows, padded_length, read_outputs, start_of
 from cachestore.storage.entry import Specs, TensorSpec
-from cachestore.storage.places import Located
+from cachestore.storage.locations import Located
 
 _ALIGNMENT: Final = 64
 """Alignment of tensors in scratch memory, enough for a view of any dtype."""
@@ -85,7 +85,7 @@ Part = TextPart | LatentsPart | MaskPart | ControlsPart
 _NOTHING: Final = torch.empty(0)
 
 
-class Source(Protocol):
+class EntryReader(Protocol):
     """Looks up and reads entries: a Reader, or an object that stands for several."""
 
     def locate(self, keys: Sequence[Key]) -> Located:
@@ -125,7 +125,7 @@ class _Draft:
         self.memory = memory
         self.targets: list[list[memoryview | None]] = [[None] * len(specs) for specs in located.specs]
         """For each entry, the target of each of its tensors, in the order of its specs."""
-        self.unclaimed = sum(map(len, located.specs))
+        self.unread = sum(map(len, located.specs))
         """How many targets are still None."""
         self.copies: list[tuple[memoryview, memoryview]] = []
         """(target, source) for entries that are needed more than once."""
@@ -158,7 +158,7 @@ class _Draft:
             source = held[row][number]
             if source is None:
                 held[row][number] = target
-                self.unclaimed -= 1
+                self.unread -= 1
             else:
                 self.copies.append((target, source))
 
@@ -168,7 +168,7 @@ class _Draft:
             target[:] = source
         return all(are_bools("BOOL", target) for target in self.bools)
 
-    def claim(self, *names: str | None) -> None:
+    def reserve(self, *names: str | None) -> None:
         """Reserve these names, in this order in the batch. Raises _Irregular if two parts use the same name."""
         for name in names:
             if name in self.batch:
@@ -188,7 +188,7 @@ class _Draft:
 
     def all_targets(self) -> list[list[memoryview]]:
         """The targets of all reads. Tensors that no part needs get scratch memory, as they are read with their entry."""
-        if self.unclaimed:
+        if self.unread:
             for targets, specs in zip(self.targets, self.located.specs, strict=True):
                 rooms = zip(targets, specs, strict=True)
                 targets[:] = [memoryview(bytearray(spec.size_bytes)) if target is None else target for target, spec in rooms]
@@ -202,13 +202,13 @@ def _number_of(name: str, specs: Specs) -> int:
     raise _Irregular
 
 
-def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dict[str, Any] | None:
+def assemble(reader: EntryReader, parts: Sequence[Part], memory: BatchBuffers) -> dict[str, Any] | None:
     """Return the stored tensors of a batch in `memory`, or None if the slower way must make it. Raises MissingEntry.
 
     All parts have the same number of samples, at least one. Without parts the batch is empty.
     """
     keys = list(dict.fromkeys(key for part in parts for key in part.keys))
-    draft = _Draft(keys, source.locate(keys), memory)
+    draft = _Draft(keys, reader.locate(keys), memory)
     try:
         for part in parts:
             if isinstance(part, TextPart):
@@ -221,7 +221,7 @@ def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dic
                 _lay_out_masks(draft, part)
         # torch's limit of threads for one operation: 1 in DataLoader workers, and in ranks that torchrun starts beside others
         side_by_side = torch.get_num_threads() > 1
-        if not source.fill(keys, draft.located, draft.all_targets(), side_by_side=side_by_side) or not draft.copy_all():
+        if not reader.fill(keys, draft.located, draft.all_targets(), side_by_side=side_by_side) or not draft.copy_all():
             return None
         for step in draft.finish:
             step(draft)
@@ -231,7 +231,7 @@ def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dic
 
 
 def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
-    draft.claim(part.name)
+    draft.reserve(part.name)
     column = draft.find(part.keys, part.block.stored)
     if not column.has_one_shape():
         raise _Irregular
@@ -247,7 +247,7 @@ def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
 
 
 def _lay_out_controls(draft: _Draft, part: ControlsPart) -> None:
-    draft.claim(part.name)
+    draft.reserve(part.name)
     stored: Sequence[torch.Tensor] = ()
     if keys := part.keys:
         stored = _read_aside(draft, keys, {part.block.stored}, f"{part.name} as stored")[part.block.stored]
@@ -263,7 +263,7 @@ def _put_controls(draft: _Draft, part: ControlsPart, stored: Sequence[torch.Tens
 
 
 def _lay_out_masks(draft: _Draft, part: MaskPart) -> None:
-    draft.claim(part.name)
+    draft.reserve(part.name)
     keys, count = part.keys, len(part.cells)
     if part.shape is None and len(keys) < count:
         raise _Irregular
@@ -285,7 +285,7 @@ def _lay_out_masks(draft: _Draft, part: MaskPart) -> None:
 def _put_masks(stored: torch.Tensor, part: MaskPart, those: torch.Tensor, out: torch.Tensor) -> None:
     read_masks_into(stored, part.patch, those)
     if those is not out:
-        out.fill_(1)[[place for place, key in enumerate(part.cells) if key is not None]] = those
+        out.fill_(1)[[index for index, key in enumerate(part.cells) if key is not None]] = those
 
 
 def _lay_out_text(draft: _Draft, part: TextPart) -> None:
@@ -293,7 +293,7 @@ def _lay_out_text(draft: _Draft, part: TextPart) -> None:
     later: dict[str, Form] = {}
     for name, form in part.block.outputs.items():
         stored, padding = form.parts[0], part.block.padding.get(name)
-        draft.claim(name, padding.mask if padding is not None else None)
+        draft.reserve(name, padding.mask if padding is not None else None)
         if form.dim is not None or not isinstance(stored, str) or not _lay_out_straight(draft, part, name, stored):
             later[name] = form
     if not later:

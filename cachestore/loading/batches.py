@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Protocol, Self, get_args
 
 from cachestore.core.arguments import as_mapping, as_switch, as_whole, as_word
 from cachestore.core.errors import BadInput
-from cachestore.core.ranks import Placement, discover
+from cachestore.core.ranks import RankInfo, discover
 from cachestore.core.words import first_of
 from cachestore.loading.order import Order, Tail, count_batches, count_even, even_out, order_batches
 
@@ -42,7 +42,7 @@ class Bucketed(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
+class _Shard:
     """The batches that this process yields: number `first` and every `step`-th after it. `world` is the number of ranks."""
 
     first: int
@@ -126,30 +126,30 @@ class BucketBatchSampler:
         self._is_resumed = False
         self._epochs_before = 0
         """Added to the epochs that a trainer sets, if it counts from 0 again after it resumed."""
-        share = self._share()
-        _refuse_no_batch(data, self._order, share.world)
-        if share.rank == 0:
-            _report_left_out(data, self._order, share.world)
+        shard = self._shard()
+        _refuse_no_batch(data, self._order, shard.world)
+        if shard.rank == 0:
+            _report_left_out(data, self._order, shard.world)
 
     def __len__(self) -> int:
         """Number of batches of a whole epoch on this rank; with `split="outside"`, on all ranks."""
-        share = self._share()
-        return count_even(count_batches(self._data.buckets, self._order), share.world, self._order.tail) * (share.world // share.step)
+        shard = self._shard()
+        return count_even(count_batches(self._data.buckets, self._order), shard.world, self._order.tail) * (shard.world // shard.step)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the batches of this rank, for the epoch that was set or resumed, else the next one. Raises BadInput as the class."""
-        share = self._share()
-        _refuse_no_batch(self._data, self._order, share.world)
+        shard = self._shard()
+        _refuse_no_batch(self._data, self._order, shard.world)
         if self._is_finished:
             self._go_to(self._epoch + 1, 0)
         self._yielded = 0
         self._is_resumed = False
         self._tell_data()
         batches = order_batches(self._data.buckets, self._order, self._epoch)
-        rounds = even_out(batches[self._start :], share.world, self._order.tail, whole=batches)
-        ours = rounds[share.first :: share.step]
+        rounds = even_out(batches[self._start :], shard.world, self._order.tail, whole=batches)
+        ours = rounds[shard.first :: shard.step]
         announce: Any = getattr(self._data, "announce", nullcontext)
-        with announce(rounds[share.rank :: share.world] if share.rank is not None else rounds[:0]):
+        with announce(rounds[shard.rank :: shard.world] if shard.rank is not None else rounds[:0]):
             for batch in ours:
                 self._yielded += 1
                 # A caller that takes exactly len(sampler) batches never sees the end, but wants the next epoch next.
@@ -174,7 +174,7 @@ class BucketBatchSampler:
             return 0
         batches = count_batches(self._data.buckets, self._order)
         unbatched = sum(map(len, self._data.buckets.values())) - batches * self._order.size
-        return unbatched + max(batches - self._start, 0) % self._share().world * self._order.size
+        return unbatched + max(batches - self._start, 0) % self._shard().world * self._order.size
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration and of the data set. Setting the same epoch again changes nothing.
@@ -195,7 +195,7 @@ class BucketBatchSampler:
 
     def resume(self, epoch: int, step: int) -> None:
         """Continue with the rest of an epoch of which each rank has had `step` batches."""
-        self._resume_at(as_whole("epoch", epoch, least=0), as_whole("step", step, least=0) * self._share().world)
+        self._resume_at(as_whole("epoch", epoch, least=0), as_whole("step", step, least=0) * self._shard().world)
 
     def count_delivered(self, batches: int | None) -> None:
         """Set how many batches of this iteration reached the trainer here. None means all, and also the end.
@@ -211,14 +211,14 @@ class BucketBatchSampler:
         and with torchdata's StatefulDataLoader. With any other loader, and with accelerate, pass `batches_consumed`: how many batches the
         trainer has had in this process since the present iteration began.
         """
-        share = self._share()
+        shard = self._shard()
         delivered = self._delivered if batches_consumed is None else as_whole("batches_consumed", batches_consumed, least=0)
         if delivered is not None:
-            epoch, consumed = self._epoch, self._start + delivered * share.world
+            epoch, consumed = self._epoch, self._start + delivered * shard.world
         elif self._is_over:
             epoch, consumed = self._epoch + 1, 0
         else:
-            epoch, consumed = self._epoch, self._start + self._yielded * share.step
+            epoch, consumed = self._epoch, self._start + self._yielded * shard.step
         return {"epoch": epoch, "consumed": consumed, "digest": self._data.digest, **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -241,11 +241,11 @@ class BucketBatchSampler:
         self._is_resumed = True
         self._epochs_before = 0
         self._tell_data()
-        share = self._share()
+        shard = self._shard()
         batches = count_batches(self._data.buckets, self._order)
-        rest = max(batches - consumed, 0) % share.world
-        if self._order.tail == "drop" and share.rank == 0 and rest not in {0, batches % share.world}:
-            left = epoch, rest, self._order.size, share.world
+        rest = max(batches - consumed, 0) % shard.world
+        if self._order.tail == "drop" and shard.rank == 0 and rest not in {0, batches % shard.world}:
+            left = epoch, rest, self._order.size, shard.world
             _log.warning(
                 "the rest of epoch %d leaves out %d batches of %d samples at its end, which cannot be divided among %d ranks", *left
             )
@@ -259,21 +259,21 @@ class BucketBatchSampler:
         self._delivered = None
         self._is_finished = self._is_over = self._is_resumed = False
 
-    def _share(self) -> _Share:
+    def _shard(self) -> _Shard:
         """The batches of this process. Raises BadInput if several ranks are found, but not how they share batches."""
         if self._given is not None:
             rank, world = self._given
-            return _Share(rank, world, world, rank)
+            return _Shard(rank, world, world, rank)
         found = find_ranks()
         if self._split == "outside":
-            return _Share(0, 1, found.world_size, found.rank)
+            return _Shard(0, 1, found.world_size, found.rank)
         if found.world_size > 1 and (self._split is None or found.rank is None):
             reason = "was not told how they share batches" if self._split is None else f"cannot tell which rank it is ({found.conflict})"
             raise BadInput(
                 f"{found.world_size} processes train together ({found.found_in}), but this sampler {reason}: pass rank=... and"
                 ' num_replicas=... (Fabric, plain torchrun), or split="outside" (accelerate, which splits them itself)'
             )
-        return _Share(found.rank or 0, found.world_size, found.world_size, found.rank)
+        return _Shard(found.rank or 0, found.world_size, found.world_size, found.rank)
 
     def _tell_data(self) -> None:
         tell = getattr(self._data, "set_epoch", None)
@@ -300,14 +300,14 @@ def _given_ranks(rank: int | None, world: int | None, split: Split | None) -> tu
     return rank, world
 
 
-def find_ranks() -> Placement:
+def find_ranks() -> RankInfo:
     """Find the processes that train together: by torch.distributed if initialised, else by the launcher's environment, else one process.
 
     Tasks of a job array, and processes numbered by CACHESTORE_RANK, only encode together. They need not train together.
     """
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return Placement(int(distributed.get_rank()), int(distributed.get_world_size()), found_in="torch.distributed")
+        return RankInfo(int(distributed.get_rank()), int(distributed.get_world_size()), found_in="torch.distributed")
     return discover({name: text for name, text in os.environ.items() if not name.startswith(("CACHESTORE_", "SLURM_ARRAY_"))})
 
 
@@ -315,7 +315,7 @@ def _refuse_no_batch(data: Bucketed, order: Order, world: int) -> None:
     """Raise BadInput if an epoch has no batch. Otherwise training would end at once and look complete."""
     if count_even(count_batches(data.buckets, order), world, order.tail):
         return
-    sizes = sorted(((len(places), bucket) for bucket, places in data.buckets.items() if len(places)), key=lambda one: (-one[0], one[1]))
+    sizes = sorted(((len(indices), bucket) for bucket, indices in data.buckets.items() if len(indices)), key=lambda one: (-one[0], one[1]))
     if not sizes:
         raise BadInput("an epoch has no batch: the data set has no samples")
     each = "" if world == 1 else f" on each of {world} ranks"
@@ -333,7 +333,7 @@ def _report_left_out(data: Bucketed, order: Order, world: int) -> None:
     if order.tail != "drop":
         return
     total = sum(map(len, data.buckets.values()))
-    rests = [(len(places) % order.size, bucket) for bucket, places in sorted(data.buckets.items()) if len(places) % order.size]
+    rests = [(len(indices) % order.size, bucket) for bucket, indices in sorted(data.buckets.items()) if len(indices) % order.size]
     rest = sum(count for count, _bucket in rests)
     batches = count_batches(data.buckets, order) % world
     reasons: list[str] = []

@@ -130,29 +130,29 @@ def has_extras(extras: Sequence[str]) -> bool:
     return any(text != NO_EXTRAS for text in extras)
 
 
-def cells_at(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> list[int]:
+def cells_at(column: KeyColumn, rows: Sequence[int], variants: Sequence[int]) -> list[int]:
     """The index of one cell for each row: its first cell plus the row's variant. Skips rows without cells."""
     at = column.at
-    return [at[row] + view for row, view in zip(rows, views, strict=True) if at[row] < at[row + 1]]
+    return [at[row] + variant for row, variant in zip(rows, variants, strict=True) if at[row] < at[row + 1]]
 
 
-def view_keys(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> list[Key]:
+def variant_keys(column: KeyColumn, rows: Sequence[int], variants: Sequence[int]) -> list[Key]:
     """The key of one cell for each row, as in `cells_at`. These cells must not be empty."""
-    keys, cells = column.keys, cells_at(column, rows, views)
+    keys, cells = column.keys, cells_at(column, rows, variants)
     return keys.take(cells, Key) if isinstance(keys, Digests) else [Key(keys[cell]) for cell in cells]
 
 
-def control_keys(column: KeyColumn, row: int, view: int) -> list[Key]:
+def control_keys(column: KeyColumn, row: int, variant: int) -> list[Key]:
     """The keys of one variant of each control image of a row."""
-    places = range(column.at[row] + view, column.at[row + 1], cells_each(column.options))
-    return [Key(column.keys[place]) for place in places]
+    indices = range(column.at[row] + variant, column.at[row + 1], cells_each(column.options))
+    return [Key(column.keys[index]) for index in indices]
 
 
-def batch_sizes(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> dict[str, list[int]] | None:
+def batch_sizes(column: KeyColumn, rows: Sequence[int], variants: Sequence[int]) -> dict[str, list[int]] | None:
     """By name, the (height, width) or (top, left) of the chosen cells, concatenated. None if only some are known."""
     sizes: dict[str, list[int]] = {}
     known = [(name, column.facts[fact], FACTS[fact]) for name, fact in SIZES.items() if fact in column.facts]
-    cells = cells_at(column, rows, views) if known else []
+    cells = cells_at(column, rows, variants) if known else []
     for name, values, width in known:
         numbers = [number for cell in cells for number in (values[cell * width + 1], values[cell * width])]
         unknown = sum(number < 0 for number in numbers)
@@ -163,11 +163,11 @@ def batch_sizes(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) ->
     return sizes
 
 
-def batch_clips(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> dict[str, torch.Tensor] | None:
+def batch_clips(column: KeyColumn, rows: Sequence[int], variants: Sequence[int]) -> dict[str, torch.Tensor] | None:
     """Frames and rates of the chosen cells. Empty for a column without clips; None if only some are known."""
     if "fps" not in column.facts or "bucket" not in column.facts:
         return {}
-    cells, buckets, rates = cells_at(column, rows, views), column.facts["bucket"], column.facts["fps"]
+    cells, buckets, rates = cells_at(column, rows, variants), column.facts["bucket"], column.facts["fps"]
     frames = [buckets[cell * FACTS["bucket"] + 2] for cell in cells]
     known = [(rates[cell * 2], rates[cell * 2 + 1]) for cell in cells]
     if min(frames, default=0) < 0 or min(known, default=(0, 1)) < (0, 1):
@@ -178,7 +178,7 @@ def batch_clips(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) ->
     }
 
 
-def sizes_of(column: KeyColumn, row: int, view: int) -> dict[str, torch.Tensor]:
+def sizes_of(column: KeyColumn, row: int, variant: int) -> dict[str, torch.Tensor]:
     """As `batch_sizes` and `batch_clips`, for one row and without the batch axis."""
-    sizes, clips = batch_sizes(column, [row], [view]) or {}, batch_clips(column, [row], [view]) or {}
+    sizes, clips = batch_sizes(column, [row], [variant]) or {}, batch_clips(column, [row], [variant]) or {}
     return {name: torch.tensor(pair) for name, pair in sizes.items()} | {name: one[0] for name, one in clips.items()}

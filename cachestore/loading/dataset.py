@@ -16,6 +16,7 @@ from cachestore.core.captions import CaptionPolicy, Choose
 from cachestore.core.errors import BadInput, CacheStoreError, RecipeMismatch
 from cachestore.core.keys import Recipe
 from cachestore.files.paths import Layout
+from cachestore.loading.batch_slice import BatchSlice, read_or
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.check import differing_files
 from cachestore.loading.collate import SampleDict, collate
@@ -24,9 +25,8 @@ from cachestore.loading.epoch import Epoch
 from cachestore.loading.features import Feature, features_of
 from cachestore.loading.latents import LatentsAs
 from cachestore.loading.rows import Rows
-from cachestore.loading.selection import Options, Selection, called, place_in
-from cachestore.loading.share import Share, read_or
-from cachestore.loading.wanted import check_views, chosen_resolution
+from cachestore.loading.selection import DataOptions, Selection, called, index_in
+from cachestore.loading.wanted import check_variants, chosen_resolution
 from cachestore.storage.catalog import list_generations, list_names, open_catalog, read_catalog
 from cachestore.storage.fetch import Io, Verify
 from cachestore.store.reader import Reader
@@ -108,9 +108,9 @@ class CachedDataset(Dataset[SampleDict]):
         with _Naming(called(reader.layout, name)):
             catalog = read_catalog(reader.layout.catalog(name, found), generation=found)
             chosen = chosen_resolution(catalog, resolution)
-            check_views(catalog)
+            check_variants(catalog)
             is_pinned, names = generation is not None, _as_names(fields)
-            options = Options(reader.layout, name, found, latents, seed, is_pinned, policy, names, chosen)
+            options = DataOptions(reader.layout, name, found, latents, seed, is_pinned, policy, names, chosen)
             self._show(reader, Selection(catalog, complete_rows(catalog), options, Epoch()))
             self._selection.check_captions(reader.__contains__)
 
@@ -137,8 +137,8 @@ class CachedDataset(Dataset[SampleDict]):
             self._show(reader, selection)
 
     def __repr__(self) -> str:
-        place = str(self._reader.layout.root)
-        return f"CachedDataset({place!r}, {self.name!r}, generation={self.generation}: {len(self)} samples)"
+        root = str(self._reader.layout.root)
+        return f"CachedDataset({root!r}, {self.name!r}, generation={self.generation}: {len(self)} samples)"
 
     def __len__(self) -> int:
         """How many samples are complete."""
@@ -167,22 +167,22 @@ class CachedDataset(Dataset[SampleDict]):
         """
         rows = self._selection.rows_at(places)
         with self._named:
-            return read_or(self._read.share(rows) if rows else None, into, lambda: self.collate(self._read.samples(rows)))
+            return read_or(self._read.batch_slice(rows) if rows else None, into, lambda: self.collate(self._read.samples(rows)))
 
-    def ask_ahead(self, places: Sequence[SupportsIndex]) -> None:
+    def prefetch(self, places: Sequence[SupportsIndex]) -> None:
         """Ask the system to load the entries of these samples, without waiting. Use it for the next batch. Only a hint."""
-        self._read.ask_ahead(self._selection.rows_at(places))
+        self._read.prefetch(self._selection.rows_at(places))
 
     @staticmethod
     def make_buffers(*, pin: bool = False) -> BatchBuffers:
         """Make memory for reading batches one after the other; `pin` as in BatchBuffers."""
         return BatchBuffers(pin=pin)
 
-    def share(self, places: Sequence[SupportsIndex]) -> Share | None:
+    def batch_slice(self, places: Sequence[SupportsIndex]) -> BatchSlice | None:
         """Return the batch slice of these samples, at least one. None if they differ in their fields. Raises IndexError."""
         rows = self._selection.rows_at(places)
         with self._named:
-            return self._read.share(rows)
+            return self._read.batch_slice(rows)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose latents are drawn, here and in all DataLoader workers."""
@@ -206,9 +206,9 @@ class CachedDataset(Dataset[SampleDict]):
         if isinstance(samples, str):
             raise BadInput(f"select takes several samples; for one sample: data.select([{samples!r}])")
         listed = as_many("samples", samples, "several indices or ids")
-        places = [self.index(one) if isinstance(one, str) else place_in(one, len(self._selection.rows)) for one in listed]
+        indices = [self.index(one) if isinstance(one, str) else index_in(one, len(self._selection.rows)) for one in listed]
         part = CachedDataset.__new__(CachedDataset)
-        part._show(self._reader, self._selection.only(np.asarray(places, dtype=np.int64)))  # noqa: SLF001 - its own class
+        part._show(self._reader, self._selection.only(np.asarray(indices, dtype=np.int64)))  # noqa: SLF001 - its own class
         return part
 
     def source_weights(self) -> tuple[list[float], list[list[int]]]:
@@ -281,7 +281,7 @@ class CachedDataset(Dataset[SampleDict]):
 
     def index(self, sample_id: str) -> int:
         """The index of a sample. Raises BadInput for an unknown id, MissingEntry for a sample that an encoder failed on."""
-        return self._selection.place_of(sample_id)
+        return self._selection.index_of(sample_id)
 
     @property
     def buckets(self) -> Mapping[Bucket, Sequence[int]]:

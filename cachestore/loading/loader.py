@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader
 
 from cachestore.core.arguments import as_switch, as_whole, as_word
 from cachestore.core.errors import BadInput
-from cachestore.loading.ahead import Batch, Batched, ReadAhead
 from cachestore.loading.batches import BucketBatchSampler, Split, check_buckets, find_ranks
 from cachestore.loading.order import Tail
+from cachestore.loading.prefetch import Batch, Batched, Prefetcher
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Loader(DataLoader[Any]):
 
     batch_sampler: BucketBatchSampler  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, data: Batched, source: ReadAhead, sampler: BucketBatchSampler, *, split: Split | None, **options: Any) -> None:
+    def __init__(self, data: Batched, source: Prefetcher, sampler: BucketBatchSampler, *, split: Split | None, **options: Any) -> None:
         """Use `make_loader` instead. `source` reads `data`, and `sampler` is one over `source`."""
         super().__init__(source, batch_sampler=sampler, collate_fn=source.collate, **options)  # pyright: ignore[reportUnknownMemberType]
         self._cached = data
@@ -114,7 +114,7 @@ def make_loader(
     pins = pin_memory and torch.accelerator.is_available()
     if pin_memory and not pins:
         _log.warning("pin_memory=True has no effect without an accelerator")
-    source = ReadAhead(data, batches=0 if num_workers else ahead, pin_memory=pins and num_workers == 0)
+    source = Prefetcher(data, batches=0 if num_workers else ahead, pin_memory=pins and num_workers == 0)
     ranks = {"rank": 0, "num_replicas": 1} if split is None else {}
     sampler = BucketBatchSampler(source, batch_size, shuffle=shuffle, seed=seed, tail=tail, split=split, **ranks)
     return Loader(data, source, sampler, split=split, num_workers=num_workers, pin_memory=pins and num_workers > 0)

@@ -17,12 +17,12 @@ from torch.utils.data import Dataset
 from cachestore.core.arguments import as_many, as_number, as_whole, refuse
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import canonical, digest_parts
+from cachestore.loading.batch_slice import join_slices, read_or
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.collate import SampleDict, collate
 from cachestore.loading.dataset import Bucket, CachedDataset
 from cachestore.loading.epoch import Epoch
-from cachestore.loading.order import Places, permutation
-from cachestore.loading.share import join_shares, read_or
+from cachestore.loading.order import Indices, permutation
 
 _log = logging.getLogger(__name__)
 
@@ -33,9 +33,9 @@ class _Turns:
 
     start: int
     count: int
-    samples: Places
+    samples: Indices
 
-    def of_epoch(self, epoch: int) -> Places:
+    def of_epoch(self, epoch: int) -> Indices:
         return self.samples[(epoch * self.count + np.arange(self.count)) % len(self.samples)]
 
 
@@ -92,32 +92,32 @@ class MixedDataset(Dataset[SampleDict]):
         such sources comes once. Raises BadInput as the class does.
         """
         whole = cls([data] if isinstance(data, CachedDataset) else data, weights)
-        shares: list[float] = []
+        rates: list[float] = []
         parts: list[CachedDataset] = []
         for one, weight in zip(whole.datasets, whole._weights, strict=True):
-            of_one, places = one.source_weights()
-            shares += [weight * share for share in of_one]
-            parts += [one.select(some) for some in places]
-        return cls(parts, shares, seed=seed)
+            of_one, indices = one.source_weights()
+            rates += [weight * rate for rate in of_one]
+            parts += [one.select(some) for some in indices]
+        return cls(parts, rates, seed=seed)
 
     def _lay_out(self) -> None:
-        self._owners: Places = np.empty(0, dtype=np.int64)
-        self._samples: Places = np.empty(0, dtype=np.int64)
+        self._owners: Indices = np.empty(0, dtype=np.int64)
+        self._samples: Indices = np.empty(0, dtype=np.int64)
         self._turns: list[_Turns] = []
         self._buckets: dict[Bucket, list[int]] = {}
         for number, (data, weight) in enumerate(zip(self.datasets, self._weights, strict=True)):
             for _time in range(int(weight)):
                 self._append(number, np.arange(len(data), dtype=np.int64), data.buckets)
-            self._lay_out_share(number, data, weight - int(weight))
+            self._lay_out_fraction(number, data, weight - int(weight))
 
-    def _lay_out_share(self, number: int, data: CachedDataset, share: float) -> None:
+    def _lay_out_fraction(self, number: int, data: CachedDataset, fraction: float) -> None:
         buckets = sorted(data.buckets.items())
-        counts = _shared_out([len(places) for _bucket, places in buckets], share)
-        for (bucket, places), count in zip(buckets, counts, strict=True):
+        counts = _apportion([len(indices) for _bucket, indices in buckets], fraction)
+        for (bucket, indices), count in zip(buckets, counts, strict=True):
             if not count:
                 continue
-            order = permutation(len(places), "mixed", str(self._seed), str(number), *map(str, bucket))
-            turns = _Turns(len(self), count, np.asarray(places, dtype=np.int64)[order])
+            order = permutation(len(indices), "mixed", str(self._seed), str(number), *map(str, bucket))
+            turns = _Turns(len(self), count, np.asarray(indices, dtype=np.int64)[order])
             self._turns.append(turns)
             self._append(number, turns.of_epoch(0), {bucket: range(count)})
 
@@ -125,19 +125,19 @@ class MixedDataset(Dataset[SampleDict]):
         """Log which samples never come in any epoch: those in buckets that are too small for a weight below 1."""
         if not 0 < weight < 1:
             return
-        sizes = [len(places) for _bucket, places in sorted(data.buckets.items())]
-        never = [size for size, count in zip(sizes, _shared_out(sizes, weight), strict=True) if size and not count]
+        sizes = [len(indices) for _bucket, indices in sorted(data.buckets.items())]
+        never = [size for size, count in zip(sizes, _apportion(sizes, weight), strict=True) if size and not count]
         if never:
             what = (
                 "with a weight of %g, %d of %d samples of data set %d of the mix are never used: they are in %d buckets that are"
                 " too small for"
             )
-            what += " one place in an epoch; a weight of 1 uses all"
+            what += " this weight; a weight of 1 uses all"
             _log.warning(what, weight, sum(never), sum(sizes), number, len(never))
 
-    def _append(self, number: int, samples: Places, buckets: Mapping[Bucket, Sequence[int]]) -> None:
-        for bucket, places in buckets.items():
-            self._buckets.setdefault(bucket, []).extend(len(self) + place for place in places)
+    def _append(self, number: int, samples: Indices, buckets: Mapping[Bucket, Sequence[int]]) -> None:
+        for bucket, indices in buckets.items():
+            self._buckets.setdefault(bucket, []).extend(len(self) + index for index in indices)
         self._owners = np.concatenate([self._owners, np.full(len(samples), number, dtype=np.int64)])
         self._samples = np.concatenate([self._samples, samples])
 
@@ -162,9 +162,9 @@ class MixedDataset(Dataset[SampleDict]):
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[SampleDict]:
         """Return many samples of this epoch, with one read for each data set. No indices give an empty list."""
         found: dict[int, SampleDict] = {}
-        for number, wanted, places in self._by_owner(indices):
-            found |= zip(wanted, self.datasets[number].__getitems__(places), strict=True)
-        return [found[place] for place in range(len(indices))]
+        for number, wanted, inner in self._by_owner(indices):
+            found |= zip(wanted, self.datasets[number].__getitems__(inner), strict=True)
+        return [found[index] for index in range(len(indices))]
 
     def collate(self, samples: Sequence[SampleDict]) -> dict[str, Any]:
         """Return a batch of these samples, as the data sets make it. Raises BadInput for no samples, or for mixed buckets."""
@@ -172,35 +172,35 @@ class MixedDataset(Dataset[SampleDict]):
 
     def read_batch(self, places: Sequence[SupportsIndex], *, into: BatchBuffers | None = None) -> dict[str, Any]:
         """As `CachedDataset.read_batch`. An entry that several of the stores have is read from one of them."""
-        shares = [(self.datasets[number].share(inner), wanted) for number, wanted, inner in self._by_owner(places)]
-        there = [share for share, _wanted in shares if share is not None]
-        share = join_shares(there, [wanted for _share, wanted in shares]) if shares and len(there) == len(shares) else None
-        return read_or(share, into, lambda: self.collate(self.__getitems__(places)))
+        slices = [(self.datasets[number].batch_slice(inner), wanted) for number, wanted, inner in self._by_owner(places)]
+        there = [batch_slice for batch_slice, _wanted in slices if batch_slice is not None]
+        batch_slice = join_slices(there, [wanted for _slice, wanted in slices]) if slices and len(there) == len(slices) else None
+        return read_or(batch_slice, into, lambda: self.collate(self.__getitems__(places)))
 
-    def ask_ahead(self, places: Sequence[SupportsIndex]) -> None:
+    def prefetch(self, places: Sequence[SupportsIndex]) -> None:
         """Ask the system to read the entries of these samples into memory, without waiting."""
         for number, _wanted, inner in self._by_owner(places):
-            self.datasets[number].ask_ahead(inner)
+            self.datasets[number].prefetch(inner)
 
     make_buffers = staticmethod(CachedDataset.make_buffers)
 
     def where(self, index: SupportsIndex) -> tuple[int, int]:
         """Return (number of the data set, index in it) of a sample in this epoch. Raises IndexError."""
-        place = range(len(self))[operator.index(index)]
-        return int(self._owners[place]), int(self._at([place])[0])
+        at = range(len(self))[operator.index(index)]
+        return int(self._owners[at]), int(self._at([at])[0])
 
     def _by_owner(self, indices: Sequence[SupportsIndex]) -> Iterator[tuple[int, list[int], list[int]]]:
         """Yield for each data set that is needed: its number, the positions in `indices` that it answers, and its own indices for them."""
-        places = [range(len(self))[operator.index(index)] for index in indices]
-        owners, inner = self._owners[places], self._at(places)
+        at = [range(len(self))[operator.index(index)] for index in indices]
+        owners, inner = self._owners[at], self._at(at)
         for number in np.unique(owners).tolist():
             wanted = np.flatnonzero(owners == number)
             yield number, wanted.tolist(), inner[wanted].tolist()
 
-    def _at(self, places: Sequence[int]) -> Places:
+    def _at(self, indices: Sequence[int]) -> Indices:
         """Return the index in its data set of each of these samples in this epoch."""
-        found = self._samples[places]
-        epoch, wanted = self._epoch.get(), np.asarray(places, dtype=np.int64)
+        found = self._samples[indices]
+        epoch, wanted = self._epoch.get(), np.asarray(indices, dtype=np.int64)
         for turns in self._turns:
             inside = np.flatnonzero((wanted >= turns.start) & (wanted < turns.start + turns.count))
             if len(inside):
@@ -245,11 +245,11 @@ class MixedDataset(Dataset[SampleDict]):
         return self.datasets[0].mask_name if self.datasets else None
 
 
-def _shared_out(sizes: Sequence[int], share: float) -> list[int]:
-    """Return `share` of each size as whole numbers with the right sum. The largest remainders are rounded up, the first of equal ones."""
-    exact = [size * share for size in sizes]
+def _apportion(sizes: Sequence[int], fraction: float) -> list[int]:
+    """Return `fraction` of each size as whole numbers with the right sum. The largest remainders are rounded up, the first of equals."""
+    exact = [size * fraction for size in sizes]
     counts = [int(number) for number in exact]
-    left = int(sum(sizes) * share + 0.5) - sum(counts)
+    left = int(sum(sizes) * fraction + 0.5) - sum(counts)
     by_remainder = sorted(range(len(sizes)), key=lambda number: (counts[number] - exact[number], number))
     for number in by_remainder[: max(0, left)]:
         counts[number] += 1

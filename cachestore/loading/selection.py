@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from cachestore.core.arguments import as_text, refuse
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, FormatError, MissingEntry
-from cachestore.core.inputs import SHOWN, SOURCE, SOURCE_WEIGHT, caption_key
+from cachestore.core.inputs import IMAGES, SOURCE, SOURCE_WEIGHT, caption_key
 from cachestore.core.keys import Key, digest_parts
 from cachestore.core.samples import CONTROL, MASK
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
-from cachestore.loading.columns import NO_EXTRAS, SIZES, Bucket, bucket_groups, control_keys, has_extras, is_one_a_bucket, view_keys
+from cachestore.loading.columns import NO_EXTRAS, SIZES, Bucket, bucket_groups, control_keys, has_extras, is_one_a_bucket, variant_keys
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.latents import LatentsAs, check_form
 from cachestore.loading.order import turn_of
-from cachestore.loading.wanted import TextColumn, chosen_fields, latents_column, mask_column, text_columns, trained_column, views_of
+from cachestore.loading.wanted import TextColumn, chosen_fields, latents_column, mask_column, text_columns, trained_column, variants_of
 from cachestore.storage.catalog import Catalog
 
 CONTROL_LATENTS: Final = "control_latents"
@@ -37,7 +37,7 @@ LATENTS: Final = "latents"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DataOptions:
     """The options with which a data set was opened."""
 
     layout: Layout
@@ -65,14 +65,14 @@ def called(layout: Layout, name: str) -> str:
     return f"the data set {name!r} of {layout.root}"
 
 
-class Asked(NamedTuple):
+class Chosen(NamedTuple):
     """The samples of a batch, by column."""
 
     rows: Sequence[int]
     ids: list[str]
     texts: Sequence[int | None]
     """Index of the caption of each sample in this epoch; None for the empty one."""
-    views: Sequence[int]
+    variants: Sequence[int]
     """Number of the picture's variant for each sample."""
 
 
@@ -80,7 +80,7 @@ class Selection:
     """The rows and columns of one catalog that a data set returns."""
 
     def __init__(
-        self, catalog: Catalog, complete: NDArray[np.int64], options: Options, epoch: Epoch, *, has_one_control: bool | None = None
+        self, catalog: Catalog, complete: NDArray[np.int64], options: DataOptions, epoch: Epoch, *, has_one_control: bool | None = None
     ) -> None:
         """Select from the `complete` rows, for which every encoder succeeded. `has_one_control` is None if not known yet."""
         self.options = options
@@ -101,18 +101,18 @@ class Selection:
         self.latents = pictures if LATENTS in self.fields else None
         self.controls = controls if CONTROL_LATENTS in self.fields else None
         self.masks = masks if MASK in self.fields else None
-        self.views = views_of(catalog, pictures, resolution)
+        self.variants = variants_of(catalog, pictures, resolution)
         """Number of variants of each picture, or of clips of each video; an array by row if these differ."""
         check_form(None if self.latents is None else self.latents.block, form)
         if has_one_control is None and self.controls is not None:
             has_one_control = is_one_a_bucket(self.controls.column, pictures.column if pictures is not None else None, self.rows)
         self.has_one_control = bool(has_one_control)
         self.has_extras = has_extras(catalog.extras)
-        self.kept = CaptionPolicy() if options.captions is None else _encoded_for(catalog)
+        self.encoded = CaptionPolicy() if options.captions is None else _encoded_for(catalog)
 
-    def only(self, places: NDArray[np.int64]) -> "Selection":
+    def only(self, indices: NDArray[np.int64]) -> "Selection":
         """The samples at these indices, with their own epoch. Controls keep the form of the whole, so that parts can be mixed."""
-        chosen = places if self.options.selection is None else self.options.selection[places]
+        chosen = indices if self.options.selection is None else self.options.selection[indices]
         options = replace(self.options, selection=chosen)
         return Selection(self.catalog, self.complete, options, Epoch(self.epoch.get()), has_one_control=self.has_one_control)
 
@@ -121,7 +121,7 @@ class Selection:
         policy = self.options.captions
         if policy is None or not len(self.rows):
             return
-        if difference := policy.differs_from(self.kept):
+        if difference := policy.differs_from(self.encoded):
             raise BadInput(
                 f"it was not encoded for this caption policy: {difference}; run `cachestore precompute` (or `cs.precompute`)"
                 " again with this policy as captions=, which encodes only what is new"
@@ -135,7 +135,7 @@ class Selection:
 
     def check_alone(self) -> None:
         """Raise BadInput if text encoders saw each sample's pictures, so that captions have no embeddings of their own."""
-        if not any(SHOWN in text.column.options for text in self.texts):
+        if not any(IMAGES in text.column.options for text in self.texts):
             return
         raise BadInput(
             "its text encoder saw each sample's own pictures, so captions have no embeddings without them; to use other captions,"
@@ -154,25 +154,25 @@ class Selection:
 
     def source_weights(self) -> tuple[list[float], list[list[int]]]:
         """As `CachedDataset.source_weights`."""
-        places: dict[tuple[str, float], list[int]] = {}
+        indices: dict[tuple[str, float], list[int]] = {}
         rows: list[int] = self.rows.tolist()
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             extras: Mapping[str, Any] = json.loads(self.catalog.extras[row])
             weight = extras.get(SOURCE_WEIGHT, 1.0)  # a manifest may have a column of this name, with any value
             owner = str(extras.get(SOURCE, "")), weight if isinstance(weight, float) and weight >= 0 else 1.0
-            places.setdefault(owner, []).append(place)
-        return [weight for _source, weight in places], list(places.values())
+            indices.setdefault(owner, []).append(index)
+        return [weight for _source, weight in indices], list(indices.values())
 
-    def rows_at(self, places: Sequence[SupportsIndex]) -> list[int]:
+    def rows_at(self, wanted: Sequence[SupportsIndex]) -> list[int]:
         """The rows of these samples. Raises IndexError if there is no such sample, BadInput if it is not an index."""
         rows = self.row_numbers
         indices: list[int] = []
         try:
-            indices += map(operator.index, places)
+            indices += map(operator.index, wanted)
             return list(map(rows.__getitem__, indices))
         except TypeError:
-            for place in places:
-                place_in(place, len(rows))  # raises, and names it
+            for index in wanted:
+                index_in(index, len(rows))  # raises, and names it
             raise
         except IndexError:
             count = len(rows)
@@ -186,14 +186,14 @@ class Selection:
         return [self.catalog.ids[row] for row in rows]
 
     @cached_property
-    def _places(self) -> Mapping[str, int]:
-        return {sample_id: len(self.ids) - place for place, sample_id in enumerate(reversed(self.ids), 1)}  # the first of equal ones
+    def _indices(self) -> Mapping[str, int]:
+        return {sample_id: len(self.ids) - index for index, sample_id in enumerate(reversed(self.ids), 1)}  # the first of equal ones
 
-    def place_of(self, sample_id: str) -> int:
+    def index_of(self, sample_id: str) -> int:
         """The index of a sample. Raises BadInput for an unknown id, MissingEntry for a sample that an encoder failed on."""
         normal = unicodedata.normalize("NFC", as_text("sample_id", sample_id))
-        if normal in self._places:
-            return self._places[normal]
+        if normal in self._indices:
+            return self._indices[normal]
         row = next((row for row, found in enumerate(self.catalog.ids) if found == normal), None)
         if row is not None and not self.catalog.is_complete(row):
             command = self.options.layout.command(f"why {shlex.quote(normal)}")
@@ -204,10 +204,10 @@ class Selection:
         listed = f"`data.ids` lists them, the first is {next(iter(self.ids), None)!r}"
         raise BadInput(f"{whose}{self.options.called} has no sample {sample_id!r}; {listed}")
 
-    def ask(self, rows: Sequence[int]) -> Asked:
+    def choose(self, rows: Sequence[int]) -> Chosen:
         """The ids, captions and variants of these rows in this epoch."""
         ids = take(self.catalog.ids, rows)
-        return Asked(rows, ids, self._chosen_texts(rows, ids), self._chosen_views(rows, ids))
+        return Chosen(rows, ids, self._chosen_texts(rows, ids), self._chosen_variants(rows, ids))
 
     def _chosen_texts(self, rows: Sequence[int], ids: Sequence[str]) -> Sequence[int | None]:
         policy, at = self.options.captions, self.catalog.captions_at
@@ -215,32 +215,32 @@ class Selection:
             return [0] * len(rows)
         seed, epoch = self.options.seed, self.epoch.get()
         return [
-            policy.place(at[row + 1] - at[row], self.kept, seed=seed, epoch=epoch, sample_id=sample_id)
+            policy.index(at[row + 1] - at[row], self.encoded, seed=seed, epoch=epoch, sample_id=sample_id)
             for row, sample_id in zip(rows, ids, strict=True)
         ]
 
-    def _chosen_views(self, rows: Sequence[int], ids: Sequence[str]) -> Sequence[int]:
-        if isinstance(self.views, int) and self.views == 1:
+    def _chosen_variants(self, rows: Sequence[int], ids: Sequence[str]) -> Sequence[int]:
+        if isinstance(self.variants, int) and self.variants == 1:
             return [0] * len(rows)
-        each: list[int] = [self.views] * len(rows) if isinstance(self.views, int) else self.views[list(rows)].tolist()
+        each: list[int] = [self.variants] * len(rows) if isinstance(self.variants, int) else self.variants[list(rows)].tolist()
         seed, epoch = str(self.options.seed), self.epoch.get()
-        return [turn_of(views, epoch, "views", seed, sample_id) for views, sample_id in zip(each, ids, strict=True)]
+        return [turn_of(variants, epoch, "views", seed, sample_id) for variants, sample_id in zip(each, ids, strict=True)]
 
-    def row_keys(self, asked: Asked) -> list[list[Key | None]]:
+    def row_keys(self, chosen: Chosen) -> list[list[Key | None]]:
         """For each row, the keys of the returned columns: texts, latents, masks, controls. None if the row has no cell there."""
-        return [self._row_keys(row, text, view) for row, _id, text, view in zip(*asked, strict=True)]
+        return [self._row_keys(row, text, variant) for row, _id, text, variant in zip(*chosen, strict=True)]
 
-    def _row_keys(self, row: int, text: int | None, view: int) -> list[Key | None]:
+    def _row_keys(self, row: int, text: int | None, variant: int) -> list[Key | None]:
         columns = [part.column for part in (self.latents, self.masks) if part is not None]
-        keys = [next(iter(view_keys(column, [row], [view])), None) for column in columns]
+        keys = [next(iter(variant_keys(column, [row], [variant])), None) for column in columns]
         texts = [next(iter(self.text_keys(one, [row], [text])), None) for one in self.texts]
-        return [*texts, *keys, *(control_keys(self.controls.column, row, view) if self.controls is not None else ())]
+        return [*texts, *keys, *(control_keys(self.controls.column, row, variant) if self.controls is not None else ())]
 
     def text_keys(self, texts: TextColumn, rows: Sequence[int], chosen: Sequence[int | None]) -> list[Key]:
         """The key of the chosen caption of each row, or of the empty caption. Skips rows without captions."""
         column = texts.column
         if self.options.captions is None:
-            return view_keys(column, rows, [0] * len(rows))
+            return variant_keys(column, rows, [0] * len(rows))
         having = [(row, text) for row, text in zip(rows, chosen, strict=True) if column.count(row)]
         return [key_of_caption(texts, "") if text is None else Key(column.keys[column.at[row] + text]) for row, text in having]
 
@@ -289,7 +289,7 @@ def _encoded_for(catalog: Catalog) -> CaptionPolicy:
     return CaptionPolicy.parse(catalog.texts or ("all" if has_several else "first"))
 
 
-def place_in(index: SupportsIndex, count: int) -> int:
+def index_in(index: SupportsIndex, count: int) -> int:
     """Turn an index into one from 0 on; negative ones count from the end. Raises IndexError, which ends a loop over a sequence."""
     try:
         return range(count)[operator.index(index)]

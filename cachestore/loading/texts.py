@@ -40,8 +40,8 @@ def pad_rows(rows: Sequence[torch.Tensor], padding: Padding) -> tuple[torch.Tens
     shape[padding.dim] = length
     batch = torch.empty((len(rows), *shape), dtype=rows[0].dtype)
     mask = torch.empty((len(rows), length), dtype=torch.int64)
-    for row, real, place in zip(rows, lengths, batch.unbind(), strict=True):
-        place.narrow(padding.dim, start_of(real, length, padding), real).copy_(row)
+    for row, real, target in zip(rows, lengths, batch.unbind(), strict=True):
+        target.narrow(padding.dim, start_of(real, length, padding), real).copy_(row)
     fill_padding(batch, lengths, padding)
     return batch, fill_mask(mask, lengths, padding)
 
@@ -75,8 +75,8 @@ def fill_padding(batch: torch.Tensor, lengths: Sequence[int], padding: Padding) 
 def fill_mask(mask: torch.Tensor, lengths: Sequence[int], padding: Padding) -> torch.Tensor:
     """Write 1 to real positions and 0 to others; returns the mask."""
     length = mask.shape[1]
-    places, real = torch.arange(length), torch.tensor(lengths)[:, None]
-    return mask.copy_(places < real if padding.side == "right" else places >= length - real)
+    positions, real = torch.arange(length), torch.tensor(lengths)[:, None]
+    return mask.copy_(positions < real if padding.side == "right" else positions >= length - real)
 
 
 def make_constant(constant: Constant, like: torch.Tensor) -> torch.Tensor:

@@ -84,7 +84,7 @@ def chosen_resolution(catalog: Catalog, asked: int | None) -> int | None:
     return asked
 
 
-def check_views(catalog: Catalog) -> None:
+def check_variants(catalog: Catalog) -> None:
     """Raise FormatError if the cells of a row are not a multiple of the column's variants per image."""
     for column in catalog.columns:
         each = cells_each(column.options)
@@ -119,7 +119,7 @@ def trained_column(catalog: Catalog, resolution: int | None, form: LatentsAs) ->
     return replace(videos, column=joined(pictures.column, videos.column))
 
 
-def views_of(catalog: Catalog, trained: LatentsColumn | None, resolution: int | None) -> int | NDArray[np.int64]:
+def variants_of(catalog: Catalog, trained: LatentsColumn | None, resolution: int | None) -> int | NDArray[np.int64]:
     """The number of variants of what is trained on; an array by row if pictures and videos differ."""
     found = [column for role in (IMAGE, VIDEO) if (column := _images_column(catalog, role, resolution)) is not None and len(column.keys)]
     each = [cells_each(column.options) for column in found]

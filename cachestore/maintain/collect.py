@@ -27,22 +27,22 @@ from cachestore.storage.catalog import list_generations, list_names, read_catalo
 from cachestore.storage.catalog_writer import mark_dropped
 from cachestore.storage.commit import commit
 from cachestore.storage.compact import choose_groups, compact_segments
-from cachestore.storage.condemned import CondemnedList, condemned_segments
 from cachestore.storage.findings import Finding
 from cachestore.storage.gc import (
     GRACE_SECONDS,
-    condemn,
     due_lists,
+    mark,
     old_generations,
     old_indexes,
     plan_removal,
-    remove_condemned,
     remove_files,
+    remove_marked,
     spent_lists,
     stale_temporaries,
 )
 from cachestore.storage.listing_numbers import spent_numbers
 from cachestore.storage.losses import needed_by
+from cachestore.storage.marked import MarkedList, marked_segments
 from cachestore.storage.segment import SegmentContents, read_contents
 from cachestore.storage.snapshot import list_segments, load_snapshot, open_layout
 from cachestore.storage.usage import Needs, survey
@@ -50,7 +50,7 @@ from cachestore.storage.verify import VerifyReport
 from cachestore.work.passes import PassRef
 from cachestore.work.plan import is_published, read_plan
 from cachestore.work.retention import (
-    Told,
+    ReportedCatalog,
     at_work,
     forgotten_workers,
     generations_of_passes,
@@ -60,8 +60,8 @@ from cachestore.work.retention import (
     open_passes,
     plans_of,
     remove_plan,
+    reported_catalogs,
     spent_plans,
-    told_catalogs,
 )
 
 _NAMED: Final = 3
@@ -176,8 +176,8 @@ def _collect(layout: Layout, grace_seconds: float, *, apply: bool) -> GcReport:
     freed = sum(removal.contents.size_bytes for removal in removals) + sum(map(_size_of, files))
     if apply:
         commit(layout).close()  # before the lists are removed that explain why segments are missing
-        freed = remove_condemned(layout, removals) + remove_files(layout, files) + sum(remove_plan(layout, plan) for plan in plans)
-        condemn(layout, [usage.ref.digest for usage in idle])
+        freed = remove_marked(layout, removals) + remove_files(layout, files) + sum(remove_plan(layout, plan) for plan in plans)
+        mark(layout, [usage.ref.digest for usage in idle])
     check_for_reading(layout)
     return GcReport(
         applied=apply,
@@ -240,8 +240,8 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         there = [one for one in list_names(layout) if list_generations(layout, one)]
         names = ", ".join(map(repr, there[:_NAMED])) or "none"
         raise BadInput(f"{layout.root} has no data set {name!r}; it has {names} ({layout.command('stats')} lists them)")
-    if beats := at_work(layout, now=time.time(), plans=frozenset(plans)):
-        raise BadInput(f"{_who(beats[0])} is working on the data set {name!r}: stop it, or wait until it has ended")
+    if heartbeats := at_work(layout, now=time.time(), plans=frozenset(plans)):
+        raise BadInput(f"{_who(heartbeats[0])} is working on the data set {name!r}: stop it, or wait until it has ended")
     freed = 0
     if apply:
         mark_dropped(layout, name)
@@ -251,7 +251,7 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
     return DropReport(apply, name, tuple(generations), tuple(plans), freed)
 
 
-def _spent_files(layout: Layout, found: _Found, lists: list[CondemnedList], now: float) -> list[Path]:
+def _spent_files(layout: Layout, found: _Found, lists: list[MarkedList], now: float) -> list[Path]:
     return [
         *stale_temporaries(layout, now=now),
         *(layout.catalog(name, generation) for name, generations in found.old.items() for generation in generations),
@@ -264,7 +264,7 @@ def _spent_files(layout: Layout, found: _Found, lists: list[CondemnedList], now:
 
 def _waiting(layout: Layout, *, without: frozenset[str]) -> Amount:
     contents: list[SegmentContents] = []
-    for digest in (condemned_segments(layout) & list_segments(layout)) - without:
+    for digest in (marked_segments(layout) & list_segments(layout)) - without:
         with suppress(FormatError, OSError):
             contents.append(read_contents(layout.segment(digest)))
     return _amount_of(contents)
@@ -330,13 +330,13 @@ def _keys_of(layout: Layout, name: str, generation: int) -> Iterator[Key]:
             yield caption_key(column.fingerprint, "")
 
 
-def lost_catalogs(layout: Layout) -> list[Told]:
+def lost_catalogs(layout: Layout) -> list[ReportedCatalog]:
     """Return the catalogs that are missing although a pass names them as the newest of their data set, with the first such pass."""
-    told: dict[str, list[Told]] = {}
-    for each in told_catalogs(layout):
-        told.setdefault(each.name, []).append(each)
-    lost: list[Told] = []
-    for name, passes in sorted(told.items()):
+    reported: dict[str, list[ReportedCatalog]] = {}
+    for each in reported_catalogs(layout):
+        reported.setdefault(each.name, []).append(each)
+    lost: list[ReportedCatalog] = []
+    for name, passes in sorted(reported.items()):
         last = max(passes, key=lambda each: (each.generation, each.ended))
         if last.generation > max(list_generations(layout, name), default=0):
             same = [each for each in passes if (each.generation, each.digest) == (last.generation, last.digest)]
@@ -346,8 +346,8 @@ def lost_catalogs(layout: Layout) -> list[Told]:
 
 def look_further(layout: Layout) -> Iterator[Finding]:
     """Yield findings that need plans and passes: catalogs that are missing although a pass published them, and unreadable plans."""
-    for told in lost_catalogs(layout):
-        where = str(layout.catalog(told.name, told.generation).relative_to(layout.root))
+    for reported in lost_catalogs(layout):
+        where = str(layout.catalog(reported.name, reported.generation).relative_to(layout.root))
         message = f"{where} is missing, though a pass published it; run {layout.command('repair')} to rebuild it"
         yield Finding("bad-catalog", where, message)
     for plan in list_plans(layout):
@@ -374,30 +374,30 @@ def verify(
 
 
 def _refuse_lost_catalogs(layout: Layout) -> None:
-    for told in lost_catalogs(layout):
+    for reported in lost_catalogs(layout):
         raise FormatError(
-            f"generation {told.generation} of the data set {told.name!r} is missing, though a pass published it, so cachestore"
+            f"generation {reported.generation} of the data set {reported.name!r} is missing, though a pass published it, so cachestore"
             f" cannot tell which entries are needed: run {layout.command('repair')}, or"
-            f" {layout.command(f'drop {shlex.quote(told.name)}')} to remove the data set"
+            f" {layout.command(f'drop {shlex.quote(reported.name)}')} to remove the data set"
         )
 
 
-def _not_held_back(layout: Layout, lists: list[CondemnedList], now: float) -> tuple[list[CondemnedList], list[str]]:
+def _not_held_back(layout: Layout, lists: list[MarkedList], now: float) -> tuple[list[MarkedList], list[str]]:
     """Return the lists that are older than all running workers, and remarks on the others.
 
     Waiting is not needed for safety. It avoids encoding again, and older versions do not read the lists.
     """
-    free: list[CondemnedList] = []
+    free: list[MarkedList] = []
     remarks: list[str] = []
     for each in lists:
-        beats = at_work(layout, now=now, before=each.written) if each.segments & list_segments(layout) else []
-        if beats:
+        heartbeats = at_work(layout, now=now, before=each.written) if each.segments & list_segments(layout) else []
+        if heartbeats:
             wait = f"{len(each.segments)} segments marked for deletion wait"
-            remarks.append(f"{wait}: {_who(beats[0])} began before they were marked, and still works")
+            remarks.append(f"{wait}: {_who(heartbeats[0])} began before they were marked, and still works")
         else:
             free.append(each)
     return free, remarks
 
 
-def _who(beat: Mapping[str, Any]) -> str:
-    return f"pid {beat['pid']} on {beat['host']}"
+def _who(heartbeat: Mapping[str, Any]) -> str:
+    return f"pid {heartbeat['pid']} on {heartbeat['host']}"

@@ -129,10 +129,10 @@ def _process(environment: Mapping[str, str], modules: Mapping[str, ModuleType]) 
     yield _look("tokenizers", f"{loaded['tokenizers']}, TOKENIZERS_PARALLELISM={parallel or 'unset'}", advice, is_bad=is_risky)
     advice = "fork no worker after JAX has computed anything: pass `multiprocessing_context='forkserver'` to the DataLoader"
     yield _look("jax", loaded["jax"], advice, is_bad=forks and "jax" in modules)
-    placement = discover(environment)
-    rank = "no preferred rank" if placement.rank is None else f"rank {placement.rank} of {placement.world_size}"
-    advice = f"{placement.conflict}: pass --rank and --world-size"
-    yield _look("rank", f"{rank} ({placement.found_in})", advice, is_bad=bool(placement.conflict))
+    rank_info = discover(environment)
+    rank = "no preferred rank" if rank_info.rank is None else f"rank {rank_info.rank} of {rank_info.world_size}"
+    advice = f"{rank_info.conflict}: pass --rank and --world-size"
+    yield _look("rank", f"{rank} ({rank_info.found_in})", advice, is_bad=bool(rank_info.conflict))
 
 
 def default_start_method(system: str, python: tuple[int, ...]) -> str:
@@ -159,8 +159,8 @@ def _ask_torch() -> Check:
     except subprocess.TimeoutExpired:
         return Check("torch", PROBLEM, f"it did not start within {_TORCH_SECONDS:.0f} s", "`nvidia-smi` shows whether the driver hangs")
     if ended.returncode:
-        said = (ended.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        return Check("torch", PROBLEM, f"it could not be loaded: {said}", "reinstall torch")
+        last_line = (ended.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        return Check("torch", PROBLEM, f"it could not be loaded: {last_line}", "reinstall torch")
     return Check("torch", OK, ended.stdout.strip())
 
 
@@ -178,8 +178,10 @@ def _store(layout: Layout) -> Iterator[Check]:
         yield Check("publish", PROBLEM, f"nothing can be written there: {error.strerror or error}", can)
     lost = lost_catalogs(layout)
     check_for_reading(layout)
-    for told in lost:
-        yield Check("catalogs", PROBLEM, f"generation {told.generation} of {told.name!r} is missing", f"run {layout.command('repair')}")
+    for reported in lost:
+        yield Check(
+            "catalogs", PROBLEM, f"generation {reported.generation} of {reported.name!r} is missing", f"run {layout.command('repair')}"
+        )
 
 
 def _mounts() -> str:

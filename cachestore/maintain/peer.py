@@ -17,7 +17,7 @@ from cachestore.files.paths import Layout
 from cachestore.files.publish import note
 from cachestore.maintain.doctor import NOTE, OK, PROBLEM, Check
 from cachestore.work.progress import ENDED
-from cachestore.work.workers import Beat, is_held, read_beats
+from cachestore.work.workers import Heartbeat, is_held, read_heartbeats
 
 PEER_SECONDS: Final = 30.0
 """How long one side runs at most."""
@@ -82,17 +82,17 @@ def meet(layout: Layout, seconds: float = PEER_SECONDS) -> list[Check]:
     end = time.monotonic() + seconds
     made: list[float] = []
     peers: dict[str, _Peer] = {}
-    with Beat(layout, "", 0, _LAUNCH, None, 1) as beat:
+    with Heartbeat(layout, "", 0, _LAUNCH, None, 1) as heartbeat:
         try:
             while time.monotonic() < end and not _is_over(peers):
                 if not made or time.monotonic() - made[-1] >= _STEP_SECONDS:
-                    note(layout, _file(layout, beat.worker, len(made)), b"")
+                    note(layout, _file(layout, heartbeat.worker, len(made)), b"")
                     made.append(time.monotonic())
-                _look(layout, beat, made, peers)
+                _look(layout, heartbeat, made, peers)
                 time.sleep(_POLL_SECONDS)
         finally:
             for number in range(len(made)):
-                _file(layout, beat.worker, number).unlink(missing_ok=True)
+                _file(layout, heartbeat.worker, number).unlink(missing_ok=True)
     if found := _met(peers):
         return [check for peer in found for check in peer.checks()]
     command = f"cachestore doctor {layout.root} --peer"
@@ -114,23 +114,23 @@ def _file(layout: Layout, worker: str, number: int) -> Path:
     return layout.new_temporary(f"{number:08x}{worker[8:]}")
 
 
-def _look(layout: Layout, beat: Beat, made: Sequence[float], peers: dict[str, _Peer]) -> None:
+def _look(layout: Layout, heartbeat: Heartbeat, made: Sequence[float], peers: dict[str, _Peer]) -> None:
     """Read the heartbeats and files of the others once, and confirm them in this side's heartbeat."""
     names = {*names_in(layout.temporary)}
-    for shown in read_beats(layout):
+    for shown in read_heartbeats(layout):
         worker = shown["worker"]
-        if shown["launch"] != _LAUNCH or worker == beat.worker:
+        if shown["launch"] != _LAUNCH or worker == heartbeat.worker:
             continue
         peer = peers.setdefault(worker, _Peer(f"pid {shown['pid']} on {shown['host']}", str(shown)))
         if peer.met_at is None and str(shown) != peer.shown:
             peer.met_at = len(made)
         while _file(layout, worker, peer.seen).name in names:
             peer.seen += 1
-        answer: Mapping[str, Any] = shown.get("answers", {}).get(beat.worker, {"seen": 0, "enough": False})
+        answer: Mapping[str, Any] = shown.get("answers", {}).get(heartbeat.worker, {"seen": 0, "enough": False})
         first = max(peer.answered, len(made) if peer.met_at is None else peer.met_at)
         peer.delays += [time.monotonic() - at for at in made[first : answer["seen"]]]
         peer.answered, peer.has_enough = answer["seen"], answer["enough"]
         if shown["phase"] != ENDED:
             peer.is_held = is_held(layout, worker)
-    beat.detail = {"answers": {worker: {"seen": peer.seen, "enough": peer.is_known} for worker, peer in peers.items()}}
-    beat.write()
+    heartbeat.detail = {"answers": {worker: {"seen": peer.seen, "enough": peer.is_known} for worker, peer in peers.items()}}
+    heartbeat.write()

@@ -24,11 +24,11 @@ from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout
-from cachestore.jobs.declared_model import claimed_encoder, find_claimed_difference, is_imported
+from cachestore.jobs.declared_model import declared_encoder, find_declared_difference, is_imported
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.planning import encoders_of, files_of_request
 from cachestore.maintain import collect as upkeep
-from cachestore.maintain.moved import NewPlaces, check_names, new_places, request_at
+from cachestore.maintain.moved import NewPaths, check_names, new_paths, request_at
 from cachestore.source.combined import Moved, files_of
 from cachestore.source.files import Files
 from cachestore.storage.catalog import NO_INPUT, Catalog, KeyColumn, list_names, newest_catalog
@@ -57,7 +57,7 @@ class _Cell:
     catalog: Catalog
     column: KeyColumn
     row: int
-    place: int
+    index: int
     """The index of the cell in its column."""
 
     @property
@@ -68,14 +68,14 @@ class _Cell:
     def request(self) -> Mapping[str, Json]:
         """The request to the encoder, as in the plan."""
         role, each = self.column.role, cells_each(self.column.options)
-        number, variant = divmod(self.place - self.column.at[self.row], each)
+        number, variant = divmod(self.index - self.column.at[self.row], each)
         images = {name: references[at[self.row] : at[self.row + 1]] for name, (at, references) in self.catalog.images.items()}
         value = (self.catalog.row_captions(self.row) if role == CAPTION else images[role])[number]
         options = options_for(self.column.options, json.loads(self.catalog.extras[self.row]))
         request = request_for(role, options, value, images, variant)
         if not is_imported(self.recipe):
             return request
-        facts = self.column.cell(self.place).facts
+        facts = self.column.cell(self.index).facts
         return {**request, "key": str(self.key), **{name: list(facts.get(name, ())) for name in ("bucket", "resized", "crop")}}
 
     @property
@@ -159,7 +159,7 @@ def verify(
         RecipeMismatch: the model is not the one of the data set; nothing was read or encoded.
     """
     recompute, seed = as_whole("recompute", recompute, least=0), as_whole("seed", seed, least=0)
-    moved = new_places(source, model=model, vae=vae, text_encoder=text_encoder)
+    moved = new_paths(source, model=model, vae=vae, text_encoder=text_encoder)
     if recompute == 0:
         if given := [*moved.models, *(["source"] if source is not None else [])]:
             raise BadInput(f"{given[0]} needs recompute=N (`--recompute N`), which encodes N entries again and compares them")
@@ -220,7 +220,7 @@ _ColumnName = tuple[str, int]
 """The name of a catalog and the number of one of its key columns."""
 
 
-def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: NewPlaces) -> tuple[dict[_ColumnName, _Maker], list[str]]:
+def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: NewPaths) -> tuple[dict[_ColumnName, _Maker], list[str]]:
     """Return what encodes each column again, and remarks on columns for which that is not known. Loads no weights.
 
     Raises RecipeMismatch if a model has changed, and BadInput if it is not found.
@@ -233,7 +233,7 @@ def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: NewPlaces) 
         for number, column in enumerate(catalog.columns):
             try:
                 if is_imported(catalog.recipes[column.fingerprint]):
-                    makers[catalog.name, number] = _claimed_maker(layout, catalog, column, moved, known)
+                    makers[catalog.name, number] = _declared_maker(layout, catalog, column, moved, known)
                     continue
                 request = _request_of(layout, catalog, column.encoder, moved)
             except RecipeMismatch:
@@ -249,18 +249,18 @@ def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: NewPlaces) 
     return makers, unknown
 
 
-def _claimed_maker(layout: Layout, catalog: Catalog, column: KeyColumn, moved: NewPlaces, known: MutableMapping[str, str]) -> _Maker:
+def _declared_maker(layout: Layout, catalog: Catalog, column: KeyColumn, moved: NewPaths, known: MutableMapping[str, str]) -> _Maker:
     """Return the declared model of an imported column. Raises BadInput if there is none, RecipeMismatch if another one was found."""
     hints = {**catalog.request.get(column.encoder, {}), **moved.models, **moved.data}
-    encoder, claimed = claimed_encoder(catalog.recipes[column.fingerprint], hints, known, store=str(layout.root))
+    encoder, declared = declared_encoder(catalog.recipes[column.fingerprint], hints, known, store=str(layout.root))
     now = encoder.encoder.recipe
-    if claimed is not None and Recipe(column.encoder, claimed).fingerprint != now.fingerprint:
-        made = f"{column.encoder} of the data set {catalog.name!r} is claimed to be from"
-        raise _another_model(f"{hints['model']} is not the model that {made}", claimed, now.make)
+    if declared is not None and Recipe(column.encoder, declared).fingerprint != now.fingerprint:
+        made = f"{column.encoder} of the data set {catalog.name!r} is declared to be from"
+        raise _another_model(f"{hints['model']} is not the model that {made}", declared, now.make)
     return _Maker(encoder, files_of(str(hints["data"])))
 
 
-def _request_of(layout: Layout, catalog: Catalog, encoder: str, moved: NewPlaces) -> PrecomputeRequest:
+def _request_of(layout: Layout, catalog: Catalog, encoder: str, moved: NewPaths) -> PrecomputeRequest:
     """Return the request that made an encoder's columns, limited to them. Raises BadInput if the catalog does not have it."""
     request = PrecomputeRequest.from_hints(catalog.request.get(encoder, {}), store=str(layout.root))
     return replace(request_at(request, moved), encode=request.made_by([encoder]))
@@ -296,16 +296,16 @@ def _by_segment(catalogs: Sequence[Catalog], snapshot: Snapshot, makers: Mapping
 
 
 def _segments_of(catalog: Catalog, column: KeyColumn, snapshot: Snapshot) -> list[list[_Cell]]:
-    places: dict[Key, tuple[int, int]] = {}
+    cells: dict[Key, tuple[int, int]] = {}
     for row in range(len(catalog)):
         for number, key in enumerate(column.row_keys(row)):
             if key is not None:
-                places.setdefault(key, (row, column.at[row] + number))
+                cells.setdefault(key, (row, column.at[row] + number))
     segments: dict[str, list[_Cell]] = {}
-    for (key, (row, place)), found in zip(places.items(), snapshot.find(list(places)), strict=True):
+    for (key, (row, index)), found in zip(cells.items(), snapshot.find(list(cells)), strict=True):
         if found:
             digest = found[0].segment.digest
-            segments.setdefault(digest, []).append(_Cell(key, digest, catalog, column, row, place))
+            segments.setdefault(digest, []).append(_Cell(key, digest, catalog, column, row, index))
     return [segments[digest] for digest in sorted(segments)]
 
 
@@ -370,7 +370,7 @@ def _batches(cells: Sequence[tuple[_Cell, _Maker]], reader: Reader, tally: _Tall
 
 def _is_the_same_input(cell: _Cell, resolved: Resolved, reader: Reader, tally: _Tally) -> bool:
     """Return whether the sample's input is still the one that the catalog and the entry record. If not, count it in `tally`."""
-    digest = cell.column.inputs[cell.place]
+    digest = cell.column.inputs[cell.index]
     if digest not in (NO_INPUT, bytes.fromhex(combined_digest(resolved.inputs))):
         tally.changed.append(cell.sample)
         return False
@@ -378,10 +378,10 @@ def _is_the_same_input(cell: _Cell, resolved: Resolved, reader: Reader, tally: _
         tally.findings.append(_wrong(cell, f"now makes entry {resolved.key}", "run `cachestore precompute` again"))
         return False
     try:
-        said = reader.describe(cell.key).meta.get("input_digest")
+        recorded = reader.describe(cell.key).meta.get("input_digest")
     except (CacheStoreError, OSError):
         return True  # `_compare` will fail to read it too, and reports it
-    if said is not None and said != resolved.meta.get("input_digest"):
+    if recorded is not None and recorded != resolved.meta.get("input_digest"):
         tally.findings.append(_wrong(cell, "is not the input that the entry says it was made from", _take_out(cell, reader)))
         return False
     return True
@@ -418,12 +418,12 @@ def _compare(cell: _Cell, made: Mapping[str, RawTensor], kind: str, reader: Read
         difference = find_difference(one, other, kind)
         return None if difference is None else f"{difference.tensor} {difference.words}"
 
-    is_claim = is_imported(cell.recipe)
-    words = find_claimed_difference(cell.recipe, stored, made, compare) if is_claim else compare(stored, made)
+    is_declared = is_imported(cell.recipe)
+    words = find_declared_difference(cell.recipe, stored, made, compare) if is_declared else compare(stored, made)
     if words is None:
         tally.equal += 1
         return
-    advice = "it is not from the model that was claimed: encode it with `cachestore precompute`" if is_claim else _take_out(cell, reader)
+    advice = "it is not from the declared model: encode it with `cachestore precompute`" if is_declared else _take_out(cell, reader)
     tally.findings.append(_wrong(cell, f"encodes to something else: {words}", advice))
 
 

@@ -25,10 +25,10 @@ Work = Callable[[Cancel, OnProgress], Report]
 RESTARTS: Final = 2
 """How often dead ranks are started again while nothing is encoded in between: a model may kill every process that loads it."""
 
-PLACE_SECONDS: Final = 1800.0
+START_SECONDS: Final = 1800.0
 """How long Ray may take until the first rank runs: an autoscaler may have to start machines."""
 
-PLACE_WARN_SECONDS: Final = 60.0
+START_WARN_SECONDS: Final = 60.0
 
 LOOK_SECONDS: Final = 1.0
 
@@ -81,9 +81,9 @@ class _Ranks:
     newest: Mapping[str, Json] = field(default_factory=dict[str, Json])
     deaths: int = 0
     """Deaths in a row, with nothing encoded between them."""
-    is_placed: bool = False
+    has_started: bool = False
     """Whether a rank has answered."""
-    warn_after: float = PLACE_WARN_SECONDS
+    warn_after: float = START_WARN_SECONDS
     moved_at: float = field(default_factory=time.monotonic)
 
     def begin(self, rank: int) -> None:
@@ -108,8 +108,8 @@ class _Ranks:
             counts: Mapping[str, Json] = ray.get(ref)
         except ray.exceptions.RayError:
             return  # the actor died; its `run` reports that
-        if not self.is_placed:
-            self.is_placed, self.moved_at = True, time.monotonic()
+        if not self.has_started:
+            self.has_started, self.moved_at = True, time.monotonic()
         if _made(counts) > _made(self.newest):
             self.newest, self.moved_at, self.deaths = counts, time.monotonic(), 0
 
@@ -133,19 +133,19 @@ class _Ranks:
     def check_bounds(self) -> None:
         """Raise Incomplete if for too long no rank has started, or nothing has been encoded."""
         still = time.monotonic() - self.moved_at
-        if not self.is_placed and still > self.warn_after:
+        if not self.has_started and still > self.warn_after:
             self.warn_after = float("inf")
             _log.warning("no rank runs yet. %s", self.asked_for)
-        if not self.is_placed and still > PLACE_SECONDS:
-            raise Incomplete(f"Ray placed no rank within {still:.0f} s. {self.asked_for}")
-        if self.is_placed and still > UNSEEN_SECONDS:
+        if not self.has_started and still > START_SECONDS:
+            raise Incomplete(f"Ray started no rank within {still:.0f} s. {self.asked_for}")
+        if self.has_started and still > UNSEEN_SECONDS:
             raise Incomplete(f"no rank encoded anything for {still:.0f} s; run the same call again: it continues where it stopped")
 
     def stop(self) -> None:
         """Ask the ranks to publish what they have encoded, and wait for that a while."""
         for rank in self.running.values():
             self.actors[rank].stop.remote()
-        if self.running and self.is_placed:
+        if self.running and self.has_started:
             ray.wait(list(self.running), num_returns=len(self.running), timeout=STOP_SECONDS)
 
     def end(self) -> None:

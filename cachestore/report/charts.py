@@ -67,7 +67,7 @@ def histogram(bins: Sequence[Bin], unit: str, limit: int | None) -> Html:
     first, last = bins[0].low, bins[-1].high + 1
     most = max(one.captions for one in bins) or 1
     drawn = [_column(one, first, last - first, most, is_cut=limit is not None and one.low > limit) for one in bins]
-    ticks = [_tick(place, first, last - first) for place in _round_places(first, last)]
+    ticks = [_tick(value, first, last - first) for value in _round_numbers(first, last)]
     line: list[Html] = []
     if limit is not None and first < limit + 1 < last:
         x = _percent((limit + 1 - first) / (last - first))
@@ -91,13 +91,13 @@ def _column(one: Bin, first: int, span: int, most: int, *, is_cut: bool) -> Html
     return Html(f'<rect x="{x}" width="{width}" y="{_BASE - height}" height="{height}" class="{css}">{title}</rect>')
 
 
-def _tick(place: int, first: int, span: int) -> Html:
-    part = (place - first) / span
+def _tick(value: int, first: int, span: int) -> Html:
+    part = (value - first) / span
     anchor = "start" if part < 0.04 else "end" if part > 0.96 else "middle"
-    return Html(f'<text x="{_percent(part)}" y="{_BASE + 17}" text-anchor="{anchor}">{place:,}</text>')
+    return Html(f'<text x="{_percent(part)}" y="{_BASE + 17}" text-anchor="{anchor}">{value:,}</text>')
 
 
-def _round_places(first: int, last: int) -> list[int]:
+def _round_numbers(first: int, last: int) -> list[int]:
     """Return up to six round numbers within [first, last)."""
     steps = (digit * 10**power for power in count_from_0() for digit in (1, 2, 5))
     step = next(step for step in steps if (last - first) / step <= _TICKS)

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 from cachestore.core.keys import Json, Key, Recipe
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO
 from cachestore.core.words import first_of
-from cachestore.report.numbers import Bin, Bucket, Buckets, Captions, Kind, Long, Loss, Repeat
+from cachestore.report.numbers import Bin, Bucket, Buckets, Captions, ColumnNumbers, Long, Loss, Repeat
 from cachestore.storage.catalog import NO_KEY, Catalog, KeyColumn
 from cachestore.storage.entry import size_of
 from cachestore.storage.snapshot import Snapshot
@@ -125,12 +125,12 @@ def _longest_of(catalog: Catalog, cut: Mapping[str, int]) -> tuple[Long, ...]:
     return tuple(Long(samples[caption], length, caption) for caption, length in longest.items())
 
 
-def kind_of(catalog: Catalog, column: KeyColumn, sizes: Mapping[Key, int]) -> Kind:
+def kind_of(catalog: Catalog, column: KeyColumn, sizes: Mapping[Key, int]) -> ColumnNumbers:
     """Return what a column's cells hold; `sizes` has the bytes of every entry that is there."""
     cells = Counter(bytes(raw) for raw in column.keys)
     missing = cells.pop(NO_KEY, 0)
     present = {raw: times for raw, times in cells.items() if Key(raw) in sizes}
-    return Kind(
+    return ColumnNumbers(
         encoder=column.encoder,
         role=column.role,
         about=_describe(catalog.recipes.get(column.fingerprint), column),
@@ -152,8 +152,8 @@ def _describe(recipe: Recipe | None, column: KeyColumn) -> str:
     components: Any = make.get("components")
     module = cast("dict[str, Any]", components).get("vae") if isinstance(components, dict) else None
     what = recipe.read.get("family") or str(module or make.get("kind")).rpartition(".")[2]
-    told = [what, make.get("dtype"), recipe.read.get("stored"), f"resolution {resolution}" if resolution is not None else None]
-    return ", ".join(one for one in told if isinstance(one, str))
+    parts = [what, make.get("dtype"), recipe.read.get("stored"), f"resolution {resolution}" if resolution is not None else None]
+    return ", ".join(one for one in parts if isinstance(one, str))
 
 
 def _repeats_of(catalog: Catalog, column: KeyColumn, cells: Counter[bytes]) -> tuple[Repeat, ...]:
@@ -169,7 +169,7 @@ def _repeats_of(catalog: Catalog, column: KeyColumn, cells: Counter[bytes]) -> t
 def _what(catalog: Catalog, column: KeyColumn, key: Key, rows: Sequence[int]) -> str:
     """Return what an entry was made from: its caption, or the samples that share the picture."""
     captions = catalog.row_captions(rows[0])
-    place = column.row_keys(rows[0]).index(key)
-    if column.role == CAPTION and place < len(captions):
-        return captions[place] or "(the empty caption)"
+    index = column.row_keys(rows[0]).index(key)
+    if column.role == CAPTION and index < len(captions):
+        return captions[index] or "(the empty caption)"
     return first_of(dict.fromkeys(catalog.ids[row] for row in rows))

@@ -42,7 +42,7 @@ def plural(number: int, one: str, many: str | None = None) -> Html:
     return Html(f"{number:,} {one if number == 1 else many or one + 's'}")
 
 
-def share(part: float, whole: float) -> Html:
+def in_percent(part: float, whole: float) -> Html:
     """Return a part in per cent; a dash if the whole is 0."""
     if not whole:
         return DASH

@@ -94,7 +94,7 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ColumnNumbers:
     """What one key column of the data set holds."""
 
     encoder: str
@@ -143,7 +143,7 @@ class Pass:
     bytes: int
     stages: tuple["Stage", ...] = ()
     limiting: str = ""
-    ranks: tuple["Rank", ...] = ()
+    ranks: tuple["RankNumbers", ...] = ()
     """Workers whose heartbeats are still there."""
 
 
@@ -159,7 +159,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class RankNumbers:
     """What one worker did."""
 
     rank: int | None
@@ -173,7 +173,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FindingNumbers:
     """One finding of verify."""
 
     kind: str
@@ -203,7 +203,7 @@ class Damage:
     entries: int
     bytes: int
     map: tuple[Segment, ...]
-    findings: tuple[Found, ...]
+    findings: tuple[FindingNumbers, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
+class ReportNumbers:
     """Everything in a report except its pictures."""
 
     store: str
@@ -241,7 +241,7 @@ class Numbers:
     buckets: tuple[Buckets, ...] = ()
     """One for each resolution."""
     captions: Captions | None = None
-    kinds: tuple[Kind, ...] = ()
+    kinds: tuple[ColumnNumbers, ...] = ()
     passes: tuple[Pass, ...] = ()
     """Newest first."""
     failures: tuple[Failure, ...] = ()

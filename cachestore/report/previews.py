@@ -20,15 +20,15 @@ from cachestore.core.keys import Json, Key, digest_bytes
 from cachestore.core.raw_tensors import numbers
 from cachestore.core.read_block import parse_latents
 from cachestore.core.samples import IMAGE, VIDEO, Source
-from cachestore.source.combined import Moved, at_new_places, files_of, files_of_sources
+from cachestore.source.combined import Moved, at_new_paths, files_of, files_of_sources
 from cachestore.source.files import Files
 from cachestore.storage.catalog import Catalog, Cell, KeyColumn, newest_catalog
 from cachestore.store.reader import Reader
 
-SHOWN: Final = 20
+MAX_SAMPLES: Final = 20
 """How many samples a report shows; the map is fitted to the same ones."""
-LARGEST_SOURCE: Final = 256 * 1024 * 1024
-_PLACES_EACH: Final = 10
+LARGEST_FILE: Final = 256 * 1024 * 1024
+_PIXELS_EACH: Final = 10
 """A map is fitted if there are at least so many latent pixels for each channel, counting the constant as one."""
 _SIDES: Final = 2
 _OUTERMOST: Final = 2.0
@@ -40,7 +40,7 @@ Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class SampleLatents:
     """A sample's picture in one column, with its latents."""
 
     sample: str
@@ -102,7 +102,7 @@ def stored_name(catalog: Catalog, column: KeyColumn) -> str | None:
         return None
 
 
-def choose_rows(catalog: Catalog, column: KeyColumn, count: int = SHOWN) -> list[int]:
+def choose_rows(catalog: Catalog, column: KeyColumn, count: int = MAX_SAMPLES) -> list[int]:
     """Return the rows to show: of those with latents, the ones whose ids have the smallest digests.
 
     The choice does not depend on the order or the content of samples, and hardly changes when samples are added.
@@ -111,17 +111,17 @@ def choose_rows(catalog: Catalog, column: KeyColumn, count: int = SHOWN) -> list
     return sorted(has_some, key=lambda row: hashlib.sha256(catalog.ids[row].encode("utf-8", "surrogatepass")).digest())[:count]
 
 
-def read_shown(reader: Reader, catalog: Catalog, column: KeyColumn, rows: Sequence[int]) -> list[Shown]:
+def read_samples(reader: Reader, catalog: Catalog, column: KeyColumn, rows: Sequence[int]) -> list[SampleLatents]:
     """Return the first latents of each row. Rows whose entry is missing, damaged or no picture, or has other channels, are left out."""
     name = stored_name(catalog, column)
-    found: list[Shown] = []
+    found: list[SampleLatents] = []
     for row in rows:
         cell = next((cell for cell in column.row_cells(row) if cell.key is not None), None)
         latents = None if cell is None or cell.key is None else _read(reader, cell.key, name)
         if cell is None or cell.key is None or latents is None:
             continue
         if not found or len(found[0].latents) == len(latents):
-            found.append(Shown(catalog.ids[row], row, cell, cell.key, latents, column.options.get("fps")))
+            found.append(SampleLatents(catalog.ids[row], row, cell, cell.key, latents, column.options.get("fps")))
     return found
 
 
@@ -138,14 +138,14 @@ def _read(reader: Reader, key: Key, name: str | None) -> Latents | None:
     return values[: len(values) // 2] if name == "moments" else values
 
 
-def find_colours(catalog: Catalog, column: KeyColumn, shown: Sequence[Shown], source: Moved | None = None) -> Colours:
+def find_colours(catalog: Catalog, column: KeyColumn, shown: Sequence[SampleLatents], source: Moved | None = None) -> Colours:
     """Return the map for latents of one column, at least one: fitted if sources are there, else grey.
 
     `source` is the new path of the data set's pictures if they moved, or a path for each source label. Without Pillow the map is grey.
     """
     pairs = list(_pairs(catalog, column, shown, source))
-    places = sum(one.latents[0].size for one, _pixels in pairs)
-    if places < _PLACES_EACH * (len(shown[0].latents) + 1):
+    count = sum(one.latents[0].size for one, _pixels in pairs)
+    if count < _PIXELS_EACH * (len(shown[0].latents) + 1):
         return _grey([one.latents for one in shown])
     return fit([one.latents for one, _pixels in pairs], [pixels for _one, pixels in pairs])
 
@@ -154,18 +154,18 @@ def fit(latents: Sequence[Latents], pixels: Sequence[NDArray[np.float64]]) -> Co
     """Fit the map from latents to pixels `[H, W, 3]` of the same size by least squares over at least one picture."""
     channels = len(latents[0])
     square, product = np.zeros((channels + 1, channels + 1)), np.zeros((channels + 1, 3))
-    total, total_square, places = np.zeros(3), 0.0, 0
+    total, total_square, count = np.zeros(3), 0.0, 0
     for one, colours in zip(latents, pixels, strict=True):
         values, flat = _with_one(one), colours.reshape(-1, 3)
         square += values.T @ values
         product += values.T @ flat
         total += flat.sum(axis=0)
         total_square += float((flat**2).sum())
-        places += len(flat)
+        count += len(flat)
     weights = np.linalg.lstsq(square, product, rcond=None)[0].astype(np.float64)
     # Squared errors, and squared distances from the mean, computed from the sums.
     error = total_square - 2 * float((weights * product).sum()) + float((weights * (square @ weights)).sum())
-    spread = total_square - float((total**2).sum()) / places
+    spread = total_square - float((total**2).sum()) / count
     return Colours(weights, len(latents), max(0.0, 1 - error / spread) if spread > 0 else 1.0)
 
 
@@ -187,8 +187,8 @@ def _with_one(latents: Latents) -> NDArray[np.float64]:
 
 
 def _pairs(
-    catalog: Catalog, column: KeyColumn, shown: Sequence[Shown], source: Moved | None
-) -> Iterator[tuple[Shown, NDArray[np.float64]]]:
+    catalog: Catalog, column: KeyColumn, shown: Sequence[SampleLatents], source: Moved | None
+) -> Iterator[tuple[SampleLatents, NDArray[np.float64]]]:
     """Yield latents with the picture that they were made from, scaled down to their size."""
     files = _files(catalog, column, source)
     if files is None:
@@ -214,7 +214,7 @@ def _files(catalog: Catalog, column: KeyColumn, source: Moved | None) -> Files |
     except (BadInput, TypeError):  # invalid hints
         return None
     if source is not None and sources:
-        sources = list(at_new_places(sources, source))
+        sources = list(at_new_paths(sources, source))
     try:
         if not given:
             data = hints.get("data") if source is None or isinstance(source, Mapping) else source
@@ -229,15 +229,15 @@ def references_of(catalog: Catalog, column: KeyColumn, row: int) -> list[str]:
     if column.role not in catalog.images:
         return []
     at, references = catalog.images[column.role]
-    return [references[place] for place in range(at[row], at[row + 1])]
+    return [references[index] for index in range(at[row], at[row + 1])]
 
 
-def _picture_of(files: Files, catalog: Catalog, column: KeyColumn, one: Shown) -> bytes | None:
+def _picture_of(files: Files, catalog: Catalog, column: KeyColumn, one: SampleLatents) -> bytes | None:
     """Return the bytes that a cell was made from; None if no file of the row has their digest any more."""
     for reference in references_of(catalog, column, one.row):
         try:
             stat = files.stat(reference)
-            data = files.read(reference)[0] if stat is not None and stat[0] <= LARGEST_SOURCE else None
+            data = files.read(reference)[0] if stat is not None and stat[0] <= LARGEST_FILE else None
         except (OSError, ValueError):  # ValueError: a name that no file can have
             continue
         if data is not None and digest_bytes(data) == one.cell.input.hex():
@@ -248,7 +248,9 @@ def _picture_of(files: Files, catalog: Catalog, column: KeyColumn, one: Shown) -
 _Side = Sequence[int]
 
 
-def _scaled_down(data: bytes, one: Shown, read: Callable[[bytes, Shown, _Side, _Side], NDArray[np.float64]]) -> NDArray[np.float64] | None:
+def _scaled_down(
+    data: bytes, one: SampleLatents, read: Callable[[bytes, SampleLatents, _Side, _Side], NDArray[np.float64]]
+) -> NDArray[np.float64] | None:
     """Return the encoded part of a picture, each pixel the mean over one latent pixel; None if it cannot be decoded."""
     facts = one.cell.facts
     resized, crop = facts.get("resized", ()), facts.get("crop", ())
@@ -261,7 +263,7 @@ def _scaled_down(data: bytes, one: Shown, read: Callable[[bytes, Shown, _Side, _
     return pixels[:, ::-1] if facts.get("flip") == (1,) else pixels
 
 
-def _picture(data: bytes, one: Shown, resized: _Side, crop: _Side) -> NDArray[np.float64]:
+def _picture(data: bytes, one: SampleLatents, resized: _Side, crop: _Side) -> NDArray[np.float64]:
     from PIL import Image
 
     from cachestore.encode.images import decode
@@ -273,17 +275,17 @@ def _picture(data: bytes, one: Shown, resized: _Side, crop: _Side) -> NDArray[np
     return np.asarray(picture.resize((width, height), Image.Resampling.BOX, box=box), np.float64)
 
 
-def _first_frame(data: bytes, one: Shown, resized: _Side, crop: _Side) -> NDArray[np.float64]:
+def _first_frame(data: bytes, one: SampleLatents, resized: _Side, crop: _Side) -> NDArray[np.float64]:
     """Return the first frame of the encoded clip. Raises ValueError if its start is unknown."""
     from cachestore.encode import videos
-    from cachestore.encode.buckets import Placement, Size
+    from cachestore.encode.buckets import CropBox, Size
     from cachestore.encode.clips import as_rate
 
     (_channels, height, width), (start, *_others) = one.latents.shape, one.cell.facts.get("start", ())
     rate = None if one.rate is None else as_rate(one.rate)
     first = videos.look(BytesIO(data)).timeline.take(rate, start, 1)
-    place = Placement(Size(*resized), (crop[0], crop[1], crop[2], crop[3]))
-    return videos.take(BytesIO(data), first, Size(width, height), place)[0].astype(np.float64)
+    box = CropBox(Size(*resized), (crop[0], crop[1], crop[2], crop[3]))
+    return videos.take(BytesIO(data), first, Size(width, height), box)[0].astype(np.float64)
 
 
 def reduce(pixels: Pixels, longest: int) -> Pixels:
@@ -315,11 +317,11 @@ def preview_sample(reader: Reader, names: Sequence[str], sample: str, source: Mo
         column = None if catalog is None else picture_column(catalog, sample)
         if catalog is None or column is None or sample not in catalog.ids:
             continue
-        shown = read_shown(reader, catalog, column, [list(catalog.ids).index(sample)])
+        shown = read_samples(reader, catalog, column, [list(catalog.ids).index(sample)])
         if not shown:
             continue
         others = [row for row in choose_rows(catalog, column) if row != shown[0].row]
-        colours = find_colours(catalog, column, [*shown, *read_shown(reader, catalog, column, others)], source)
+        colours = find_colours(catalog, column, [*shown, *read_samples(reader, catalog, column, others)], source)
         return Preview(name, sample, colours.paint(shown[0].latents), colours)
     why = reader.layout.command(f"why {shlex.quote(sample)}")
     raise BadInput(f"{reader.layout.root} has no latents of the sample {sample!r} to make a picture from ({why} says what there is)")

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
-from cachestore.core.arguments import as_place
+from cachestore.core.arguments import as_path_str
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import SOURCE, SOURCE_WEIGHT
 from cachestore.core.keys import Json, canonical, digest_parts, digest_text
@@ -21,15 +21,15 @@ from cachestore.source.captions import CaptionLines
 from cachestore.source.files import Files, Folder, Routed
 from cachestore.source.folders import list_source
 from cachestore.source.listing import Listing
-from cachestore.source.memory import gather, list_rows
-from cachestore.source.pipe import asked_files
+from cachestore.source.memory import list_objects, list_rows
+from cachestore.source.pipe import pipe_files
 from cachestore.source.remarks import Problems, Remarks
 from cachestore.source.tars import list_tars, tars_at
 
 IN_MEMORY: Final = "(in memory)"
 """Stands for data that is not a path."""
 
-Brought = Mapping[int, Listing]
+InMemory = Mapping[int, Listing]
 """By number of the source, the listings of sources in memory."""
 
 
@@ -39,7 +39,7 @@ def list_path(data: str | Path, *, caption_lines: CaptionLines = "whole", captio
     if tars is not None:
         return list_tars(tars, caption_lines=caption_lines, caption=caption, videos=videos)
     if is_temporary(Path(data).name) and Path(data).is_file():
-        return list_rows(Path(data), asked_files(os.environ))
+        return list_rows(Path(data), pipe_files(os.environ))
     return list_source(data, caption_lines=caption_lines, caption=caption, videos=videos)
 
 
@@ -55,25 +55,25 @@ def files_of(data: str | Path) -> Files:
 def as_sources(data: object) -> tuple[str, tuple[Source, ...], dict[int, object]]:
     """Split what `precompute` was given: (path, (), {}) for one path, else ("", sources, objects by source number). Raises BadInput."""
     if isinstance(data, str | os.PathLike):
-        return as_place("data", cast("object", data)), (), {}
+        return as_path_str("data", cast("object", data)), (), {}
     given: Sequence[object] = (data,)
     if isinstance(data, list | tuple):
         listed = cast("Sequence[object]", data)
         are_sources = [isinstance(one, Source | str | os.PathLike) for one in listed]
         if any(are_sources) and not all(are_sources):
-            place = are_sources.index(False)
-            raise BadInput(f"a list must hold sources and paths, or samples, but {place} is {type(listed[place]).__name__}")
+            index = are_sources.index(False)
+            raise BadInput(f"a list must hold sources and paths, or samples, but {index} is {type(listed[index]).__name__}")
         given = listed if any(are_sources) else given
     sources = [one if isinstance(one, Source) else Source(one) for one in given]
     held = {number: source.data for number, source in enumerate(sources) if not isinstance(source.data, str | os.PathLike)}
-    placed: list[str] = [IN_MEMORY if number in held else os.fspath(source.data) for number, source in enumerate(sources)]
-    return "", tuple(replace(source, data=place) for source, place in zip(sources, placed, strict=True)), held
+    paths: list[str] = [IN_MEMORY if number in held else os.fspath(source.data) for number, source in enumerate(sources)]
+    return "", tuple(replace(source, data=index) for source, index in zip(sources, paths, strict=True)), held
 
 
-def gather_all(sources: Sequence[Source], held: Mapping[int, object], *, caption_lines: CaptionLines, caption: str | None) -> Brought:
+def list_in_memory(sources: Sequence[Source], held: Mapping[int, object], *, caption_lines: CaptionLines, caption: str | None) -> InMemory:
     """List the sources in memory. Raises BadInput."""
     own = [caption if source.caption is None else source.caption for source in sources]
-    return {number: gather(data, caption_lines=caption_lines, caption=own[number]) for number, data in held.items()}
+    return {number: list_objects(data, caption_lines=caption_lines, caption=own[number]) for number, data in held.items()}
 
 
 def labels_of(sources: Sequence[Source]) -> list[str]:
@@ -103,16 +103,21 @@ def resolutions_of(sources: Sequence[Source], resolution: int) -> tuple[int, Map
 
 
 def list_sources(
-    sources: Sequence[Source], brought: Brought, *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False
+    sources: Sequence[Source],
+    in_memory: InMemory,
+    *,
+    caption_lines: CaptionLines = "whole",
+    caption: str | None = None,
+    videos: bool = False,
 ) -> Listing:
-    """List several sources as one. `brought` are the listings of those in memory. Raises BadInput, also if two samples have the same id."""
+    """List several sources as one. `in_memory` are listings by number. Raises BadInput, also if two samples have the same id."""
     labels = labels_of(sources)
     listings: list[Listing] = []
     problems = Problems()
     for number, source in enumerate(sources):
         own = caption if source.caption is None else source.caption
         try:
-            there = brought.get(number) or list_path(source.data, caption_lines=caption_lines, caption=own, videos=videos)
+            there = in_memory.get(number) or list_path(source.data, caption_lines=caption_lines, caption=own, videos=videos)
         except BadInput as error:
             problems.add(error)
         else:
@@ -138,7 +143,7 @@ def labelled(sources: Sequence[Source]) -> tuple[Source, ...]:
     return tuple(source if source.name or source.label else replace(source, label=label) for source, label in called)
 
 
-def at_new_places(sources: Sequence[Source], moved: Moved) -> tuple[Source, ...]:
+def at_new_paths(sources: Sequence[Source], moved: Moved) -> tuple[Source, ...]:
     """The same sources at new paths, with their old labels. Ignores unknown labels. Raises BadInput for one path instead of several."""
     labels = labels_of(sources)
     if isinstance(moved, str | os.PathLike):
@@ -165,9 +170,9 @@ def _together(holders: Mapping[str, Files]) -> Files:
     return Routed(route)
 
 
-def files_of_brought(brought: Brought) -> Files:
+def files_in_memory(in_memory: InMemory) -> Files:
     """The files that workers may ask for, as `number/reference`. `list_rows` uses the same form."""
-    return _together({str(number): listing for number, listing in brought.items()})
+    return _together({str(number): listing for number, listing in in_memory.items()})
 
 
 def files_of_sources(sources: Sequence[Source]) -> Files:

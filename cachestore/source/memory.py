@@ -34,7 +34,7 @@ _FORMAT: Final = "cachestore-rows/1"
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _PictureRef:
     row: int
     column: str
     number: int
@@ -46,8 +46,8 @@ class _Place:
 class Memory:
     """`Files` in the caller's memory. A part of their digest stands in for the time, so equal ones are known to be unchanged."""
 
-    fetch: Callable[[_Place], object]
-    places: dict[str, _Place] = field(default_factory=dict[str, _Place])
+    fetch: Callable[[_PictureRef], object]
+    refs: dict[str, _PictureRef] = field(default_factory=dict[str, _PictureRef])
     _stats: dict[str, Stat] = field(default_factory=dict[str, Stat])
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
@@ -79,9 +79,9 @@ class Memory:
     def _found(self, reference: str) -> bytes | Path:
         if not reference.startswith(MEMORY):
             return Path(reference)
-        if reference not in self.places:
+        if reference not in self.refs:
             raise FileNotFoundError(f"no sample has a picture {reference!r}")
-        return as_bytes(self.fetch(self.places[reference]), reference)
+        return as_bytes(self.fetch(self.refs[reference]), reference)
 
 
 def as_bytes(picture: Any, where: str) -> bytes | Path:
@@ -119,10 +119,10 @@ def _as_tiff(picture: Any) -> bytes:
 # Sequences of samples
 
 
-def gather(data: object, *, caption_lines: CaptionLines = "whole", caption: str | None = None) -> Listing:
+def list_objects(data: object, *, caption_lines: CaptionLines = "whole", caption: str | None = None) -> Listing:
     """List a sequence of `Sample`, or a Hugging Face data set with `Image(decode=False)`. Raises BadInput, also if two ids are equal."""
     if hasattr(data, "features") and hasattr(data, "column_names"):
-        return _gather_columns(data, caption_lines, caption)
+        return _list_columns(data, caption_lines, caption)
     if not isinstance(data, Sequence) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise BadInput(
             f"a source must be a path, a cs.Source, a sequence of cs.Sample or a Hugging Face data set, not {type(data).__name__}"
@@ -132,15 +132,15 @@ def gather(data: object, *, caption_lines: CaptionLines = "whole", caption: str 
         raise BadInput(f"a source cannot be a mapping: choose one of its parts ({names})")
     samples = cast("Sequence[Sample]", data)
 
-    def fetch(place: _Place) -> object:
-        sample = samples[place.row]
-        those = _several(sample.images.get(place.column, ()))
-        if sample.id != place.sample or place.number >= len(those):
+    def fetch(ref: _PictureRef) -> object:
+        sample = samples[ref.row]
+        those = _several(sample.images.get(ref.column, ()))
+        if sample.id != ref.sample or ref.number >= len(those):
             raise OSError(
-                f"sample {place.row} is {sample.id!r} with {len(those)} of {place.column} now, but was {place.sample!r} when the"
+                f"sample {ref.row} is {sample.id!r} with {len(those)} of {ref.column} now, but was {ref.sample!r} when the"
                 " samples were listed: a sequence must give the same sample each time it is asked for an index"
             )
-        return those[place.number]
+        return those[ref.number]
 
     memory = Memory(fetch)
     return list_samples(memory, partial(_from_samples, samples, memory, caption_lines), "the samples given", caption)
@@ -157,7 +157,7 @@ def _from_samples(samples: Sequence[Sample], memory: Memory, caption_lines: Capt
             raise BadInput(f"sample {row} is {type(sample).__name__}, not a cs.Sample")
         where = f"sample {row} ({sample.id!r})"
         shown = as_mapping(f"{where}: images", sample.images, "a mapping from roles to pictures")
-        images = {role: _references(memory, _Place(row, role, 0, sample.id), value) for role, value in shown.items()}
+        images = {role: _references(memory, _PictureRef(row, role, 0, sample.id), value) for role, value in shown.items()}
         if unknown := next((role for role in images if role not in ROLES), None):
             raise BadInput(f"{where}: images of the unknown role {unknown!r} cannot be encoded; roles are {', '.join(ROLES)}")
         captions = [sample.captions] if isinstance(sample.captions, str) else list(as_many(f"{where}: captions", sample.captions, "texts"))
@@ -168,24 +168,24 @@ def _from_samples(samples: Sequence[Sample], memory: Memory, caption_lines: Capt
     return taken(range(len(samples)), parse, "the samples given")
 
 
-def _references(memory: Memory, place: _Place, value: object) -> list[str]:
-    """The references of a sample's pictures of one role; a path is its own reference. `place` is that of the first picture."""
+def _references(memory: Memory, ref: _PictureRef, value: object) -> list[str]:
+    """The references of a sample's pictures of one role; a path is its own reference. `ref` is that of the first picture."""
     found: list[str] = []
     for number, picture in enumerate(_several(value)):
         if isinstance(picture, str | os.PathLike):
             path = os.fspath(cast("str | os.PathLike[str]", picture))
             found.append(f"./{path}" if path.startswith(MEMORY) else path)
         elif isinstance(picture, bytes | bytearray | memoryview | Mapping) or _is_pil(picture):
-            found.append(_named(memory, replace(place, number=number)))
+            found.append(_named(memory, replace(ref, number=number)))
         else:
-            what = f"sample {place.row} ({place.sample!r}): {place.column} is {type(picture).__name__}"
+            what = f"sample {ref.row} ({ref.sample!r}): {ref.column} is {type(picture).__name__}"
             raise BadInput(f"{what}; it must be a path, bytes or (of a picture) a PIL image, or several of them")
     return found
 
 
-def _named(memory: Memory, place: _Place) -> str:
-    reference = f"{MEMORY}{place.column}.{place.number}:{place.sample}"
-    memory.places[reference] = place
+def _named(memory: Memory, ref: _PictureRef) -> str:
+    reference = f"{MEMORY}{ref.column}.{ref.number}:{ref.sample}"
+    memory.refs[reference] = ref
     return reference
 
 
@@ -208,15 +208,15 @@ def _why_not_json(value: Json) -> str:
 # Hugging Face
 
 
-def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None) -> Listing:
+def _list_columns(data: Any, caption_lines: CaptionLines, caption: str | None) -> Listing:
     if not hasattr(data, "__len__"):
         raise BadInput("a streamed data set has no length, and may be different each time; load it (streaming=False), or save it as tars")
     plain = data.with_format(None)
     columns = _picture_columns(plain.features)
     pictures = {role: plain.select_columns([column]) for role, column in columns.items()}
 
-    def fetch(place: _Place) -> object:
-        return _several(pictures[place.column][place.row][columns[place.column]])[place.number]
+    def fetch(ref: _PictureRef) -> object:
+        return _several(pictures[ref.column][ref.row][columns[ref.column]])[ref.number]
 
     memory = Memory(fetch)
     others = [name for name in plain.column_names if name not in columns.values()]
@@ -232,7 +232,7 @@ def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None)
         for role, column in columns.items():
             # Reads pictures only if a column holds several in a row.
             several: Any = pictures[role][row][column] if role in of_lists else (None,)
-            found[role] = [_named(memory, _Place(row, role, number, str(found["id"]))) for number in range(len(several or ()))]
+            found[role] = [_named(memory, _PictureRef(row, role, number, str(found["id"]))) for number in range(len(several or ()))]
         check_row(found, where, dict.fromkeys(plain.column_names))
         yield _from_columns(found, where, caption_lines, remarks)
 
@@ -273,16 +273,16 @@ def _picture_kind(feature: Any) -> Any:
 # For workers
 
 
-def write_rows(layout: Layout, listing: Listing, asked_as: str) -> Path:
+def write_rows(layout: Layout, listing: Listing, prefix: str) -> Path:
     """Write the samples to a file under `tmp/` for the workers of this call. The caller removes it.
 
-    Workers ask for pictures in memory as `ASKED_AS/reference`.
+    Workers ask for pictures in memory as `PREFIX/reference`.
     """
     make_folder(layout, layout.temporary)
     path, remarks = layout.new_temporary(), Remarks()
     samples = listing.samples(remarks)
-    told = {name: getattr(remarks, name) for name in ("missing", "multi_line", "collapsed", "uncaptioned", "pictureless")}
-    head = {"format": _FORMAT, "asked_as": asked_as, **told}
+    counts = {name: getattr(remarks, name) for name in ("missing", "multi_line", "collapsed", "uncaptioned", "pictureless")}
+    head = {"format": _FORMAT, "asked_as": prefix, **counts}
     with path.open("xb") as file:
         file.write(canonical(head) + b"\n")
         for sample in samples:
@@ -298,12 +298,12 @@ def list_rows(path: Path, files: Files | None) -> Listing:
         if not isinstance(head, dict) or cast("dict[str, Any]", head).get("format") != _FORMAT:
             raise BadInput(f"{path} is not a list of samples that another process of cachestore wrote")
         rows = [json.loads(line) for line in file]
-    told = cast("dict[str, Any]", head)
-    asked_as = told.pop("asked_as")
-    del told["format"]
+    body = cast("dict[str, Any]", head)
+    prefix = body.pop("asked_as")
+    del body["format"]
 
     def parse(remarks: Remarks) -> Iterator[Sample]:
-        remarks.take(Remarks(**told))
+        remarks.take(Remarks(**body))
         for sample, images, captions, extras in rows:
             yield Sample(sample, {role: tuple(references) for role, references in images.items()}, tuple(captions), extras=extras)
 
@@ -312,7 +312,7 @@ def list_rows(path: Path, files: Files | None) -> Listing:
             return folder, reference
         if files is None:
             raise OSError(f"{reference} is in the memory of another process, and there is no pipe to ask for it")
-        return files, f"{asked_as}/{reference}"
+        return files, f"{prefix}/{reference}"
 
     folder = Folder(Path.cwd())
     return list_samples(Routed(route), parse, path, None)

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final, cast
 
 from cachestore.source.files import Files, Stat
 
-ASK: Final = "CACHESTORE_ASK"
+PIPE: Final = "CACHESTORE_ASK"
 """Environment variable with the worker's descriptors: `<read>,<write>`."""
 
 ANSWER_SECONDS: Final = 600.0
@@ -68,7 +68,7 @@ class _Line:
     def __init__(self, pictures: Files, selector: selectors.BaseSelector, questions: int, answers: int) -> None:
         self._pictures, self._selector = pictures, selector
         self._in, self._out = questions, answers
-        self._asked = bytearray()
+        self._question = bytearray()
         self._waiting = memoryview(b"")
         self._is_open = True
         os.set_blocking(answers, False)
@@ -86,12 +86,12 @@ class _Line:
 
     def _take_in(self) -> None:
         asked = os.read(self._in, _CHUNK)
-        self._asked += asked
-        if not asked or len(self._asked) > _LINE_LIMIT:
+        self._question += asked
+        if not asked or len(self._question) > _LINE_LIMIT:
             self.close()
             return
         if b"\n" in asked:  # a worker asks one thing at a time
-            line, self._asked = bytes(self._asked), bytearray()
+            line, self._question = bytes(self._question), bytearray()
             self._waiting = memoryview(_answer(self._pictures, line))
             self._selector.unregister(self._in)
             self._selector.register(self._out, selectors.EVENT_WRITE, self)
@@ -130,7 +130,7 @@ def _answer(pictures: Files, line: bytes) -> bytes:
 # In a worker
 
 
-class Asked:
+class PipeFiles:
     """`Files` in the caller's memory, as a worker sees them over two pipes. Several threads may use it; they take turns."""
 
     def __init__(self, answers: int, questions: int, *, patience_seconds: float = ANSWER_SECONDS) -> None:
@@ -198,16 +198,16 @@ class Asked:
         self._buffer += more
 
 
-_asked: dict[str, Asked] = {}
+_pipes: dict[str, PipeFiles] = {}
 """By the value of the environment variable. A process has only one pair of descriptors."""
 
 
-def asked_files(environment: Mapping[str, str]) -> Asked | None:
+def pipe_files(environment: Mapping[str, str]) -> PipeFiles | None:
     """The pictures in the caller's memory, or None if this process has no source pipe."""
-    named = environment.get(ASK, "")
-    if named and named not in _asked:
+    named = environment.get(PIPE, "")
+    if named and named not in _pipes:
         answers, questions = map(int, named.split(","))
         for descriptor in (answers, questions):
             os.set_inheritable(descriptor, False)  # noqa: FBT003 - the system's own name for it
-        _asked[named] = Asked(answers, questions)
-    return _asked.get(named)
+        _pipes[named] = PipeFiles(answers, questions)
+    return _pipes.get(named)

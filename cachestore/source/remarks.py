@@ -53,7 +53,7 @@ class Remarks:
 
     def in_words(self, *, of_videos: str = "pass --frames to say how many frames of each to encode") -> tuple[str, ...]:
         """What the user should know before encoding. `of_videos` is the advice for skipped videos."""
-        told = (
+        lines = (
             (self.missing, "{} without a caption ({}): they get the empty caption, or the one that --caption TEXT gives"),
             (self.wordless, "no caption has any text in {} source(s) ({}): their samples get the empty caption"),
             (self.multi_line, "{} captions have several lines ({}): each whole text is one caption (see --caption-lines)"),
@@ -64,7 +64,7 @@ class Remarks:
             (self.dead, "{} broken links are ignored ({})"),
             (range(self.videos), "{} videos are ignored (" + of_videos + ")"),
         )
-        return (*(words.format(len(some), first_of([*map(str, some[:4])])) for some, words in told if some), *self.pictureless)
+        return (*(words.format(len(some), first_of([*map(str, some[:4])])) for some, words in lines if some), *self.pictureless)
 
 
 @dataclass(slots=True)

@@ -133,8 +133,8 @@ def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) ->
     found = {name: texts for name in names if (texts := _texts(row.get(name), f"{where}: {name}"))}
     if len(set(found.values())) > 1:
         one, other = list(found)[:2]
-        said = " and ".join(first_of([repr(text[:60]) for text in found[name]], 2) for name in (one, other))
-        raise BadInput(f"{where}: {one} and {other} mean the same but differ ({said}): remove one, or give it another name")
+        examples = " and ".join(first_of([repr(text[:60]) for text in found[name]], 2) for name in (one, other))
+        raise BadInput(f"{where}: {one} and {other} mean the same but differ ({examples}): remove one, or give it another name")
     named = {column: value for column, value in row.items() if column not in names}
     if found:
         named[names[0]] = list(next(iter(found.values())))

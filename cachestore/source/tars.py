@@ -90,7 +90,7 @@ class _Part(RawIOBase):
 class _Members:
     """Members of tars by reference: the member's name, after the tar's name if there are several tars."""
 
-    places: Mapping[str, _Member]
+    members: Mapping[str, _Member]
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
         """The bytes of a member, with its size and its tar's time. Raises OSError, also if the tar has changed since it was listed."""
@@ -116,7 +116,7 @@ class _Members:
             return None
 
     def _member(self, reference: str) -> _Member:
-        member = self.places.get(reference)
+        member = self.members.get(reference)
         if member is None:
             raise FileNotFoundError(f"no tar of this source has a member {reference!r}")
         return member
@@ -184,7 +184,7 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
     if twice := next((name for name, count in Counter(path.name for path in paths).items() if count > 1), None):
         one, other = [path for path in paths if path.name == twice][:2]
         raise BadInput(f"two tars of one source have the same name: {one} and {other}")
-    places: dict[str, _Member] = {}
+    members: dict[str, _Member] = {}
     groups: dict[str, _Group] = {}
     replaced: list[str] = []
     problems = Problems()
@@ -193,8 +193,8 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
         prefix = f"{path.name}/" if len(paths) > 1 else ""
         for name, member in _members(path, problems):
             reference = prefix + name
-            replaced += [reference] if reference in places else []
-            places[reference] = member  # the later of two members of one name counts, as in unpacking
+            replaced += [reference] if reference in members else []
+            members[reference] = member  # the later of two members of one name counts, as in unpacking
             _sort_in(groups, reference)
     problems.refuse(where)
 
@@ -202,9 +202,9 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
         remarks.replaced += replaced
         remarks.videos += 0 if videos else sum(len(group.videos) for group in groups.values())
         ordered = [groups[key] for key in sorted(groups, key=by_spelling)]
-        yield from taken(ordered, partial(_samples, places, caption_lines, remarks, videos=videos), where)
+        yield from taken(ordered, partial(_samples, members, caption_lines, remarks, videos=videos), where)
 
-    return list_samples(_Members(places), parse, where, caption)
+    return list_samples(_Members(members), parse, where, caption)
 
 
 @dataclass(slots=True)
@@ -238,21 +238,21 @@ def _sort_in(groups: dict[str, _Group], reference: str) -> None:
 
 
 def _samples(
-    places: Mapping[str, _Member], caption_lines: CaptionLines, remarks: Remarks, group: _Group, *, videos: bool
+    members: Mapping[str, _Member], caption_lines: CaptionLines, remarks: Remarks, group: _Group, *, videos: bool
 ) -> Iterator[Sample]:
     of_roles = dict.fromkeys(group.videos if videos else (), VIDEO) | dict.fromkeys(group.pictures, IMAGE)
     if not of_roles:
         return
     row: Mapping[str, Any] = {}
     if group.row is not None:
-        where = f"{group.row} in {places[group.row].tar}"
-        row = named_row(json_row(decode_text(places[group.row].read(), where), where), where, remarks)
+        where = f"{group.row} in {members[group.row].tar}"
+        row = named_row(json_row(decode_text(members[group.row].read(), where), where), where, remarks)
     text = next((group.texts[suffix] for suffix in _TEXTS if suffix in group.texts), None)
-    raw = None if text is None else decode_text(places[text].read(), f"{text} in {places[text].tar}")
+    raw = None if text is None else decode_text(members[text].read(), f"{text} in {members[text].tar}")
     roles = {role: sorted(references, key=by_spelling) for role, references in group.roles.items()}
     for reference in sorted(of_roles, key=by_spelling):
         name = {"id": reference} if row.get("id") is None or len(of_roles) > 1 else {}
-        where = f"{reference} in {places[reference].tar}"
+        where = f"{reference} in {members[reference].tar}"
         named = {**row, **name, of_roles[reference]: reference, **roles}
         sample = from_row(named, where, caption_lines, remarks if raw is None else Remarks())
         yield sample if raw is None else replace(sample, captions=captions_in(raw, caption_lines, sample.id, remarks))

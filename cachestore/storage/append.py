@@ -17,9 +17,9 @@ from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, publish
-from cachestore.storage.condemned import condemned_segments
 from cachestore.storage.entry import Entry, make_entry
-from cachestore.storage.places import Place
+from cachestore.storage.locations import Location
+from cachestore.storage.marked import marked_segments
 from cachestore.storage.segment import ENTRY_LIMIT, SegmentContents, build_segment, parse_contents
 from cachestore.storage.snapshot import ref_of
 
@@ -46,7 +46,7 @@ class Acknowledged:
 
     digest: str
     contents: SegmentContents
-    places: Mapping[Key, Place]
+    locations: Mapping[Key, Location]
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ def publish_segment(layout: Layout, entries: list[Entry], *, origin: str, editio
     to `repair`. A name that is marked for deletion is never used again, as its file will be removed.
     """
     digest, chunks = build_segment(entries, origin=origin, edition=edition)
-    if digest in condemned_segments(layout):
+    if digest in marked_segments(layout):
         return publish_segment(layout, entries, origin=origin, edition=edition + 1)
     path = layout.segment(digest)
     file_bytes = sum(len(chunk) for chunk in chunks)
@@ -143,8 +143,8 @@ def publish_segment(layout: Layout, entries: list[Entry], *, origin: str, editio
         return publish_segment(layout, entries, origin=origin, edition=edition + 1)
     failpoint("segment.published")
     ref = ref_of(digest, contents)
-    places = {entry.key: Place(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum) for entry in contents.entries}
-    return Acknowledged(digest, contents, places)
+    locations = {entry.key: Location(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum) for entry in contents.entries}
+    return Acknowledged(digest, contents, locations)
 
 
 def _is_whole(path: Path, digest: str, file_bytes: int) -> bool:

@@ -72,25 +72,25 @@ class KeyColumn:
 
     def row_keys(self, row: int) -> list[Key | None]:
         """The keys of a row, with None for empty cells."""
-        raw = (self.keys[place] for place in range(self.at[row], self.at[row + 1]))
+        raw = (self.keys[index] for index in range(self.at[row], self.at[row + 1]))
         return [Key(key) if key != NO_KEY else None for key in raw]
 
-    def cell(self, place: int) -> Cell:
+    def cell(self, index: int) -> Cell:
         """The cell with this index in the column."""
-        raw = self.keys[place]
+        raw = self.keys[index]
         facts = {
-            name: tuple(n for n in values[place * FACTS[name] : (place + 1) * FACTS[name]] if n >= 0) for name, values in self.facts.items()
+            name: tuple(n for n in values[index * FACTS[name] : (index + 1) * FACTS[name]] if n >= 0) for name, values in self.facts.items()
         }
         return Cell(
             Key(raw) if raw != NO_KEY else None,
-            self.inputs[place],
-            (self.stats[2 * place], self.stats[2 * place + 1]),
+            self.inputs[index],
+            (self.stats[2 * index], self.stats[2 * index + 1]),
             {name: values for name, values in facts.items() if values},
         )
 
     def row_cells(self, row: int) -> list[Cell]:
         """The cells of a row."""
-        return [self.cell(place) for place in range(self.at[row], self.at[row + 1])]
+        return [self.cell(index) for index in range(self.at[row], self.at[row + 1])]
 
 
 def make_column(encoder: str, role: str, fingerprint: str, options: Mapping[str, Json], rows: Iterable[Sequence[Cell]]) -> KeyColumn:
@@ -139,7 +139,7 @@ class Catalog:
 
     def row_captions(self, row: int) -> list[str]:
         """The captions of a row."""
-        return [self.captions[place] for place in range(self.captions_at[row], self.captions_at[row + 1])]
+        return [self.captions[index] for index in range(self.captions_at[row], self.captions_at[row + 1])]
 
     def column(self, encoder: str, role: str) -> KeyColumn | None:
         """The first key column of this encoder and role, or None."""
@@ -155,7 +155,7 @@ class Catalog:
 
     def is_complete(self, row: int) -> bool:
         """Whether every encoder succeeded for every cell of this row."""
-        return all(column.keys[place] != NO_KEY for column in self.columns for place in range(column.at[row], column.at[row + 1]))
+        return all(column.keys[index] != NO_KEY for column in self.columns for index in range(column.at[row], column.at[row + 1]))
 
 
 def read_catalog(path: Path, *, generation: int, io: Literal["pread", "mmap"] = "pread") -> Catalog:

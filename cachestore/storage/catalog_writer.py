@@ -101,9 +101,9 @@ def publish_draft(layout: Layout, draft: Draft, *, after: int) -> bool:
     catalog, generation = draft.catalog, after + 1
     make_folder(layout, layout.temporary, layout.catalog_folder(catalog.name))
     failpoint("catalog.before_publish")
-    placed = publish(layout, layout.catalog(catalog.name, generation), draft.chunks(generation), read_only=True)
+    published = publish(layout, layout.catalog(catalog.name, generation), draft.chunks(generation), read_only=True)
     failpoint("catalog.after_publish")
-    return placed
+    return published
 
 
 def publish_again(layout: Layout, catalog: Catalog, generation: int, digest: str) -> bool:

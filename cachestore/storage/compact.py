@@ -19,8 +19,8 @@ from cachestore.files.paths import Layout
 from cachestore.storage.append import Acknowledged, Appender
 from cachestore.storage.commit import commit
 from cachestore.storage.entry import Entry
-from cachestore.storage.gc import condemn
-from cachestore.storage.places import SegmentRef
+from cachestore.storage.gc import mark
+from cachestore.storage.locations import SegmentRef
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import Snapshot
 from cachestore.storage.soundness import good_entries
@@ -29,7 +29,7 @@ from cachestore.storage.usage import MERGED, Needs, Usage, survey
 SMALL_ENTRIES: Final = 1024
 SMALL_BYTES: Final = 64 * 1024 * 1024
 """A segment with fewer entries and fewer bytes is small. These are a quarter of the limits at which a segment is closed."""
-LOOSE_SHARE: Final = 0.1
+LOOSE_FRACTION: Final = 0.1
 """A larger segment is rewritten if at least this part of its bytes is not needed."""
 
 
@@ -83,7 +83,7 @@ def _is_small(ref: SegmentRef) -> bool:
 
 
 def _is_worn(usage: Usage) -> bool:
-    return bool(usage.loose) and (_is_small(usage.ref) or usage.loose_bytes >= LOOSE_SHARE * usage.ref.size_bytes)
+    return bool(usage.loose) and (_is_small(usage.ref) or usage.loose_bytes >= LOOSE_FRACTION * usage.ref.size_bytes)
 
 
 def compact_segments(layout: Layout, groups: Sequence[Group], needs: Needs) -> Compacted:
@@ -104,12 +104,12 @@ def compact_segments(layout: Layout, groups: Sequence[Group], needs: Needs) -> C
     entries = 0
     for acknowledged in chain.from_iterable(map(copying.copy, groups)):
         written.add(acknowledged.digest)
-        entries += len(acknowledged.places)
+        entries += len(acknowledged.locations)
     failpoint("compact.before_index")
     if copying.sources:
         commit(layout).close()
     old = sorted(copying.sources - written)  # a segment whose copy is identical stays
-    condemn(layout, old)
+    mark(layout, old)
     return Compacted(len(old), len(written - copying.sources), entries, tuple(copying.remarks))
 
 

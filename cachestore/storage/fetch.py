@@ -16,7 +16,7 @@ from cachestore.files.container import ALIGNMENT
 from cachestore.files.opening import ask_for, ask_for_mapped, descriptor_limit, open_regular, read_present, read_scattered, refuse_reading
 from cachestore.files.paths import Layout
 from cachestore.storage.entry import checksum_of, size_of
-from cachestore.storage.places import Located, Place, SegmentRef
+from cachestore.storage.locations import Located, Location, SegmentRef
 from cachestore.storage.side_by_side import run_side_by_side
 
 Verify = Literal["first", "always", "never"]
@@ -49,12 +49,12 @@ class Checked:
         self._whole: set[str] = set()
         """Segments in which every entry was found to be checked. Their bits are not looked up again."""
 
-    def holds(self, place: Place) -> bool:
+    def holds(self, location: Location) -> bool:
         """Whether this copy was checked."""
-        first = self._first.get(place.segment.digest)
+        first = self._first.get(location.segment.digest)
         if first is None:
             return False
-        bit = first + place.ordinal
+        bit = first + location.ordinal
         return self._bits[bit >> 3] >> (bit & 7) & 1 == 1
 
     def lacks(self, located: Located) -> set[int]:
@@ -99,7 +99,7 @@ class _Wanted(NamedTuple):
     reads: Sequence[_Read]
     doubted: set[int]
     """Positions of the entries that must be checked."""
-    asking: Iterator[bool]
+    first_wait: Iterator[bool]
     """Gives one True, to the first thread that has to wait. That thread asks the system for all bytes still to come."""
 
 
@@ -135,19 +135,19 @@ class Fetcher:
         self._can_tell = True
         self.checked = checked
 
-    def fetch(self, key: Key, place: Place) -> memoryview:
+    def fetch(self, key: Key, location: Location) -> memoryview:
         """Return the bytes of one copy, writable and the caller's own; with `io="mmap"` a read-only view of the file.
 
         Raises CorruptEntry if they are not what was stored under this key, FileNotFoundError, ReadFailed.
         """
-        segment = self._segment(place.segment)
+        segment = self._segment(location.segment)
         if segment.view is not None:
-            run = segment.view[place.offset : place.offset + place.size_bytes]
+            run = segment.view[location.offset : location.offset + location.size_bytes]
         else:
-            run = memoryview(bytearray(place.size_bytes))
-            self._read_waiting(segment, place.segment, [run], place.offset, place.size_bytes)
-        if self._verify == "always" or (self._verify == "first" and not self.checked.holds(place)):
-            self._check(key, Located.of([place]), 0, [run])
+            run = memoryview(bytearray(location.size_bytes))
+            self._read_waiting(segment, location.segment, [run], location.offset, location.size_bytes)
+        if self._verify == "always" or (self._verify == "first" and not self.checked.holds(location)):
+            self._check(key, Located.of([location]), 0, [run])
         return run
 
     def fetch_into(
@@ -164,7 +164,7 @@ class Fetcher:
         # step takes several times as long.
         reads = _plan_reads(located)
         turns = enumerate(reads)
-        wanted = _Wanted(keys, located, targets, reads, self._doubted(located), asking=iter((True,)))
+        wanted = _Wanted(keys, located, targets, reads, self._doubted(located), first_wait=iter((True,)))
 
         def read() -> None:
             """Read until nothing is left. If one of two threads fails, both stop."""
@@ -190,7 +190,7 @@ class Fetcher:
             if segment.view is not None:
                 _copy_out(segment.view, buffers, start)
             elif is_waiting or not self._read_present(segment, ref, buffers, start, size):
-                if next(wanted.asking, False):
+                if next(wanted.first_wait, False):
                     self._ask_for(wanted.reads[number:])
                 is_waiting = True
                 self._read_waiting(segment, ref, buffers, start, size)
@@ -207,9 +207,9 @@ class Fetcher:
             case "never":
                 return set()
 
-    def ask_ahead(self, places: Sequence[Place]) -> None:
+    def prefetch(self, locations: Sequence[Location]) -> None:
         """Ask the system to load the bytes of these entries, without waiting. Only a hint."""
-        self._ask_for(_plan_reads(Located.of(places)))
+        self._ask_for(_plan_reads(Located.of(locations)))
 
     def _ask_for(self, reads: Iterable[_Read]) -> None:
         for ref, start, size, _rows in reads:

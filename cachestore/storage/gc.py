@@ -1,7 +1,7 @@
 """Garbage collection: remove what nothing needs, in two steps, so that no race loses an entry.
 
-1. `condemn` marks segments for deletion in a create-only list. From then on planning treats them as absent; they can still be read.
-2. A later run, after a grace period: `remove_condemned` looks again. Needed entries without a sound copy in another, unmarked
+1. `mark` marks segments for deletion in a create-only list. From then on planning treats them as absent; they can still be read.
+2. A later run, after a grace period: `remove_marked` looks again. Needed entries without a sound copy in another, unmarked
    segment are copied into a new one. An index that covers the copies is published; then the old segment is removed.
 
 A process that relies on an entry reads the lists only after its own catalog is published. A process that removes segments reads the
@@ -27,9 +27,9 @@ from cachestore.files.removal import is_older, remove_file
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import list_generations, list_names
 from cachestore.storage.commit import commit
-from cachestore.storage.condemned import FORMAT, VERSION, CondemnedList, list_condemned
 from cachestore.storage.fetch import Checked, Fetcher
-from cachestore.storage.places import Place
+from cachestore.storage.locations import Location
+from cachestore.storage.marked import FORMAT, VERSION, MarkedList, list_marked
 from cachestore.storage.segment import SegmentContents, StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot
 from cachestore.storage.soundness import good_entries
@@ -43,22 +43,22 @@ KEPT_SECONDS: Final = 30 * DAY_SECONDS
 """A generation of a data set is removed when it is older than this and three newer ones exist."""
 
 
-def condemn(layout: Layout, digests: Iterable[str]) -> str | None:
+def mark(layout: Layout, digests: Iterable[str]) -> str | None:
     """Mark segments for deletion, for good. Returns the digest of the list, or None for no segments. Raises WriteFailed."""
     segments = sorted(set(digests))
     if not segments:
         return None
     raw = encode_record(FORMAT, VERSION, {"segments": segments, "written": time.time()})
-    make_folder(layout, layout.temporary, layout.condemned)
+    make_folder(layout, layout.temporary, layout.marked)
     failpoint("gc.before_list")
-    publish(layout, layout.condemned_list(digest_of([raw])), [raw], read_only=True)
+    publish(layout, layout.marked_list(digest_of([raw])), [raw], read_only=True)
     failpoint("gc.after_list")
     return digest_of([raw])
 
 
-def due_lists(layout: Layout, *, now: float, grace_seconds: float) -> list[CondemnedList]:
+def due_lists(layout: Layout, *, now: float, grace_seconds: float) -> list[MarkedList]:
     """The lists whose grace period is over, including those whose segments are all gone."""
-    return [each for each in list_condemned(layout) if now - each.written >= grace_seconds]
+    return [each for each in list_marked(layout) if now - each.written >= grace_seconds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Removal:
     to_copy: tuple[StoredEntry, ...]
 
 
-def plan_removal(layout: Layout, lists: Sequence[CondemnedList], needs: Needs) -> tuple[list[Removal], list[str]]:
+def plan_removal(layout: Layout, lists: Sequence[MarkedList], needs: Needs) -> tuple[list[Removal], list[str]]:
     """Plan removals: (what may be removed now, sentences on what may not). Find out `needs` after the lists were read.
 
     A segment stays if it cannot be read, or if a needed entry has no sound copy at all: `repair` deals with it.
@@ -102,19 +102,19 @@ def _without_copy(snapshot: Snapshot, fetcher: Fetcher, entries: Sequence[Stored
 
     Copies in the `going` segments do not count, even if the snapshot did not see yet that they are marked.
     """
-    for entry, places in zip(entries, snapshot.find([entry.key for entry in entries]), strict=True):
-        if not any(place.segment.digest not in going and _is_sound(fetcher, entry, place) for place in places):
+    for entry, locations in zip(entries, snapshot.find([entry.key for entry in entries]), strict=True):
+        if not any(location.segment.digest not in going and _is_sound(fetcher, entry, location) for location in locations):
             yield entry
 
 
-def _is_sound(fetcher: Fetcher, entry: StoredEntry, place: Place) -> bool:
+def _is_sound(fetcher: Fetcher, entry: StoredEntry, location: Location) -> bool:
     with suppress(CorruptEntry, FormatError, OSError):
-        fetcher.fetch(entry.key, place)
+        fetcher.fetch(entry.key, location)
         return True
     return False
 
 
-def remove_condemned(layout: Layout, removals: Sequence[Removal]) -> int:
+def remove_marked(layout: Layout, removals: Sequence[Removal]) -> int:
     """Copy what is needed, publish an index that covers the copies, then remove the segments. Returns the bytes freed.
 
     Raises WriteFailed, or CorruptEntry for fresh damage. What was removed until then was not needed; running it again continues. `removals`
@@ -144,10 +144,10 @@ def remove_condemned(layout: Layout, removals: Sequence[Removal]) -> int:
     return freed
 
 
-def spent_lists(layout: Layout, lists: Sequence[CondemnedList]) -> list[Path]:
+def spent_lists(layout: Layout, lists: Sequence[MarkedList]) -> list[Path]:
     """Paths of those lists whose segments are all gone."""
     listed = list_segments(layout)
-    return [layout.condemned_list(each.digest) for each in lists if not each.segments & listed]
+    return [layout.marked_list(each.digest) for each in lists if not each.segments & listed]
 
 
 def stale_temporaries(layout: Layout, *, now: float) -> list[Path]:

@@ -27,7 +27,16 @@ from cachestore.files.checksum import Checksum, digest_file
 from cachestore.files.opening import FileIdentity, opened, read_at
 from cachestore.files.paths import IndexName, Layout, to_repair
 from cachestore.storage.entry import Specs, TensorSpec, text_of
-from cachestore.storage.places import PLACE_BYTES, Located, Place, SegmentRef, pack_place, unpack_first, unpack_firsts, unpack_places
+from cachestore.storage.locations import (
+    LOCATION_BYTES,
+    Located,
+    Location,
+    SegmentRef,
+    pack_location,
+    unpack_first,
+    unpack_firsts,
+    unpack_locations,
+)
 from cachestore.storage.segment import StoredEntry
 
 VERSION: Final = 1
@@ -145,7 +154,7 @@ class Index:
     def _reading(self) -> Generator[tuple[lmdb.Transaction, Mapping[bytes, Any]], None, None]:
         """A read transaction in this process. No fork happens during it."""
         try:
-            with _looking, self._attached().begin() as transaction:
+            with _lock, self._attached().begin() as transaction:
                 yield transaction, self._tables
         except _UNREADABLE as error:
             raise self._complaint(error) from error
@@ -161,20 +170,20 @@ class Index:
                 for number, (digest, size, entries, origin) in found
             }
 
-    def find(self, keys: Sequence[Key]) -> list[list[Place]]:
+    def find(self, keys: Sequence[Key]) -> list[list[Location]]:
         """The locations of each key, in the order of `keys`; an empty list for a key that the index lacks."""
         try:  # as `_reading`, without its generator, which takes a third of the time
-            with _looking, self._attached().begin() as transaction:
+            with _lock, self._attached().begin() as transaction:
                 get, entries = transaction.get, self._tables[b"entries"]
                 found = [get(key, db=entries) for key in keys]
-            return [self._places(value) if value is not None else [] for value in found]
+            return [self._locations(value) if value is not None else [] for value in found]
         except _UNREADABLE as error:
             raise self._complaint(error) from error
 
     def locate(self, keys: Sequence[Key]) -> Located | None:
         """The first copy of each key, in the order of `keys`. None if the index lacks one of them. Takes half the time of `find`."""
         try:
-            with _looking:
+            with _lock:
                 environment = self._attached()
                 with environment.begin(self._tables[b"entries"]) as transaction:
                     values: list[Any] = list(map(transaction.get, keys))
@@ -204,10 +213,10 @@ class Index:
                 found = json.loads(bytes(raw or b"[]"))
                 self._layouts[layout] = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in found)
 
-    def items(self) -> Iterator[tuple[Key, list[Place]]]:
+    def items(self) -> Iterator[tuple[Key, list[Location]]]:
         """All keys with their locations, in the order of keys."""
         for raw, value in self.raw_entries():
-            yield Key(raw), self._places(value)
+            yield Key(raw), self._locations(value)
 
     def raw_entries(self) -> Iterator[tuple[bytes, bytes]]:
         """Keys and packed locations, for the next index. Reads some at a time, so that a fork need not wait long."""
@@ -234,13 +243,13 @@ class Index:
         layouts = {number.to_bytes(4, "little"): text for text, number in self.raw_layouts().items()}
         try:
             for key, value in self.raw_entries():
-                for start in range(0, len(value), PLACE_BYTES):
+                for start in range(0, len(value), LOCATION_BYTES):
                     state = states.get(value[start : start + 4])
                     if state is None:
                         state = states[value[start : start + 4]] = Checksum()
                     # segment number 4 bytes, ordinal and offset 12, layout 4, checksum 16
                     text = layouts[value[start + 16 : start + 20]]
-                    state.update(b"".join((key, value[start + 4 : start + 16], value[start + 20 : start + PLACE_BYTES], text)))
+                    state.update(b"".join((key, value[start + 4 : start + 16], value[start + 20 : start + LOCATION_BYTES], text)))
             return {numbers[number]: state.digest() for number, state in states.items()}
         except KeyError as error:  # the number of no segment or layout
             raise self._complaint(error) from error
@@ -254,12 +263,14 @@ class Index:
         with self._reading() as (transaction, tables):
             return transaction.stat(tables[b"entries"])["entries"]
 
-    def _places(self, value: bytes) -> list[Place]:
-        layouts, segments, packed = self._layouts, self.segments, unpack_places(value)
+    def _locations(self, value: bytes) -> list[Location]:
+        layouts, segments, packed = self._layouts, self.segments, unpack_locations(value)
         for _segment, _ordinal, _offset, layout, _checksum in packed:
             if layout not in layouts:
                 self._read_layouts([layout])
-        return [Place(segments[number], ordinal, offset, layouts[layout], checksum) for number, ordinal, offset, layout, checksum in packed]
+        return [
+            Location(segments[number], ordinal, offset, layouts[layout], checksum) for number, ordinal, offset, layout, checksum in packed
+        ]
 
     def close(self) -> None:
         """Release the file. May be called twice; reading afterwards opens it again."""
@@ -331,7 +342,7 @@ def _pack_new(entries: Iterable[NewEntry], numbers: Mapping[str, int], layouts: 
         if text not in layouts:
             layouts[text] = following
             following += 1
-        packed[bytes(key)] = packed.get(bytes(key), b"") + pack_place(numbers[segment], ordinal, offset, layouts[text], checksum)
+        packed[bytes(key)] = packed.get(bytes(key), b"") + pack_location(numbers[segment], ordinal, offset, layouts[text], checksum)
     return packed
 
 
@@ -342,39 +353,41 @@ def _merged(
     waiting = sorted(fresh.items(), reverse=True)
     for key, value in base.raw_entries() if base is not None else ():
         while waiting and waiting[-1][0] < key:
-            following, places = waiting.pop()
-            yield following, _sorted_copies(places, dropped, digests)
+            following, locations = waiting.pop()
+            yield following, _sorted_copies(locations, dropped, digests)
         joined = value + waiting.pop()[1] if waiting and waiting[-1][0] == key else value
         if kept := _sorted_copies(joined, dropped, digests):
             yield key, kept
-    for following, places in reversed(waiting):
-        yield following, _sorted_copies(places, dropped, digests)
+    for following, locations in reversed(waiting):
+        yield following, _sorted_copies(locations, dropped, digests)
 
 
 def _sorted_copies(value: bytes, dropped: frozenset[int], digests: Mapping[int, str]) -> bytes:
-    places = unpack_places(value)
-    if len(places) == 1 and places[0][0] not in dropped:
+    locations = unpack_locations(value)
+    if len(locations) == 1 and locations[0][0] not in dropped:
         return value
-    kept = sorted((place for place in places if place[0] not in dropped), key=lambda place: (digests[place[0]], place[1]))
-    return b"".join(pack_place(*place) for place in kept)
+    kept = sorted(
+        (location for location in locations if location[0] not in dropped), key=lambda location: (digests[location[0]], location[1])
+    )
+    return b"".join(pack_location(*location) for location in kept)
 
 
-_looking = threading.RLock()
+_lock = threading.RLock()
 """Held while LMDB works. So threads that open one file share it, and the process forks only when no thread is inside LMDB: in the child,
 closing the inherited environment would wait forever for that thread's transaction. No iterator holds it between two items."""
 
 
 def _hold_still() -> None:
-    _looking.acquire()
+    _lock.acquire()
 
 
 def _go_on() -> None:
-    _looking.release()
+    _lock.release()
 
 
 def _renew_lock() -> None:
-    global _looking  # noqa: PLW0603 - one lock for each process
-    _looking = threading.RLock()
+    global _lock  # noqa: PLW0603 - one lock for each process
+    _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
@@ -383,7 +396,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
 
 def _open(path: Path, identity: FileIdentity) -> lmdb.Environment:
     pid = os.getpid()
-    with _looking:
+    with _lock:
         for file, held in list(_environments.items()):
             if held.pid != pid:
                 del _environments[file]
@@ -405,7 +418,7 @@ def _release(identity: FileIdentity, pid: int) -> None:
     if pid != os.getpid():
         return
     file = (identity.device, identity.inode)
-    with _looking:
+    with _lock:
         held = _environments.get(file)
         if held is None or held.pid != pid:
             return

@@ -12,8 +12,8 @@ from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_lost, to_repair
 from cachestore.files.records import read_record
 from cachestore.storage.catalog import Catalog, list_names, newest_catalog
-from cachestore.storage.condemned import condemned_segments
 from cachestore.storage.findings import Finding, tried
+from cachestore.storage.marked import marked_segments
 from cachestore.storage.snapshot import Snapshot
 
 LOST_FORMAT: Final = "cachestore-lost"
@@ -97,14 +97,14 @@ def vanished_keys(layout: Layout, snapshot: Snapshot) -> dict[str, list[Key]]:
     """By segment, the keys that a writer put into segments which are gone and were never marked for deletion."""
     if snapshot.index is None or not snapshot.vanished:
         return {}
-    condemned = condemned_segments(layout)
+    marked = marked_segments(layout)
     gone = {snapshot.index.segments[number] for number in snapshot.vanished}
-    lost = {ref.digest for ref in gone if ref.digest not in condemned and not ref.origin}
+    lost = {ref.digest for ref in gone if ref.digest not in marked and not ref.origin}
     found: dict[str, list[Key]] = {}
-    for key, places in snapshot.index.items() if lost else ():
-        for place in places:
-            if place.segment.digest in lost and key not in snapshot:
-                found.setdefault(place.segment.digest, []).append(key)
+    for key, locations in snapshot.index.items() if lost else ():
+        for location in locations:
+            if location.segment.digest in lost and key not in snapshot:
+                found.setdefault(location.segment.digest, []).append(key)
     return found
 
 

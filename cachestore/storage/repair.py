@@ -29,14 +29,14 @@ from cachestore.files.records import encode_record
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import read_stray
 from cachestore.storage.commit import commit, has_news, publish_marker
-from cachestore.storage.condemned import NEWER
 from cachestore.storage.entry import Entry
 from cachestore.storage.findings import HARMLESS, Finding
 from cachestore.storage.index import Index, check, is_no_index
 from cachestore.storage.losses import LOST_FORMAT, LOST_VERSION, Sample, needed_samples, vanished_keys, wanted_keys
+from cachestore.storage.marked import NEWER
 from cachestore.storage.segment import StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
-from cachestore.storage.soundness import good_entries, look_at_segment
+from cachestore.storage.soundness import check_segment, good_entries
 from cachestore.storage.verify import LookFurther, verify
 
 
@@ -129,7 +129,7 @@ def _missing_then(layout: Layout, snapshot: Snapshot, damaged: Sequence[_Damaged
     saved = {*lacking, *(key for one in damaged for key in one.good)}
     gone = {one.digest for one in damaged}
     asked = {*wanted_keys(layout, snapshot), *(entry.key for one in damaged for entry in one.entries)} - saved
-    return sum(all(place.segment.digest in gone for place in places) for places in snapshot.find(sorted(asked)))
+    return sum(all(location.segment.digest in gone for location in locations) for locations in snapshot.find(sorted(asked)))
 
 
 def _load(layout: Layout) -> Snapshot:
@@ -198,8 +198,8 @@ def finish_report(root: Path, report: RepairReport, *, look_further: LookFurther
 
 def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None:
     """What can be saved from a segment. None if it is intact, or cannot be read (nothing is moved then)."""
-    looked = look_at_segment(layout, digest, every_byte=True)
-    if not looked.findings or looked.is_unreadable:
+    checked = check_segment(layout, digest, every_byte=True)
+    if not checked.findings or checked.is_unreadable:
         return None
     with suppress(OSError):
         entries = _entries_of(layout, snapshot, digest)
@@ -226,10 +226,10 @@ def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[Stored
             raise
     values = {entry.key: entry.meta for entry in in_header}  # the others are lost
     in_index = (
-        StoredEntry(key, place.ordinal, place.offset, place.specs, place.checksum, values.get(key, {"salvaged_from": digest}))
-        for key, places in (snapshot.index.items() if snapshot.index is not None else ())
-        for place in places
-        if place.segment.digest == digest
+        StoredEntry(key, location.ordinal, location.offset, location.specs, location.checksum, values.get(key, {"salvaged_from": digest}))
+        for key, locations in (snapshot.index.items() if snapshot.index is not None else ())
+        for location in locations
+        if location.segment.digest == digest
     )
     return (*in_header, *in_index)
 
@@ -260,8 +260,8 @@ def _note_lost(layout: Layout, digest: str, keys: Iterable[Key], needed: Mapping
 def note_unmade(layout: Layout, unmade: Mapping[Key, Sample]) -> None:
     """List entries of samples that could not be made again, unless a list has them already. No entries make no file."""
     with closing(load_snapshot(layout)) as snapshot:
-        told = wanted_keys(layout, snapshot)
-    unmade = {key: sample for key, sample in unmade.items() if key not in told}
+        needed = wanted_keys(layout, snapshot)
+    unmade = {key: sample for key, sample in unmade.items() if key not in needed}
     body: dict[str, Json] = {
         "keys": [str(key) for key in sorted(unmade)],
         "needed": {str(key): list(sample) for key, sample in sorted(unmade.items())},

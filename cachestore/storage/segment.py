@@ -12,7 +12,7 @@ from typing import Any, Final
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Json, Key, canonical
 from cachestore.files.checksum import digest_of
-from cachestore.files.container import ALIGNMENT, Header, TensorPlace, build_header, read_header
+from cachestore.files.container import ALIGNMENT, Header, TensorInfo, build_header, read_header
 from cachestore.files.opening import opened
 from cachestore.files.paths import to_repair, to_verify
 from cachestore.storage.entry import CHECKSUM_BYTES, Buffer, Entry, Specs, TensorSpec, size_of
@@ -56,18 +56,18 @@ class SegmentContents:
 
 def build_segment(entries: Iterable[Entry], *, origin: str = "", edition: int = 0) -> tuple[str, list[Buffer]]:
     """Lay out a segment; returns (digest, chunks). Pass another `edition` for another digest, if the name is taken."""
-    tensors: dict[str, TensorPlace] = {}
+    tensors: dict[str, TensorInfo] = {}
     table: dict[str, Any] = {}
     data: list[Buffer] = []
     position = 0
     for entry in entries:
         if gap := -position % ALIGNMENT:
-            tensors[f"{_FILLER}/{len(table)}"] = TensorPlace("U8", (gap,), position, position + gap)
+            tensors[f"{_FILLER}/{len(table)}"] = TensorInfo("U8", (gap,), position, position + gap)
             data.append(bytes(gap))
             position += gap
         table[str(entry.key)] = [entry.checksum.hex(), dict(entry.meta)]
         for spec, buffer in zip(entry.specs, entry.buffers, strict=True):
-            tensors[f"{entry.key}/{spec.name}"] = TensorPlace(spec.dtype, spec.shape, position, position + len(buffer))
+            tensors[f"{entry.key}/{spec.name}"] = TensorInfo(spec.dtype, spec.shape, position, position + len(buffer))
             data.append(buffer)
             position += len(buffer)
     text = _table_text(table)
@@ -106,10 +106,10 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
         raise FormatError(f"the entry table of {where} does not match its checksum; run {to_repair(where)}")
     starts: dict[str, int] = {}
     specs: dict[str, list[TensorSpec]] = {}
-    for full_name, place in header.tensors.items():
+    for full_name, info in header.tensors.items():
         owner, _, name = full_name.partition("/")
-        starts.setdefault(owner, place.start)
-        specs.setdefault(owner, []).append(TensorSpec(name, place.dtype, place.shape))
+        starts.setdefault(owner, info.start)
+        specs.setdefault(owner, []).append(TensorSpec(name, info.dtype, info.shape))
     try:
         table = {name: _parse_row(row) for name, row in json.loads(text).items()}
         in_order = sorted((starts.get(name, 0), name) for name in table)  # an entry without bytes starts where the data starts

@@ -14,9 +14,9 @@ from cachestore.core.keys import Key
 from cachestore.files.marker import check_for_reading, read_marker
 from cachestore.files.opening import is_link, is_of_a_signal, look_at, names_in
 from cachestore.files.paths import IndexName, Layout, Mode, parse_index, parse_segment
-from cachestore.storage.condemned import NEWER, condemned_segments
 from cachestore.storage.index import Index, Verdict, check
-from cachestore.storage.places import Located, Place, SegmentRef
+from cachestore.storage.locations import Located, Location, SegmentRef
+from cachestore.storage.marked import NEWER, marked_segments
 from cachestore.storage.segment import SegmentContents, read_contents
 
 
@@ -26,7 +26,7 @@ class Snapshot:
 
     layout: Layout
     index: Index | None
-    tail: Mapping[Key, Sequence[Place]]
+    tail: Mapping[Key, Sequence[Location]]
     """Entry locations in segments that the index does not cover."""
     uncovered: Mapping[str, SegmentContents]
     """By digest, the segments that the index does not cover."""
@@ -39,17 +39,17 @@ class Snapshot:
     for_planning: bool = False
     """Whether it shows only reliable segments: not marked for deletion, and of the published size."""
 
-    def find(self, keys: Sequence[Key]) -> list[list[Place]]:
+    def find(self, keys: Sequence[Key]) -> list[list[Location]]:
         """The locations of each key, in the order of segment names; an empty list for a key that is not there."""
-        found: list[list[Place]] = self.index.find(keys) if self.index is not None else [[] for _key in keys]
+        found: list[list[Location]] = self.index.find(keys) if self.index is not None else [[] for _key in keys]
         if self.vanished and self.index is not None:
             gone = {self.index.segments[number].digest for number in self.vanished}
-            found = [[place for place in places if place.segment.digest not in gone] for places in found]
+            found = [[location for location in locations if location.segment.digest not in gone] for locations in found]
         if not self.tail:
             return found
         return [
-            sorted([*places, *self.tail.get(key, ())], key=lambda place: (place.segment.digest, place.ordinal))
-            for key, places in zip(keys, found, strict=True)
+            sorted([*locations, *self.tail.get(key, ())], key=lambda location: (location.segment.digest, location.ordinal))
+            for key, locations in zip(keys, found, strict=True)
         ]
 
     def locate(self, keys: Sequence[Key]) -> Located | None:
@@ -57,7 +57,7 @@ class Snapshot:
         if self.index is not None and not self.vanished and not self.tail:
             return self.index.locate(keys)
         found = self.find(keys)
-        return Located.of([places[0] for places in found]) if all(found) else None
+        return Located.of([locations[0] for locations in found]) if all(found) else None
 
     def __contains__(self, key: Key) -> bool:
         return bool(self.find([key])[0])
@@ -77,8 +77,8 @@ class Snapshot:
             yield from (Key(raw) for raw, _packed in self.index.raw_entries())
         elif self.index is not None:
             gone = {self.index.segments[number].digest for number in self.vanished}
-            for key, places in self.index.items():
-                if any(place.segment.digest not in gone for place in places):
+            for key, locations in self.index.items():
+                if any(location.segment.digest not in gone for location in locations):
                     yield key
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Snapshot:
             return len(self.tail)
         if self.vanished:
             return sum(1 for _key in self.keys())
-        return len(self.index) + sum(1 for places in self.index.find(list(self.tail)) if not places)
+        return len(self.index) + sum(1 for locations in self.index.find(list(self.tail)) if not locations)
 
     @property
     def generation(self) -> int:
@@ -123,7 +123,7 @@ def open_layout(layout_root: Layout) -> Layout:
         if list_segments(layout_root):
             help_text = f"it holds segments: {layout_root.command('repair')} makes it a store again"
         raise StoreNotFound(
-            f"there is no store at {layout_root.root} (no {path.name} in it{_looked_up_from(layout_root.root)}); {help_text}"
+            f"there is no store at {layout_root.root} (no {path.name} in it{_folder_hint(layout_root.root)}); {help_text}"
         ) from error
     except FormatError as error:
         if NEWER in str(error):
@@ -141,7 +141,7 @@ def _as_id(given: object) -> str:
     return given
 
 
-def _looked_up_from(root: Path) -> str:
+def _folder_hint(root: Path) -> str:
     """Words that name the working directory, if the path may have been relative to it."""
     try:
         folder = Path.cwd()
@@ -159,7 +159,7 @@ def list_segments(layout: Layout) -> frozenset[str]:
 
 def visible_segments(layout: Layout) -> frozenset[str]:
     """Digests of segments that may be relied on: present and not marked for deletion. One that leaves this set never comes back."""
-    return list_segments(layout) - condemned_segments(layout)
+    return list_segments(layout) - marked_segments(layout)
 
 
 def list_indexes(layout: Layout) -> list[IndexName]:
@@ -237,12 +237,12 @@ def _has_its_size(layout: Layout, ref: SegmentRef) -> bool:
     return status is not None and status.st_size == ref.size_bytes
 
 
-def _tail(uncovered: Mapping[str, SegmentContents]) -> dict[Key, list[Place]]:
-    tail: dict[Key, list[Place]] = {}
+def _tail(uncovered: Mapping[str, SegmentContents]) -> dict[Key, list[Location]]:
+    tail: dict[Key, list[Location]] = {}
     for digest, contents in uncovered.items():
         ref = ref_of(digest, contents)
         for entry in contents.entries:
-            tail.setdefault(entry.key, []).append(Place(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum))
+            tail.setdefault(entry.key, []).append(Location(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum))
     return tail
 
 

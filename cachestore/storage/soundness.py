@@ -13,13 +13,13 @@ from cachestore.files.paths import Layout
 from cachestore.storage.entry import Entry, begin_checksum, checksum_of, split
 from cachestore.storage.findings import Finding
 from cachestore.storage.index import digest_table
-from cachestore.storage.places import SegmentRef
+from cachestore.storage.locations import SegmentRef
 from cachestore.storage.segment import SegmentContents, StoredEntry, read_contents
 from cachestore.storage.snapshot import ref_of
 
 
 @dataclass(slots=True)
-class Looked:
+class SegmentCheck:
     """The result of checking one segment."""
 
     digest: str
@@ -28,36 +28,38 @@ class Looked:
     findings: list[Finding] = field(default_factory=list[Finding])
     good: frozenset[Key] = frozenset()
     is_unreadable: bool = False
-    told: tuple[SegmentRef, bytes] | None = None
+    summary: tuple[SegmentRef, bytes] | None = None
     """By its header, what the index should say of it: `ref_of` and `digest_table`. None if something is wrong with it."""
 
 
-def look_at_segment(layout: Layout, digest: str, *, every_byte: bool) -> Looked:
+def check_segment(layout: Layout, digest: str, *, every_byte: bool) -> SegmentCheck:
     """Check one segment. A mismatch counts only if a second opening shows it again; an I/O error is `unreadable`."""
-    first = _look_once(layout, digest, every_byte=every_byte)
-    return _look_once(layout, digest, every_byte=every_byte) if first.findings else first
+    first = _check_once(layout, digest, every_byte=every_byte)
+    return _check_once(layout, digest, every_byte=every_byte) if first.findings else first
 
 
-def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> Looked:
+def _check_once(layout: Layout, digest: str, *, every_byte: bool) -> SegmentCheck:
     path = layout.segment(digest)
     where = str(path.relative_to(layout.root))
     help_text = f"run {layout.command('repair')}"
     try:
         contents = read_contents(path)
         keys = frozenset(entry.key for entry in contents.entries)
-        told = (ref_of(digest, contents), digest_table(contents.entries))
+        summary = (ref_of(digest, contents), digest_table(contents.entries))
         bad = _bad_entries(path, digest, contents) if every_byte else None
     except FormatError as error:
-        return Looked(digest, 0, 0, [Finding("corrupt-segment", where, f"{error}; {help_text}")])
+        return SegmentCheck(digest, 0, 0, [Finding("corrupt-segment", where, f"{error}; {help_text}")])
     except OSError as error:
-        return Looked(digest, 0, 0, [Finding("unreadable", where, f"{where}: {reason_of(error)}; nothing was moved")], is_unreadable=True)
+        return SegmentCheck(
+            digest, 0, 0, [Finding("unreadable", where, f"{where}: {reason_of(error)}; nothing was moved")], is_unreadable=True
+        )
     if bad is None:
-        return Looked(digest, contents.size_bytes, len(keys), [], keys, told=told)
+        return SegmentCheck(digest, contents.size_bytes, len(keys), [], keys, summary=summary)
     findings = [
         Finding("corrupt-entry", where, f"entry {entry.key} does not match its checksum in {where}; {help_text}", str(entry.key))
         for entry in bad
     ] or [Finding("corrupt-segment", where, f"{where} does not match the digest in its name, though its entries are intact; {help_text}")]
-    return Looked(digest, contents.size_bytes, len(keys), findings, keys - {entry.key for entry in bad})
+    return SegmentCheck(digest, contents.size_bytes, len(keys), findings, keys - {entry.key for entry in bad})
 
 
 def _bad_entries(path: Path, digest: str, contents: SegmentContents) -> list[StoredEntry] | None:
@@ -101,14 +103,14 @@ class _EntriesInPassing:
         return self._bad + [entry for entry in rest if begin_checksum(entry.key, entry.specs).digest() != entry.checksum]
 
 
-def good_entries(path: Path, places: Sequence[StoredEntry]) -> list[Entry]:
+def good_entries(path: Path, copies: Sequence[StoredEntry]) -> list[Entry]:
     """Read the undamaged entries of a segment, ready to be written again. Empty if it is not a regular file.
 
-    `places` may name several locations of a key; the first good one is taken. Raises FileNotFoundError, ReadFailed.
+    `copies` may name several locations of a key; the first good one is taken. Raises FileNotFoundError, ReadFailed.
     """
     saved: dict[Key, Entry] = {}
     with suppress(FormatError), opened(path) as (descriptor, _status):
-        for entry in places:
+        for entry in copies:
             if entry.key in saved:
                 continue
             run = bytearray(entry.size_bytes)

@@ -75,6 +75,6 @@ def _count(catalog: Catalog, snapshot: Snapshot) -> CatalogStats:
             [key for column in catalog.columns for key in column.row_keys(row)] for row in range(start, min(start + _ROWS, len(catalog)))
         ]
         asked = [key for keys in rows for key in keys if key is not None]
-        there = {key for key, places in zip(asked, snapshot.find(asked), strict=True) if places}
+        there = {key for key, locations in zip(asked, snapshot.find(asked), strict=True) if locations}
         complete += sum(there.issuperset(keys) for keys in rows)  # an empty cell is None, which `there` never has
     return CatalogStats(catalog.name, catalog.generation, len(catalog), complete, tuple(catalog.column_names()))

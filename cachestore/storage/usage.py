@@ -14,7 +14,7 @@ from typing import Final
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
-from cachestore.storage.places import SegmentRef
+from cachestore.storage.locations import SegmentRef
 from cachestore.storage.segment import StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot
 
@@ -75,9 +75,9 @@ def _with_unnamed_keys(snapshot: Snapshot, needs: Needs) -> frozenset[str]:
     """Digests of segments that may be removed by their origin, and that are empty or hold a key that nothing names."""
     candidates = [ref for ref in snapshot.segments() if needs.may_go(ref.origin)]
     found = {ref.digest for ref in candidates if ref.entries == 0}
-    for key, places in chain(snapshot.index.items() if snapshot.index is not None else (), snapshot.tail.items()):
+    for key, locations in chain(snapshot.index.items() if snapshot.index is not None else (), snapshot.tail.items()):
         if key not in needs.keys:
-            found.update(place.segment.digest for place in places)
+            found.update(location.segment.digest for location in locations)
     return frozenset(found.intersection(ref.digest for ref in candidates))
 
 

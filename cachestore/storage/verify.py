@@ -17,17 +17,17 @@ from cachestore.core.keys import Json, Key, Recipe
 from cachestore.core.words import in_short
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, parse_condemned, parse_recipe
+from cachestore.files.paths import Layout, parse_marked, parse_recipe
 from cachestore.files.records import read_record
 from cachestore.storage.catalog import list_generations, list_names, read_catalog
 from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION
-from cachestore.storage.condemned import read_condemned
 from cachestore.storage.findings import HARMLESS, Finding, Kind, tried
 from cachestore.storage.index import Index, check, digest_table, is_no_index
+from cachestore.storage.locations import SegmentRef
 from cachestore.storage.losses import lost, missing, needed_entries, vanished
-from cachestore.storage.places import SegmentRef
+from cachestore.storage.marked import read_marked
 from cachestore.storage.snapshot import Snapshot, list_indexes, load_snapshot, open_layout
-from cachestore.storage.soundness import Looked, look_at_segment
+from cachestore.storage.soundness import SegmentCheck, check_segment
 from cachestore.storage.strangers import strange_names
 
 Level = Literal["full", "quick"]
@@ -95,17 +95,17 @@ def verify(
     snapshot = load_snapshot(layout)
     findings: list[Finding] = []
     with closing(snapshot):
-        looked = list(_look_at_segments(layout, sorted(snapshot.listed), level, subset))
-        for finding in (*further, *_all_findings(layout, snapshot, looked, needed)):
+        checks = list(_check_segments(layout, sorted(snapshot.listed), level, subset))
+        for finding in (*further, *_all_findings(layout, snapshot, checks, needed)):
             findings.append(finding)
             if on_finding:
                 on_finding(finding)
     check_for_reading(layout)  # a folder that is gone lists as empty, and nothing seems wrong
     return VerifyReport(
         ok=all(finding.kind in HARMLESS for finding in findings),
-        entries=sum(one.entries for one in looked),
-        segments=len(looked),
-        bytes=sum(one.size_bytes for one in looked),
+        entries=sum(one.entries for one in checks),
+        segments=len(checks),
+        bytes=sum(one.size_bytes for one in checks),
         seconds=round(time.monotonic() - started, 3),
         findings=tuple(findings),
         level=level if subset is None else f"{subset[0]}/{subset[1]}",
@@ -132,17 +132,19 @@ def _check_subset(subset: object) -> None:
         raise BadInput(f"there is no part {part} of {parts}: parts are counted from 1")
 
 
-def _all_findings(layout: Layout, snapshot: Snapshot, looked: Sequence[Looked], needed: Mapping[Key, tuple[str, str]]) -> Iterator[Finding]:
-    good = frozenset[Key]().union(*(one.good for one in looked))
-    for finding in chain.from_iterable(one.findings for one in looked):
+def _all_findings(
+    layout: Layout, snapshot: Snapshot, checks: Sequence[SegmentCheck], needed: Mapping[Key, tuple[str, str]]
+) -> Iterator[Finding]:
+    good = frozenset[Key]().union(*(one.good for one in checks))
+    for finding in chain.from_iterable(one.findings for one in checks):
         sample = needed.get(Key.parse(finding.key), ("", None))[1] if finding.key is not None else None
         yield replace(finding, sample=sample)
-    yield from _look_at_indexes(layout, snapshot, looked)
-    for kind, path, look in _looks_at_files(layout):
-        found = tried(kind, str(path.relative_to(layout.root)), look)
+    yield from _check_indexes(layout, snapshot, checks)
+    for kind, path, check_one in _file_checks(layout):
+        found = tried(kind, str(path.relative_to(layout.root)), check_one)
         if isinstance(found, Finding):
             yield found
-    if not any(one.is_unreadable for one in looked):
+    if not any(one.is_unreadable for one in checks):
         # The entries of an unreadable segment are unknown, so nothing can be called missing.
         yield from missing(layout, needed, good)
         yield from lost(layout, good)
@@ -150,21 +152,21 @@ def _all_findings(layout: Layout, snapshot: Snapshot, looked: Sequence[Looked], 
     yield from strange_names(layout)
 
 
-def _look_at_segments(layout: Layout, digests: Sequence[str], level: str, subset: tuple[int, int] | None) -> Iterator[Looked]:
+def _check_segments(layout: Layout, digests: Sequence[str], level: str, subset: tuple[int, int] | None) -> Iterator[SegmentCheck]:
     """Check each segment, several at a time: reading and hashing release the GIL."""
 
-    def look(numbered: tuple[int, str]) -> Looked:
+    def check_one(numbered: tuple[int, str]) -> SegmentCheck:
         number, digest = numbered
         is_full = level == "full" and (subset is None or number % subset[1] == subset[0] - 1)
-        return look_at_segment(layout, digest, every_byte=is_full)
+        return check_segment(layout, digest, every_byte=is_full)
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:
-        yield from threads.map(look, enumerate(digests))
+        yield from threads.map(check_one, enumerate(digests))
 
 
-def _look_at_indexes(layout: Layout, snapshot: Snapshot, looked: Sequence[Looked]) -> Iterator[Finding]:
+def _check_indexes(layout: Layout, snapshot: Snapshot, checks: Sequence[SegmentCheck]) -> Iterator[Finding]:
     """Compare each index with its digest, and the one in use with the segments too."""
-    told = {one.digest: one.told for one in looked if one.told is not None}
+    summaries = {one.digest: one.summary for one in checks if one.summary is not None}
     for name in list_indexes(layout):
         where = str(layout.index(name).relative_to(layout.root))
         verdict = tried("bad-index", where, partial(check, layout, name))
@@ -174,7 +176,7 @@ def _look_at_indexes(layout: Layout, snapshot: Snapshot, looked: Sequence[Looked
         try:
             with closing(Index(layout, verdict)) as index:
                 is_in_use = snapshot.index is not None and snapshot.index.verdict.name == name
-                yield from _disagreements(layout, index, told) if is_in_use else ()
+                yield from _disagreements(layout, index, summaries) if is_in_use else ()
         except (FormatError, OSError) as error:
             if isinstance(error, FormatError) and is_no_index(error):
                 yield Finding("bad-index", where, str(error))
@@ -183,7 +185,7 @@ def _look_at_indexes(layout: Layout, snapshot: Snapshot, looked: Sequence[Looked
             yield Finding("unreadable", where, message)
 
 
-def _disagreements(layout: Layout, index: Index, told: Mapping[str, tuple[SegmentRef, bytes]]) -> Iterator[Finding]:
+def _disagreements(layout: Layout, index: Index, summaries: Mapping[str, tuple[SegmentRef, bytes]]) -> Iterator[Finding]:
     """Findings for intact segments of which the index says something else: size, origin, or where an entry lies.
 
     No value is in danger, as each checksum is bound to its key. But reading an entry at a wrong location is an error.
@@ -195,15 +197,15 @@ def _disagreements(layout: Layout, index: Index, told: Mapping[str, tuple[Segmen
         yield Finding("bad-index", where, str(error))
         return
     for number, ref in index.segments.items():
-        said = (ref, digests.get(number, nothing))
-        if told.get(ref.digest, said) != said:
+        recorded = (ref, digests.get(number, nothing))
+        if summaries.get(ref.digest, recorded) != recorded:
             what = f"a different content of segment {ref.digest} than the segment's own header"
             bad_index = Finding("bad-index", where, f"{where} records {what}; run {layout.command('repair')}")
             # Only its bytes tell which of the two is right.
-            yield from look_at_segment(layout, ref.digest, every_byte=True).findings or [bad_index]
+            yield from check_segment(layout, ref.digest, every_byte=True).findings or [bad_index]
 
 
-def _looks_at_files(layout: Layout) -> Iterator[tuple[Kind, Path, Callable[[], object]]]:
+def _file_checks(layout: Layout) -> Iterator[tuple[Kind, Path, Callable[[], object]]]:
     """(kind of finding, path, check) for each recipe, catalog and list of segments marked for deletion.
 
     A damaged list has no effect: the next `gc` looks at its segments again.
@@ -214,9 +216,9 @@ def _looks_at_files(layout: Layout) -> Iterator[tuple[Kind, Path, Callable[[], o
         for generation in list_generations(layout, name):
             path = layout.catalog(name, generation)
             yield "bad-catalog", path, partial(read_catalog, path, generation=generation)
-    for digest in filter(None, map(parse_condemned, names_in(layout.condemned))):
-        path = layout.condemned_list(digest)
-        yield "bad-list", path, partial(read_condemned, path)
+    for digest in filter(None, map(parse_marked, names_in(layout.marked))):
+        path = layout.marked_list(digest)
+        yield "bad-list", path, partial(read_marked, path)
 
 
 def _check_recipe(layout: Layout, fingerprint: str) -> None:

@@ -74,7 +74,7 @@ class ReadThrough:
         self._on_miss: OnMiss = on_miss
         self._pid = os.getpid()
         self._appender = Appender(store.layout, limits=SegmentLimits(age_seconds=AGE_SECONDS), clock=clock)
-        self._gathered: dict[Key, dict[str, RawTensor]] = {}
+        self._pending: dict[Key, dict[str, RawTensor]] = {}
         """Values that were encoded here and are not published yet."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -95,7 +95,7 @@ class ReadThrough:
         for key, item in as_pairs("wanted", wanted):
             keys.append(Key.parse(key))
             items.setdefault(keys[-1], item)
-        asked = [key for key in items if key not in self._gathered]
+        asked = [key for key in items if key not in self._pending]
         # Before encoding or raising, look for what others have published since.
         missing = self._store.missing(asked, look_again=self._on_miss != "skip")
         if missing and self._on_miss == "raise":
@@ -105,7 +105,7 @@ class ReadThrough:
             )
         made = self._make([(key, items[key]) for key in missing]) if missing and self._on_miss == "encode" else {}
         absent = set(missing)
-        here = {key: self._gathered[key] for key in items if key in self._gathered} | made
+        here = {key: self._pending[key] for key in items if key in self._pending} | made
         stored = [key for key in items if key not in here and key not in absent]
         read = dict(zip(stored, self._store.get_raw(stored), strict=True))
         if self._appender.is_due:
@@ -123,7 +123,7 @@ class ReadThrough:
         made = {key: _copied(to_raw(_named(key, tensors))) for key, tensors in answer.items()}
         for key, _item in missing:
             closed = self._appender.put(key, made[key], _META)
-            self._gathered[key] = made[key]
+            self._pending[key] = made[key]
             self._forget_published(closed)
         return made
 
@@ -133,8 +133,8 @@ class ReadThrough:
             return
         self._store.refresh()
         for segment in closed:
-            for key in segment.places:
-                self._gathered.pop(key, None)
+            for key in segment.locations:
+                self._pending.pop(key, None)
         if len(self._store.snapshot.uncovered) > UNCOVERED_LIMIT:
             self._store.commit()
 

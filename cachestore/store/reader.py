@@ -19,18 +19,18 @@ from cachestore.files.paths import Layout
 from cachestore.storage.entry import size_of, split
 from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone
 from cachestore.storage.index import Verdict
-from cachestore.storage.places import Located, Place
+from cachestore.storage.locations import Located, Location
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import Handover, Snapshot, hand_over, load_snapshot, open_layout, take_over
 
-_looking = threading.RLock()
+_lock = threading.RLock()
 """Held while keys are looked up, and while a newer snapshot replaces one whose index another thread may be using."""
 
 
 def _renew_lock() -> None:
     """In a forked child: make a new lock, as the parent's thread that held the old one does not exist here."""
-    global _looking  # noqa: PLW0603 - one lock for each process
-    _looking = threading.RLock()
+    global _lock  # noqa: PLW0603 - one lock for each process
+    _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
@@ -113,7 +113,7 @@ class Reader:
 
     def refresh(self) -> None:
         """Take a new snapshot, to see what was published since the last one."""
-        with _looking:
+        with _lock:
             self._replace(lambda before: load_snapshot(self.layout, earlier=before))
 
     def _replace(self, newer: Callable[[Snapshot], Snapshot]) -> None:
@@ -153,22 +153,22 @@ class Reader:
         With `look_again` it also looks into a newer snapshot, and raises ReadFailed if the store is no longer at its path.
         """
         asked = list(dict.fromkeys(map(Key.parse, keys)))
-        absent = [key for key, places in zip(asked, self._find(asked), strict=True) if not places]
+        absent = [key for key, locations in zip(asked, self._find(asked), strict=True) if not locations]
         if look_again and absent:
             self.refresh()
-            return [key for key, places in zip(absent, self._find(absent), strict=True) if not places]
+            return [key for key, locations in zip(absent, self._find(absent), strict=True) if not locations]
         if look_again:
             check_for_reading(self.layout)
         return absent
 
     def locate(self, keys: Sequence[Key]) -> Located:
         """Return the location of each entry's first copy, which tells what memory `fill` needs. Raises MissingEntry."""
-        with _looking:
+        with _lock:
             try:
                 located = self.snapshot.locate(keys)
             except (FormatError, FileNotFoundError):
                 located = None
-        return located if located is not None else Located.of([places[0] for places in self._find_all(keys)])
+        return located if located is not None else Located.of([locations[0] for locations in self._find_all(keys)])
 
     def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]], *, side_by_side: bool = False) -> bool:
         """Read entries, located by `locate`, directly into `targets`, and check them as `get` does.
@@ -186,73 +186,73 @@ class Reader:
             return False
         return True
 
-    def ask_ahead(self, keys: Sequence[AnyKey]) -> None:
+    def prefetch(self, keys: Sequence[AnyKey]) -> None:
         """Ask the system to read these entries into memory, without waiting: those of the next batch, while this one is used.
 
         It is a hint: missing keys and segments are ignored.
         """
-        places = [places[0] for places in self._find([Key.parse(key) for key in keys]) if places]
+        locations = [locations[0] for locations in self._find([Key.parse(key) for key in keys]) if locations]
         try:
-            self._fetcher.ask_ahead(places)
+            self._fetcher.prefetch(locations)
         except (CorruptEntry, FormatError, OSError) as error:
             if not is_gone(error):
                 raise
 
-    def _find(self, keys: Sequence[Key]) -> list[list[Place]]:
+    def _find(self, keys: Sequence[Key]) -> list[list[Location]]:
         """Return locations by this snapshot; by a newer one if its index is damaged, or was gone before a forked child could open it."""
-        with _looking:
+        with _lock:
             try:
                 return self.snapshot.find(keys)
             except (FormatError, FileNotFoundError):
                 self.refresh()
                 return self.snapshot.find(keys)
 
-    def _find_all(self, keys: Sequence[Key]) -> list[list[Place]]:
+    def _find_all(self, keys: Sequence[Key]) -> list[list[Location]]:
         found = self._find(keys)
         if not all(found):
             self.refresh()
             found = self._find(keys)
-        if missing := [key for key, places in zip(keys, found, strict=True) if not places]:
+        if missing := [key for key, locations in zip(keys, found, strict=True) if not locations]:
             named = ", ".join(map(str, missing[:3]))
             help_text = f"run `cachestore precompute` again, or {self.layout.command('repair')}"
             raise MissingEntry(f"{len(missing)} of {len(keys)} keys are not in {self.layout.root}: {named}; {help_text}")
         return found
 
-    def _read(self, key: Key, places: list[Place], look: Callable[[Key, Place], T]) -> T:
+    def _read(self, key: Key, locations: list[Location], look: Callable[[Key, Location], T]) -> T:
         """Read one entry: its first copy, else another, else once more by a newer snapshot."""
         try:
-            return _look_at_any(key, places, look)
+            return _look_at_any(key, locations, look)
         except (CorruptEntry, FormatError, OSError) as error:
             if not is_gone(error):
                 raise
         self.refresh()
         return _look_at_any(key, self._find_all([key])[0], look)
 
-    def _fetch(self, key: Key, place: Place) -> dict[str, RawTensor]:
-        return split(place.specs, self._fetcher.fetch(key, place))
+    def _fetch(self, key: Key, location: Location) -> dict[str, RawTensor]:
+        return split(location.specs, self._fetcher.fetch(key, location))
 
     def describe(self, key: AnyKey) -> Description:
         """Return names, dtypes, shapes and the JSON value of an entry. Raises MissingEntry, FormatError."""
         parsed = Key.parse(key)
         return self._read(parsed, self._find_all([parsed])[0], self._describe)
 
-    def _describe(self, key: Key, place: Place) -> Description:
-        digest = place.segment.digest
+    def _describe(self, key: Key, location: Location) -> Description:
+        digest = location.segment.digest
         path = self.layout.segment(digest)
         if digest not in self._values:
             self._values[digest] = {entry.key: entry.meta for entry in read_contents(path).entries}
         where = path.relative_to(self.layout.root)
         if key not in self._values[digest]:
             raise CorruptEntry(f"entry {key} is missing in {where}, where it was published; run {self.layout.command('repair')}")
-        tensors = {spec.name: (spec.dtype, spec.shape) for spec in place.specs}
-        return Description(key, tensors, self._values[digest][key], place.size_bytes, str(where))
+        tensors = {spec.name: (spec.dtype, spec.shape) for spec in location.specs}
+        return Description(key, tensors, self._values[digest][key], location.size_bytes, str(where))
 
     def __contains__(self, key: AnyKey) -> bool:
         """Whether the store held this key when it was opened or refreshed."""
         return bool(self._find([Key.parse(key)])[0])
 
     def __len__(self) -> int:
-        with _looking:
+        with _lock:
             return len(self.snapshot)
 
     def keys(self) -> Iterator[Key]:
@@ -286,12 +286,12 @@ def _fresh(size: int) -> memoryview:
     return np.empty(size, np.uint8).data
 
 
-def _look_at_any(key: Key, places: list[Place], look: Callable[[Key, Place], T]) -> T:
+def _look_at_any(key: Key, locations: list[Location], look: Callable[[Key, Location], T]) -> T:
     """Return what the first copy gives that is not gone, damaged or unreadable. Raises the last copy's error if there is none."""
-    *others, last = places
-    for place in others:
+    *others, last = locations
+    for location in others:
         try:
-            return look(key, place)
+            return look(key, location)
         except (CorruptEntry, FormatError, OSError) as error:
             if is_of_a_signal(error):
                 raise

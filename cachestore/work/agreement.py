@@ -17,7 +17,7 @@ from cachestore.core.words import first_of
 from cachestore.files.paths import Layout
 from cachestore.work.passes import PassRef, read_done
 from cachestore.work.plan import Plan, is_published, read_plan
-from cachestore.work.workers import PLANNING, Beat, Life, Watch, read_beats
+from cachestore.work.workers import PLANNING, Heartbeat, Life, Watch, read_heartbeats
 
 NAMED: Final = 5
 LOOK_SECONDS: Final = 0.1
@@ -47,14 +47,14 @@ def who_differs(layout: Layout, mine: Intent, *, worker: str) -> list[Mapping[st
     """Return the heartbeats of living workers that have the same arguments but another plan. `worker` is this invocation's own."""
     watch = Watch(layout)
     return [
-        beat
-        for beat in read_beats(layout)
-        if beat["worker"] != worker
-        and beat["phase"] != "ended"
-        and beat.get("asked") == mine.asked
-        and beat.get("plan_meant") not in (None, mine.plan)
-        and watch.look(beat["worker"]) is Life.LIVE
-        and not (beat["plan"] and read_done(layout, PassRef(beat["plan"], beat["pass"])))  # its pass has ended
+        heartbeat
+        for heartbeat in read_heartbeats(layout)
+        if heartbeat["worker"] != worker
+        and heartbeat["phase"] != "ended"
+        and heartbeat.get("asked") == mine.asked
+        and heartbeat.get("plan_meant") not in (None, mine.plan)
+        and watch.look(heartbeat["worker"]) is Life.LIVE
+        and not (heartbeat["plan"] and read_done(layout, PassRef(heartbeat["plan"], heartbeat["pass"])))  # its pass has ended
     ]
 
 
@@ -63,34 +63,34 @@ def is_same_launch(one: str, other: str) -> bool:
     return one.partition("#")[0] == other.partition("#")[0]
 
 
-def in_words(layout: Layout, mine: Intent, beat: Mapping[str, Any]) -> str:
+def in_words(layout: Layout, mine: Intent, heartbeat: Mapping[str, Any]) -> str:
     """Describe how another invocation's plan differs: other fingerprints, or up to five samples."""
-    theirs: Mapping[str, str] = beat["fingerprints"]
+    theirs: Mapping[str, str] = heartbeat["fingerprints"]
     models = [f"{name}: {mine.fingerprints.get(name, 'none')[:12]} here, {theirs.get(name, 'none')[:12]} there" for name in theirs]
-    who = f"rank {beat['rank']} (pid {beat['pid']} on {beat['host']})"
+    who = f"rank {heartbeat['rank']} (pid {heartbeat['pid']} on {heartbeat['host']})"
     if theirs != mine.fingerprints:
         return f"{who} has other models, by their fingerprints: {'; '.join(models[:NAMED])}"
-    here, there = _published(layout, mine.plan), _published(layout, beat["plan_meant"])
+    here, there = _published(layout, mine.plan), _published(layout, heartbeat["plan_meant"])
     if here is None or there is None:
-        return f"{who} lists another source: content {beat['content'][:12]} there, {mine.content[:12]} here"
+        return f"{who} lists another source: content {heartbeat['content'][:12]} there, {mine.content[:12]} here"
     only_here, only_there = _named(_new(here, there)), _named(_new(there, here))
-    said = [f"only here: {only_here}"] * bool(only_here) + [f"only there: {only_there}"] * bool(only_there)
-    said = said or [f"other captions or files for {_named(_changed(here, there)) or 'the same samples, in another order'}"]
-    return f"{who} lists another source: {'; '.join(said)}"
+    differences = [f"only here: {only_here}"] * bool(only_here) + [f"only there: {only_there}"] * bool(only_there)
+    differences = differences or [f"other captions or files for {_named(_changed(here, there)) or 'the same samples, in another order'}"]
+    return f"{who} lists another source: {'; '.join(differences)}"
 
 
-def check_agreement(layout: Layout, mine: Intent, beat: Beat, say: Callable[[str], None], *, strict: bool) -> None:
+def check_agreement(layout: Layout, mine: Intent, heartbeat: Heartbeat, say: Callable[[str], None], *, strict: bool) -> None:
     """Compare this plan with those of others. A difference raises BadInput within one launch or if `strict`; else it goes to `say`."""
-    for other in who_differs(layout, mine, worker=beat.worker):
+    for other in who_differs(layout, mine, worker=heartbeat.worker):
         words = in_words(layout, mine, other)
-        if strict or is_same_launch(other["launch"], beat.launch):
+        if strict or is_same_launch(other["launch"], heartbeat.launch):
             raise BadInput(f"{words}. Give every rank the same source and model; this rank encoded nothing")
         say(f"another run works on the same data set: {words}. Both continue; the one that listed its source last publishes the data set")
 
 
 def wait_for_rank_0(
     layout: Layout,
-    beat: Beat,
+    heartbeat: Heartbeat,
     is_done: Callable[[], bool],
     *,
     unseen_seconds: float = 0.0,
@@ -105,8 +105,8 @@ def wait_for_rank_0(
     while not is_done():
         planning = [
             one
-            for one in read_beats(layout)
-            if one["rank"] == 0 and one["phase"] == PLANNING and _is_with(beat, one) and watch.look(one["worker"]) is Life.LIVE
+            for one in read_heartbeats(layout)
+            if one["rank"] == 0 and one["phase"] == PLANNING and _is_with(heartbeat, one) and watch.look(one["worker"]) is Life.LIVE
         ]
         risen = max((int(one["count"]) for one in planning), default=-1)
         if risen > count:
@@ -117,17 +117,17 @@ def wait_for_rank_0(
     return True
 
 
-def _is_with(beat: Beat, other: Mapping[str, Any]) -> bool:
+def _is_with(heartbeat: Heartbeat, other: Mapping[str, Any]) -> bool:
     """Whether two invocations belong together: they have the same launch or, if started by hand, the same plan."""
-    is_same_plan = "plan_meant" in other and other["plan_meant"] == beat.detail.get("plan_meant")
-    return is_same_plan or is_same_launch(other["launch"], beat.launch)
+    is_same_plan = "plan_meant" in other and other["plan_meant"] == heartbeat.detail.get("plan_meant")
+    return is_same_plan or is_same_launch(other["launch"], heartbeat.launch)
 
 
-def counted(samples: Iterable[Sample], beat: Beat) -> Iterator[Sample]:
+def counted(samples: Iterable[Sample], heartbeat: Heartbeat) -> Iterator[Sample]:
     """Yield the samples, and raise the heartbeat's count now and then: a million take longer than others wait for a silent worker."""
     for number, sample in enumerate(samples):
         if number % COUNTED_SAMPLES == 0:
-            beat.rise()
+            heartbeat.rise()
         yield sample
 
 

@@ -7,8 +7,8 @@ from typing import Final
 from cachestore.files.paths import ClaimName
 from cachestore.work.workers import Life
 
-POOL_PARTITIONS: Final = 8
-POOL_UNITS: Final = 64
+GROUP_PARTITIONS: Final = 8
+GROUP_UNITS: Final = 64
 """A worker claims up to 8 partitions at once, or more if 64 units need more: batches are then full and segments not tiny."""
 
 POLL_SECONDS: Final = 0.2
@@ -39,22 +39,22 @@ class Held:
 
 
 def choose(
-    order: Sequence[int], *, finished: Collection[int], claimed: Collection[int], each: int, world_size: int, units: int = POOL_UNITS
+    order: Sequence[int], *, finished: Collection[int], claimed: Collection[int], each: int, world_size: int, units: int = GROUP_UNITS
 ) -> Choice:
     """Choose from `order` the partitions to claim next. Each has `each` or `each` + 1 units; a worker aims at `units` in all."""
     left = [p for p in order if p not in finished]
     free = [p for p in left if p not in claimed]
-    is_plenty = len(free) >= 2 * world_size * _pool_limit(each, units)
-    return Choice(free[: pool_size(each, len(free), world_size, units)], [] if free else left, is_plenty)
+    is_plenty = len(free) >= 2 * world_size * _group_limit(each, units)
+    return Choice(free[: group_size(each, len(free), world_size, units)], [] if free else left, is_plenty)
 
 
-def pool_size(each: int, free: int, world_size: int, units: int = POOL_UNITS) -> int:
+def group_size(each: int, free: int, world_size: int, units: int = GROUP_UNITS) -> int:
     """Return how many partitions of `each` units to claim at once: fewer towards the end, so that every worker has some."""
-    return max(1, min(_pool_limit(each, units), free // (2 * world_size) if world_size > 1 else free))
+    return max(1, min(_group_limit(each, units), free // (2 * world_size) if world_size > 1 else free))
 
 
-def _pool_limit(each: int, units: int) -> int:
-    return max(POOL_PARTITIONS, units // max(1, each))
+def _group_limit(each: int, units: int) -> int:
+    return max(GROUP_PARTITIONS, units // max(1, each))
 
 
 def claims_to_take(held: Collection[Held]) -> list[ClaimName]:

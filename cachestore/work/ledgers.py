@@ -62,7 +62,7 @@ def publish_ledger(layout: Layout, folder: PassFolder, ledger: Ledger) -> bool:
         [o.unit, o.result, str(o.key) if o.key is not None else None, o.input, list(o.stat), dict(o.facts), o.reason, o.is_transient]
         for o in ledger.outcomes
     ]
-    body: dict[str, Json] = {"of": _place(folder, ledger.name), "worker": ledger.worker, "launch": ledger.launch, "rows": rows}
+    body: dict[str, Json] = {"of": _identity(folder, ledger.name), "worker": ledger.worker, "launch": ledger.launch, "rows": rows}
     return note(layout, folder.ledger(ledger.name), encode_record(FORMAT, VERSION, body))
 
 
@@ -80,14 +80,14 @@ def read_ledgers(folder: PassFolder, number: int) -> Iterator[Ledger]:
         try:
             body = read_record(folder.ledger(name), FORMAT, VERSION)
             ledger = Ledger(name, str(body["worker"]), str(body["launch"]), tuple(_outcome(row) for row in body["rows"]))
-            is_at_home = body.get("of", _place(folder, name)) == _place(folder, name)
+            is_at_home = body.get("of", _identity(folder, name)) == _identity(folder, name)
         except (FormatError, FileNotFoundError, KeyError, TypeError, ValueError):
             continue
         if is_at_home:
             yield ledger
 
 
-def _place(folder: PassFolder, name: LedgerName) -> list[Json]:
+def _identity(folder: PassFolder, name: LedgerName) -> list[Json]:
     """The plan, pass and partition that a ledger names: unit indices mean other units in another plan."""
     return [folder.root.parent.name, folder.root.name, *name]
 

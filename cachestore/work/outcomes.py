@@ -37,18 +37,18 @@ class Cells:
     stats: Numbers
     facts: Mapping[str, Numbers]
 
-    def take(self, places: Numbers) -> "Cells":
+    def take(self, indices: Numbers) -> "Cells":
         """Return the rows with these indices; an index below 0 gives a row of which nothing is known."""
-        facts = {name: _take(values, places, -1) for name, values in self.facts.items()}
-        return Cells(_take(self.keys, places, 0), _take(self.inputs, places, 0), _take(self.stats, places, -1), facts)
+        facts = {name: _take(values, indices, -1) for name, values in self.facts.items()}
+        return Cells(_take(self.keys, indices, 0), _take(self.inputs, indices, 0), _take(self.stats, indices, -1), facts)
 
 
-def _take(array: NDArray[Any], places: Numbers, empty: int) -> NDArray[Any]:
-    there = places >= 0
+def _take(array: NDArray[Any], indices: Numbers, empty: int) -> NDArray[Any]:
+    there = indices >= 0
     if there.all():
-        return array[places]
-    rows = np.full((len(places), *array.shape[1:]), empty, array.dtype)
-    rows[there] = array[places[there]]
+        return array[indices]
+    rows = np.full((len(indices), *array.shape[1:]), empty, array.dtype)
+    rows[there] = array[indices[there]]
     return rows
 
 
@@ -89,18 +89,18 @@ class Outcomes:
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
         """Store the outcomes of a ledger; facts that are not in `widths` are left out."""
-        places = np.array([outcome.unit for outcome in outcomes], np.int64)
+        indices = np.array([outcome.unit for outcome in outcomes], np.int64)
         keys = b"".join(outcome.key or _NO_KEY for outcome in outcomes)
         inputs = b"".join(bytes.fromhex(outcome.input) if outcome.input else _NO_INPUT for outcome in outcomes)
-        self.states[places] = [_STATES[outcome.result] for outcome in outcomes]
-        self.transient[places] = [outcome.is_transient for outcome in outcomes]
-        self.keys[places] = np.frombuffer(keys, np.uint8).reshape(-1, KEY_BYTES)
-        self.inputs[places] = np.frombuffer(inputs, np.uint8).reshape(-1, INPUT_BYTES)
-        self.stats[places] = np.array([outcome.stat for outcome in outcomes], np.int64).reshape(-1, 2)
+        self.states[indices] = [_STATES[outcome.result] for outcome in outcomes]
+        self.transient[indices] = [outcome.is_transient for outcome in outcomes]
+        self.keys[indices] = np.frombuffer(keys, np.uint8).reshape(-1, KEY_BYTES)
+        self.inputs[indices] = np.frombuffer(inputs, np.uint8).reshape(-1, INPUT_BYTES)
+        self.stats[indices] = np.array([outcome.stat for outcome in outcomes], np.int64).reshape(-1, 2)
         for name, width in self._widths.items():
             if name in self.facts or any(name in outcome.facts for outcome in outcomes):
                 values = [_filled(outcome.facts.get(name, ()), width) for outcome in outcomes]
-                self.column(name)[places] = np.array(values, np.int64).reshape(-1, width)
+                self.column(name)[indices] = np.array(values, np.int64).reshape(-1, width)
         for outcome in outcomes:
             self.reasons.pop(outcome.unit, None)
             if outcome.reason:
@@ -112,41 +112,41 @@ class Outcomes:
             self.facts[name] = np.full((len(self), self._widths[name]), -1, np.int64)
         return self.facts[name]
 
-    def put(self, places: Numbers, cells: Cells) -> None:
+    def put(self, indices: Numbers, cells: Cells) -> None:
         """Store what an earlier catalog holds for these units."""
-        self.states[places] = FOUND
-        self.keys[places] = cells.keys
-        self.inputs[places] = cells.inputs
-        self.stats[places] = cells.stats
+        self.states[indices] = FOUND
+        self.keys[indices] = cells.keys
+        self.inputs[indices] = cells.inputs
+        self.stats[indices] = cells.stats
         for name, values in cells.facts.items():
-            self.column(name)[places] = values
+            self.column(name)[indices] = values
 
-    def cells(self, places: Numbers) -> Cells:
+    def cells(self, indices: Numbers) -> Cells:
         """Return what is known of these units."""
-        return Cells(self.keys, self.inputs, self.stats, self.facts).take(places)
+        return Cells(self.keys, self.inputs, self.stats, self.facts).take(indices)
 
-    def forget(self, places: "Numbers | Mask") -> None:
+    def forget(self, indices: "Numbers | Mask") -> None:
         """Remove everything that is known of these units."""
-        self.states[places] = UNKNOWN
-        self.transient[places] = False
-        self.keys[places] = 0
-        self.inputs[places] = 0
-        self.stats[places] = -1
+        self.states[indices] = UNKNOWN
+        self.transient[indices] = False
+        self.keys[indices] = 0
+        self.inputs[indices] = 0
+        self.stats[indices] = -1
         for values in self.facts.values():
-            values[places] = -1
+            values[indices] = -1
 
-    def key(self, place: int) -> Key | None:
+    def key(self, index: int) -> Key | None:
         """Return the key of a unit; None if it is unknown."""
-        raw = self.keys[place].tobytes()
+        raw = self.keys[index].tobytes()
         return Key(raw) if any(raw) else None
 
-    def result(self, place: int) -> Result | None:
+    def result(self, index: int) -> Result | None:
         """Return how a unit ended; None if nothing is known."""
-        return _RESULTS.get(int(self.states[place]))
+        return _RESULTS.get(int(self.states[index]))
 
-    def reason(self, place: int) -> str:
+    def reason(self, index: int) -> str:
         """Return why a missing unit failed."""
-        if self.states[place] == UNKNOWN:
+        if self.states[index] == UNKNOWN:
             return "no worker could finish it"
-        missing = f"it was encoded, but its entry {self.key(place)} is not in the store; look at `cachestore verify`"
-        return self.reasons.get(place, missing)
+        missing = f"it was encoded, but its entry {self.key(index)} is not in the store; look at `cachestore verify`"
+        return self.reasons.get(index, missing)

@@ -189,6 +189,6 @@ def _units_in(plan: Plan, recipe: int, listed: Sequence[int] | None) -> Sequence
     there = plan.units_of(recipe)
     if listed is None:
         return there
-    if any(type(place) is not int or place not in there for place in listed):
+    if any(type(index) is not int or index not in there for index in listed):
         raise ValueError("a unit of another recipe or plan")
     return tuple(listed)

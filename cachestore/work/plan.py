@@ -67,9 +67,9 @@ class ColumnRequest:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One piece of encode work; `place` is its unit index."""
+    """One piece of encode work; `index` is its unit index."""
 
-    place: int
+    index: int
     id: bytes
     recipe: int
     request: Request
@@ -117,19 +117,19 @@ class Plan:
         """Return the unit indices of a recipe."""
         return range(self.units_at[recipe], self.units_at[recipe + 1])
 
-    def recipe_of(self, place: int) -> int:
+    def recipe_of(self, index: int) -> int:
         """Return the number of a unit's recipe."""
-        return bisect_right(self.units_at, place) - 1
+        return bisect_right(self.units_at, index) - 1
 
-    def unit(self, place: int) -> Unit:
+    def unit(self, index: int) -> Unit:
         """Return a unit. Raises FormatError if its request is not JSON."""
         try:
-            request = json.loads(self.unit_requests[place])
+            request = json.loads(self.unit_requests[index])
         except (ValueError, RecursionError) as error:
             raise FormatError(
-                f"the request of unit {place} of plan {self.name} is not JSON; `cachestore repair` moves the plan aside"
+                f"the request of unit {index} of plan {self.name} is not JSON; `cachestore repair` moves the plan aside"
             ) from error
-        return Unit(place, self.unit_ids[place], self.recipe_of(place), request)
+        return Unit(index, self.unit_ids[index], self.recipe_of(index), request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +177,10 @@ class _Units:
     def in_order(self) -> tuple[list[bytes], list[int]]:
         """Return the sorted ids, and for each number its index among them."""
         ids = sorted(self._numbers)
-        places = [0] * len(ids)
-        for place, uid in enumerate(ids):
-            places[self._numbers[uid]] = place
-        return ids, places
+        indices = [0] * len(ids)
+        for index, uid in enumerate(ids):
+            indices[self._numbers[uid]] = index
+        return ids, indices
 
     def requests(self, ids: Sequence[bytes]) -> Iterator[str]:
         texts = self._requests.strings()
@@ -247,7 +247,7 @@ def build_plan(
     starts = list(offsets_of(map(len, units)))
     ordered = [one.in_order() for one in units]
     requests = Texts()
-    for one, (uids, _places) in zip(units, ordered, strict=True):
+    for one, (uids, _indices) in zip(units, ordered, strict=True):
         for text in one.requests(uids):
             requests.append(text)
     return Plan(
@@ -267,7 +267,7 @@ def build_plan(
             for one, (at, numbers) in zip(columns, cells, strict=True)
         ),
         units_at=starts,
-        unit_ids=Digests(memoryview(b"".join(uid for uids, _places in ordered for uid in uids)), KEY_BYTES),
+        unit_ids=Digests(memoryview(b"".join(uid for uids, _indices in ordered for uid in uids)), KEY_BYTES),
         unit_requests=requests.strings(),
         texts=texts or {},
     )
@@ -279,9 +279,9 @@ _Cells = tuple["array[int]", "array[int]"]
 
 def _used(columns: Sequence[ColumnRequest], cells: Sequence[_Cells]) -> tuple[list[ColumnRequest], list[_Cells]]:
     """Keep each recipe's first column, and further ones with cells. A column that needs cells never counts as the first."""
-    firsts = {one.column.recipe: place for place, one in reversed(list(enumerate(columns))) if not one.needs_cells}
-    used = [place for place, one in enumerate(columns) if len(cells[place][1]) or firsts.get(one.column.recipe) == place]
-    return [columns[place] for place in used], [cells[place] for place in used]
+    firsts = {one.column.recipe: index for index, one in reversed(list(enumerate(columns))) if not one.needs_cells}
+    used = [index for index, one in enumerate(columns) if len(cells[index][1]) or firsts.get(one.column.recipe) == index]
+    return [columns[index] for index in used], [cells[index] for index in used]
 
 
 def plan_of_keys(recipe: Recipe, keys: Iterable[Key]) -> Plan:

@@ -20,7 +20,7 @@ from cachestore.work.ledgers import list_ledgers
 from cachestore.work.partition import partition_count
 from cachestore.work.passes import PassRef, list_passes, list_rounds, read_done, read_round_record
 from cachestore.work.plan import Outline, read_outline
-from cachestore.work.workers import COUNTS, SILENT_SECONDS, Watch, age_of, boot_id, host_name, lived, read_beat
+from cachestore.work.workers import COUNTS, SILENT_SECONDS, Watch, age_of, boot_id, host_name, lived, read_heartbeat
 
 STILL_SECONDS: Final = 30.0
 """A worker whose count has not risen for longer than this is reported as silent."""
@@ -30,7 +30,7 @@ WAITING: Final = "waiting"
 """The phase of a worker that has nothing to do until others finish: its count stands still, but it is not silent."""
 ENDED: Final = "ended"
 
-_OF_BEATS: Final = ("rank", "host", "pid", "phase", "worker", "launch", "count", "slowest_batch", *COUNTS)
+_OF_HEARTBEATS: Final = ("rank", "host", "pid", "phase", "worker", "launch", "count", "slowest_batch", *COUNTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +167,10 @@ class Observer:
         newest = reader.newest(number).items()
         claims = [claim for slot, claim in newest if slot[0] < len(sizes) and slot not in finished]
         done = read_done(self.layout, ref)
-        beats = [beat for beat in self._beats() if beat["plan"] == ref.plan and beat["pass"] == ref.number]
-        ranks = self._name_waiting([self._rank_status(beat) for beat in beats], reader, claims)
-        kept = outline.unit_count - sum(self._sizes(ref, 0)) if rounds else 0
-        counted = _counted(ranks, kept, outline.unit_count, number)
+        heartbeats = [heartbeat for heartbeat in self._heartbeats() if heartbeat["plan"] == ref.plan and heartbeat["pass"] == ref.number]
+        ranks = self._name_waiting([self._rank_status(heartbeat) for heartbeat in heartbeats], reader, claims)
+        reused = outline.unit_count - sum(self._sizes(ref, 0)) if rounds else 0
+        counted = _counted(ranks, reused, outline.unit_count, number)
         return PassStatus(
             plan=ref.plan,
             number=ref.number,
@@ -200,23 +200,27 @@ class Observer:
     def look_at(self, pids: Collection[int]) -> PassStatus | None:
         """Return how far the pass is that these processes of this machine work on; None if it is not known yet or cannot be read."""
         here = (host_name(), boot_id())
-        beats = [beat for beat in self._beats() if (beat["host"], beat["boot"]) == here and beat["pid"] in pids]
+        heartbeats = [
+            heartbeat for heartbeat in self._heartbeats() if (heartbeat["host"], heartbeat["boot"]) == here and heartbeat["pid"] in pids
+        ]
         # An older heartbeat belongs to an earlier process with the same pid; a second allows for rounding.
         longest = time.monotonic() - self.began + 1
         newest = min(
-            (beat for beat in beats if age_of(beat) + lived(beat) <= longest), key=lambda beat: age_of(beat) + lived(beat), default=None
+            (heartbeat for heartbeat in heartbeats if age_of(heartbeat) + lived(heartbeat) <= longest),
+            key=lambda heartbeat: age_of(heartbeat) + lived(heartbeat),
+            default=None,
         )
         return self._look(PassRef(newest["plan"], newest["pass"])) if newest is not None and newest["plan"] else None
 
     def following(self, on_progress: Callable[[Mapping[str, Json]], None], *, seconds: float = 1.0) -> Callable[[Mapping[str, Json]], None]:
         """Return a callback for one worker's counts that gives all workers' counts to `on_progress`, at most every `seconds`."""
-        looked_at = -seconds
+        seen_at = -seconds
 
         def tell(counts: Mapping[str, Json]) -> None:
-            nonlocal looked_at
-            if self.clock() - looked_at < seconds:
+            nonlocal seen_at
+            if self.clock() - seen_at < seconds:
                 return
-            looked_at = self.clock()
+            seen_at = self.clock()
             if (status := self._look(PassRef(str(counts["plan"]), int(counts["pass"])))) is not None:
                 on_progress(status.counts())
 
@@ -239,22 +243,22 @@ class Observer:
             self._rounds[ref, number] = tuple(sizes)
         return self._rounds[ref, number]
 
-    def _beats(self) -> list[Mapping[str, Any]]:
+    def _heartbeats(self) -> list[Mapping[str, Any]]:
         """The last heartbeat of each worker, oldest worker first."""
         workers = filter(None, map(parse_worker, names_in(self.layout.workers)))
-        beats = (self._final.get(worker) or read_beat(self.layout, worker) for worker in workers)
-        found = [beat for beat in beats if beat is not None]
-        self._final |= {beat["worker"]: beat for beat in found if beat["phase"] == ENDED}
-        return sorted(found, key=lambda beat: beat["started"])
+        heartbeats = (self._final.get(worker) or read_heartbeat(self.layout, worker) for worker in workers)
+        found = [heartbeat for heartbeat in heartbeats if heartbeat is not None]
+        self._final |= {heartbeat["worker"]: heartbeat for heartbeat in found if heartbeat["phase"] == ENDED}
+        return sorted(found, key=lambda heartbeat: heartbeat["started"])
 
-    def _rank_status(self, beat: Mapping[str, Any]) -> RankStatus:
-        alive, beat = self._life(beat)
-        age = age_of(beat)
-        still = self._still_seconds(beat, age)
-        done = sum(beat[name] for name in COUNTS)
-        busy = lived(beat) + (0.0 if beat["phase"] == ENDED else still)
+    def _rank_status(self, heartbeat: Mapping[str, Any]) -> RankStatus:
+        alive, heartbeat = self._life(heartbeat)
+        age = age_of(heartbeat)
+        still = self._still_seconds(heartbeat, age)
+        done = sum(heartbeat[name] for name in COUNTS)
+        busy = lived(heartbeat) + (0.0 if heartbeat["phase"] == ENDED else still)
         return RankStatus(
-            **{name: beat[name] for name in _OF_BEATS},
+            **{name: heartbeat[name] for name in _OF_HEARTBEATS},
             rate=round(done / max(busy, 0.001), 2),
             done=done,
             beat_age_seconds=round(age, 1),
@@ -262,24 +266,24 @@ class Observer:
             still_seconds=round(still, 1),
         )
 
-    def _life(self, beat: Mapping[str, Any]) -> tuple[bool | None, Mapping[str, Any]]:
+    def _life(self, heartbeat: Mapping[str, Any]) -> tuple[bool | None, Mapping[str, Any]]:
         """Whether a worker lives, and its last heartbeat. A worker of this boot that lost its lock writes no more."""
-        worker = str(beat["worker"])
-        if beat["phase"] == ENDED or worker in self._final:
-            return False, beat
-        if beat["host"] != host_name() or beat["boot"] != boot_id():
-            return None, beat
+        worker = str(heartbeat["worker"])
+        if heartbeat["phase"] == ENDED or worker in self._final:
+            return False, heartbeat
+        if heartbeat["host"] != host_name() or heartbeat["boot"] != boot_id():
+            return None, heartbeat
         alive = is_locked(self.layout.worker_lock(worker))
         if alive is False:
             # Read again: the worker may have written its end after the first read and before the check of its lock.
-            beat = self._final[worker] = read_beat(self.layout, worker) or beat
-        return alive, beat
+            heartbeat = self._final[worker] = read_heartbeat(self.layout, worker) or heartbeat
+        return alive, heartbeat
 
-    def _still_seconds(self, beat: Mapping[str, Any], age: float) -> float:
-        seen = self._seen.get(beat["worker"])
-        if seen is not None and seen[0] == beat["count"]:
+    def _still_seconds(self, heartbeat: Mapping[str, Any], age: float) -> float:
+        seen = self._seen.get(heartbeat["worker"])
+        if seen is not None and seen[0] == heartbeat["count"]:
             return self.clock() - seen[1]
-        self._seen[beat["worker"]] = (beat["count"], self.clock())
+        self._seen[heartbeat["worker"]] = (heartbeat["count"], self.clock())
         return age if seen is None else 0.0
 
     def _name_waiting(self, ranks: list[RankStatus], reader: Claims, claims: Collection[ClaimName]) -> list[RankStatus]:
@@ -294,13 +298,13 @@ def _listed(found: Any) -> list[Any]:
     return cast("list[Any]", found) if isinstance(found, list) else []
 
 
-def _counted(ranks: Collection[RankStatus], kept: int, total: int, number: int) -> dict[str, int]:
+def _counted(ranks: Collection[RankStatus], reused: int, total: int, number: int) -> dict[str, int]:
     """Units over all workers of a pass, at most `total`.
 
     The workers count twice what was done twice: first failures that a later round tried again are subtracted, then entries made twice.
     """
     counts = {name: sum(getattr(one, name) for one in ranks) for name in COUNTS}
-    counts["reused"] += kept
+    counts["reused"] += reused
     surplus = max(0, sum(counts.values()) - total)
     for name in (*["failed"] * bool(number), "encoded", "reused", "failed"):
         cut = min(surplus, counts[name])

@@ -18,7 +18,7 @@ from cachestore.files.removal import age_seconds, remove_file, remove_folder
 from cachestore.work.ledgers import read_ledgers
 from cachestore.work.passes import PassRef, has_ended, list_passes, list_rounds, read_done, read_round_record
 from cachestore.work.plan import is_published, read_outline, read_plan
-from cachestore.work.workers import Life, Watch, is_held, read_beat
+from cachestore.work.workers import Life, Watch, is_held, read_heartbeat
 
 KEPT_SECONDS: Final = 30 * 86_400.0
 """A pass that was not touched for longer than this is abandoned; the files of a worker that ended before that may be removed."""
@@ -98,7 +98,7 @@ def generation_of_pass(layout: Layout, ref: PassRef) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportedCatalog:
     """A catalog that `done.json` of a pass names."""
 
     name: str
@@ -109,14 +109,14 @@ class Told:
     """When the pass ended: the mtime of `done.json`, in seconds since the epoch."""
 
 
-def told_catalogs(layout: Layout) -> Iterator[Told]:
+def reported_catalogs(layout: Layout) -> Iterator[ReportedCatalog]:
     """Yield the catalogs that passes published or found to be equal. Passes whose `done.json` cannot be read are left out."""
     for plan in list_plans(layout):
         for number in list_passes(layout, plan):
             ref = PassRef(plan, number)
             if (done := read_done(layout, ref)) and (name := done.report["name"]):
                 ended = _changed(ref.folder(layout).done)
-                yield Told(str(name), int(done.report["generation"]), str(done.report["catalog_digest"]), ref, ended)
+                yield ReportedCatalog(str(name), int(done.report["generation"]), str(done.report["catalog_digest"]), ref, ended)
 
 
 def spent_plans(layout: Layout, generations: Mapping[str, list[int]], *, now: float) -> list[str]:
@@ -125,13 +125,13 @@ def spent_plans(layout: Layout, generations: Mapping[str, list[int]], *, now: fl
     A plan that names a generation newer than all of these stays: that catalog was lost, and can be built again from the plan. Plans of
     keys stay, and so do plans that were touched within 30 days.
     """
-    told: dict[str, list[Told]] = {}
-    for each in told_catalogs(layout):
-        told.setdefault(each.ref.plan, []).append(each)
-    return [plan for plan in list_plans(layout) if _is_spent(layout, plan, told.get(plan, []), generations, now)]
+    reported: dict[str, list[ReportedCatalog]] = {}
+    for each in reported_catalogs(layout):
+        reported.setdefault(each.ref.plan, []).append(each)
+    return [plan for plan in list_plans(layout) if _is_spent(layout, plan, reported.get(plan, []), generations, now)]
 
 
-def _is_spent(layout: Layout, plan: str, told: list[Told], generations: Mapping[str, list[int]], now: float) -> bool:
+def _is_spent(layout: Layout, plan: str, reported: list[ReportedCatalog], generations: Mapping[str, list[int]], now: float) -> bool:
     if not _is_old(layout.plan(plan), now):
         return False
     try:
@@ -141,7 +141,7 @@ def _is_spent(layout: Layout, plan: str, told: list[Told], generations: Mapping[
     kept = generations.get(name, [])
     folders = [PassRef(plan, number).folder(layout) for number in list_passes(layout, plan)]
     is_untouched = all(_idle_seconds(folder, now) > KEPT_SECONDS for folder in folders)
-    return bool(name) and is_untouched and all(each.generation not in kept and each.generation < max(kept, default=0) for each in told)
+    return bool(name) and is_untouched and all(each.generation not in kept and each.generation < max(kept, default=0) for each in reported)
 
 
 def plans_of(layout: Layout, name: str) -> list[str]:
@@ -177,12 +177,12 @@ def at_work(layout: Layout, *, now: float, before: float | None = None, plans: f
     found: list[Mapping[str, Any]] = []
     for worker in filter(None, map(parse_worker, names_in(layout.workers))):
         age = age_seconds(layout.worker(worker), now)
-        beat = read_beat(layout, worker)
-        if beat is None or beat["phase"] == "ended" or age is None:
+        heartbeat = read_heartbeat(layout, worker)
+        if heartbeat is None or heartbeat["phase"] == "ended" or age is None:
             continue
-        is_meant = (before is None or beat["started"] <= before + SLACK_SECONDS) and (plans is None or beat["plan"] in plans)
+        is_meant = (before is None or heartbeat["started"] <= before + SLACK_SECONDS) and (plans is None or heartbeat["plan"] in plans)
         if is_meant and (age <= 86_400.0 or is_held(layout, worker)) and watch.look(worker) is not Life.DEAD:
-            found.append(beat)
+            found.append(heartbeat)
     return found
 
 

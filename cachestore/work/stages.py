@@ -58,18 +58,18 @@ class Stages:
         return {stage: [round(self._busy[stage], 3), round(self._wait[stage], 3)] for stage in STAGES}
 
 
-def sum_stages(beats: Iterable[Mapping[str, Any]]) -> dict[str, Json]:
+def sum_stages(heartbeats: Iterable[Mapping[str, Any]]) -> dict[str, Json]:
     """Sum over workers: `{STAGE: {"busy_seconds", "wait_seconds"}, "limiting": STAGE}`; empty if none did anything.
 
     `limiting` is the stage whose threads were busy for the largest part of their time; of `read` and `prepare`, the one that took more.
     """
-    told = [beat["stages"] for beat in beats if beat.get("stages")]
-    if not told:
+    reported = [heartbeat["stages"] for heartbeat in heartbeats if heartbeat.get("stages")]
+    if not reported:
         return {}
     names = ("busy_seconds", "wait_seconds")
-    exact = {stage: {name: sum(float(one[stage][place]) for one in told) for place, name in enumerate(names)} for stage in STAGES}
-    shares = stage_shares(exact)
-    limiting = max(STAGES, key=lambda stage: (shares.get(stage, 0.0), exact[stage]["busy_seconds"]))
+    exact = {stage: {name: sum(float(one[stage][index]) for one in reported) for index, name in enumerate(names)} for stage in STAGES}
+    fractions = stage_fractions(exact)
+    limiting = max(STAGES, key=lambda stage: (fractions.get(stage, 0.0), exact[stage]["busy_seconds"]))
     summed: dict[str, Json] = {stage: {name: round(seconds, 3) for name, seconds in exact[stage].items()} for stage in STAGES}
     return summed | {"limiting": limiting}
 
@@ -78,11 +78,11 @@ def stages_in_words(summed: Mapping[str, Any]) -> str:
     """Describe a result of `sum_stages`: each stage's busy time in percent, and the bottleneck. Empty if nothing was done."""
     if not summed:
         return ""
-    told = ", ".join(f"{stage} {share:.0%}" for stage, share in stage_shares(summed).items())
-    return f"busy: {told}; bottleneck: {summed['limiting']}"
+    words = ", ".join(f"{stage} {fraction:.0%}" for stage, fraction in stage_fractions(summed).items())
+    return f"busy: {words}; bottleneck: {summed['limiting']}"
 
 
-def stage_shares(summed: Mapping[str, Any]) -> dict[str, float]:
+def stage_fractions(summed: Mapping[str, Any]) -> dict[str, float]:
     """Return how busy the threads of each stage were (0 to 1), from a result of `sum_stages`. Stages without any time are left out."""
     busy, wait = ({stage: float(summed[stage][name]) for stage in STAGES if stage in summed} for name in ("busy_seconds", "wait_seconds"))
     shared = sum(busy.get(stage, 0.0) for stage in _SHARED)

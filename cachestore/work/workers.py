@@ -65,7 +65,7 @@ def boot_id() -> str:
 
 
 @dataclass(slots=True)
-class Beat:
+class Heartbeat:
     """This worker's heartbeat and lock. The count rises with work done, never from a timer, so that a hung worker is noticed."""
 
     layout: Layout
@@ -131,7 +131,7 @@ class Beat:
         changed = phase is not None and phase != self.phase
         if phase is not None:
             self.phase = phase
-        if changed or self.clock() - self._written_at >= seconds_between_beats(self.world_size):
+        if changed or self.clock() - self._written_at >= heartbeat_seconds(self.world_size):
             self.write()
 
     def batch_took(self, seconds: float) -> None:
@@ -157,43 +157,47 @@ class Beat:
         overwrite(self.layout, self.layout.worker(self.worker), encode_record(FORMAT, VERSION, body))
 
 
-def read_beat(layout: Layout, worker: str) -> Mapping[str, Any] | None:
+def read_heartbeat(layout: Layout, worker: str) -> Mapping[str, Any] | None:
     """Return a worker's last heartbeat; None if the file is gone, damaged, or of another worker."""
     try:
-        beat = read_record(layout.worker(worker), FORMAT, VERSION)
+        heartbeat = read_record(layout.worker(worker), FORMAT, VERSION)
     except (FormatError, OSError):
         return None
-    return beat if beat.get("worker") == worker and _is_beat(beat) else None
+    return heartbeat if heartbeat.get("worker") == worker and _is_heartbeat(heartbeat) else None
 
 
-def _is_beat(beat: Mapping[str, Any]) -> bool:
-    is_whole = all(isinstance(beat.get(name), kind) for name, kind in _FIELDS.items())
-    is_whole = is_whole and all(isinstance(beat.get(name, 0.0), int | float) for name in _DURATIONS)
-    return is_whole and isinstance(beat.get("rank", ""), int | None) and (not beat["plan"] or parse_plan(beat["plan"]) is not None)
+def _is_heartbeat(heartbeat: Mapping[str, Any]) -> bool:
+    is_whole = all(isinstance(heartbeat.get(name), kind) for name, kind in _FIELDS.items())
+    is_whole = is_whole and all(isinstance(heartbeat.get(name, 0.0), int | float) for name in _DURATIONS)
+    return (
+        is_whole
+        and isinstance(heartbeat.get("rank", ""), int | None)
+        and (not heartbeat["plan"] or parse_plan(heartbeat["plan"]) is not None)
+    )
 
 
-def read_beats(layout: Layout, *, plan: str | None = None) -> list[Mapping[str, Any]]:
+def read_heartbeats(layout: Layout, *, plan: str | None = None) -> list[Mapping[str, Any]]:
     """Return the heartbeats of all workers, or of those that work on `plan`."""
-    beats = (read_beat(layout, worker) for worker in map(parse_worker, names_in(layout.workers)) if worker)
-    return [beat for beat in beats if beat is not None and (plan is None or beat["plan"] == plan)]
+    heartbeats = (read_heartbeat(layout, worker) for worker in map(parse_worker, names_in(layout.workers)) if worker)
+    return [heartbeat for heartbeat in heartbeats if heartbeat is not None and (plan is None or heartbeat["plan"] == plan)]
 
 
 def seconds_of_pass(layout: Layout, plan: str, number: int) -> float:
     """Return for how many seconds workers have worked on a pass, by their heartbeats; 0 if there are none."""
-    shown = (float(beat.get("pass_seconds", 0.0)) for beat in read_beats(layout, plan=plan) if beat["pass"] == number)
+    shown = (float(heartbeat.get("pass_seconds", 0.0)) for heartbeat in read_heartbeats(layout, plan=plan) if heartbeat["pass"] == number)
     return max(shown, default=0.0)
 
 
-def lived(beat: Mapping[str, Any]) -> float:
+def lived(heartbeat: Mapping[str, Any]) -> float:
     """Return for how many seconds a worker had run when it wrote a heartbeat."""
-    return max(0.0, float(beat.get("lived", beat["updated"] - beat["started"])))
+    return max(0.0, float(heartbeat.get("lived", heartbeat["updated"] - heartbeat["started"])))
 
 
-def age_of(beat: Mapping[str, Any]) -> float:
+def age_of(heartbeat: Mapping[str, Any]) -> float:
     """Return a heartbeat's age in seconds: by the clock since boot if it is from this machine, else by the clocks of both machines."""
-    if "at" in beat and beat["boot"] and (beat["host"], beat["boot"]) == (host_name(), boot_id()):
-        return max(0.0, time.monotonic() - beat["at"])
-    return max(0.0, time.time() - beat["updated"])
+    if "at" in heartbeat and heartbeat["boot"] and (heartbeat["host"], heartbeat["boot"]) == (host_name(), boot_id()):
+        return max(0.0, time.monotonic() - heartbeat["at"])
+    return max(0.0, time.time() - heartbeat["updated"])
 
 
 class Life(Enum):
@@ -211,7 +215,7 @@ def is_held(layout: Layout, worker: str) -> bool | None:
     return is_locked(layout.worker_lock(worker))
 
 
-def seconds_between_beats(world_size: int) -> float:
+def heartbeat_seconds(world_size: int) -> float:
     """Return for how many seconds a working worker's file may show the same count, as not each rise is written."""
     return max(1.0, world_size / 16)
 
@@ -226,23 +230,23 @@ def slow_after(slowest_batch: float, world_size: int) -> float:
 
     With 512 ranks a heartbeat is written every 32 s: then a count that stood still for 10 s means nothing.
     """
-    return max(SLOW_SECONDS, SLOW_BATCHES * (slowest_batch or FIRST_BATCH_SECONDS), 2 * seconds_between_beats(world_size))
+    return max(SLOW_SECONDS, SLOW_BATCHES * (slowest_batch or FIRST_BATCH_SECONDS), 2 * heartbeat_seconds(world_size))
 
 
-def is_proved_dead(beat: Mapping[str, Any] | None, *, held: bool | None, was_held: bool, host: str, boot: str) -> bool:
+def is_proved_dead(heartbeat: Mapping[str, Any] | None, *, held: bool | None, was_held: bool, host: str, boot: str) -> bool:
     """Return whether heartbeat and lock prove a worker dead. `held` is None if the lock cannot be checked.
 
     Without a heartbeat nothing is known. If the lock is held, the worker lives, whatever the host's name: two machines may share one.
     """
-    if beat is None or held:
+    if heartbeat is None or held:
         return False
     if held is False and was_held:
         return True
-    if beat["host"] != host:  # locks may not work across machines
+    if heartbeat["host"] != host:  # locks may not work across machines
         return False
-    if beat["boot"] == boot:  # both may be empty: it ran in this boot or an earlier one
+    if heartbeat["boot"] == boot:  # both may be empty: it ran in this boot or an earlier one
         return held is False
-    return bool(beat["boot"] and boot)
+    return bool(heartbeat["boot"] and boot)
 
 
 @dataclass(slots=True)
@@ -262,7 +266,7 @@ class Watch:
     clock: Callable[[], float] = time.monotonic
     host: str = field(default_factory=host_name)
     boot: str = field(default_factory=boot_id)
-    read: Callable[[Layout, str], Mapping[str, Any] | None] = read_beat
+    read: Callable[[Layout, str], Mapping[str, Any] | None] = read_heartbeat
     """`read` gets a worker's heartbeat and `probe` checks its lock: in the store, or in memory for a simulation."""
     probe: Callable[[Layout, str], bool | None] = is_held
     _seen: dict[str, _Seen] = field(default_factory=dict[str, _Seen])
@@ -272,11 +276,11 @@ class Watch:
         """Return whether a worker lives, as far as is known now. A missing heartbeat counts as one that stands still."""
         if worker in self._dead:
             return Life.DEAD
-        beat = self.read(self.layout, worker)
-        seen = self._remember(worker, beat)
+        heartbeat = self.read(self.layout, worker)
+        seen = self._remember(worker, heartbeat)
         # After the heartbeat was read: a worker takes its lock before it writes one.
-        held = self.probe(self.layout, worker) if beat is not None else None
-        if is_proved_dead(beat, held=held, was_held=seen.was_held, host=self.host, boot=self.boot):
+        held = self.probe(self.layout, worker) if heartbeat is not None else None
+        if is_proved_dead(heartbeat, held=held, was_held=seen.was_held, host=self.host, boot=self.boot):
             self._dead.add(worker)
             return Life.DEAD
         seen.was_held = seen.was_held or held is True
@@ -289,18 +293,18 @@ class Watch:
         """
         if self.look(worker) is not Life.DEAD:
             return False
-        beat = self.read(self.layout, worker)  # again: it may have ended after its heartbeat was read and before its lock was checked
-        return beat is None or beat["phase"] != "ended"
+        heartbeat = self.read(self.layout, worker)  # again: it may have ended after its heartbeat was read and before its lock was checked
+        return heartbeat is None or heartbeat["phase"] != "ended"
 
-    def _remember(self, worker: str, beat: Mapping[str, Any] | None) -> _Seen:
-        count = int(beat["count"]) if beat else -1
+    def _remember(self, worker: str, heartbeat: Mapping[str, Any] | None) -> _Seen:
+        count = int(heartbeat["count"]) if heartbeat else -1
         seen = self._seen.get(worker)
         if seen is None:
             seen = self._seen[worker] = _Seen(count, self.clock())
-        elif beat is not None and count != seen.count:
+        elif heartbeat is not None and count != seen.count:
             seen.count, seen.since = count, self.clock()
-        if beat is not None:
-            seen.slowest_batch, seen.world_size = float(beat["slowest_batch"]), int(beat["world_size"])
+        if heartbeat is not None:
+            seen.slowest_batch, seen.world_size = float(heartbeat["slowest_batch"]), int(heartbeat["world_size"])
         return seen
 
     def still_seconds(self, worker: str) -> float:
@@ -320,14 +324,14 @@ class Watch:
 
     def name_of(self, worker: str) -> str:
         """Return a worker's pid and host for a message, or its id if its heartbeat is gone."""
-        beat = self.read(self.layout, worker)
-        return f"worker {worker} (heartbeat gone)" if beat is None else f"pid {beat['pid']} on {beat['host']}"
+        heartbeat = self.read(self.layout, worker)
+        return f"worker {worker} (heartbeat gone)" if heartbeat is None else f"pid {heartbeat['pid']} on {heartbeat['host']}"
 
-    def last_beat(self, worker: str) -> str:
+    def last_heartbeat(self, worker: str) -> str:
         """Describe a worker and its last heartbeat, for a message."""
-        beat = self.read(self.layout, worker)
-        if beat is None:
+        heartbeat = self.read(self.layout, worker)
+        if heartbeat is None:
             return self.name_of(worker)
-        rank = "without a rank" if beat["rank"] is None else f"rank {beat['rank']}"
+        rank = "without a rank" if heartbeat["rank"] is None else f"rank {heartbeat['rank']}"
         still = f"unchanged for {self.still_seconds(worker):.0f} s"
-        return f"{rank}, {self.name_of(worker)}, last heartbeat: {beat['phase']!r} with count {beat['count']}, {still}"
+        return f"{rank}, {self.name_of(worker)}, last heartbeat: {heartbeat['phase']!r} with count {heartbeat['count']}, {still}"

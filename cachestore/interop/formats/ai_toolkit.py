@@ -20,7 +20,7 @@ from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Latents, Misplaced, Text, refuse, without_batch
 from cachestore.core.samples import Sample
 from cachestore.interop.formats.families import AI_TOOLKIT, Family, family_named, own_of
-from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Rule, View, pictures_of, stem_of
+from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Matches, Named, ParsedName, Rule, pictures_of, stem_of
 from cachestore.interop.formats.text import batched, taken, taken_apart, together
 
 _LATENTS: Final = "_latent_cache"
@@ -37,9 +37,9 @@ _STEPS: Final[Mapping[str, int]] = {"sd15": 16, "sdxl": 16, "sd3": 32, "flux": 3
 _TEXT_SPACES: Final[Mapping[str, tuple[str, ...]]] = {"sdxl": ("sdxl",), "sd3": ("sd3",), "flux": ("flux", "flux1")}
 
 
-def looks(path: str) -> Looks:
+def parse_name(path: str) -> ParsedName:
     """Return what a file holds, by its folder. No name tells a family."""
-    return Looks("text" if PurePosixPath(path).parent.name == _TEXT else "latents")
+    return ParsedName("text" if PurePosixPath(path).parent.name == _TEXT else "latents")
 
 
 def captions_of(text: str, added: Added) -> list[str]:
@@ -72,7 +72,7 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
     pictures: dict[str, list[tuple[str, list[Sample]]]] = {}
     for reference, sharing in pictures_of(samples).items():
         pictures.setdefault(stem_of(reference), []).append((reference, sharing))
-    latents: dict[str, list[Place]] = {}
+    latents: dict[str, list[FileLocation]] = {}
     for path in paths:
         folder, found = PurePosixPath(path).parent, _NAME.fullmatch(PurePosixPath(path).name)
         those = pictures.get(str(folder.parent / found["stem"]), []) if found is not None else []
@@ -80,12 +80,12 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
             _match_text(path, found["hash"], [sample for _reference, sharing in those for sample in sharing], matches)
         elif len(those) == 1:
             reference = those[0][0]
-            latents.setdefault(reference, []).append(Place(path, expected=PurePosixPath(reference).name))
+            latents.setdefault(reference, []).append(FileLocation(path, expected=PurePosixPath(reference).name))
         elif those:
             references = [reference for reference, _sharing in those]
             matches.doubt_latents(references, f"{path} may be of {references[0]} or {references[1]}, so it is not used")
-    for reference, places in latents.items():
-        matches.take_latents(reference, places)
+    for reference, locations in latents.items():
+        matches.take_latents(reference, locations)
 
 
 def _match_text(path: str, digest: str, samples: Iterable[Sample], matches: Matches) -> None:
@@ -94,11 +94,11 @@ def _match_text(path: str, digest: str, samples: Iterable[Sample], matches: Matc
         forms = dict.fromkeys((caption, *captions_of(caption, Added()), *matches.read_as.get(caption, ())))
         for name, spaces in _TEXT_SPACES.items():
             if any(hash_of(text_info(form, space)) == digest for form in forms for space in spaces) and matches.counts(family_named(name)):
-                matches.take_text(caption, Place(path))
+                matches.take_text(caption, FileLocation(path))
                 return
 
 
-def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
+def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
     """Return the latents of one picture. Raises EncodeFailed, also for pixels; Misplaced for latents of another picture or model."""
     others = dict(contents.tensors)
     (raw,) = taken(others, "latent")
@@ -108,16 +108,16 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     space = info.get(_SPACE)
     if space is not None and space not in family.names[AI_TOOLKIT]:
         raise Misplaced(f"it says its latents are of {space!r}, not of {family.name}")
-    _check_own(info, place)
-    made = family.latents(AI_TOOLKIT, without_batch("latent", raw, 3), others, {**place.facts, **_facts(info)})
+    _check_own(info, location)
+    made = family.latents(AI_TOOLKIT, without_batch("latent", raw, 3), others, {**location.facts, **_facts(info)})
     return replace(made, info=info)
 
 
-def _check_own(info: Mapping[str, Json], place: Place) -> None:
+def _check_own(info: Mapping[str, Json], location: FileLocation) -> None:
     """Raise Misplaced if latents say that they belong to another picture, or to this one mirrored."""
-    said, expected = info.get(_INFO[0]), place.expected
-    if isinstance(said, str) and expected is not None and normalize("NFC", said) != normalize("NFC", expected):
-        raise Misplaced(f"it says it is of {said!r}, but its name says {expected!r}")
+    stated, expected = info.get(_INFO[0]), location.expected
+    if isinstance(stated, str) and expected is not None and normalize("NFC", stated) != normalize("NFC", expected):
+        raise Misplaced(f"it says it is of {stated!r}, but its name says {expected!r}")
     if turned := [name for name in (_FLIP, "flip_y") if info.get(name)]:
         raise Misplaced(
             f"it says it is of the mirrored picture ({turned[0]}), which a data set does not have: keep the file of the"
@@ -140,17 +140,17 @@ def _facts(info: Mapping[str, Json]) -> dict[str, Json]:
     return {"resized": [width, height], "crop": [left, top, left + across, top + down]}
 
 
-def read_text(contents: Contents, family: Family, _place: Place) -> Text:
+def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:
     """Return the text of one caption. Raises EncodeFailed."""
     return taken_apart(family, dict(contents.tensors), "text_embed", "pooled_embed")
 
 
-def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
+def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
     """Return name and contents of a picture's latents file. Raises EncodeFailed if the crop, which the name needs, is unknown."""
-    named, latents = views[0].named, views[0].latents
+    named, latents = variants[0].named, variants[0].latents
     path = PurePosixPath(named.reference)
     info = {name: value for name, value in latents.info.items() if _SPACE in latents.info} or _info(family, named)
-    info |= {_FLIP: True} if views[0].is_flipped else {}
+    info |= {_FLIP: True} if variants[0].is_flipped else {}
     metadata = {name: json.dumps(value) for name, value in info.items()} | {"format": "pt", "software": "{}"}
     name = str(path.parent / _LATENTS / f"{path.stem}_{hash_of(info)}.safetensors")
     return name, Contents({"latent": latents.tensor, **own_of(AI_TOOLKIT, latents.others)}, metadata)
@@ -179,10 +179,10 @@ def finds(family: Family, named: Named, rule: Rule) -> bool:
 
     Its own step counts, whatever the data set's step is.
     """
-    return named.size is not None and (named.resized, named.crop) == placed(named.size, rule.resolution, _STEPS[family.name])
+    return named.size is not None and (named.resized, named.crop) == crop_box(named.size, rule.resolution, _STEPS[family.name])
 
 
-def placed(size: tuple[int, int], resolution: int, step: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+def crop_box(size: tuple[int, int], resolution: int, step: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
     """Return the size to which ai-toolkit resizes a picture of this size, and the crop box in that.
 
     Of the four buckets around the picture's shape, with at most the resolution's area, it takes the one with the nearest area.

@@ -12,7 +12,7 @@ import safetensors
 from cachestore.core.dtypes import DTYPES
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.raw_tensors import Contents, Raw, from_array
-from cachestore.files.container import DTYPE_BYTES, TensorPlace, build_header
+from cachestore.files.container import DTYPE_BYTES, TensorInfo, build_header
 
 if TYPE_CHECKING:
     from cachestore.core.keys import Json
@@ -84,12 +84,12 @@ def read_safetensors(data: bytes) -> Contents:
 
 def write_safetensors(tensors: Mapping[str, Raw], metadata: Mapping[str, str]) -> bytes:
     """Return a safetensors file that every reader of the format accepts; equal tensors and metadata give equal bytes."""
-    places: dict[str, TensorPlace] = {}
+    infos: dict[str, TensorInfo] = {}
     chunks: list[bytes] = []
     position = 0
     # Widest dtype first, so that each tensor starts at a multiple of its element's size.
     for name, (dtype, shape, buffer) in sorted(tensors.items(), key=lambda item: (-DTYPE_BYTES[item[1][0]], item[0])):
         chunks.append(bytes(buffer))
-        places[name] = TensorPlace(dtype, tuple(shape), position, position + len(chunks[-1]))
+        infos[name] = TensorInfo(dtype, tuple(shape), position, position + len(chunks[-1]))
         position += len(chunks[-1])
-    return build_header(places, dict(sorted(metadata.items()))) + b"".join(chunks)
+    return build_header(infos, dict(sorted(metadata.items()))) + b"".join(chunks)

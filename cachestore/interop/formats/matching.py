@@ -18,7 +18,7 @@ _NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FileLocation:
     """Where a value of a cache is stored, and what its name says."""
 
     path: str
@@ -29,14 +29,14 @@ class Place:
     facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
     expected: str | None = None
     """The caption or picture name that the file should contain, if files of its kind contain one."""
-    more: tuple["Place", ...] = ()
+    more: tuple["FileLocation", ...] = ()
     """File locations of the other parts of the value."""
     beside: str | None = None
     """The picture's reference, if the text was found by the picture's name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Metadata:
     """What one of a trainer's side files reports about a picture."""
 
     path: str
@@ -58,7 +58,7 @@ class Added(NamedTuple):
     """Replaces a caption that is missing or blank."""
 
 
-class Looks(NamedTuple):
+class ParsedName(NamedTuple):
     """What a file of a cache holds, by its name only."""
 
     kind: Kind
@@ -88,16 +88,16 @@ class Matches:
     """The only family whose files are used; None: any family."""
     read_as: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     """By caption: how the trainer reads it from the caption file, with spaces and line ends that a data set does not keep."""
-    text: dict[str, list[Place]] = field(default_factory=dict[str, list[Place]])
+    text: dict[str, list[FileLocation]] = field(default_factory=dict[str, list[FileLocation]])
     """By caption: every file that belongs to it."""
-    latents: dict[str, Sequence[Place]] = field(default_factory=dict[str, Sequence[Place]])
+    latents: dict[str, Sequence[FileLocation]] = field(default_factory=dict[str, Sequence[FileLocation]])
     """By reference: latents of several resolutions, or plain and mirrored. Reading them shows which to use."""
     used: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     """By kind: every file that belongs to a sample."""
     families: dict[str, Family] = field(default_factory=dict[str, Family])
     """By name: the families that file names mention."""
     remarks: list[str] = field(default_factory=list[str])
-    told: dict[str, list[Told]] = field(default_factory=dict[str, list[Told]])
+    metadata: dict[str, list[Metadata]] = field(default_factory=dict[str, list[Metadata]])
     """By reference: what side files report."""
     doubtful: dict[str, str] = field(default_factory=dict[str, str])
     """By caption: why a file that may belong to it is not used."""
@@ -110,37 +110,39 @@ class Matches:
             self.families[family.name] = family
         return family is None or self.family is None or family == self.family
 
-    def take_text(self, caption: str, place: Place) -> None:
+    def take_text(self, caption: str, location: FileLocation) -> None:
         """Assign a file to this caption."""
-        self.used.setdefault("text", set()).update(one.path for one in (place, *place.more))
-        self.text.setdefault(caption, []).append(place)
+        self.used.setdefault("text", set()).update(one.path for one in (location, *location.more))
+        self.text.setdefault(caption, []).append(location)
 
-    def take_text_of(self, samples: Sequence[Sample], place: Place) -> None:
+    def take_text_of(self, samples: Sequence[Sample], location: FileLocation) -> None:
         """Assign a file to the first caption of the samples that share a picture. If these captions differ, the file is not used."""
         captions = list(dict.fromkeys(map(first_caption, samples)))
         if len(captions) == 1:
-            self.take_text(captions[0], replace(place, beside=samples[0].images[IMAGE][0]))
+            self.take_text(captions[0], replace(location, beside=samples[0].images[IMAGE][0]))
             return
         names = first_of((sample.id for sample in samples), _NAMED)
-        self.doubt_text(captions, f"{place.path} belongs to a picture that {len(samples)} samples with different captions share ({names})")
+        self.doubt_text(
+            captions, f"{location.path} belongs to a picture that {len(samples)} samples with different captions share ({names})"
+        )
 
     def doubt_text(self, captions: Iterable[str], reason: str) -> None:
         """Note why a file that may belong to each of these captions is used for none."""
         for caption in captions:
             self.doubtful.setdefault(caption, f"{reason}, so it is not used")
 
-    def take_latents(self, reference: str, places: Sequence[Place]) -> None:
+    def take_latents(self, reference: str, locations: Sequence[FileLocation]) -> None:
         """Assign files to this picture; one of them will be used. Earlier doubts about the picture are dropped."""
-        self.used.setdefault("latents", set()).update(place.path for place in places)
-        self.latents[reference] = places
+        self.used.setdefault("latents", set()).update(location.path for location in locations)
+        self.latents[reference] = locations
         self.doubtful_latents.pop(reference, None)
 
-    def take_only(self, reference: str, places: Sequence[Place]) -> None:
+    def take_only(self, reference: str, locations: Sequence[FileLocation]) -> None:
         """Assign a file to this picture. If there are several, none is used, and the picture's latents are doubtful."""
-        if len(places) == 1:
-            self.take_latents(reference, places)
+        if len(locations) == 1:
+            self.take_latents(reference, locations)
         else:
-            paths = " and ".join(place.path for place in places[:3])
+            paths = " and ".join(location.path for location in locations[:3])
             self.doubt_latents([reference], f"{paths} all belong to {reference!r}: keep only the right one in the folder")
 
     def doubt_latents(self, references: Iterable[str], reason: str) -> None:
@@ -171,7 +173,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ExportVariant:
     """One exported variant of a picture: at one resolution, plain or mirrored."""
 
     named: Named

@@ -16,7 +16,7 @@ from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, refuse, wi
 from cachestore.core.samples import Sample
 from cachestore.interop.formats.containers import DTYPE_NAMES, dtype_name
 from cachestore.interop.formats.families import MUSUBI, Family, family_of, own_of, unframed
-from cachestore.interop.formats.matching import Looks, Matches, Named, Place, View, by_name, first_caption
+from cachestore.interop.formats.matching import ExportVariant, FileLocation, Matches, Named, ParsedName, by_name, first_caption
 from cachestore.interop.formats.text import POOLED, PROMPT
 
 _DTYPES: Final = "|".join(sorted(DTYPE_NAMES.values(), key=len, reverse=True))
@@ -39,35 +39,35 @@ _STEP: Final = 16
 """The sides of its buckets are multiples of this."""
 
 
-def looks(path: str) -> Looks | None:
+def parse_name(path: str) -> ParsedName | None:
     """Return what a file holds, by the end of its name; None if that does not tell."""
     name = PurePosixPath(path).name
     if (found := _TEXT.fullmatch(name)) is not None:
-        return Looks("text", found["arch"], family_of(MUSUBI, found["arch"]), found["stem"])
+        return ParsedName("text", found["arch"], family_of(MUSUBI, found["arch"]), found["stem"])
     if (found := _LATENTS.fullmatch(name)) is None:
         return None
     size = {"size": [int(found["width"]), int(found["height"])]}
-    return Looks("latents", found["arch"], family_of(MUSUBI, found["arch"]), found["stem"], size)
+    return ParsedName("latents", found["arch"], family_of(MUSUBI, found["arch"]), found["stem"], size)
 
 
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
     """Match files to pictures, by the picture's name without folder and extension."""
     pictures = by_name(samples, matches, is_flat=True)
-    latents: dict[str, list[Place]] = {}
+    latents: dict[str, list[FileLocation]] = {}
     for path in paths:
-        look = looks(path)
-        if look is None or look.family is None or look.stem not in pictures or not matches.counts(look.family):
+        parsed = parse_name(path)
+        if parsed is None or parsed.family is None or parsed.stem not in pictures or not matches.counts(parsed.family):
             continue
-        reference, sharing = pictures[look.stem]
-        if look.kind == "text":
-            matches.take_text_of(sharing, Place(path, expected=first_caption(sharing[0])))
+        reference, sharing = pictures[parsed.stem]
+        if parsed.kind == "text":
+            matches.take_text_of(sharing, FileLocation(path, expected=first_caption(sharing[0])))
         else:
-            latents.setdefault(reference, []).append(Place(path, facts=look.facts))
-    for reference, places in latents.items():
-        matches.take_only(reference, places)
+            latents.setdefault(reference, []).append(FileLocation(path, facts=parsed.facts))
+    for reference, locations in latents.items():
+        matches.take_only(reference, locations)
 
 
-def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
+def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
     """Return the latents of one picture. Raises EncodeFailed."""
     keys = [key for key in contents.tensors if _LATENTS_KEY.fullmatch(key)]
     if len(keys) != 1:
@@ -75,14 +75,14 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     raw = contents.tensors[keys[0]]
     tensor = without_batch("latents", raw, 4) if family.has_frames else unframed(raw)
     others = {name: other for name, other in contents.tensors.items() if name != keys[0]}
-    return replace(family.latents(MUSUBI, tensor, others, place.facts), info=contents.values)
+    return replace(family.latents(MUSUBI, tensor, others, location.facts), info=contents.values)
 
 
-def read_text(contents: Contents, family: Family, place: Place) -> Text:
+def read_text(contents: Contents, family: Family, location: FileLocation) -> Text:
     """Return the text of one caption. Raises EncodeFailed, also if the file names another caption."""
-    said = contents.values.get("caption1")
-    if said is not None and place.expected is not None and said != "\n".join(place.expected.splitlines()):
-        raise refuse(f"it says its caption is {said[:60]!r}, but the picture's caption is {place.expected[:60]!r} now")
+    stated = contents.values.get("caption1")
+    if stated is not None and location.expected is not None and stated != "\n".join(location.expected.splitlines()):
+        raise refuse(f"it says its caption is {stated[:60]!r}, but the picture's caption is {location.expected[:60]!r} now")
     names = _TEXTS[family.name]
     found = {key: names.get(parts["name"]) for key in contents.tensors if (parts := _KEY.fullmatch(key)) is not None}
     others = {key: raw for key, raw in contents.tensors.items() if found.get(key) is None}
@@ -92,14 +92,14 @@ def read_text(contents: Contents, family: Family, place: Place) -> Text:
     return Text(made, others, contents.values)
 
 
-def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
+def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
     """Return name and contents of a picture's latents file. Raises EncodeFailed if the picture's size, which the name needs, is unknown."""
-    named, latents = views[0].named, views[0].latents
+    named, latents = variants[0].named, variants[0].latents
     if named.size is None:
         raise refuse(
             "the size of the original picture is not known, and the file's name needs it: encode the picture here, then export again"
         )
-    made = {_key("latents_", latents.tensor): latents.tensor, **own_of(MUSUBI, latents.others), **_controls(family, views[0].controls)}
+    made = {_key("latents_", latents.tensor): latents.tensor, **own_of(MUSUBI, latents.others), **_controls(family, variants[0].controls)}
     if family.name in _NEEDS_CONTROL and not any(name.startswith("latents_control_") for name in made):
         raise refuse(
             f"musubi-tuner's {family.written_as(MUSUBI)} is FLUX.1 Kontext, which is also trained on latents of control images,"

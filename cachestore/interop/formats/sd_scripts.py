@@ -18,9 +18,20 @@ import numpy as np
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, as_array, from_array, is_zero, refuse, without_batch
 from cachestore.core.samples import Sample
-from cachestore.encode.buckets import Size, bucket_list, placement
+from cachestore.encode.buckets import Size, bucket_list, crop_box
 from cachestore.interop.formats.families import SD_SCRIPTS, Family, family_of, own_of
-from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Rule, View, by_name, pictures_of, stem_of
+from cachestore.interop.formats.matching import (
+    Added,
+    ExportVariant,
+    FileLocation,
+    Matches,
+    Named,
+    ParsedName,
+    Rule,
+    by_name,
+    pictures_of,
+    stem_of,
+)
 from cachestore.interop.formats.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of, taken
 
 _LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<family>[a-z0-9]+)\.npz")
@@ -29,7 +40,7 @@ _OTHER_TEXT: Final = re.compile(r".+_(?P<family>[a-z0-9]+)_te\.npz")
 _KEY: Final = re.compile(r"latents(_\d+x\d+)?")
 _WHOLE_NUMBERS: Final = frozenset({"I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
 _SIZED: Final = re.compile(r"_\d+x\d+$")
-_VIEW: Final = "cachestore_view"
+_NOTE: Final = "cachestore_view"
 """Its value: (width, height) of the whole picture when resized like its part, the crop box in that, and a CRC-32 of the latents.
 
 Exports add it to latents of another part than the centre, which sd-scripts never makes. sd-scripts ignores keys that it does not know.
@@ -41,16 +52,16 @@ CASTS: Final[Mapping[str, str]] = {"BF16": "F32"}
 LATENTS_CASTS: Final[Mapping[str, str]] = {**CASTS, "F16": "F32", "F64": "F32"}
 
 
-def looks(path: str) -> Looks | None:
+def parse_name(path: str) -> ParsedName | None:
     """Return what a file holds, by the end of its name; None for the older name `STEM.npz`, which any file may have."""
     for name, suffix in _TEXT.items():
         if path.endswith(suffix):
-            return Looks("text", name, family_of(SD_SCRIPTS, name), path.removesuffix(suffix))
+            return ParsedName("text", name, family_of(SD_SCRIPTS, name), path.removesuffix(suffix))
     if (found := _LATENTS.fullmatch(path)) is not None:
         size = {"size": [int(found["width"]), int(found["height"])]}
-        return Looks("latents", found["family"], family_of(SD_SCRIPTS, found["family"]), found["stem"], size)
+        return ParsedName("latents", found["family"], family_of(SD_SCRIPTS, found["family"]), found["stem"], size)
     found = _OTHER_TEXT.fullmatch(path)
-    return None if found is None else Looks("text", found["family"], family_of(SD_SCRIPTS, found["family"]))
+    return None if found is None else ParsedName("text", found["family"], family_of(SD_SCRIPTS, found["family"]))
 
 
 def captions_of(text: str, _added: Added) -> list[str]:
@@ -62,27 +73,27 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
     """Match files to pictures, by the picture's path without its extension."""
     pictures = by_name(samples, matches, is_flat=False)
     stems = {stem_of(reference): reference for reference in pictures_of(samples)}
-    latents: dict[str, list[Place]] = {}
+    latents: dict[str, list[FileLocation]] = {}
     for path in paths:
-        look, older = looks(path), path.removesuffix(".npz")
-        if look is None or look.family is None or not look.stem:
-            look = Looks("latents", stem=older)
-        if look.stem not in pictures or not matches.counts(look.family):
+        parsed, older = parse_name(path), path.removesuffix(".npz")
+        if parsed is None or parsed.family is None or not parsed.stem:
+            parsed = ParsedName("latents", stem=older)
+        if parsed.stem not in pictures or not matches.counts(parsed.family):
             continue
-        reference, sharing = pictures[look.stem]
-        if older != look.stem and older in stems:
+        reference, sharing = pictures[parsed.stem]
+        if older != parsed.stem and older in stems:
             those = (reference, stems[older])
             matches.doubt_latents(those, f"{path} may be of {' or '.join(those)}, so it is not used")
-        elif look.kind == "text":
-            matches.take_text_of(sharing, Place(path))
+        elif parsed.kind == "text":
+            matches.take_text_of(sharing, FileLocation(path))
         else:
-            latents.setdefault(reference, []).append(Place(path, facts=look.facts))
-    for reference, places in latents.items():
-        older_names = [place for place in places if not place.facts]  # sd-scripts itself prefers these
-        matches.take_only(reference, older_names or places)
+            latents.setdefault(reference, []).append(FileLocation(path, facts=parsed.facts))
+    for reference, locations in latents.items():
+        older_names = [location for location in locations if not location.facts]  # sd-scripts itself prefers these
+        matches.take_only(reference, older_names or locations)
 
 
-def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
+def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
     """Return the latents of one picture, the largest if a file has several sizes. Raises EncodeFailed."""
     keys = [key for key in contents.tensors if _KEY.fullmatch(key)]
     if not keys:
@@ -91,7 +102,7 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     suffix, tensor = key.removeprefix("latents"), without_batch(key, contents.tensors[key], 3)
     others = {name.removesuffix(suffix): raw for name, raw in contents.tensors.items() if name not in keys}
     others |= {name: contents.tensors[name] for name in keys if name != key}
-    facts = {**place.facts, **_viewed(others.pop(_VIEW, None), tensor)}
+    facts = {**location.facts, **_read_note(others.pop(_NOTE, None), tensor)}
     size = _size_of(others.get("original_size"))
     if size is not None and "size" not in facts:
         facts["size"] = size
@@ -106,25 +117,25 @@ def _size_of(raw: Raw | None) -> list[int] | None:
     return size if all(1 <= side < 1 << 31 for side in size) else None
 
 
-def _view_of(named: Named, latents: Raw) -> dict[str, Raw]:
+def _note_of(named: Named, latents: Raw) -> dict[str, Raw]:
     """Return the note of which part of the picture the latents show; empty for the centre of the whole picture, or if it is unknown."""
     if named.size is None or named.bucket is None or named.resized is None or named.crop is None:
         return {}
-    middle = placement(Size(*named.size), Size(*named.bucket))
+    middle = crop_box(Size(*named.size), Size(*named.bucket))
     if (named.resized, named.crop) == (tuple(middle.resized), middle.crop):
         return {}
-    return {_VIEW: from_array(np.array([*named.resized, *named.crop, crc32(latents[2])], np.int64))}
+    return {_NOTE: from_array(np.array([*named.resized, *named.crop, crc32(latents[2])], np.int64))}
 
 
-def _viewed(raw: Raw | None, latents: Raw) -> dict[str, Json]:
+def _read_note(raw: Raw | None, latents: Raw) -> dict[str, Json]:
     """Return `resized` and `crop` as an export noted them; empty if sd-scripts has replaced the latents since."""
     if raw is None or raw[:2] != ("I64", (7,)):
         return {}
-    *places, check = as_array(raw).tolist()
-    return {"resized": places[:2], "crop": places[2:]} if check == crc32(latents[2]) else {}
+    *found, check = as_array(raw).tolist()
+    return {"resized": found[:2], "crop": found[2:]} if check == crc32(latents[2]) else {}
 
 
-def read_text(contents: Contents, family: Family, _place: Place) -> Text:
+def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:
     """Return the text of one caption. Raises EncodeFailed."""
     tensors = dict(contents.tensors)
     match family.name:
@@ -148,38 +159,38 @@ def _rows(raw: Raw) -> Raw:
     return without_batch("its embedding", raw, 2)
 
 
-def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
+def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
     """Return name and contents of a picture's latents file, with all resolutions.
 
     Raises EncodeFailed if the picture's size, which the name needs, is unknown, or if two variants have one bucket but differ.
     """
-    named = views[0].named
+    named = variants[0].named
     if named.size is None:
         raise refuse(
             "the size of the original picture is not known, and the file's name needs it: encode the picture here, then export again"
         )
     made: dict[str, Raw] = {}
-    for view in views:
-        for name, raw in _arrays_of(family, view, named.size).items():
+    for variant in variants:
+        for name, raw in _arrays_of(family, variant, named.size).items():
             if made.setdefault(name, raw) != raw:
                 raise refuse(f"two resolutions share the bucket of {name}, but have different values")
     path = f"{stem_of(named.reference)}_{named.size[0]:04d}x{named.size[1]:04d}_{family.written_as(SD_SCRIPTS)}.npz"
     return path, Contents(made)
 
 
-def _arrays_of(family: Family, view: View, size: tuple[int, int]) -> dict[str, Raw]:
+def _arrays_of(family: Family, variant: ExportVariant, size: tuple[int, int]) -> dict[str, Raw]:
     """Return the arrays of one variant. Names for other resolutions, which an imported file had, do not change."""
-    height, width = view.latents.tensor[1][-2:]
+    height, width = variant.latents.tensor[1][-2:]
     suffix = "" if family.name in BARE else f"_{height}x{width}"
-    if view.is_flipped:
-        return {f"latents_flipped{suffix}": view.latents.tensor}
+    if variant.is_flipped:
+        return {f"latents_flipped{suffix}": variant.latents.tensor}
     made = {
-        "latents": view.latents.tensor,
+        "latents": variant.latents.tensor,
         "original_size": from_array(np.array(size, np.int64)),
-        "crop_ltrb": from_array(np.array(_crop(view.named, view.named.bucket or (8 * width, 8 * height)), np.float64)),
-        **_view_of(view.named, view.latents.tensor),
-        **({} if view.mask is None else {"alpha_mask": _alpha(view.mask, view.named)}),
-        **own_of(SD_SCRIPTS, view.latents.others),
+        "crop_ltrb": from_array(np.array(_crop(variant.named, variant.named.bucket or (8 * width, 8 * height)), np.float64)),
+        **_note_of(variant.named, variant.latents.tensor),
+        **({} if variant.mask is None else {"alpha_mask": _alpha(variant.mask, variant.named)}),
+        **own_of(SD_SCRIPTS, variant.latents.others),
     }
     return {(name if _SIZED.search(name) else name + suffix): raw for name, raw in made.items()}
 

@@ -23,7 +23,18 @@ from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, from_array
 from cachestore.core.samples import Sample
 from cachestore.core.words import first_of
 from cachestore.interop.formats.families import SIMPLETUNER, Family, family_of, own_of, unframed
-from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Told, View, pictures_of, references_of, stem_of
+from cachestore.interop.formats.matching import (
+    Added,
+    ExportVariant,
+    FileLocation,
+    Matches,
+    Metadata,
+    Named,
+    ParsedName,
+    pictures_of,
+    references_of,
+    stem_of,
+)
 from cachestore.interop.formats.text import POOLED, PROMPT, batched, mask_of, taken_apart, together
 
 _TEXT: Final = re.compile(r"(?P<digest>[0-9a-f]{32})-(?P<family>.+)\.pt")
@@ -33,7 +44,7 @@ _BOTH: Final = "vae/"
 """The folder of latents inside a folder that holds text too, such as an export."""
 _TIME_IDS: Final = "time_ids"
 _MASKS: Final = "attention_masks"
-TELLS: Final = re.compile(r"aspect_ratio_bucket_(?P<kind>metadata|indices)_.*\.json")
+METADATA_FILES: Final = re.compile(r"aspect_ratio_bucket_(?P<kind>metadata|indices)_.*\.json")
 _SIZES: Final[Mapping[str, str]] = {"original_size": "size", "intermediary_size": "resized", "target_size": "bucket"}
 _UNFRAMED: Final = frozenset({"qwen-image"})
 """Families of `[C, F, h, w]` whose pictures SimpleTuner caches as `[C, h, w]`."""
@@ -41,12 +52,12 @@ _TUPLE: Final = (PROMPT, POOLED, _TIME_IDS, _MASKS)
 """The tensors of older files, by position."""
 
 
-def looks(path: str) -> Looks | None:
+def parse_name(path: str) -> ParsedName | None:
     """Return what a file holds; None for the older name `STEM.pt`, which any file may have."""
     name = PurePosixPath(path).name
     if (found := _TEXT.fullmatch(name)) is not None:
-        return Looks("text", found["family"], family_of(SIMPLETUNER, found["family"]), found["digest"])
-    return Looks("latents") if _LATENTS.fullmatch(name) is not None else None
+        return ParsedName("text", found["family"], family_of(SIMPLETUNER, found["family"]), found["digest"])
+    return ParsedName("latents") if _LATENTS.fullmatch(name) is not None else None
 
 
 def captions_of(text: str, _added: Added) -> list[str]:
@@ -73,10 +84,10 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
     """Match files to samples, by the digests of captions and of picture names."""
     own = dict.fromkeys(caption for sample in samples for caption in ("", *sample.captions))
     captions = {_md5(form): caption for caption in own for form in matches.read_as.get(caption, ())} | {_md5(one): one for one in own}
-    texts = {path: look for path in paths if (look := looks(path)) is not None and look.kind == "text"}
-    for path, look in texts.items():
-        if look.stem in captions and look.family is not None and matches.counts(look.family):
-            matches.take_text(captions[look.stem], Place(path))
+    texts = {path: parsed for path in paths if (parsed := parse_name(path)) is not None and parsed.kind == "text"}
+    for path, parsed in texts.items():
+        if parsed.stem in captions and parsed.family is not None and matches.counts(parsed.family):
+            matches.take_text(captions[parsed.stem], FileLocation(path))
     _match_latents([path for path in paths if path not in texts], samples, matches)
 
 
@@ -85,20 +96,20 @@ def _match_latents(paths: Sequence[str], samples: Sequence[Sample], matches: Mat
     for reference in pictures_of(samples):
         for name in (latents_name(reference), f"{stem_of(reference)}.pt"):
             pictures.setdefault(name, set()).add(reference)
-    latents: dict[str, list[Place]] = {}
+    latents: dict[str, list[FileLocation]] = {}
     for path in paths:
         references = pictures.get(path, set()) | pictures.get(path.removeprefix(_BOTH), set())
         if len(references) == 1:
-            latents.setdefault(next(iter(references)), []).append(Place(path))
+            latents.setdefault(next(iter(references)), []).append(FileLocation(path))
         elif references:
             matches.doubt_latents(sorted(references), f"{path} may be of {' or '.join(sorted(references)[:3])}, so it is not used")
-    for reference, places in latents.items():
+    for reference, locations in latents.items():
         digest = PurePosixPath(latents_name(reference)).name
-        newer = [place for place in places if PurePosixPath(place.path).name == digest]  # SimpleTuner now looks for these only
-        matches.take_only(reference, newer or places)
+        newer = [location for location in locations if PurePosixPath(location.path).name == digest]  # SimpleTuner now looks for these only
+        matches.take_only(reference, newer or locations)
 
 
-def read_told(name: str, data: bytes, references: Collection[str], matches: Matches) -> None:
+def read_metadata(name: str, data: bytes, references: Collection[str], matches: Matches) -> None:
     """Add to `matches` what one of the two JSON files reports about these pictures. Raises BadInput.
 
     A path must end with a picture's reference; others are ignored. Impossible entries, and paths that may be several pictures, are ignored
@@ -110,7 +121,7 @@ def read_told(name: str, data: bytes, references: Collection[str], matches: Matc
         raise BadInput(
             f"{name} is not JSON ({error}): fix it, or move it away; without it, all crops are assumed to be at the centre"
         ) from error
-    found = TELLS.fullmatch(PurePosixPath(name).name)
+    found = METADATA_FILES.fullmatch(PurePosixPath(name).name)
     if found is not None and found["kind"] == "indices":
         _read_indices(name, body, references, matches)
         return
@@ -122,7 +133,7 @@ def read_told(name: str, data: bytes, references: Collection[str], matches: Matc
             senseless += 1
         else:
             info = {key: value for key, value in entry.items() if key not in _SIZES and key != "crop_coordinates"}
-            matches.told.setdefault(reference, []).append(Told(name, facts, info))
+            matches.metadata.setdefault(reference, []).append(Metadata(name, facts, info))
     if known.doubtful:
         what = f"{len(known.doubtful)} paths of {name} may be of {known.may_be()}, so nothing is taken from them"
         matches.remarks.append(what)
@@ -161,7 +172,7 @@ def _is_pair(value: object, *, least: int) -> bool:
     return len(numbers) == 2 and all(type(number) is int and least <= number < 1 << 31 for number in numbers)
 
 
-def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
+def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
     """Return the latents of one picture. Raises EncodeFailed."""
     name = "latents" if "latents" in contents.tensors else _WHOLE
     if name not in contents.tensors:
@@ -169,7 +180,7 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     raw = contents.tensors[name]
     tensor = _with_frames(raw) if family.has_frames else without_batch("latents", raw, 3)
     others = {other: value for other, value in contents.tensors.items() if other != name}
-    return family.latents(SIMPLETUNER, tensor, others, place.facts)
+    return family.latents(SIMPLETUNER, tensor, others, location.facts)
 
 
 def _with_frames(raw: Raw) -> Raw:
@@ -177,7 +188,7 @@ def _with_frames(raw: Raw) -> Raw:
     return reshaped(raw, (raw[1][0], 1, *raw[1][1:])) if len(raw[1]) == 3 else without_batch("latents", raw, 4)
 
 
-def read_text(contents: Contents, family: Family, _place: Place) -> Text:
+def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:
     """Return the text of one caption. Raises EncodeFailed."""
     tensors: dict[str, Raw] = {_by_position(name): raw for name, raw in contents.tensors.items()}
     ids = tensors.pop(_TIME_IDS, None)
@@ -191,12 +202,12 @@ def _by_position(name: str) -> str:
     return _TUPLE[int(name)] if name.isdecimal() and int(name) < len(_TUPLE) else name
 
 
-def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
+def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
     """Return name and contents of a picture's latents file."""
-    raw = views[0].latents.tensor
+    raw = variants[0].latents.tensor
     if family.name in _UNFRAMED and raw[1][1:2] == (1,):
         raw = unframed(raw)
-    return latents_path(views[0].named.reference), Contents({_WHOLE: raw})
+    return latents_path(variants[0].named.reference), Contents({_WHOLE: raw})
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:

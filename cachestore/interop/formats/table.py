@@ -10,7 +10,7 @@ from cachestore.core.raw_tensors import Contents, Latents, Text
 from cachestore.core.samples import Sample
 from cachestore.interop.formats import ai_toolkit, diffusion_pipe, musubi, sd_scripts, simpletuner
 from cachestore.interop.formats.families import AI_TOOLKIT, DIFFUSION_PIPE, MUSUBI, SD_SCRIPTS, SIMPLETUNER, Family
-from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Rule, View
+from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Matches, Named, ParsedName, Rule
 
 Container = Literal["npz", "safetensors", "torch"]
 Resolutions = Literal["one file", "one folder", "a folder each"]
@@ -21,7 +21,7 @@ Extra = Literal["flips", "masks", "drawn crops", "own crops", "controls"]
 class Writing:
     """How the files of a format are named and filled."""
 
-    latents: Callable[[Family, Sequence[View]], tuple[str, Contents]]
+    latents: Callable[[Family, Sequence[ExportVariant]], tuple[str, Contents]]
     """Makes the file of these variants: (path relative to the folder, contents). Raises EncodeFailed."""
     text: Callable[[Family, Named, Text], tuple[str, Contents]]
     resolutions: Resolutions
@@ -45,12 +45,12 @@ class Writing:
 class Reading:
     """How the files of a format are recognised and read."""
 
-    looks: Callable[[str], Looks | None]
+    parse_name: Callable[[str], ParsedName | None]
     """What a file holds, by its name only; None if the name does not tell."""
     match: Callable[[Sequence[str], Sequence[Sample], Matches], None] | None
     """Matches files by name; None if each value must be opened (diffusion-pipe)."""
-    latents: Callable[[Contents, Family, Place], Latents]
-    text: Callable[[Contents, Family, Place], Text]
+    latents: Callable[[Contents, Family, FileLocation], Latents]
+    text: Callable[[Contents, Family, FileLocation], Text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class Format:
     writing: Writing | None
     is_beside: bool = False
     """Whether its files are beside the pictures, so that their paths are those of the source."""
-    tells: re.Pattern[str] | None = None
+    metadata_files: re.Pattern[str] | None = None
     """Matches the names of side files, beside the pictures or the cache, that report how pictures were cropped."""
-    read_told: Callable[[str, bytes, Collection[str], Matches], None] | None = None
+    read_metadata: Callable[[str, bytes, Collection[str], Matches], None] | None = None
     """Reads such a side file (name, bytes) for these references. Raises BadInput if it cannot be read."""
     captions_of: Callable[[str, Added], list[str]] | None = None
     """Makes the trainer's captions from a caption file's text; None if they are the text without the white space around it."""
@@ -84,7 +84,7 @@ FORMATS: Final = {
             SD_SCRIPTS,
             "npz",
             re.compile(r"\.npz\Z"),
-            Reading(sd_scripts.looks, sd_scripts.match, sd_scripts.read_latents, sd_scripts.read_text),
+            Reading(sd_scripts.parse_name, sd_scripts.match, sd_scripts.read_latents, sd_scripts.read_text),
             Writing(
                 sd_scripts.latents_file,
                 sd_scripts.text_file,
@@ -102,7 +102,7 @@ FORMATS: Final = {
             SIMPLETUNER,
             "torch",
             re.compile(r"\.pt\Z"),
-            Reading(simpletuner.looks, simpletuner.match, simpletuner.read_latents, simpletuner.read_text),
+            Reading(simpletuner.parse_name, simpletuner.match, simpletuner.read_latents, simpletuner.read_text),
             Writing(
                 simpletuner.latents_file,
                 simpletuner.text_file,
@@ -111,8 +111,8 @@ FORMATS: Final = {
                 text_by="caption",
                 stacks=simpletuner.stacks,
             ),
-            tells=simpletuner.TELLS,
-            read_told=simpletuner.read_told,
+            metadata_files=simpletuner.METADATA_FILES,
+            read_metadata=simpletuner.read_metadata,
             captions_of=simpletuner.captions_of,
             is_one_caption=False,
             text_may_be=(
@@ -124,14 +124,14 @@ FORMATS: Final = {
             MUSUBI,
             "safetensors",
             re.compile(r"\.safetensors\Z"),
-            Reading(musubi.looks, musubi.match, musubi.read_latents, musubi.read_text),
+            Reading(musubi.parse_name, musubi.match, musubi.read_latents, musubi.read_text),
             Writing(musubi.latents_file, musubi.text_file, "a folder each", frozenset({"drawn crops", "controls"}), stacks=musubi.stacks),
         ),
         Format(
             AI_TOOLKIT,
             "safetensors",
             re.compile(r"(^|/)(_latent_cache|_t_e_cache)/[^/]+\.safetensors\Z"),
-            Reading(ai_toolkit.looks, ai_toolkit.match, ai_toolkit.read_latents, ai_toolkit.read_text),
+            Reading(ai_toolkit.parse_name, ai_toolkit.match, ai_toolkit.read_latents, ai_toolkit.read_text),
             Writing(
                 ai_toolkit.latents_file,
                 ai_toolkit.text_file,
@@ -151,7 +151,7 @@ FORMATS: Final = {
             DIFFUSION_PIPE,
             "torch",
             re.compile(r"(^|/)(metadata\.db|shard_\d+\.bin)\Z"),
-            Reading(diffusion_pipe.looks, None, diffusion_pipe.read_latents, diffusion_pipe.read_text),
+            Reading(diffusion_pipe.parse_name, None, diffusion_pipe.read_latents, diffusion_pipe.read_text),
             writing=None,
         ),
     )

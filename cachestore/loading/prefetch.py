@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 import cachestore.storage.index  # noqa: F401  # pyright: ignore[reportUnusedImport] - see _before_fork
 from cachestore.loading.batches import Bucketed
-from cachestore.loading.order import Places
+from cachestore.loading.order import Indices
 
 Batch = dict[str, Any]
 
@@ -43,7 +43,7 @@ class Batched(Bucketed, Protocol):
         ...
 
 
-class ReadAhead(Dataset[Any]):
+class Prefetcher(Dataset[Any]):
     """A data set that reads the next batches while the trainer works on this one.
 
     For a DataLoader without workers. Use it with a BucketBatchSampler over this object, which announces its batches. Trainers that build a
@@ -67,7 +67,7 @@ class ReadAhead(Dataset[Any]):
         self._guard = threading.RLock()
         """Held while reads are started and ended, and during a fork of this process."""
         self._ring = Ring(self._batches + 2)
-        self._plan: Places = np.empty((0, 0), dtype=np.int64)
+        self._plan: Indices = np.empty((0, 0), dtype=np.int64)
         self._at = 0
         """Number of the batch in the plan that is expected next."""
         self._reads: dict[int, Future[Batch]] = {}
@@ -76,7 +76,7 @@ class ReadAhead(Dataset[Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Start anew in another process, with the same options, without threads and batches."""
-        return partial(ReadAhead, self._data, batches=self._batches, threads=self._threads, pin_memory=self._pins), ()
+        return partial(Prefetcher, self._data, batches=self._batches, threads=self._threads, pin_memory=self._pins), ()
 
     def __len__(self) -> int:
         return len(self._data)
@@ -121,7 +121,7 @@ class ReadAhead(Dataset[Any]):
             tell(epoch)
 
     @contextmanager
-    def announce(self, batches: Places) -> Generator[None]:
+    def announce(self, batches: Indices) -> Generator[None]:
         """Announce the batches to come, one per row, in order. When the context ends, no thread is left."""
         iteration, owner = object(), threading.current_thread()
         with self._guard:
@@ -145,17 +145,17 @@ class ReadAhead(Dataset[Any]):
     def _begin_reads(self, indices: Sequence[int]) -> Future[Batch] | None:
         """Start reading this batch and the next ones. Returns the read of this one, or None if it was not announced."""
         with self._guard:
-            place = self._find(indices) if self._batches else None
-            if place is None:
+            at = self._find(indices) if self._batches else None
+            if at is None:
                 return None
-            self._at = place + 1
-            self._reads = {number: read for number, read in self._reads.items() if number >= place}
-            for number in range(place, min(place + self._batches + 1, len(self._plan))):
+            self._at = at + 1
+            self._reads = {number: read for number, read in self._reads.items() if number >= at}
+            for number in range(at, min(at + self._batches + 1, len(self._plan))):
                 if number not in self._reads:
                     if self._pool is None:
                         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=_READER)
                     self._reads[number] = self._pool.submit(self._read, self._plan[number].tolist())
-            return self._reads.pop(place)
+            return self._reads.pop(at)
 
     def _find(self, indices: Sequence[int]) -> int | None:
         """The number of a batch in the plan, searched from the expected one on, as trainers that resume skip some. None if not found."""
@@ -251,8 +251,8 @@ def _count_uses(tensor: torch.Tensor) -> int:
     return int(torch._C._storage_Use_Count(storage._cdata))  # noqa: SLF001  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType, reportAttributeAccessIssue, reportPrivateUsage]
 
 
-_iterating: Final[WeakSet[ReadAhead]] = WeakSet()
-_resting: Final[list[ReadAhead]] = []
+_iterating: Final[WeakSet[Prefetcher]] = WeakSet()
+_resting: Final[list[Prefetcher]] = []
 """Those that pause during a fork. Only one fork runs at a time, as `_forking` is held meanwhile."""
 _forking: Final = threading.RLock()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from cachestore.core.errors import BadInput
-from cachestore.core.ranks import Placement, discover
+from cachestore.core.ranks import RankInfo, discover
 from cachestore.files.paths import Layout
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.processes import gpu_count, processors
@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 """Takes a line for a person."""
 
 
-def find_placement(rank: int | None, world_size: int | None) -> Placement:
+def find_rank(rank: int | None, world_size: int | None) -> RankInfo:
     """Return this process's rank and launch, from the environment. torch.distributed counts only if it is initialised already."""
     found: tuple[int, int] | None = None
     distributed = sys.modules.get("torch.distributed")
@@ -33,21 +33,21 @@ def find_placement(rank: int | None, world_size: int | None) -> Placement:
     return discover(os.environ, rank=rank, world_size=world_size, distributed=found)
 
 
-_said: set[str] = set()
+_reported: set[str] = set()
 """Conflicts in this process's environment that were reported already: once is enough."""
 
 
-def say_conflict(placement: Placement, say: Say) -> None:
+def say_conflict(rank_info: RankInfo, say: Say) -> None:
     """If the environment contradicts itself, report it once in this process."""
-    if placement.conflict and placement.conflict not in _said:
-        _said.add(placement.conflict)
-        say(placement.conflict)
+    if rank_info.conflict and rank_info.conflict not in _reported:
+        _reported.add(rank_info.conflict)
+        say(rank_info.conflict)
 
 
-def launch_of(placement: Placement) -> str:
+def launch_of(rank_info: RankInfo) -> str:
     """Return the launch's name; under torchrun without a run id it is made from the agent's process, without a launcher at random."""
-    if placement.launch:
-        return placement.launch
+    if rank_info.launch:
+        return rank_info.launch
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return f"agent:{host_name()}:{os.getppid()}:{_started(os.getppid())}"
     return f"own:{secrets.token_hex(8)}"
@@ -72,16 +72,16 @@ def process_count(request: PrecomputeRequest) -> int:
         if request.procs > 1 and request.rank is not None:
             raise BadInput(f"--procs starts local ranks, so it cannot be used with --rank; got {request.procs}")
         return request.procs
-    is_launched = request.rank is not None or find_placement(None, None).found_in != "single process"
+    is_launched = request.rank is not None or find_rank(None, None).found_in != "single process"
     return 1 if is_launched or request.device != "auto" else max(1, gpu_count())
 
 
-def own_place(placement: Placement, launch: str) -> dict[str, str]:
+def own_rank(rank_info: RankInfo, launch: str) -> dict[str, str]:
     """Return launch and rank as variables for a worker of this rank: it cannot find them, as its parent is not the launcher's agent."""
-    told = {"CACHESTORE_LAUNCH": launch}
-    if placement.rank is not None and placement.found_in != "single process":
-        told |= {"CACHESTORE_RANK": str(placement.rank), "CACHESTORE_WORLD_SIZE": str(placement.world_size)}
-    return told
+    variables = {"CACHESTORE_LAUNCH": launch}
+    if rank_info.rank is not None and rank_info.found_in != "single process":
+        variables |= {"CACHESTORE_RANK": str(rank_info.rank), "CACHESTORE_WORLD_SIZE": str(rank_info.world_size)}
+    return variables
 
 
 _STORE: Final = "CACHESTORE_STORE"
@@ -93,12 +93,12 @@ def handed_on(layout: Layout) -> dict[str, str]:
     return {_STORE: f"{layout.store_id} {layout.root}"}
 
 
-def open_for_pass(place: str, store_id: str = "") -> Layout:
+def open_for_pass(path: str, store_id: str = "") -> Layout:
     """Open the store at a path, or make one. If its id is known, from the caller or the starting process, open only that store.
 
     Raises ReadFailed if that store is gone; otherwise as `create_store`.
     """
-    layout = Layout.at(place)
-    told, _, root = os.environ.get(_STORE, "").partition(" ")
-    known = store_id or (told if root == str(layout.root) else "")
+    layout = Layout.at(path)
+    passed, _, root = os.environ.get(_STORE, "").partition(" ")
+    known = store_id or (passed if root == str(layout.root) else "")
     return open_layout(replace(layout, store_id=known)) if known else create_store(layout.root)

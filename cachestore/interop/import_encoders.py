@@ -6,13 +6,13 @@ from typing import Final
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, Recipe
-from cachestore.encode import families as recipes
+from cachestore.encode import families
 from cachestore.encode.unit import Encoder
 from cachestore.files.paths import Layout
-from cachestore.interop.file_encoder import Captions, Pictures
+from cachestore.interop.file_encoder import ImportedLatents, ImportedText
 from cachestore.interop.formats.families import Family, State, Width, family_of_pipeline
 from cachestore.interop.formats.text import THIRD
-from cachestore.interop.import_matching import Found
+from cachestore.interop.import_matching import CacheScan
 from cachestore.interop.import_request import ImportRequest
 from cachestore.interop.sandbox import CacheFiles
 from cachestore.jobs.declared_model import IMPORTED, as_made
@@ -27,7 +27,7 @@ _LIMITS: Final = {"wan": 512}
 """Rows to which a family's text is padded with zeros, if `encode/families` leaves that to the request."""
 
 
-def claimed_encoders(layout: Layout, request: ImportRequest) -> dict[str, Encoder]:
+def declared_encoders(layout: Layout, request: ImportRequest) -> dict[str, Encoder]:
     """Return the encoders of the declared model; empty without a model. Its files are digested; nothing is loaded."""
     if request.model is None:
         return {}
@@ -47,26 +47,26 @@ def claimed_encoders(layout: Layout, request: ImportRequest) -> dict[str, Encode
     return found
 
 
-def family_of_cache(found: Found, made: Mapping[str, Encoder]) -> Family:
+def family_of_cache(found: CacheScan, made: Mapping[str, Encoder]) -> Family:
     """Return the family of a cache, with the declared model's widths. Raises BadInput if it is contradictory or unknown.
 
     It is the one that the user named, else that of file names (those that match a sample first), else the model's.
     """
     request, matches = found.request, found.matches
-    held = {look.family.name: look.family for those in found.by_kind.values() for _path, look in those if look.family is not None}
+    held = {parsed.family.name: parsed.family for those in found.by_kind.values() for _path, parsed in those if parsed.family is not None}
     named = matches.families or held
     pipeline = made["text"].recipe.make.get("pipeline") if "text" in made else _pipeline_of(request.model)
-    told = family_of_pipeline(str(pipeline)) if pipeline is not None else None
+    declared = family_of_pipeline(str(pipeline)) if pipeline is not None else None
     if matches.family is None and len(named) > 1:
         raise BadInput(f"{request.folder} holds caches of {', '.join(sorted(named))}: pass --family with the one to import")
-    family = matches.family or next(iter(named.values()), None) or told
+    family = matches.family or next(iter(named.values()), None) or declared
     if family is None:
         raise BadInput(
             f"neither the files of {request.folder} nor the model say which model family they are of: pass --family, such as sdxl or flux"
         )
-    if told is not None and told != family:
+    if declared is not None and declared != family:
         raise BadInput(
-            f"the files of {request.folder} are of {family.name}, but {request.model} is of {told.name}: pass the model that made them"
+            f"the files of {request.folder} are of {family.name}, but {request.model} is of {declared.name}: pass the model that made them"
         )
     family.written_as(request.format)  # raises if the trainer has no name for it
     return replace(family, widths={**family.widths, **_widths_of(made.get("text"), family)})
@@ -97,10 +97,10 @@ def _pipeline_of(model: str | None) -> str | None:
 
 
 def _text_recipe(family: Family, make: Mapping[str, Json]) -> Recipe:
-    row = recipes.text_family(family.pipeline)
+    row = families.text_family(family.pipeline)
     widened = {THIRD: family.widths[THIRD].rows} if THIRD in family.widths else {}
-    read = recipes.text_read(row, limit=_LIMITS.get(family.name), widths=widened)
-    return Recipe("text", {**make, "outputs": recipes.stored_names(row)}, read)
+    read = families.text_read(row, limit=_LIMITS.get(family.name), widths=widened)
+    return Recipe("text", {**make, "outputs": families.stored_names(row)}, read)
 
 
 def _latents_recipe(family: Family, state: State, make: Mapping[str, Json], made: Encoder | None) -> Recipe:
@@ -110,26 +110,26 @@ def _latents_recipe(family: Family, state: State, make: Mapping[str, Json], made
     else:
         scale = {"scaling_factor": family.scale.factor, "shift_factor": family.scale.shift}
         released = {**scale, "latent_channels": family.channels, "block_out_channels": [1] * 4}
-        read = recipes.latents_read(recipes.vae_family(family.vae_class), released, state.kind)
+        read = families.latents_read(families.vae_family(family.vae_class), released, state.kind)
     if state.is_scaled:
         read["scaled"] = True
     return Recipe("latents", {**make, "scaled": state.is_scaled, "outputs": [state.kind]}, read)
 
 
 def file_encoders(
-    cache: CacheFiles, found: Found, family: Family, made: Mapping[str, Encoder], kinds: Iterable[str]
-) -> tuple[Captions | Pictures, ...]:
+    cache: CacheFiles, found: CacheScan, family: Family, made: Mapping[str, Encoder], kinds: Iterable[str]
+) -> tuple[ImportedText | ImportedLatents, ...]:
     """Return the encoders that read the files of these kinds. Raises BadInput for text that cannot be read."""
     trainer, matches = found.wanted.name, found.matches
-    encoders: list[Captions | Pictures] = []
+    encoders: list[ImportedText | ImportedLatents] = []
     for kind in sorted({*kinds}, reverse=True):  # text first
-        claimed = {**found.request.claims, **({"recipe": dict(made[kind].recipe.make)} if kind in made else {})}
-        make = {"kind": IMPORTED, "provenance": IMPORTED, "version": VERSION, "format": trainer, "family": family.name, "claimed": claimed}
+        declared = {**found.request.claims, **({"recipe": dict(made[kind].recipe.make)} if kind in made else {})}
+        make = {"kind": IMPORTED, "provenance": IMPORTED, "version": VERSION, "format": trainer, "family": family.name, "claimed": declared}
         if kind == "latents":
             recipe = _latents_recipe(family, family.states[trainer], make, made.get(kind))
-            encoders.append(Pictures(recipe, cache, family, matches.latents, matches.doubtful_latents, told=matches.told))
+            encoders.append(ImportedLatents(recipe, cache, family, matches.latents, matches.doubtful_latents, metadata=matches.metadata))
         elif trainer in family.text:
-            encoders.append(Captions(_text_recipe(family, make), cache, family, matches.text, matches.doubtful))
+            encoders.append(ImportedText(_text_recipe(family, make), cache, family, matches.text, matches.doubtful))
         else:
             able = ", ".join(sorted(family.text)) or "none"
             raise BadInput(f"text of {family.name} cannot be read in the form of {trainer} (only in that of {able}): pass --encode latents")

@@ -12,7 +12,7 @@ from typing import Final
 from cachestore.core.errors import FormatError
 from cachestore.files.checksum import digest_of
 from cachestore.files.opening import names_in, read_whole
-from cachestore.files.paths import Layout, parse_condemned, to_repair
+from cachestore.files.paths import Layout, parse_marked, to_repair
 from cachestore.files.records import RECORD_LIMIT_BYTES, decode_record
 
 FORMAT: Final = "cachestore-condemned"
@@ -22,7 +22,7 @@ NEWER: Final = "install a newer one"
 
 
 @dataclass(frozen=True, slots=True)
-class CondemnedList:
+class MarkedList:
     """A list of segments marked for deletion."""
 
     digest: str
@@ -31,15 +31,15 @@ class CondemnedList:
     """Seconds since the epoch, by the clock of the writer."""
 
 
-def list_condemned(layout: Layout) -> list[CondemnedList]:
+def list_marked(layout: Layout) -> list[MarkedList]:
     """All lists that can be read, usually none. Damaged lists are ignored, as `gc` cannot act on them either.
 
     Raises FormatError for a list of a newer format, and ReadFailed for one that cannot be read: its segments must not be relied on.
     """
-    found: list[CondemnedList] = []
-    for digest in filter(None, map(parse_condemned, names_in(layout.condemned))):
+    found: list[MarkedList] = []
+    for digest in filter(None, map(parse_marked, names_in(layout.marked))):
         try:
-            found.append(read_condemned(layout.condemned_list(digest)))
+            found.append(read_marked(layout.marked_list(digest)))
         except FormatError as error:
             if NEWER in str(error):
                 raise
@@ -48,20 +48,20 @@ def list_condemned(layout: Layout) -> list[CondemnedList]:
     return found
 
 
-def condemned_segments(layout: Layout) -> frozenset[str]:
-    """Digests of all segments marked for deletion, whether they still exist or not. Raises as `list_condemned`."""
-    return frozenset[str]().union(*(each.segments for each in list_condemned(layout)))
+def marked_segments(layout: Layout) -> frozenset[str]:
+    """Digests of all segments marked for deletion, whether they still exist or not. Raises as `list_marked`."""
+    return frozenset[str]().union(*(each.segments for each in list_marked(layout)))
 
 
 @lru_cache(256)
-def read_condemned(path: Path) -> CondemnedList:
+def read_marked(path: Path) -> MarkedList:
     """Read one list. Results are cached, as a name is never reused. Raises FormatError, OSError."""
     raw = read_whole(path, limit_bytes=RECORD_LIMIT_BYTES)
     body = decode_record(FORMAT, VERSION, raw, where=path)
     if digest_of([raw]) != path.stem:
         raise FormatError(f"{path} has a name that does not fit its contents; {to_repair(path)} moves it aside")
     try:
-        return CondemnedList(path.stem, frozenset(map(str, body["segments"])), float(body["written"]))
+        return MarkedList(path.stem, frozenset(map(str, body["segments"])), float(body["written"]))
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(
             f"{path} is not a list of segments marked for deletion; {to_repair(path)} moves it aside, and nothing is lost"

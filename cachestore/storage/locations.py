@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Self
 from cachestore.storage.entry import CHECKSUM_BYTES, Specs, size_of
 
 _PACKED: Final = struct.Struct(f"<IIQI{CHECKSUM_BYTES}s")
-PLACE_BYTES: Final = _PACKED.size
+LOCATION_BYTES: Final = _PACKED.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class SegmentRef:
     origin: str
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """The location of one copy of an entry: enough to read and check it without the segment's header."""
 
     segment: SegmentRef
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 class Located(NamedTuple):
-    """The locations of several entries, one copy each, as columns. That is faster for a batch than a list of `Place`."""
+    """The locations of several entries, one copy each, as columns. That is faster for a batch than a list of `Location`."""
 
     segments: Sequence[SegmentRef]
     ordinals: Sequence[int]
@@ -50,23 +50,23 @@ class Located(NamedTuple):
     checksums: Sequence[bytes]
 
     @classmethod
-    def of(cls, places: Sequence[Place]) -> Self:
+    def of(cls, locations: Sequence[Location]) -> Self:
         """Make columns from a list of locations."""
-        return cls(*zip(*places, strict=True)) if places else cls((), (), (), (), ())
+        return cls(*zip(*locations, strict=True)) if locations else cls((), (), (), (), ())
 
-    def place(self, row: int) -> Place:
+    def location(self, row: int) -> Location:
         """The location in this row."""
-        return Place(self.segments[row], self.ordinals[row], self.offsets[row], self.specs[row], self.checksums[row])
+        return Location(self.segments[row], self.ordinals[row], self.offsets[row], self.specs[row], self.checksums[row])
 
 
-def pack_place(segment: int, ordinal: int, offset: int, layout: int, checksum: bytes) -> bytes:
+def pack_location(segment: int, ordinal: int, offset: int, layout: int, checksum: bytes) -> bytes:
     """Encode one location for the index."""
     return _PACKED.pack(segment, ordinal, offset, layout, checksum)
 
 
 def unpack_firsts(values: Sequence[bytes]) -> list[tuple[int, int, int, int, bytes]]:
     """The first location in each of these index values: the copy that is read."""
-    if set(map(len, values)) <= {PLACE_BYTES}:
+    if set(map(len, values)) <= {LOCATION_BYTES}:
         return list(_PACKED.iter_unpack(b"".join(values)))
     return [_PACKED.unpack_from(value) for value in values]
 
@@ -76,6 +76,6 @@ def unpack_first(value: bytes) -> tuple[int, int, int, int, bytes]:
     return _PACKED.unpack_from(value)
 
 
-def unpack_places(value: bytes) -> list[tuple[int, int, int, int, bytes]]:
+def unpack_locations(value: bytes) -> list[tuple[int, int, int, int, bytes]]:
     """All locations in an index value: (segment number, ordinal, offset, layout number, checksum)."""
-    return [_PACKED.unpack(value)] if len(value) == PLACE_BYTES else list(_PACKED.iter_unpack(value))
+    return [_PACKED.unpack(value)] if len(value) == LOCATION_BYTES else list(_PACKED.iter_unpack(value))

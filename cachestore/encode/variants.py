@@ -10,7 +10,7 @@ from fractions import Fraction
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.inputs import RANDOM, STATED, WITHIN
 from cachestore.core.keys import Json, digest_parts
-from cachestore.encode.buckets import Placement, Size, choose, placement, rounded
+from cachestore.encode.buckets import CropBox, Size, choose, crop_box, rounded
 
 Box = tuple[int, int, int, int]
 """(left, top, right, bottom) in pixels."""
@@ -20,34 +20,34 @@ STEP = 64
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class Variant:
     """A variant of a picture: the part that is scaled to the bucket and encoded, plain or mirrored."""
 
     size: Size
     """The size of the whole picture, upright."""
     bucket: Size
-    place: Placement
+    box: CropBox
     """How the picture, or its part `within`, is scaled and cropped."""
     is_flipped: bool
     """Whether the crop is mirrored, left to right."""
-    variant: int | None
+    crop_number: int | None
     """The number of the drawn crop; None if it was not drawn."""
     within: Box | None = None
     """The part of the picture that is used; it is cut out first. None for the whole picture."""
 
     @classmethod
-    def centred(cls, size: Size, bucket: Size) -> "View":
+    def centred(cls, size: Size, bucket: Size) -> "Variant":
         """Return the variant with the crop at the centre, not mirrored."""
-        return cls(size, bucket, placement(size, bucket), is_flipped=False, variant=None)
+        return cls(size, bucket, crop_box(size, bucket), is_flipped=False, crop_number=None)
 
     @property
     def is_centred(self) -> bool:
         """Whether the crop is at the centre, drawn or not. Both have the same key."""
-        return self.place == placement(_part(self.size, self.within), self.bucket)
+        return self.box == crop_box(_part(self.size, self.within), self.bucket)
 
     def transform(self) -> dict[str, Json]:
         """Return the variant's part of a key. It has the crop instead of seed and number, so that equal crops have equal keys."""
-        transform: dict[str, Json] = {"bucket": list(self.bucket), "crop": "center" if self.is_centred else list(self.place.crop)}
+        transform: dict[str, Json] = {"bucket": list(self.bucket), "crop": "center" if self.is_centred else list(self.box.crop)}
         transform |= {} if self.within is None else {WITHIN: list(self.within)}
         return {**transform, "flip": True} if self.is_flipped else transform
 
@@ -61,14 +61,14 @@ class View:
             left, right = resized.width - right, resized.width - left
         facts: dict[str, Json] = {"size": list(self.size), "bucket": list(self.bucket), "resized": list(resized)}
         facts |= {"crop": [left, top, right, bottom]}
-        facts |= {} if self.variant is None else {"variant": [self.variant]}
+        facts |= {} if self.crop_number is None else {"variant": [self.crop_number]}
         return {**facts, "flip": [1]} if self.is_flipped else facts
 
     def _in_whole(self) -> tuple[Size, Box]:
         """Return the size of the whole picture, scaled like its part `within`, and the crop box in it."""
         if self.within is None:
-            return self.place.resized, self.place.crop
-        part, scaled, crop = _part(self.size, self.within), self.place.resized, self.place.crop
+            return self.box.resized, self.box.crop
+        part, scaled, crop = _part(self.size, self.within), self.box.resized, self.box.crop
         left, top = rounded(self.within[0] * scaled.width, part.width), rounded(self.within[1] * scaled.height, part.height)
         whole = Size(rounded(self.size.width * scaled.width, part.width), rounded(self.size.height * scaled.height, part.height))
         return whole, (left + crop[0], top + crop[1], left + crop[2], top + crop[3])
@@ -102,17 +102,17 @@ def _bucket_of(request: Mapping[str, Json], size: Size) -> Size:
     return choose(size, int(request["resolution"]), int(request.get("step", STEP)), upscales=bool(request.get("upscale", True)))
 
 
-def view_of(request: Mapping[str, Json], size: Size, digest: str) -> View:
+def variant_of(request: Mapping[str, Json], size: Size, digest: str) -> Variant:
     """Return the variant that is asked for. A drawn crop depends on `digest`. Raises BadInput if there is no bucket, and as `within_of`."""
     within = within_of(request, size)
     part = _part(size, within)
     bucket = _bucket_of(request, part)
-    variant = int(request["variant"]) if request.get("crop") == RANDOM else None
-    at = None if variant is None else _draw(int(request["seed"]), digest, variant)
-    return View(size, bucket, placement(part, bucket, at), bool(request.get("flip", False)), variant, within)
+    crop_number = int(request["variant"]) if request.get("crop") == RANDOM else None
+    at = None if crop_number is None else _draw(int(request["seed"]), digest, crop_number)
+    return Variant(size, bucket, crop_box(part, bucket, at), bool(request.get("flip", False)), crop_number, within)
 
 
-def _draw(seed: int, digest: str, variant: int) -> Fraction:
+def _draw(seed: int, digest: str, crop_number: int) -> Fraction:
     """Draw the position of a crop, in [0, 1). It does not depend on the bucket: a variant shows the same part at every resolution."""
-    drawn = digest_parts("cachestore-crop", str(seed), digest, str(variant))
+    drawn = digest_parts("cachestore-crop", str(seed), digest, str(crop_number))
     return Fraction(int.from_bytes(drawn[:8], "little"), 1 << 64)
