@@ -1,7 +1,8 @@
 """What the site makes of the pages of docs/, as a hook of mkdocs: links, help texts and the first page.
 
 Pages are plain Markdown that can be read in the repository. There a page is named as `docs/loading.md`; here that becomes a link.
-A line that is only `cachestore COMMAND --help` becomes what that command prints. The README is the first page.
+The link bears the title of that page. A line that is only `cachestore COMMAND --help` becomes what that command prints, and a line that
+is only `cs.precompute(**options)` a table of the options. The README is the first page.
 """
 
 import contextlib
@@ -15,6 +16,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 PAGE = re.compile(r"(?<!\[)`docs/([\w/-]+\.md)`")
+OPTIONS = re.compile(r"^`cs\.precompute\(\*\*options\)`$", re.MULTILINE)
+TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 HELP = re.compile(r"^`cachestore ([a-z]+) --help`$", re.MULTILINE)
 COLUMNS = "80"
 
@@ -32,13 +35,19 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     """Link the pages that a page names, and put in the help texts. Code blocks stay as they are."""
     source = page.file.src_uri
     parts = FENCE.split(markdown)
-    return "".join(part if part.startswith("```") else _with_help(with_links(part, source)) for part in parts)
+    return "".join(part if part.startswith("```") else _with_code(with_links(part, source)) for part in parts)
 
 
 def with_links(text: str, source: str) -> str:
     """`docs/X.md` as a link to that page, from the page `source`. If there is no such page, mkdocs warns of the link."""
-    folder = posixpath.dirname(source)
-    return PAGE.sub(lambda found: f"[`docs/{found[1]}`]({posixpath.relpath(found[1], folder or '.')})", text)
+    folder = posixpath.dirname(source) or "."
+    return PAGE.sub(lambda found: f"[{_title(found[1])}]({posixpath.relpath(found[1], folder)})", text)
+
+
+def _title(page: str) -> str:
+    path = ROOT / "docs" / page
+    found = TITLE.search(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return found[1] if found else page
 
 
 def help_of(command: str) -> str:
@@ -57,5 +66,20 @@ def help_of(command: str) -> str:
     return printed.getvalue()
 
 
-def _with_help(text: str) -> str:
-    return HELP.sub(lambda found: f"```text\n{help_of(found[1]).rstrip()}\n```", text)
+def options_table() -> str:
+    """The options of `cs.precompute`: names in Python and on the command line, defaults, and what they do."""
+    from dataclasses import fields
+
+    from cachestore.jobs.options import PrecomputeRequest, in_command, option_of, spelled
+
+    rows = ["| in Python | command line | default | what it does |", "|---|---|---|---|"]
+    for one in fields(PrecomputeRequest):
+        words = option_of(one).help.replace("|", "\\|")
+        default = spelled(one.default)
+        rows.append(f"| `{one.name}` | `{in_command(one.name)}` | {f'`{default}`' if default else ''} | {words} |")
+    return "\n".join(rows)
+
+
+def _with_code(text: str) -> str:
+    text = HELP.sub(lambda found: f"```text\n{help_of(found[1]).rstrip()}\n```", text)
+    return OPTIONS.sub(lambda _found: options_table(), text)

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import threading
+from dataclasses import fields
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import site_pages
 
 import cachestore as cs
 from cachestore.cli import COMMANDS
+from cachestore.jobs.options import PrecomputeRequest
 from tests.fakes import ROOT
 
 DOCS = ROOT / "docs"
@@ -30,7 +32,7 @@ def literals(folder):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
             if isinstance(node, ast.JoinedStr):
-                found.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+                found.append("".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values))
     return "\n".join(found)
 
 
@@ -48,7 +50,7 @@ def messages(page):
 
 
 def test_a_message_that_the_code_does_not_have_would_be_seen():
-    assert unknown(["cannot write …", "the moon is …, and full"], 'cannot write …: …\nthe moon is {}') == ["and full"]
+    assert unknown(["cannot write …", "the moon is …, and full"], "cannot write …: …\nthe moon is {}") == ["and full"]
 
 
 def test_each_message_of_the_page_about_faults_is_in_the_code():
@@ -68,9 +70,14 @@ def test_the_page_of_commands_has_each_of_them():
 
 
 def test_a_page_that_is_named_becomes_a_link_from_every_folder():
-    assert site_pages.with_links("see `docs/design/files.md`", "start.md") == "see [`docs/design/files.md`](design/files.md)"
-    assert site_pages.with_links("see `docs/start.md`", "design/files.md") == "see [`docs/start.md`](../start.md)"
+    assert site_pages.with_links("see `docs/design/files.md`", "start.md") == "see [Files](design/files.md)"
+    assert site_pages.with_links("see `docs/start.md`", "design/files.md") == "see [Start](../start.md)"
     assert site_pages.with_links("[`docs/start.md`](start.md)", "loading.md") == "[`docs/start.md`](start.md)"
+
+
+def test_the_table_of_options_has_each_of_them():
+    rows = site_pages.options_table().splitlines()[2:]
+    assert [re.match(r"\| `(\w+)`", row)[1] for row in rows] == [one.name for one in fields(PrecomputeRequest)]
 
 
 def test_an_address_that_a_page_loads_is_found_and_a_plain_link_is_none(tmp_path):
@@ -80,7 +87,7 @@ def test_an_address_that_a_page_loads_is_found_and_a_plain_link_is_none(tmp_path
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
-PAGES = ("index", "start", "troubleshooting", "how-it-works", "reference", "commands", "glossary", "benchmarks")
+PAGES = ("index", "start", "troubleshooting", "how-it-works", "reference", "commands", "options", "glossary", "benchmarks")
 WIDTHS = (400, 1400)
 SCHEMES = ("default", "slate")
 DRAWINGS = sorted(path.name for path in DOCS.glob("*.svg"))
@@ -101,10 +108,10 @@ def looked_at(folder, pages, profile):
     answers = queue.Queue()
 
     class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, *_words):
+        def log_message(self, format, *args):  # noqa: A002 - named so by http.server
             pass
 
-        def do_POST(self):  # noqa: N802 - the name that http.server calls
+        def do_POST(self):
             answers.put(self.rfile.read(int(self.headers["Content-Length"])))
             self.send_response(204)
             self.end_headers()
@@ -160,10 +167,9 @@ def test_a_browser_sees_no_overflow_and_enough_contrast_at_two_widths_and_in_two
 def test_a_page_that_is_too_wide_or_too_pale_would_be_seen(tmp_path):
     (tmp_path / "wide.html").write_text("<!DOCTYPE html><body><div style='width:1500px'>wide</div>")
     (tmp_path / "pale.html").write_text("<!DOCTYPE html><body style='background:#fff'><p style='color:#bbb'>pale</p>")
-    (tmp_path / "out.svg").write_text(
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 90 30" width="90" height="30"><rect class="card" width="90" height="30" fill="#fff"/>'
-        '<g class="box"><rect width="20" height="20" fill="#fff"/><text y="15" fill="#ddd">longer than its box</text></g></svg>'
-    )
+    card, text = '<rect class="card" width="90" height="30" fill="#fff"/>', '<text y="15" fill="#ddd">longer than its box</text>'
+    box = f'<g class="box"><rect width="20" height="20" fill="#fff"/>{text}</g>'
+    (tmp_path / "out.svg").write_text(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 90 30" width="90">{card}{box}</svg>')
     faults = looked_at(tmp_path, ["wide.html", "pale.html", "out.svg"], tmp_path / "profile")["faults"]
     wide = [f"wide.html {width} {scheme}" for width in WIDTHS for scheme in SCHEMES]
     pale = [f"pale.html {width} {scheme}" for width in WIDTHS for scheme in SCHEMES]
