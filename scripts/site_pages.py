@@ -67,16 +67,16 @@ def help_of(command: str) -> str:
 
 
 def options_table() -> str:
-    """The options of `cs.precompute`: names in Python and on the command line, defaults, and what they do."""
+    """The options of `precompute`: their names, their defaults, and what they do."""
     from dataclasses import fields
 
-    from cachestore.jobs.options import PrecomputeRequest, in_command, option_of, spelled
+    from cachestore.jobs.options import PrecomputeRequest, option_of, spelled
 
-    rows = ["| in Python | command line | default | what it does |", "|---|---|---|---|"]
+    rows = ["| option | default | what it does |", "|---|---|---|"]
     for one in fields(PrecomputeRequest):
         words = option_of(one).help.replace("|", "\\|")
         default = spelled(one.default)
-        rows.append(f"| `{one.name}` | `{in_command(one.name)}` | {f'`{default}`' if default else ''} | {words} |")
+        rows.append(f"| `{one.name}` | {f'`{default}`' if default else ''} | {words} |")
     return "\n".join(rows)
 
 
