@@ -46,8 +46,8 @@ def tables_of(result: Mapping[str, Any]) -> str:
     where = (
         f"{result['samples']:,} samples of {KIB} KiB; {machine['processors']} cores ({machine['processor']}), {machine['memory_gib']} GiB,"
         f" {machine['file_system']}, {machine['system']}, Python {machine['python']}, torch {machine['torch']}; load"
-        f" {machine['load_before']} before the run, which took {result['seconds']} s. All files are in the page cache; torch uses one thread"
-        f" in each process."
+        f" {machine['load_before']} before the run, which took {result['seconds']} s. All files are in the page cache; torch uses"
+        " one thread in each process."
     )
     parts = [
         where,
