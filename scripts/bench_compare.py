@@ -80,9 +80,9 @@ def compare(way: Way, folder: Path, count: int) -> dict[str, Any]:
 
 def _version(distribution: str | None) -> str:
     try:
-        return version(distribution or "")
+        return version(distribution or "unknown")
     except PackageNotFoundError:
-        return "unknown"
+        return distribution or "unknown"
 
 
 def machine(folder: str) -> dict[str, Any]:

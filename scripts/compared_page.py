@@ -6,6 +6,7 @@ from typing import Any, Final
 
 BEGIN: Final = "<!-- figures: python3 scripts/bench_compare.py --page -->"
 END: Final = "<!-- end of figures -->"
+PLOT: Final = "![Bars of the main figures](compared.svg)"
 KIB: Final = 147.5
 """What a sample holds."""
 
@@ -127,7 +128,7 @@ def put_into(page: str, tables: str) -> str:
     _old, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the page has no {BEGIN} … {END}")
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{PLOT}\n\n{tables}\n\n{END}{after}"
 
 
 def svg_of(result: Mapping[str, Any]) -> str:

@@ -95,7 +95,7 @@ class Way:
     package: str | None = None
     """The module that it needs beyond torch, numpy, safetensors and LMDB."""
     distribution: str | None = None
-    """What to show a version of."""
+    """What to show a version of; the commit where its code was read and not installed."""
     syncs = False
     """Whether its writer makes its files durable."""
     kills = len(KILLED_AT)
@@ -323,7 +323,7 @@ class _OpenedFiles(Opened):
 class SimpleTuner(Files):
     """Two `.pt` files, written to a temporary name, synced and renamed (`LocalDataBackend` with atomicwrites), 16 at a time."""
 
-    name, about, distribution, syncs = "SimpleTuner", "two `.pt` files a sample, each written to a temporary name", "torch", True
+    name, about, distribution, syncs = "SimpleTuner", "two `.pt` files a sample, each written to a temporary name", "commit bc8e6ab", True
 
     def paths(self, folder: Path, number: int) -> dict[str, Path]:
         """VAE files by the SHA-256 of the picture's name, text files by the MD5 of the caption."""
@@ -360,7 +360,7 @@ class SimpleTuner(Files):
 class SdScripts(Files):
     """Two `.npz` files by `np.savez`, straight to their final names, in float32 (bfloat16 is converted before)."""
 
-    name, about, distribution = "sd-scripts", "two `.npz` files a sample, in float32", "numpy"
+    name, about, distribution = "sd-scripts", "two `.npz` files a sample, in float32", "commit 48d368f"
     _names: Final = {"latents": "latents", "prompt_embeds": "hidden_state1"}
 
     def paths(self, folder: Path, number: int) -> dict[str, Path]:
@@ -393,7 +393,7 @@ class SdScripts(Files):
 class Safetensors(Files):
     """Two safetensors files by `save_file`, straight to their final names, as musubi-tuner and ai-toolkit do."""
 
-    name, about, distribution = "musubi-tuner", "two `.safetensors` files a sample", "safetensors"
+    name, about, distribution = "musubi-tuner", "two `.safetensors` files a sample", "commit 30c658c"
     _names: Final = {"latents": "latents_1x64x64_bfloat16", "prompt_embeds": "varlen_t5_bfloat16"}
 
     def paths(self, folder: Path, number: int) -> dict[str, Path]:

@@ -73,7 +73,10 @@ def test_the_plot_is_xml_with_a_bar_for_each_way_and_panel():
 
 def test_a_page_takes_new_tables_between_its_marks_and_keeps_the_rest():
     page = f"before\n{compared_page.BEGIN}\nold\n{compared_page.END}\nafter\n"
-    assert compared_page.put_into(page, "new") == f"before\n{compared_page.BEGIN}\n\nnew\n\n{compared_page.END}\nafter\n"
+    assert (
+        compared_page.put_into(page, "new")
+        == f"before\n{compared_page.BEGIN}\n\n{compared_page.PLOT}\n\nnew\n\n{compared_page.END}\nafter\n"
+    )
     with pytest.raises(ValueError, match="the page has no"):
         compared_page.put_into("a page without marks", "new")
 
