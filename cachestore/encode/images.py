@@ -1,6 +1,6 @@
 """Encoded bytes to upright RGB, by Pillow, which is the reference for every format. Knows no buckets' lists and no tensors.
 
-The rules, which are part of every key through the transform's name (`TRANSFORM`):
+The rules, which are part of every key through the transform's name (`resamplers`):
 
 * EXIF orientation is applied; animated files give their first frame.
 * Transparency is composited on white. Dropping the alpha channel would show whatever colour the editor left behind in the
@@ -11,7 +11,7 @@ The rules, which are part of every key through the transform's name (`TRANSFORM`
 """
 
 import importlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from io import BytesIO
@@ -22,15 +22,16 @@ import numpy as np
 from PIL import Image, ImageCms, UnidentifiedImageError
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.encode.buckets import Placement, Size, placement
+from cachestore.encode.buckets import Placement, Size
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-
-TRANSFORM = "pillow-lanczos-cover-center/1"
-"""Names everything that turns bytes into pixels. Raise the number when a rule above changes: equal keys must stay interchangeable."""
+"""[height, width, 3], or of a mask [height, width]."""
+Picture = Image.Image | Pixels
+"""An upright picture in 8-bit RGB, as its decoder gave it: Pillow's own, or pixels that may be written to."""
 
 MASK_TRANSFORM = "pillow-box-cover/1"
-"""Likewise, of masks."""
+"""Names everything that turns a mask's bytes into pixels. Raise the number when a rule above changes: equal keys must stay
+interchangeable."""
 
 AREA_TRANSFORM = "pillow-lanczos-area/1"
 """Likewise, of pictures that keep their shape."""
@@ -71,20 +72,40 @@ def measure_stored(data: bytes) -> Size:
 
 def decode(data: bytes) -> Image.Image:
     """The whole picture, upright, 8-bit RGB, in sRGB. Raises EncodeFailed with the reason; never returns a part of a picture."""
+    return as_image(decode_picture(data))
+
+
+def decode_picture(data: bytes) -> Picture:
+    """As `decode`, without copying the pixels into the form that Pillow keeps them in."""
     with _opened(data) as image:
         orientation = _orientation(image, data)
-        picture = _rgb(_decoded(image, data))
+        picture = _rgb(_decoded(image, data), image.info)
     turn = _TURNS.get(orientation)
-    return picture if turn is None else picture.transpose(turn)
+    return picture if turn is None else as_image(picture).transpose(turn)
 
 
-def fit(image: Image.Image, bucket: Size, place: Placement | None = None) -> "Pixels":
-    """Scale to cover the bucket (antialiased Lanczos), crop the centre or at a given place: uint8 [height, width, 3].
+def as_image(picture: Picture) -> Image.Image:
+    """A picture as Pillow's own."""
+    return picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+
+
+def as_pixels(picture: Picture) -> Pixels:
+    """A picture as an array that may be written to, as torch wants it."""
+    return np.array(picture) if isinstance(picture, Image.Image) else picture
+
+
+def cut_out(picture: Picture, box: tuple[int, int, int, int]) -> Picture:
+    """The part of a picture in a box (left, top, right, bottom), which lies inside it."""
+    left, top, right, bottom = box
+    return picture.crop(box) if isinstance(picture, Image.Image) else np.ascontiguousarray(picture[top:bottom, left:right])
+
+
+def resize_box(image: Image.Image, bucket: Size, place: Placement, resampling: Image.Resampling = Image.Resampling.LANCZOS) -> Pixels:
+    """Resize what `place` cuts out to the bucket, by one of Pillow's antialiased filters: uint8 [height, width, 3].
 
     The crop is resampled directly from the source, so a picture of 1 x 100,000 pixels needs no giant in between.
     """
-    place = placement(Size(*image.size), bucket) if place is None else place
-    return np.ascontiguousarray(image.resize(bucket, Image.Resampling.LANCZOS, box=_box(image, place)))
+    return np.array(image.resize(bucket, resampling, box=_box(image, place)))
 
 
 def fit_mask(image: Image.Image, size: Size, place: Placement, within: tuple[tuple[int, int, int, int], Size] | None = None) -> "Pixels":
@@ -157,7 +178,7 @@ def _orientation(image: Image.Image, data: bytes) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def _decoded(image: Image.Image, data: bytes) -> Image.Image:
+def _decoded(image: Image.Image, data: bytes) -> Picture:
     """A picture with its pixels decoded. JPEGs of three plain channels by simplejpeg, where that is installed: in 0.6 of the time.
 
     What it refuses, and all else, is Pillow's, whose word it is what can be read.
@@ -165,9 +186,8 @@ def _decoded(image: Image.Image, data: bytes) -> Image.Image:
     decode_jpeg = _fast_decoder()
     if decode_jpeg is not None and image.format == "JPEG" and image.mode == "RGB" and image.info.get("adobe_transform", 1) == 1:
         with suppress(ValueError):
-            fast = Image.fromarray(decode_jpeg(data, colorspace="RGB", fastdct=False, fastupsample=False, strict=True))
-            if fast.size == image.size:
-                fast.info = image.info
+            fast = decode_jpeg(data, colorspace="RGB", fastdct=False, fastupsample=False, strict=True)
+            if fast.shape[1::-1] == image.size:
                 return fast
     image.load()
     return image
@@ -199,20 +219,21 @@ def _sample_pixels() -> "np.ndarray[Any, np.dtype[np.uint8]]":
     return np.stack(channels, axis=-1).astype(np.uint8)
 
 
-def _rgb(image: Image.Image) -> Image.Image:
-    """A decoded picture of any mode as 8-bit sRGB without alpha."""
-    if image.mode in _SIXTEEN_BIT or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return _from_sixteen_bit(image)
-    if image.mode in ("I", "F"):
+def _rgb(picture: Picture, info: Mapping[Any, Any]) -> Picture:
+    """A decoded picture of any mode as 8-bit sRGB without alpha; `info` is what its file says of it."""
+    profile = info.get("icc_profile")
+    if not isinstance(picture, Image.Image):
+        return picture if _foreign_profile("RGB", profile) is None else _in_srgb(Image.fromarray(picture), profile, "RGB")
+    if picture.mode in _SIXTEEN_BIT or (picture.mode == "I" and picture.format in ("PNG", "PPM")):
+        return _from_sixteen_bit(picture)
+    if picture.mode in ("I", "F"):
         raise EncodeFailed(
-            f"pictures of mode {image.mode!r} (32 bits a pixel) have no defined brightness; save it with 8 or 16 bits a channel"
+            f"pictures of mode {picture.mode!r} (32 bits a pixel) have no defined brightness; save it with 8 or 16 bits a channel"
         )
-    profile = image.info.get("icc_profile")
-    if image.has_transparency_data:
-        return on_white(_in_srgb(image.convert("RGBA"), profile, "RGBA"))
-    if image.mode == "P":
-        image = image.convert("RGB")
-    return _in_srgb(image, profile, "RGB").convert("RGB")
+    if picture.has_transparency_data:
+        return on_white(_in_srgb(picture.convert("RGBA"), profile, "RGBA"))
+    found = _in_srgb(picture.convert("RGB") if picture.mode == "P" else picture, profile, "RGB")
+    return found if found.mode == "RGB" else found.convert("RGB")
 
 
 def _from_sixteen_bit(image: Image.Image) -> Image.Image:
@@ -228,14 +249,22 @@ def on_white(image: Image.Image) -> Image.Image:
 
 def _in_srgb(image: Image.Image, profile: object, mode: str) -> Image.Image:
     """The picture in sRGB, where it carries a profile of its own kind that can be used; else the picture itself."""
-    space = _COLOUR_SPACES.get(image.mode)
-    if not isinstance(profile, bytes) or space is None:
-        return image
+    source = _foreign_profile(image.mode, profile)
     try:
-        source: Any = ImageCms.ImageCmsProfile(BytesIO(profile))
-        if source.profile.xcolor_space.strip() != space or "sRGB" in ImageCms.getProfileDescription(source):
-            return image
-        converted = ImageCms.profileToProfile(image, source, _SRGB, outputMode=mode)
+        converted = None if source is None else ImageCms.profileToProfile(image, source, _SRGB, outputMode=mode)
     except (ImageCms.PyCMSError, OSError):
         return image
     return image if converted is None else converted
+
+
+def _foreign_profile(mode: str, profile: object) -> Any:
+    """A profile for pictures of this mode that can be used and is not sRGB; else None."""
+    space = _COLOUR_SPACES.get(mode)
+    if not isinstance(profile, bytes) or space is None:
+        return None
+    try:
+        source: Any = ImageCms.ImageCmsProfile(BytesIO(profile))
+        is_ours = source.profile.xcolor_space.strip() != space or "sRGB" in ImageCms.getProfileDescription(source)
+    except (ImageCms.PyCMSError, OSError):
+        return None
+    return None if is_ours else source
