@@ -1,13 +1,13 @@
-"""Encoded bytes to upright RGB, by Pillow, which is the reference for every format. Knows no buckets' lists and no tensors.
+"""Decode picture files to upright RGB, and resize by Pillow, which is the reference for every format. Knows no torch.
 
-The rules, which are part of every key through the transform's name (`resamplers`):
+The rules are part of every key, through the name of the transform (`resamplers`):
 
-* EXIF orientation is applied; animated files give their first frame.
-* Transparency is composited on white. Dropping the alpha channel would show whatever colour the editor left behind in the
-  transparent pixels, often black or noise that nobody ever saw; white is what a page shows behind such a picture.
-* 16-bit grey is scaled to 8 bits, not clipped. Floating point and 32-bit pictures have no defined range and are refused.
-* A usable ICC profile other than sRGB is converted to sRGB; an unusable one is ignored, as viewers do.
-* A file that ends early is refused: a picture is whole or it is an error.
+* EXIF orientation is applied. The first frame of an animated file is used.
+* Transparency is composited on white, as on a web page. Dropping the alpha channel would show the hidden colour of transparent pixels,
+  often black or noise.
+* 16-bit grey is scaled to 8 bits, not clipped. Floating-point and 32-bit pictures have no defined range and are refused.
+* A usable ICC profile other than sRGB is converted to sRGB. An unusable one is ignored, as viewers do.
+* A file that ends early is refused.
 """
 
 import importlib
@@ -22,22 +22,20 @@ import numpy as np
 from PIL import Image, ImageCms, UnidentifiedImageError
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.encode.buckets import Placement, Size
+from cachestore.encode.buckets import CropBox, Size
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-"""[height, width, 3], or of a mask [height, width]."""
 Picture = Image.Image | Pixels
-"""An upright picture in 8-bit RGB, as its decoder gave it: Pillow's own, or pixels that may be written to."""
+"""An upright picture in 8-bit RGB as its decoder returned it: Pillow's, or a writable array [height, width, 3]."""
 
 MASK_TRANSFORM = "pillow-box-cover/1"
-"""Names everything that turns a mask's bytes into pixels. Raise the number when a rule above changes: equal keys must stay
-interchangeable."""
+"""The name of all steps from a mask's bytes to pixels. Raise the number when a rule above changes."""
 
 AREA_TRANSFORM = "pillow-lanczos-area/1"
-"""Likewise, of pictures that keep their shape."""
+"""The same for pictures that keep their aspect ratio (`fit_area`)."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000")
-"""What is opened. EPS and its like are left out on purpose: Pillow would run Ghostscript on them."""
+"""The formats that are opened. EPS and similar ones are left out on purpose, as Pillow would run Ghostscript on them."""
 
 _ORIENTATION = 0x0112
 _TURNS = {
@@ -56,7 +54,7 @@ _SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
 
 
 def measure(data: bytes) -> Size:
-    """The upright (width, height) of an encoded picture, from its header alone. Raises EncodeFailed with the reason."""
+    """Return the upright (width, height) of a picture, from its header alone. Raises EncodeFailed if it cannot be read."""
     with _opened(data) as image:
         size = Size(*(reversed(image.size) if _orientation(image, data) >= 5 else image.size))
     if min(size) < 1:
@@ -65,18 +63,18 @@ def measure(data: bytes) -> Size:
 
 
 def measure_stored(data: bytes) -> Size:
-    """As `measure`, before the picture is turned as its EXIF data say. Raises EncodeFailed."""
+    """Return the size as `measure`, but before the EXIF orientation is applied. Raises EncodeFailed."""
     with _opened(data) as image:
         return Size(*image.size)
 
 
 def decode(data: bytes) -> Image.Image:
-    """The whole picture, upright, 8-bit RGB, in sRGB. Raises EncodeFailed with the reason; never returns a part of a picture."""
+    """Return the picture, upright, as 8-bit RGB in sRGB. Raises EncodeFailed if it is damaged or incomplete."""
     return as_image(decode_picture(data))
 
 
 def decode_picture(data: bytes) -> Picture:
-    """As `decode`, without copying the pixels into the form that Pillow keeps them in."""
+    """Decode as `decode`, but leave the pixels where the decoder put them. Raises EncodeFailed."""
     with _opened(data) as image:
         orientation = _orientation(image, data)
         picture = _rgb(_decoded(image, data), image.info)
@@ -85,55 +83,55 @@ def decode_picture(data: bytes) -> Picture:
 
 
 def as_image(picture: Picture) -> Image.Image:
-    """A picture as Pillow's own."""
+    """Return a picture as Pillow's."""
     return picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
 
 
 def as_pixels(picture: Picture) -> Pixels:
-    """A picture as an array that may be written to, as torch wants it."""
+    """Return a picture as a writable array, which torch can use."""
     return np.array(picture) if isinstance(picture, Image.Image) else picture
 
 
 def cut_out(picture: Picture, box: tuple[int, int, int, int]) -> Picture:
-    """The part of a picture in a box (left, top, right, bottom), which lies inside it."""
+    """Return the part of a picture inside a box (left, top, right, bottom)."""
     left, top, right, bottom = box
     return picture.crop(box) if isinstance(picture, Image.Image) else np.ascontiguousarray(picture[top:bottom, left:right])
 
 
-def resize_box(image: Image.Image, bucket: Size, place: Placement, resampling: Image.Resampling = Image.Resampling.LANCZOS) -> Pixels:
-    """Resize what `place` cuts out to the bucket, by one of Pillow's antialiased filters: uint8 [height, width, 3].
+def resize_crop(image: Image.Image, bucket: Size, box: CropBox, resampling: Image.Resampling = Image.Resampling.LANCZOS) -> Pixels:
+    """Scale a picture to cover the bucket by one of Pillow's antialiased filters, and crop it: uint8 [height, width, 3].
 
-    The crop is resampled directly from the source, so a picture of 1 x 100,000 pixels needs no giant in between.
+    The crop is resampled directly from the source, so that a picture of 1 x 100,000 pixels needs no huge intermediate picture.
     """
-    return np.array(image.resize(bucket, resampling, box=_box(image, place)))
+    return np.array(image.resize(bucket, resampling, box=_box(image, box)))
 
 
-def fit_mask(image: Image.Image, size: Size, place: Placement, within: tuple[tuple[int, int, int, int], Size] | None = None) -> "Pixels":
-    """Cut a mask where its picture is cut, and shrink it: uint8 [height, width], each the mean of the area that it stands for.
+def fit_mask(image: Image.Image, size: Size, box: CropBox, within: tuple[tuple[int, int, int, int], Size] | None = None) -> "Pixels":
+    """Crop a mask as its picture is cropped, and shrink it: uint8 [height, width], each pixel the mean of the area that it covers.
 
-    The mask is as its picture, in any number of pixels: its frame is the picture's. Where a part of the picture alone counts, `within` says
-    which, and of how large a picture.
+    The mask covers the same frame as its picture, at any resolution. If only a part of the picture is used, `within` has its box in pixels
+    and the size of the picture.
     """
-    return np.ascontiguousarray(image.convert("L").resize(size, Image.Resampling.BOX, box=_box(image, place, within)))
+    return np.ascontiguousarray(image.convert("L").resize(size, Image.Resampling.BOX, box=_box(image, box, within)))
 
 
 def _box(
-    image: Image.Image, place: Placement, within: tuple[tuple[int, int, int, int], Size] | None = None
+    image: Image.Image, box: CropBox, within: tuple[tuple[int, int, int, int], Size] | None = None
 ) -> tuple[float, float, float, float]:
-    """A crop in pixels of the picture that is not yet scaled."""
-    box, whole = within or ((0, 0, 1, 1), Size(1, 1))
+    """Return the crop box in pixels of the unscaled picture."""
+    part, whole = within or ((0, 0, 1, 1), Size(1, 1))
     one_across, one_down = image.width / whole.width, image.height / whole.height
-    from_left, from_top = box[0] * one_across, box[1] * one_down
-    across, down = (box[2] - box[0]) * one_across / place.resized.width, (box[3] - box[1]) * one_down / place.resized.height
-    left, top, right, bottom = place.crop
+    from_left, from_top = part[0] * one_across, part[1] * one_down
+    across, down = (part[2] - part[0]) * one_across / box.resized.width, (part[3] - part[1]) * one_down / box.resized.height
+    left, top, right, bottom = box.crop
     ends = min(from_left + right * across, image.width), min(from_top + bottom * down, image.height)
     return from_left + left * across, from_top + top * down, *ends
 
 
 def fit_area(image: Image.Image, area: int, step: int) -> Image.Image:
-    """Scale to about `area` pixels in the picture's own shape, with sides that are multiples of `step`, by Lanczos.
+    """Scale a picture to about `area` pixels by Lanczos. It keeps its aspect ratio; its sides become multiples of `step`.
 
-    Rounds as the pipelines of Qwen-Image-Edit do. Raises EncodeFailed for a picture so narrow that a side would have no pixel.
+    Rounds as the pipelines of Qwen-Image-Edit do. Raises EncodeFailed if a side would be shorter than `step`.
     """
     ratio = image.width / image.height
     width = sqrt(area * ratio)
@@ -147,7 +145,7 @@ def fit_area(image: Image.Image, area: int, step: int) -> Image.Image:
 
 @contextmanager
 def _opened(data: bytes) -> Generator[Image.Image]:
-    """An opened, not yet decoded picture; whatever goes wrong inside becomes an EncodeFailed with a reason."""
+    """Yield an opened picture, not yet decoded. Any error inside the block becomes an EncodeFailed with the reason."""
     if not data:
         raise EncodeFailed("the file is empty (0 bytes): copy it again, or remove its sample")
     try:
@@ -164,24 +162,24 @@ def _opened(data: bytes) -> Generator[Image.Image]:
         raise EncodeFailed(
             f"the picture has too many pixels to be decoded safely ({error}): use a smaller copy, or remove its sample"
         ) from error
-    except Exception as error:  # The boundary to Pillow's decoders, which on hostile bytes raise SyntaxError, struct.error and more.
+    except Exception as error:  # on damaged bytes Pillow's decoders raise SyntaxError, struct.error and more
         raise EncodeFailed(f"the picture is damaged or incomplete: {error or type(error).__name__}") from error
 
 
 def _orientation(image: Image.Image, data: bytes) -> int:
-    """The EXIF orientation (1 to 8) still to be applied; anything else counts as upright."""
+    """Return the EXIF orientation (1 to 8) that is still to be applied; an invalid one counts as 1, upright."""
     if image.format == "TIFF":
-        return 1  # Pillow turns these itself when it decodes them, and says so in the size already.
+        return 1  # Pillow applies it itself when it decodes them, and reports the upright size
     if image.format == "PNG" and not any(mark in data for mark in _LATE_PNG_MARKS):
-        return 1  # Pillow would decode all pixels to look for a chunk behind them: 20 files a second instead of thousands.
+        return 1  # else Pillow would decode all pixels to look for a chunk behind them: 20 files a second instead of thousands
     value = image.getexif().get(_ORIENTATION)
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
 def _decoded(image: Image.Image, data: bytes) -> Picture:
-    """A picture with its pixels decoded. JPEGs of three plain channels by simplejpeg, where that is installed: in 0.6 of the time.
+    """Decode the pixels of a picture: plain three-channel JPEGs by simplejpeg, if installed, which takes 0.6 of the time.
 
-    What it refuses, and all else, is Pillow's, whose word it is what can be read.
+    Pillow decodes everything else, and what simplejpeg refuses.
     """
     decode_jpeg = _fast_decoder()
     if decode_jpeg is not None and image.format == "JPEG" and image.mode == "RGB" and image.info.get("adobe_transform", 1) == 1:
@@ -195,9 +193,9 @@ def _decoded(image: Image.Image, data: bytes) -> Picture:
 
 @cache
 def _fast_decoder() -> Callable[..., Any] | None:
-    """The decoder of simplejpeg, where that is installed and makes the very pixels that Pillow makes of a small picture; else None.
+    """Return simplejpeg's decoder if it is installed and decodes a small picture to exactly the same pixels as Pillow; else None.
 
-    Both stand on libjpeg-turbo with its exact transform, so they do, unless one was built on another library: then keys would lie.
+    Both use libjpeg-turbo with its exact transform. If one was built on another library, pixels differ and keys would be wrong.
     """
     try:
         simplejpeg: Any = importlib.import_module("simplejpeg")
@@ -220,7 +218,7 @@ def _sample_pixels() -> "np.ndarray[Any, np.dtype[np.uint8]]":
 
 
 def _rgb(picture: Picture, info: Mapping[Any, Any]) -> Picture:
-    """A decoded picture of any mode as 8-bit sRGB without alpha; `info` is what its file says of it."""
+    """Convert a decoded picture of any mode to 8-bit sRGB without alpha. `info` is what Pillow read beside the pixels."""
     profile = info.get("icc_profile")
     if not isinstance(picture, Image.Image):
         return picture if _foreign_profile("RGB", profile) is None else _in_srgb(Image.fromarray(picture), profile, "RGB")
@@ -237,7 +235,7 @@ def _rgb(picture: Picture, info: Mapping[Any, Any]) -> Picture:
 
 
 def _from_sixteen_bit(image: Image.Image) -> Image.Image:
-    """Scale 0..65535 to 0..255; Pillow's own conversion clips everything above 255 to white."""
+    """Scale 0..65535 to 0..255. Pillow's own conversion would clip everything above 255 to white."""
     levels = np.asarray(image).astype(np.uint32)
     return Image.fromarray(((levels * 255 + 32_767) // 65_535).astype(np.uint8)).convert("RGB")
 
@@ -248,7 +246,7 @@ def on_white(image: Image.Image) -> Image.Image:
 
 
 def _in_srgb(image: Image.Image, profile: object, mode: str) -> Image.Image:
-    """The picture in sRGB, where it carries a profile of its own kind that can be used; else the picture itself."""
+    """Convert a picture to sRGB by its ICC profile; return it unchanged if there is no usable profile for its colour mode."""
     source = _foreign_profile(image.mode, profile)
     try:
         converted = None if source is None else ImageCms.profileToProfile(image, source, _SRGB, outputMode=mode)
@@ -258,13 +256,13 @@ def _in_srgb(image: Image.Image, profile: object, mode: str) -> Image.Image:
 
 
 def _foreign_profile(mode: str, profile: object) -> Any:
-    """A profile for pictures of this mode that can be used and is not sRGB; else None."""
+    """Return a usable ICC profile for pictures of this mode, unless it is sRGB; else None."""
     space = _COLOUR_SPACES.get(mode)
     if not isinstance(profile, bytes) or space is None:
         return None
     try:
         source: Any = ImageCms.ImageCmsProfile(BytesIO(profile))
-        is_ours = source.profile.xcolor_space.strip() != space or "sRGB" in ImageCms.getProfileDescription(source)
+        is_foreign = source.profile.xcolor_space.strip() == space and "sRGB" not in ImageCms.getProfileDescription(source)
     except (ImageCms.PyCMSError, OSError):
         return None
-    return None if is_ours else source
+    return source if is_foreign else None

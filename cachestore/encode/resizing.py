@@ -1,7 +1,7 @@
-"""Pictures to the size of their bucket, in each of the ways of `resamplers`. Imports torch and OpenCV when they first resize.
+"""Scale and crop pictures to their bucket by each of the `resamplers`. Imports torch and OpenCV when they are first needed.
 
-A way is a pure function of pixels and sizes: equal bits in every thread and process, for any number of threads. torch's antialiased
-kernels on uint8 are Pillow's filters with weights of 16 bits; `docs/numerics.md` says how far apart the two are.
+The result depends on pixels and sizes alone: equal bits in every thread and process, whatever the number of threads. torch's antialiased
+kernels for uint8 are Pillow's filters with 16-bit weights; `docs/numerics.md` says how much the two differ.
 """
 
 from functools import cache
@@ -10,54 +10,51 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from cachestore.encode.buckets import Placement, Size, placement
-from cachestore.encode.images import Picture, Pixels, as_image, as_pixels, resize_box
+from cachestore.encode.buckets import CropBox, Size, crop_box
+from cachestore.encode.images import Picture, Pixels, as_image, as_pixels, resize_crop
 from cachestore.encode.resamplers import Resample
 
 _FILTERS: Final[dict[Resample, Image.Resampling]] = {
     "bicubic": Image.Resampling.BICUBIC,
     "bilinear": Image.Resampling.BILINEAR,
 }
-"""Pillow's filter of a way; Lanczos for all others."""
+"""Pillow's filters; Lanczos for all others."""
 
-_MOST_CUT: Final = 2
-"""A picture whose scaled size is more than so many times its bucket is resized by Pillow, which resamples the crop alone: a picture of 1 x
-100,000 pixels in a bucket of 256 x 2048 would have 6.6 billion pixels."""
-
-
-def fit(picture: Picture, bucket: Size, place: Placement | None = None, resample: Resample = "pillow") -> Pixels:
-    """Scale a picture until it covers the bucket, and crop the centre, or where `place` says: uint8 [height, width, 3]."""
-    size = _size_of(picture)
-    place = placement(size, bucket) if place is None else place
-    if place.resized == size:
-        return _cropped(as_pixels(picture), place)
-    is_cut = place.resized.width * place.resized.height > _MOST_CUT * bucket.width * bucket.height
-    is_enlarged = place.resized.width > size.width or place.resized.height > size.height
-    if resample == "area" and not is_enlarged:
-        return _cropped(_by_opencv(as_pixels(picture), place.resized), place)
-    if resample in {"area", "pillow"} or is_cut:
-        return resize_box(as_image(picture), bucket, place, _FILTERS.get(resample, Image.Resampling.LANCZOS))
-    return _cropped(_by_torch(as_pixels(picture), place.resized, resample), place)
+_MOST_CROPPED: Final = 2
+"""If a scaled picture had more than this many times the pixels of its bucket, Pillow resizes it, which computes only the crop. In a bucket
+of 256 x 2048, a picture of 1 x 100,000 pixels would be scaled to 6.6 billion."""
 
 
-def mirrored(pixels: Pixels) -> Pixels:
-    """Pixels [..., height, width, 3] with left and right exchanged."""
+def fit(picture: Picture, bucket: Size, box: CropBox | None = None, resample: Resample = "pillow") -> Pixels:
+    """Scale a picture to cover the bucket and crop it as `box` says, else at the centre: uint8 [height, width, 3]."""
+    size = Size(*picture.size) if isinstance(picture, Image.Image) else Size(picture.shape[1], picture.shape[0])
+    box = crop_box(size, bucket) if box is None else box
+    resized = box.resized
+    if resized == size:
+        return _cropped(as_pixels(picture), box)
+    is_larger = resized.width > size.width or resized.height > size.height
+    if resample == "area" and not is_larger:
+        return _cropped(_by_opencv(as_pixels(picture), resized), box)
+    is_mostly_cropped = resized.width * resized.height > _MOST_CROPPED * bucket.width * bucket.height
+    if resample in {"area", "pillow"} or is_mostly_cropped:
+        return resize_crop(as_image(picture), bucket, box, _FILTERS.get(resample, Image.Resampling.LANCZOS))
+    return _cropped(_by_torch(as_pixels(picture), resized, resample), box)
+
+
+def mirror(pixels: Pixels) -> Pixels:
+    """Exchange left and right in pixels [..., height, width, 3]."""
     import torch
 
-    return torch.from_numpy(pixels).flip(-2).numpy()  # 0.5 ms at 1216 x 832 where numpy takes 4
+    return torch.from_numpy(pixels).flip(-2).numpy()  # at 1216 x 832 0.5 ms, by numpy 4
 
 
-def _size_of(picture: Picture) -> Size:
-    return Size(*picture.size) if isinstance(picture, Image.Image) else Size(picture.shape[1], picture.shape[0])
-
-
-def _cropped(pixels: Pixels, place: Placement) -> Pixels:
-    left, top, right, bottom = place.crop
+def _cropped(pixels: Pixels, box: CropBox) -> Pixels:
+    left, top, right, bottom = box.crop
     return np.ascontiguousarray(pixels[top:bottom, left:right])
 
 
 def _by_torch(pixels: Pixels, size: Size, mode: str) -> Pixels:
-    """The antialiased kernels of torch. They have a faster way for channels last, which the axis of the batch must stand before."""
+    """Resize by torch's antialiased kernels, which are faster if they see that the channels come last."""
     import torch
 
     batch = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
@@ -66,14 +63,14 @@ def _by_torch(pixels: Pixels, size: Size, mode: str) -> Pixels:
 
 
 def _by_opencv(pixels: Pixels, size: Size) -> Pixels:
-    """OpenCV's mean over the area of each pixel, as sd-scripts shrink pictures."""
+    """Shrink by OpenCV to the mean of the area that each pixel covers, as sd-scripts does."""
     opencv = _opencv()
     return opencv.resize(pixels, tuple(size), interpolation=opencv.INTER_AREA)
 
 
 @cache
 def _opencv() -> Any:
-    """OpenCV, without threads of its own: those that prepare pictures are as many as there are processors."""
+    """Return OpenCV, without its own threads: pictures are prepared on as many threads as there are processors."""
     import cv2
 
     cv2.setNumThreads(0)

@@ -1,7 +1,7 @@
-"""One entry as bytes: its layout, its checksum, and the buffers it is written from. Knows no file.
+"""One entry as bytes: its layout, its checksum, and the buffers it is written from. Reads and writes no file.
 
-An entry's tensors stand together, widest dtype first, so that each starts at a multiple of its element's size without filler.
-Its checksum covers the key, the names, dtypes and shapes, and every byte, so right-looking bytes under a wrong key never pass.
+The tensors of an entry follow each other, widest dtype first, so each is aligned to its element size without filler. The checksum covers
+the key, names, dtypes, shapes and every byte. So intact bytes under a wrong key are noticed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ CHECKSUM_BYTES: Final = 16
 
 
 class TensorSpec(NamedTuple):
-    """One tensor of an entry, without its bytes."""
+    """Name, dtype and shape of one tensor of an entry."""
 
     name: str
     dtype: str
@@ -35,7 +35,7 @@ Specs = tuple[TensorSpec, ...]
 """The tensors of an entry in the order of their bytes."""
 
 _LAYOUTS: Final = 4096
-"""Layouts whose text and size are kept: a store has one for each shape, not for each entry."""
+"""How many layouts are cached with their text and size. A store has one layout for each shape, not for each entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class Entry:
 
 
 def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Json]) -> Entry:
-    """Order an entry's tensors and bind them to the key. Raises BadInput for a bad name, dtype or length, or a value that is not JSON.
+    """Order an entry's tensors and compute its checksum.
 
-    No tensors at all is a valid entry: its JSON value is then all it says.
+    Raises BadInput for a bad name, dtype or length, or for a value that is not JSON. An entry may have no tensors, only its JSON value.
     """
     canonical(dict(meta))
     specs: list[TensorSpec] = []
@@ -75,7 +75,7 @@ def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Js
 
 
 def checksum_of(key: Key, specs: "Specs | list[TensorSpec]", buffers: Sequence[Buffer]) -> bytes:
-    """xxh3_128 over key, names, dtypes, shapes and bytes; the buffers may be one whole run or one for each tensor."""
+    """xxh3_128 over key, names, dtypes, shapes and bytes. `buffers` is one buffer for all bytes, or one for each tensor."""
     state = begin_checksum(key, specs)
     for buffer in buffers:
         state.update(buffer)
@@ -83,13 +83,13 @@ def checksum_of(key: Key, specs: "Specs | list[TensorSpec]", buffers: Sequence[B
 
 
 def begin_checksum(key: Key, specs: "Specs | list[TensorSpec]") -> Checksum:
-    """The checksum of an entry before its first byte: bound to key, names, dtypes and shapes already."""
+    """Start an entry's checksum with its key, names, dtypes and shapes. The bytes follow."""
     return Checksum(key + text_of(tuple(specs)))
 
 
 @lru_cache(_LAYOUTS)
 def text_of(specs: Specs) -> bytes:
-    """Names, dtypes and shapes as they go into the checksum and into the index."""
+    """Names, dtypes and shapes as canonical JSON, for the checksum and the index."""
     return canonical([[spec.name, spec.dtype, list(spec.shape)] for spec in specs])
 
 

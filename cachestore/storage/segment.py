@@ -1,6 +1,6 @@
-"""A segment: an immutable safetensors file of many entries, built in memory and written once. The only truth about values.
+"""Segments: immutable safetensors files of many entries, built in memory and written once. Only segments hold values.
 
-Its name is the xxh3_128 of all its bytes. Entries start at multiples of 64 bytes, and the gaps are declared tensors `filler/<n>`.
+A segment's name is the xxh3_128 of all its bytes. Entries start at multiples of 64 bytes; the gaps are declared tensors `filler/<n>`.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, Final
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Json, Key, canonical
 from cachestore.files.checksum import digest_of
-from cachestore.files.container import ALIGNMENT, Header, TensorPlace, build_header, read_header
+from cachestore.files.container import ALIGNMENT, Header, TensorInfo, build_header, read_header
 from cachestore.files.opening import opened
 from cachestore.files.paths import to_repair, to_verify
 from cachestore.storage.entry import CHECKSUM_BYTES, Buffer, Entry, Specs, TensorSpec, size_of
@@ -20,7 +20,7 @@ from cachestore.storage.entry import CHECKSUM_BYTES, Buffer, Entry, Specs, Tenso
 FORMAT: Final = "cachestore-segment"
 VERSION: Final = 1
 ENTRY_LIMIT: Final = 4096
-"""Entries of one segment at most. Keeps headers small: opening one costs about 1 ms a thousand tensors."""
+"""Most entries of one segment. Keeps headers small: opening one takes about 1 ms per thousand tensors."""
 
 _FILLER: Final = "filler"
 
@@ -31,7 +31,7 @@ class StoredEntry:
 
     key: Key
     ordinal: int
-    """Its place in the order of bytes, from 0."""
+    """Its number in the order of bytes, from 0."""
     offset: int
     """Where its bytes start in the file."""
     specs: Specs
@@ -46,28 +46,28 @@ class StoredEntry:
 
 @dataclass(frozen=True, slots=True)
 class SegmentContents:
-    """What a segment's header says."""
+    """The contents of a segment's header."""
 
     origin: str
-    """`<plan>/<pass>` of the pass that wrote it; empty where a writer did."""
+    """`<plan>/<pass>` of the pass that wrote it; empty if a writer did."""
     entries: tuple[StoredEntry, ...]
     size_bytes: int
 
 
 def build_segment(entries: Iterable[Entry], *, origin: str = "", edition: int = 0) -> tuple[str, list[Buffer]]:
-    """Lay out a segment; returns (digest, chunks). Pure. `edition` gives the same entries another digest, for when the name is taken."""
-    tensors: dict[str, TensorPlace] = {}
+    """Lay out a segment; returns (digest, chunks). Pass another `edition` for another digest, if the name is taken."""
+    tensors: dict[str, TensorInfo] = {}
     table: dict[str, Any] = {}
     data: list[Buffer] = []
     position = 0
     for entry in entries:
         if gap := -position % ALIGNMENT:
-            tensors[f"{_FILLER}/{len(table)}"] = TensorPlace("U8", (gap,), position, position + gap)
+            tensors[f"{_FILLER}/{len(table)}"] = TensorInfo("U8", (gap,), position, position + gap)
             data.append(bytes(gap))
             position += gap
         table[str(entry.key)] = [entry.checksum.hex(), dict(entry.meta)]
         for spec, buffer in zip(entry.specs, entry.buffers, strict=True):
-            tensors[f"{entry.key}/{spec.name}"] = TensorPlace(spec.dtype, spec.shape, position, position + len(buffer))
+            tensors[f"{entry.key}/{spec.name}"] = TensorInfo(spec.dtype, spec.shape, position, position + len(buffer))
             data.append(buffer)
             position += len(buffer)
     text = _table_text(table)
@@ -84,7 +84,7 @@ def build_segment(entries: Iterable[Entry], *, origin: str = "", edition: int = 
 
 
 def _table_text(table: Mapping[str, Any]) -> str:
-    """The entry table as JSON. Half a surrogate pair (a file name that is not UTF-8) is escaped: the stock library refuses it raw."""
+    """The entry table as JSON. Lone surrogates (from file names that are not UTF-8) are escaped, as safetensors refuses them raw."""
     try:
         return canonical(table).decode("utf-8")
     except UnicodeDecodeError:
@@ -92,27 +92,27 @@ def _table_text(table: Mapping[str, Any]) -> str:
 
 
 def read_contents(path: Path, *, is_whole: bool = True) -> SegmentContents:
-    """Read and check a segment's header; with `is_whole=False` also of a file that was cut short behind it. Raises FormatError, OSError."""
+    """Read and check a segment's header. With `is_whole=False` the data behind it may be cut short. Raises FormatError, OSError."""
     with opened(path) as (descriptor, status):
         header = read_header(descriptor, status.st_size, where=path, is_whole=is_whole)
     return parse_contents(header, status.st_size, where=path)
 
 
 def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentContents:
-    """The entries in a parsed header. Raises FormatError if they do not fit the tensors, or the segment is newer than this code."""
+    """The entries in a parsed header. Raises FormatError if they do not match the tensors, or if the format is newer."""
     _check_format(header.metadata.get("format", ""), where)
     text = header.metadata.get("entries", "")
     if digest_of([text.encode("utf-8", "surrogatepass")]) != header.metadata.get("entries_checksum"):
         raise FormatError(f"the entry table of {where} does not match its checksum; run {to_repair(where)}")
     starts: dict[str, int] = {}
     specs: dict[str, list[TensorSpec]] = {}
-    for full_name, place in header.tensors.items():
+    for full_name, info in header.tensors.items():
         owner, _, name = full_name.partition("/")
-        starts.setdefault(owner, place.start)
-        specs.setdefault(owner, []).append(TensorSpec(name, place.dtype, place.shape))
+        starts.setdefault(owner, info.start)
+        specs.setdefault(owner, []).append(TensorSpec(name, info.dtype, info.shape))
     try:
         table = {name: _parse_row(row) for name, row in json.loads(text).items()}
-        in_order = sorted((starts.get(name, 0), name) for name in table)  # an entry without bytes starts at the data's start
+        in_order = sorted((starts.get(name, 0), name) for name in table)  # an entry without bytes starts where the data starts
         entries = tuple(
             StoredEntry(Key.parse(name), ordinal, header.data_start + start, tuple(specs.get(name, ())), *table[name])
             for ordinal, (start, name) in enumerate(in_order)
