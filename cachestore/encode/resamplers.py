@@ -1,7 +1,7 @@
-"""The ways to resize pictures and videos that `--resample` names. Imports nothing that resizes; `resizing` does the work.
+"""The ways to resize pictures and videos that `--resample` names. Imports nothing that resizes; that is `resizing`.
 
-A way is chosen by name when the work is planned, never by what is installed: all ranks make the same keys, and one that cannot resize in
-this way says so and encodes nothing.
+A way is chosen when the work is planned, never by what is installed: all ranks make the same keys. A rank that cannot resize in this way
+says so and encodes nothing.
 """
 
 import importlib.util
@@ -12,14 +12,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Literal
 
 from cachestore.core.errors import BadInput, MissingExtra, how_to_install
-from cachestore.core.keys import Json
 
 Resample = Literal["lanczos", "area", "bicubic", "bilinear", "pillow"]
 
 NEW: Final[Resample] = "lanczos"
 """How new data sets resize."""
 FIRST: Final[Resample] = "pillow"
-"""How data sets resize that were made before there was a choice, and what imported values are compared with."""
+"""How older versions resized, which had no choice. Imported values are compared with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +42,20 @@ RESAMPLERS: Final[Mapping[str, Resampler]] = {
         Resampler("pillow", "pillow-lanczos-cover-center/1", "pyav-swscale-601-pillow-lanczos/1"),
     )
 }
-_BY_TRANSFORM: Final = {row.pictures: row.name for row in RESAMPLERS.values()}
-
 _LEAST_TORCH: Final = (2, 12)
 """The first torch whose `interpolate` knows Lanczos."""
 
 
-def resample_of(make: Mapping[str, Json]) -> Resample | None:
-    """How a recipe's pictures are resized, by its `make` block; None if it does not say, or names a way of a newer cachestore."""
-    transform: Mapping[str, Json] = make.get("transform") or {}
-    return _BY_TRANSFORM.get(str(transform.get("pixels")))
-
-
 def check_resampler(name: Resample) -> None:
-    """Raise BadInput if what is installed here cannot resize in this way. A torch that is not installed at all is not its concern."""
+    """Raise BadInput if this way needs OpenCV or a newer torch than is installed. Without any torch, loading the model fails anyway."""
     if name == "area" and importlib.util.find_spec("cv2") is None:
         raise MissingExtra(f"--resample area needs OpenCV, which is not installed here. {how_to_install('area')}")
     found = _torch_version()
     if name == "lanczos" and found is not None and _numbers(found) < _LEAST_TORCH:
         least = ".".join(map(str, _LEAST_TORCH))
         raise BadInput(
-            f"--resample lanczos needs torch {least} or newer, but here is torch {found}: update torch on every rank. A new data set can also"
-            " be made with --resample pillow, which is slower, or bicubic"
+            f"--resample lanczos needs torch {least} or newer, but torch {found} is installed here: install a newer one on every rank. A"
+            " new data set can also be made with --resample pillow, which is slower"
         )
 
 

@@ -27,7 +27,7 @@ of 256 x 2048, a picture of 1 x 100,000 pixels would be scaled to 6.6 billion.""
 
 def fit(picture: Picture, bucket: Size, box: CropBox | None = None, resample: Resample = "pillow") -> Pixels:
     """Scale a picture to cover the bucket and crop it as `box` says, else at the centre: uint8 [height, width, 3]."""
-    size = Size(*picture.size) if isinstance(picture, Image.Image) else Size(picture.shape[1], picture.shape[0])
+    size = size_of(picture)
     box = crop_box(size, bucket) if box is None else box
     resized = box.resized
     if resized == size:
@@ -39,6 +39,11 @@ def fit(picture: Picture, bucket: Size, box: CropBox | None = None, resample: Re
     if resample in {"area", "pillow"} or is_mostly_cropped:
         return resize_crop(as_image(picture), bucket, box, _FILTERS.get(resample, Image.Resampling.LANCZOS))
     return _cropped(_by_torch(as_pixels(picture), resized, resample), box)
+
+
+def size_of(picture: Picture) -> Size:
+    """Return a picture's width and height."""
+    return Size(*picture.size) if isinstance(picture, Image.Image) else Size(picture.shape[1], picture.shape[0])
 
 
 def mirror(pixels: Pixels) -> Pixels:
