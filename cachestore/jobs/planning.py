@@ -15,7 +15,7 @@ from cachestore.core.inputs import IMAGES, RANDOM, RESOLUTIONS, cells_each, opti
 from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample
 from cachestore.core.words import first_of
-from cachestore.encode.resamplers import FIRST, NEW, RESAMPLERS, check_resampler
+from cachestore.encode.resamplers import FIRST, NEW, RESAMPLERS, Resample, check_resampler
 from cachestore.encode.unit import Encoder
 from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
@@ -222,8 +222,8 @@ def _with_resampler(
     made = frozenset[str]() if previous is None else previous.recipes.keys()
     own = next((row.name for row in RESAMPLERS.values() if latents.resampled(row.name).recipe.fingerprint in made), None)
     # Older versions, which had no choice, may have made values for another data set, or for one whose first pass did not end.
-    older = FIRST if layout.recipe(latents.resampled(FIRST).recipe.fingerprint).is_file() else NEW
-    chosen = own or older
+    is_begun = layout.recipe(latents.resampled(FIRST).recipe.fingerprint).is_file()
+    chosen: Resample = own or (FIRST if is_begun else NEW)
     return replace(request, resample=chosen), tuple(latents.resampled(chosen) if one is latents else one for one in encoders)
 
 
