@@ -62,7 +62,7 @@ class LatentsEncoder:
         self.recipe = recipe
         self.setup = setup
         self._device = device
-        self._batch_size = batch_size
+        self._batch_size: int | Literal["auto"] = batch_size
         self._compiles = compiles
         self._fingerprint = recipe.fingerprint
         self._vae: Vae | None = None

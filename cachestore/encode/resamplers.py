@@ -32,7 +32,7 @@ class Resampler:
     """Likewise for videos. Stands in each video's key."""
 
 
-RESAMPLERS: Final[Mapping[str, Resampler]] = {
+RESAMPLERS: Final[Mapping[Resample, Resampler]] = {
     row.name: row
     for row in (
         Resampler("lanczos", "torch-lanczos-cover-center/1", "pyav-swscale-601-torch-lanczos/1"),

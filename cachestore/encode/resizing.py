@@ -54,8 +54,10 @@ def mirror(pixels: Pixels) -> Pixels:
 
 
 def _cropped(pixels: Pixels, box: CropBox) -> Pixels:
+    """Return the crop, without the memory of what is cut off."""
     left, top, right, bottom = box.crop
-    return np.ascontiguousarray(pixels[top:bottom, left:right])
+    found = pixels[top:bottom, left:right]
+    return np.ascontiguousarray(pixels) if found.shape == pixels.shape else found.copy()
 
 
 def _by_torch(pixels: Pixels, size: Size, mode: str) -> Pixels:

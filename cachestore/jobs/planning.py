@@ -220,10 +220,10 @@ def _with_resampler(
         return request, encoders
     previous = newest_catalog(layout, request.name, io="mmap")
     made = frozenset[str]() if previous is None else previous.recipes.keys()
-    own = next((row.name for row in RESAMPLERS.values() if latents.resampled(row.name).recipe.fingerprint in made), None)
+    own: Resample | None = next((name for name in RESAMPLERS if latents.resampled(name).recipe.fingerprint in made), None)
     # Older versions, which had no choice, may have made values for another data set, or for one whose first pass did not end.
     is_begun = layout.recipe(latents.resampled(FIRST).recipe.fingerprint).is_file()
-    chosen: Resample = own or (FIRST if is_begun else NEW)
+    chosen: Resample = own if own is not None else FIRST if is_begun else NEW
     return replace(request, resample=chosen), tuple(latents.resampled(chosen) if one is latents else one for one in encoders)
 
 

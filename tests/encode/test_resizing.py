@@ -133,6 +133,15 @@ def test_a_long_thin_picture_is_never_scaled_as_a_whole(size, name, monkeypatch)
     assert fit(noise(*size), Size(256, 256), None, name).shape == (256, 256, 3)
 
 
+@pytest.mark.parametrize("name", RESAMPLERS)
+def test_a_crop_holds_no_memory_of_what_was_cut_off(name):
+    pytest.importorskip("cv2")
+    for size in ((64, 90), (128, 180)):
+        made = fit(noise(*size), Size(64, 64), None, name)
+        assert made.flags.c_contiguous
+        assert made.base is None or np.asarray(made.base).nbytes <= made.nbytes
+
+
 def test_area_shrinks_by_opencv_and_enlarges_by_pillows_lanczos():
     cv2 = pytest.importorskip("cv2")
     pixels, bucket = noise(300, 200), Size(64, 64)
