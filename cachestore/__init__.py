@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from cachestore.maintain.refill import repair as repair
     from cachestore.maintain.status import StatusReport as StatusReport
     from cachestore.maintain.status import status as status
+    from cachestore.storage.findings import DamagedEntry as DamagedEntry
     from cachestore.storage.findings import Finding as Finding
     from cachestore.storage.repair import RepairReport as RepairReport
     from cachestore.storage.stats import CatalogStats as CatalogStats
@@ -92,7 +93,7 @@ _NAMES = {
     "maintain.recompute": "verify",
     "maintain.refill": "repair",
     "maintain.status": "StatusReport status",
-    "storage.findings": "Finding",
+    "storage.findings": "DamagedEntry Finding",
     "storage.repair": "RepairReport",
     "storage.stats": "CatalogStats StoreStats stats",
     "storage.verify": "VerifyReport",

@@ -78,6 +78,7 @@ RESULTS = (
     *(
         "CatalogStats",
         "CompactReport",
+        "DamagedEntry",
         "DropReport",
         "ExportReport",
         "Feature",

@@ -276,7 +276,7 @@ def test_who_reads_our_output_may_go_away(store):
 # JSON
 
 
-FINDING = {"kind", "path", "key", "sample", "message"}
+FINDING = {"kind", "path", "key", "sample", "message", "entries"}
 
 
 def test_precompute_prints_the_contracts_fields(run_json, data, store):
@@ -365,7 +365,16 @@ def test_verify_prints_the_contracts_fields_and_names_key_and_sample(run_json, s
     assert (code, damaged["ok"]) == (DAMAGE, False)
     assert all(set(finding) == FINDING for finding in damaged["findings"])
     assert {(finding["key"], finding["sample"]) for finding in damaged["findings"]} == {(key, "1.png")}
-    assert {finding["kind"] for finding in damaged["findings"]} == {"corrupt-entry", "missing-entry"}
+    assert [finding["kind"] for finding in damaged["findings"]] == ["corrupt-entry"]
+    assert damaged["findings"][0]["entries"] == [{"key": key, "sample": "1.png", "has_copy": False}]
+
+
+def test_verify_lists_the_entries_of_a_damaged_segment_under_it(run, store):
+    key = flip(store)
+    lines = run("verify", store)[1].splitlines()
+    assert lines[0].startswith("corrupt-entry: ")
+    assert lines[1] == f"  entry {key} (sample '1.png'): no other copy"
+    assert lines[2].startswith("DAMAGED: ")
 
 
 def test_verify_says_that_a_store_has_no_index(run, run_json, store):
