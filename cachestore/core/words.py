@@ -17,6 +17,15 @@ def first_of(names: Iterable[object], limit: int = NAMED) -> str:
     return ", ".join(first[:limit]) + (", …" if len(first) > limit else "")
 
 
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return which known words may have been meant, as the end of a sentence: `; did you mean 'verify'?`. Empty if none is similar."""
+    from difflib import get_close_matches
+
+    spelt = {word.casefold(): word for word in known}
+    near = [spelt[word] for word in get_close_matches(given.casefold(), spelt, NAMED)]
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
 def human_bytes(size: float) -> str:
     """Return a size in bytes as a person reads it: `512 B`, `18.4 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):

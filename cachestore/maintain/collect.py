@@ -17,7 +17,7 @@ from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Json, Key
 from cachestore.core.samples import CAPTION
-from cachestore.core.words import in_short
+from cachestore.core.words import did_you_mean, in_short
 from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.opening import reason_of
 from cachestore.files.paths import Layout
@@ -239,7 +239,9 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
     if not plans and not generations:
         there = [one for one in list_names(layout) if list_generations(layout, one)]
         names = ", ".join(map(repr, there[:_NAMED])) or "none"
-        raise BadInput(f"{layout.root} has no data set {name!r}; it has {names} ({layout.command('stats')} lists them)")
+        raise BadInput(
+            f"{layout.root} has no data set {name!r}; it has {names} ({layout.command('stats')} lists them){did_you_mean(name, there)}"
+        )
     if heartbeats := at_work(layout, now=time.time(), plans=frozenset(plans)):
         raise BadInput(f"{_who(heartbeats[0])} is working on the data set {name!r}: stop it, or wait until it has ended")
     freed = 0

@@ -16,6 +16,7 @@ from cachestore.core.arguments import as_path
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import WITHIN, framing_of
 from cachestore.core.keys import Json
+from cachestore.core.words import did_you_mean
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout
 from cachestore.files.publish import write_outside
@@ -104,7 +105,9 @@ def _choose_name(layout: Layout, names: Sequence[str], name: str | None) -> str 
         return DEFAULT_NAME if DEFAULT_NAME in names else next(iter(names), None)
     if name not in names:
         there = ", ".join(map(repr, names[:3])) or "none"
-        raise BadInput(f"{layout.root} has no data set {name!r}; it has {there} ({layout.command('stats')} lists them)")
+        raise BadInput(
+            f"{layout.root} has no data set {name!r}; it has {there} ({layout.command('stats')} lists them){did_you_mean(name, names)}"
+        )
     return name
 
 

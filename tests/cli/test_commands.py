@@ -19,7 +19,7 @@ from tests import fakes
 from tests.loading import stores
 
 USAGE = 2
-ON_STORES = ("status", "verify", "repair", "stats", "ls", "show", "why", "report", "gc", "compact", "drop", "doctor")
+ON_STORES = ("status", "verify", "repair", "stats", "ls", "show", "why", "report", "gc", "compact", "relocate", "drop", "doctor")
 OF_SOMETHING = {"show": ["0.png"], "why": ["0.png"], "drop": ["train"]}
 """What commands need that are about a sample or a data set."""
 
@@ -66,6 +66,9 @@ def arguments_of(command, store):
     """A command with the least it needs; a report is written beside the store."""
     if command == "report":
         return [command, store, "-o", f"{store}.html"]
+    if command == "relocate":
+        data = store.parent / "data"
+        return [command, store, "--source", f"{data}={data}"]
     return [command, store, *OF_SOMETHING.get(command, [])]
 
 
@@ -146,7 +149,8 @@ def test_an_error_with_json_is_an_object_on_stdout_too(run, command, tmp_path):
 @pytest.mark.parametrize("command", ON_STORES)
 def test_every_command_works_on_a_store_of_nothing_but_those_that_name_something(run, command, tmp_path):
     cs.open(tmp_path / "store", mode="a").close()
-    assert run(*arguments_of(command, tmp_path / "store"))[0] == (ERROR if command in OF_SOMETHING else OK)
+    names_something = command in {*OF_SOMETHING, "relocate"}
+    assert run(*arguments_of(command, tmp_path / "store"))[0] == (ERROR if names_something else OK)
 
 
 @pytest.mark.parametrize("command", ON_STORES)

@@ -113,6 +113,44 @@ def test_under_a_name_that_has_samples_an_emptied_source_asks_to_be_let(data, ro
     assert verify(root).ok
 
 
+# A folder that moved
+
+
+def test_a_run_that_reuses_everything_from_a_moved_folder_records_the_new_path_and_changes_no_digest(data, root, makers, tmp_path):
+    first = run(data, root)
+    encoded = [len(maker.encoded) for maker in makers.made]
+    moved = data.rename(tmp_path / "moved")
+    second = run(moved, root)
+    assert (second.encoded, second.generation, second.catalog_digest) == (0, first.generation + 1, first.catalog_digest)
+    assert {hints["data"] for hints in catalog(root).request.values()} == {str(moved)}
+    assert sum(len(maker.encoded) for maker in makers.made) == sum(encoded)
+    assert run(moved, root).generation == second.generation, "the path is recorded once"
+    assert verify(root).ok
+
+
+def test_the_new_path_is_recorded_without_starting_a_process_too(data, root, makers, tmp_path, monkeypatch):
+    run(data, root)
+    monkeypatch.setattr("cachestore.jobs.precompute.run_child", lambda *_arguments: pytest.fail("a process was started"))
+    monkeypatch.setattr("cachestore.jobs.precompute._is_model_here", lambda _request: True)
+    moved = data.rename(tmp_path / "moved")
+    assert cs.precompute(moved, model="model", store=root).encoded == 0
+    assert {hints["data"] for hints in catalog(root).request.values()} == {str(moved)}
+
+
+def test_a_path_that_is_still_there_stays_recorded(data, root, makers, tmp_path):
+    first = run(data, root)
+    shutil.copytree(data, tmp_path / "copy")
+    assert run(tmp_path / "copy", root).generation == first.generation
+    assert {hints["data"] for hints in catalog(root).request.values()} == {str(data)}
+
+
+def test_the_run_says_beforehand_which_path_is_gone(data, root, makers, tmp_path):
+    run(data, root)
+    moved = data.rename(tmp_path / "moved")
+    request = PrecomputeRequest(str(moved), "model", str(root))
+    assert f"{data} is no longer there: the data set 'train' records the paths of this run instead" in forecast_of(request).remarks
+
+
 # Columns
 
 
