@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from cachestore.core.arguments import as_path
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Json, Key
 from cachestore.core.samples import CAPTION
-from cachestore.core.words import did_you_mean, in_short
+from cachestore.core.words import in_short
 from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.opening import reason_of
 from cachestore.files.paths import Layout
 from cachestore.files.removal import remove_file
 from cachestore.storage import verify as storage_verify
-from cachestore.storage.catalog import list_generations, list_names, read_catalog
+from cachestore.storage.catalog import list_generations, list_names, no_data_set, read_catalog
 from cachestore.storage.catalog_writer import mark_dropped
 from cachestore.storage.commit import commit
 from cachestore.storage.compact import choose_groups, compact_segments
@@ -63,8 +63,6 @@ from cachestore.work.retention import (
     reported_catalogs,
     spent_plans,
 )
-
-_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +236,7 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
     check_for_reading(layout)
     if not plans and not generations:
         there = [one for one in list_names(layout) if list_generations(layout, one)]
-        names = ", ".join(map(repr, there[:_NAMED])) or "none"
-        raise BadInput(
-            f"{layout.root} has no data set {name!r}; it has {names} ({layout.command('stats')} lists them){did_you_mean(name, there)}"
-        )
+        raise no_data_set(layout, name, there)
     if heartbeats := at_work(layout, now=time.time(), plans=frozenset(plans)):
         raise BadInput(f"{_who(heartbeats[0])} is working on the data set {name!r}: stop it, or wait until it has ended")
     freed = 0

@@ -17,7 +17,7 @@ from cachestore.maintain.collect import lost_catalogs
 from cachestore.maintain.moved import NewPaths, files_where_they_are
 from cachestore.source.combined import IN_MEMORY
 from cachestore.source.tars import tars_at
-from cachestore.storage.catalog import Catalog, last_generation, list_generations, list_names, read_catalog
+from cachestore.storage.catalog import Catalog, last_generation, list_generations, list_names, no_data_set, read_catalog
 from cachestore.storage.catalog_writer import draft_of, publish_draft
 from cachestore.storage.snapshot import open_layout
 
@@ -83,7 +83,7 @@ def _names(layout: Layout, name: str | None) -> list[str]:
     if name is None:
         return sorted(names)
     if name not in names:
-        raise BadInput(f"{layout.root} has no data set {name!r} ({layout.command('stats')} lists them){did_you_mean(name, names)}")
+        raise no_data_set(layout, name, names)
     return [name]
 
 
