@@ -116,6 +116,13 @@ def _path(text: str) -> str:
     return text
 
 
+def positive(text: str) -> int:
+    """Return the whole number of at least 1 that a text of the command line is. Raises ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
 def add_source(add_argument: Callable[..., Any], what: str) -> None:
     """Add `--source`, which may be given several times; `source_of` reads it. `what` ends its help text."""
     add_argument(

@@ -90,6 +90,19 @@ def test_gc_drop_and_compact_say_in_words_what_they_did(run, store):
     assert run("drop", store, "train")[0] == ERROR
 
 
+def test_gc_says_why_nothing_goes(run, store, data):
+    for number in range(3):
+        (data / "0.txt").write_text(f"another caption {number}")
+        (data / "0.png").write_bytes(b"another picture %d" % number)
+        assert run("precompute", data, "--model", "model", "--store", store)[0] == OK
+    assert re.search(r"^4 generations are kept \(4 of 'train'\): `--keep 1` frees \d", run("gc", store)[1], re.MULTILINE)
+    assert run("gc", store, "--keep", "1", "--apply")[0] == OK
+    said = run("gc", store)[1]
+    assert re.search(r"marked earlier and not removed yet; they can be removed from \d{4}-\d\d-\d\d \d\d:\d\d on$", said, re.MULTILINE)
+    assert "generations are kept" not in said
+    assert run("gc", store, "--keep", "0")[0] == USAGE
+
+
 @pytest.mark.parametrize("hours", ["-1", "x", "nan", "inf"])
 def test_a_grace_that_is_none_is_refused(run, store, hours):
     assert run("gc", store, f"--grace={hours}")[0] == USAGE
