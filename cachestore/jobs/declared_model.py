@@ -46,7 +46,7 @@ def as_made(hints: Mapping[str, Json], encoder: str, *, store: str) -> Precomput
     model = hints.get("model")
     if model is None:
         raise BadInput(
-            f"it was imported with claims ({dict(hints.get('claims', {}))}) but without a model: pass --model with the model that made it"
+            f"it was imported with declared settings ({dict(hints.get('claims', {}))}) but without a model: pass --model with the model that made it"
         )
     arguments: Mapping[str, Json] = hints.get("encode_arg", {}) if encoder == "text" else {}
     data, vae, text_encoder = str(hints["data"]), hints.get("vae"), hints.get("text_encoder")
