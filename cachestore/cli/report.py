@@ -36,5 +36,5 @@ def run(arguments: argparse.Namespace) -> int:
         source=source_of(arguments.source),
     )
     of = f"data set {report['name']!r}" if report["name"] else "no data set"
-    line = f"{report['output']}: {of}, {report['samples']} samples, {report['entries']} entries ({human_bytes(report['page_bytes'])})"
-    return tell(arguments, report, [line])
+    line = f"{of}, {report['samples']} samples, {report['entries']} entries ({human_bytes(report['bytes'])})"
+    return tell(arguments, report, [f"{report['output']}: {line}; the page has {human_bytes(report['page_bytes'])}"])

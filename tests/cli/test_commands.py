@@ -108,6 +108,23 @@ def test_a_grace_that_is_none_is_refused(run, store, hours):
     assert run("gc", store, f"--grace={hours}")[0] == USAGE
 
 
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        (["verfy", "store"], "verify"),
+        (["Precompute"], "precompute"),
+        (["verify", "store", "--jsn"], "--json"),
+        (["gc", "store", "--aply"], "--apply"),
+        (["precompute", "data", "--modle=m"], "--model"),
+        (["precompute", "data", "--batch_sizes", "4"], "--batch-size"),
+    ],
+)
+def test_a_misspelt_command_or_option_is_answered_with_the_one_that_was_meant(run, line, meant):
+    code, _out, err = run(*line)
+    assert code == USAGE
+    assert f"; did you mean {meant!r}" in err
+
+
 def test_no_command_is_a_usage_error(run):
     assert run()[0] == USAGE
 
@@ -497,6 +514,48 @@ def test_why_says_why_a_sample_failed(run, run_json, data, store):
     assert cells["text"]["state"] == "present"
 
 
+def test_why_without_a_sample_lists_all_that_are_not_ready_with_their_reasons(run, run_json, data, store):
+    assert run("why", store)[:2] == (OK, "data set 'train' (generation 1): all 3 samples are ready\n")
+    (data / "bad.png").write_bytes(b"undecodable")
+    run("precompute", data, "--model", "model", "--store", store)
+    flip(store)
+    run("repair", store)
+    code, found = run_json("why", store)
+    cells = {one["sample"]: [(cell["encoder"], cell["state"]) for cell in one["cells"]] for one in found["not_ready"]}
+    assert (code, cells) == (DAMAGE, {"1.png": [("latents", "missing")], "bad.png": [("latents", "not made")]})
+    lines = run("why", store)[1].splitlines()
+    assert lines[0].startswith("train  1.png: latents/image at 1024 missing: its entry has no valid copy")
+    assert lines[1] == "train  bad.png: latents/image at 1024 not made: this is no picture"
+    assert lines[2] == "data set 'train' (generation 2): 2 of 4 samples are not ready"
+
+
+def test_why_takes_the_data_sets_name(run, run_json, data, store):
+    run("precompute", data, "--model", "model", "--store", store, "--name", "other")
+    assert [one["name"] for one in run_json("why", store, "1.png")[1]["in"]] == ["other", "train"]
+    assert [one["name"] for one in run_json("why", store, "1.png", "--name", "other")[1]["in"]] == ["other"]
+    assert run("why", store, "--name", "other")[1].count("data set") == 1
+
+
+def test_ls_lists_samples_with_captions_buckets_and_whether_they_are_ready(run, run_json, data, store):
+    (data / "bad.png").write_bytes(b"undecodable")
+    run("precompute", data, "--model", "model", "--store", store)
+    code, listed = run_json("ls", store, "--samples")
+    assert (code, [(one["id"], one["ready"]) for one in listed["samples"]]) == (
+        OK,
+        [("0.png", True), ("1.png", True), ("2.png", True), ("bad.png", False)],
+    )
+    assert listed["samples"][0] == {"name": "train", "id": "0.png", "captions": ["caption 0"], "buckets": ["4x4"], "ready": True}
+    assert listed["samples"][3]["buckets"] == []
+    lines = run("ls", store, "--samples", "--name", "train")[1].splitlines()
+    assert (lines[0], lines[3]) == ("train  0.png  4x4  ready  caption 0", "train  bad.png  -  NOT READY  ")
+
+
+def test_ls_says_that_a_sample_whose_entry_is_gone_is_not_ready(run_json, store):
+    flip(store)
+    run_json("repair", store)
+    assert [one["ready"] for one in run_json("ls", store, "--samples")[1]["samples"]] == [True, False, True]
+
+
 def test_why_says_that_an_entry_was_lost(run_json, store):
     key = flip(store)
     run_json("repair", store)
@@ -669,6 +728,7 @@ def test_looking_at_a_store_never_imports_torch(store):
 def test_report_writes_one_page_and_says_where(run, run_json, store, tmp_path):
     code, out, _err = run("report", store, "-o", tmp_path / "a" / "page.html")
     assert (code, out.startswith(f"{tmp_path / 'a' / 'page.html'}: data set 'train', 3 samples, 7 entries")) == (OK, True)
+    assert re.search(r"; the page has \d+(\.\d)? Ki?B$", out.strip())
     code, reported = run_json("report", store, "-o", tmp_path / "a" / "page.html", "--name", "train", "--batch_size", "2")
     assert (code, reported["samples"], reported["batch_size"]) == (OK, 3, 2)
     assert reported["page_bytes"] == (tmp_path / "a" / "page.html").stat().st_size

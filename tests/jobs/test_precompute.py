@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from cachestore.cli import main
 from cachestore.cli.lines import training_lines
 from cachestore.core.errors import BadInput, BadUsage, EncodeFailed, Incomplete, RecipeMismatch, Superseded, WriteFailed
 from cachestore.files.paths import Layout
+from cachestore.jobs.forecast import in_words
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import forecast_of, precompute_here
 from cachestore.jobs.processes import Child
@@ -583,6 +585,16 @@ def test_a_forecast_counts_and_encodes_nothing(photos, root, makers):
     assert forecast.estimated_bytes == 6 * 16
     assert makers.encoded() == []
     assert list_names(Layout(root)) == []
+
+
+def test_a_forecast_names_no_batch_size_of_its_own_and_says_what_several_leave_out(photos, root, makers):
+    buckets = {"64x64": 5, "64x48": 2}
+    found = replace(look(photos, root, resolution=128), buckets=buckets)
+    [line] = [line for line in in_words(found, root) if "leave out" in line]
+    assert line.endswith(": 1 at 2, 3 at 4, 7 at 8, 7 at 16")
+    assert "buckets (2): 64x64 5, 64x48 2" in in_words(found, root)
+    whole = replace(found, buckets={"64x64": 16})
+    assert not any("leave out" in line for line in in_words(whole, root))
 
 
 def test_buckets_are_those_of_the_pictures_that_are_trained_on(tmp_path, root, makers):
