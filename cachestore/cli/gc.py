@@ -42,17 +42,24 @@ def _in_words(report: "GcReport", hours: float) -> list[str]:
     if report.partly.segments:
         loose = f"{report.partly.entries} unreferenced entries ({human_bytes(report.partly.bytes)})"
         lines.append(f"{report.partly.segments} segments contain {loose}: run `cachestore compact`")
-    older = {name: count for name, count in report.generations.items() if count > 1}
-    if report.held.bytes or report.held_partly.bytes:
-        names = ", ".join(f"{count} of {name!r}" for name, count in older.items())
-        then = f", and `cachestore compact` {human_bytes(report.held_partly.bytes)} more" if report.held_partly.bytes else ""
-        lines.append(f"{sum(older.values())} generations are kept ({names}): `--keep 1` frees {human_bytes(report.held.bytes)}{then}")
+    lines += _older(report)
     if report.files or report.plans:
         lines.append(f"{len(report.files)} old files and {len(report.plans)} plans {would}removed")
         lines += [f"  {name}" for name in report.files] + [f"  plans/{name}" for name in report.plans]
     lines += [f"note: {remark}" for remark in report.remarks]
     lines.append(f"{human_bytes(report.freed_bytes)} {would}freed" + ("" if report.applied else " now; run it with --apply"))
     return lines
+
+
+def _older(report: "GcReport") -> list[str]:
+    """Return a line on what older generations keep, if there are any."""
+    older = {name: count for name, count in report.generations.items() if count > 1}
+    if not older:
+        return []
+    names = ", ".join(f"{count} of {name!r}" for name, count in older.items())
+    freed = f"`--keep 1` frees {human_bytes(report.held.bytes + report.held_catalog_bytes)}"
+    more = f", and `cachestore compact` after it {human_bytes(report.held_partly.bytes)}" if report.held_partly.bytes else ""
+    return [f"{sum(older.values())} generations are kept ({names}): {freed}{more}"]
 
 
 def _amount(amount: "Amount") -> str:

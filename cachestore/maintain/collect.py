@@ -113,6 +113,8 @@ class GcReport(_Report):
     """Segments that only older generations need: with `keep=1` they can go."""
     held_partly: Amount
     """Segments with some entries that only older generations need, and those entries: with `keep=1`, `compact` can leave them out."""
+    held_catalog_bytes: int
+    """The size of the older generations' catalogs."""
     files: tuple[str, ...]
     """Other removed files, relative to the store: old temporary files, generations and indexes, and heartbeats of workers long gone."""
     plans: tuple[str, ...]
@@ -211,6 +213,7 @@ def _collect(layout: Layout, grace_seconds: float, keep: int | None, *, apply: b
         generations={name: len(generations) for name, generations in sorted(found.kept.items()) if generations},
         held=held,
         held_partly=held_partly,
+        held_catalog_bytes=sum(_size_of(layout.catalog(name, n)) for name, kept in found.kept.items() for n in kept[:-1]),
         files=tuple(str(path.relative_to(layout.root)) for path in files),
         plans=tuple(plans),
         freed_bytes=freed,

@@ -188,10 +188,15 @@ class _Damage:
         keys = self._by_index.get(check.digest, ()) if check.bad is None else check.bad
         entries = tuple(DamagedEntry(str(key), self._sample(key), self._has_copy(key, check.digest)) for key in keys)
         lost = len(missing_keys([Finding("corrupt-segment", "", "", entries=entries)]))
+        advice = f"run {self._layout.command('repair')}"
+        if lost:
+            advice = f"run {self._layout.command('repair --refill')}, as {lost} of its entries are needed and have no other copy"
         for finding in check.findings:
-            advice = f"; {self._layout.command('repair --refill')} encodes again {lost} entries without another copy" if lost else ""
+            if finding.kind == "unreadable":
+                yield finding
+                continue
             sample = entries[0].sample if finding.key is not None and entries else None
-            yield replace(finding, message=f"{finding.message}{advice}", sample=sample, entries=entries)
+            yield replace(finding, message=f"{finding.message}; {advice}", sample=sample, entries=entries)
 
     def _sample(self, key: Key) -> str | None:
         return self._needed[key][1] if key in self._needed else None
