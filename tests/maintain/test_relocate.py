@@ -1,6 +1,7 @@
 """`relocate`: sources that moved are recorded anew, and nothing else changes."""
 
 import json
+import signal
 
 import pytest
 
@@ -169,6 +170,18 @@ def test_a_write_that_fails_leaves_the_old_generation(store, data, moved, monkey
     with pytest.raises(WriteFailed):
         relocate(store, {data: moved})
     assert list_generations(Layout(store), "train") == [1]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("point", ["catalog.before_publish", "publish.before_fsync", "catalog.after_publish"])
+def test_after_dying_the_store_is_sound_and_the_same_command_goes_on(store, data, moved, point):
+    before = catalog(store)
+    died = fakes.command("relocate", str(store), "--source", f"{data}={moved}", CACHESTORE_FAILPOINT=f"{point}:1")
+    died.communicate(timeout=50)
+    assert died.returncode == -signal.SIGKILL
+    assert (catalog(store).digest, verify(store).ok) == (before.digest, True)
+    relocate(store, {data: moved})
+    assert (catalog(store).generation, catalog(store).digest, paths(store)) == (2, before.digest, {str(moved)})
 
 
 def test_the_command_prints_what_it_recorded(store, data, moved, capsys):
