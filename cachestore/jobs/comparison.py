@@ -49,7 +49,7 @@ def _count_changed_captions(plan: Plan, previous: Catalog) -> int:
         return 0
     at, captions = inputs(plan, CAPTION)
     if has_same_texts(plan, previous, "ids") and np.array_equal(numbers(at), numbers(previous.captions_at)):
-        return sum(map(operator.ne, captions, previous.captions))  # a million in half a second
+        return sum(map(operator.ne, captions, previous.captions))  # faster than a look-up for each row
     rows = {sample: row for row, sample in enumerate(previous.ids)}
     found = 0
     for row, sample in enumerate(plan.ids):
