@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -435,6 +435,15 @@ class Damage:
         return str(self.layout.segment(digest).relative_to(self.layout.root))
 
 
+def named(findings: Iterable[cs.Finding]) -> set[tuple[str, str, str | None]]:
+    """(kind, path, key) of what `verify` found: a row for each damaged entry, but none of a segment whose header is damaged."""
+    found: set[tuple[str, str, str | None]] = set()
+    for one in findings:
+        keys = [entry.key for entry in one.entries] if one.kind == "corrupt-entry" else [one.key]
+        found |= {(one.kind, one.path, key) for key in keys if one.kind != "stale-temp"}
+    return found
+
+
 # One seed
 
 
@@ -533,7 +542,7 @@ def _judge(trial: Trial, crowd: Crowd, damage: Damage, seen: Seen) -> None:
     expected = damage.expected()
     if not corrupt <= {key for _kind, _path, key in expected}:
         seen.remarks.append("entries that nobody touched are corrupt")
-    found = {(one.kind, one.path, one.key) for one in cs.verify(damage.layout.root).findings if one.kind != "stale-temp"}
+    found = named(cs.verify(damage.layout.root).findings)
     if found != expected:
         seen.remarks.append(f"verify found {sorted(found - expected, key=str)[:3]} and not {sorted(expected - found, key=str)[:3]}")
     if expected:

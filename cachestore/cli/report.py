@@ -2,7 +2,7 @@
 
 import argparse
 
-from cachestore.cli import add_source, add_store, source_of, tell
+from cachestore.cli import add_source, add_store, positive, source_of, tell
 from cachestore.core.words import human_bytes
 
 HELP = "write an HTML page that shows what a store holds"
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help=output)
     parser.add_argument("--name", metavar="NAME", help="the data set (default train, else the first one)")
     parser.add_argument(
-        "--batch-size", metavar="N", type=_positive, default=8, help="batch size for the samples that buckets leave out (default 8)"
+        "--batch-size", metavar="N", type=positive, default=8, help="batch size for the samples that buckets leave out (default 8)"
     )
     add_source(parser.add_argument, ": the colours of thumbnails come from its pictures")
     level = parser.add_mutually_exclusive_group()
@@ -36,11 +36,5 @@ def run(arguments: argparse.Namespace) -> int:
         source=source_of(arguments.source),
     )
     of = f"data set {report['name']!r}" if report["name"] else "no data set"
-    line = f"{report['output']}: {of}, {report['samples']} samples, {report['entries']} entries ({human_bytes(report['page_bytes'])})"
-    return tell(arguments, report, [line])
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
-    return int(text)
+    line = f"{of}, {report['samples']} samples, {report['entries']} entries ({human_bytes(report['bytes'])})"
+    return tell(arguments, report, [f"{report['output']}: {line}; the page has {human_bytes(report['page_bytes'])}"])

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 HEADER_BYTES: Final = 256 * 1024
 TRAINING_BATCH: Final = 8
-"""The batch size in the lines of Python that are printed; buckets with fewer samples give no full batch."""
+"""The batch size in the lines of Python that are printed, as an example."""
+_BATCH_SIZES: Final = (2, 4, 8, 16)
+"""The batch sizes for which a forecast says how many samples are left out; only the user knows the real one."""
 
 MAX_INSPECTED: Final = 2000
 """The most captions and picture headers that are read before a run; the rest is estimated."""
@@ -248,7 +250,7 @@ def _seconds(layout: Layout, units: int) -> float | None:
     return round(units / (sum(rates) / len(rates)), 1) if rates else None
 
 
-def in_words(forecast: Forecast, root: Path, batch_size: int = TRAINING_BATCH) -> list[str]:
+def in_words(forecast: Forecast, root: Path) -> list[str]:
     """Return the forecast as lines for a person."""
     about = "about " if forecast.is_estimate else ""
     units = f"{forecast.wanted} units: {forecast.present} present, {forecast.to_encode} to encode"
@@ -260,10 +262,11 @@ def in_words(forecast: Forecast, root: Path, batch_size: int = TRAINING_BATCH) -
             " still count as to encode here, and are found when the pass continues"
         )
     if forecast.buckets:
-        small = [name for name, count in forecast.buckets.items() if count < batch_size]
         lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))
-        if small:
-            lines.append(f"too small for a batch of {batch_size}: {', '.join(small)}")
+        left = [(size, sum(count % size for count in forecast.buckets.values())) for size in _BATCH_SIZES]
+        if any(count for _size, count in left):
+            shown = ", ".join(f"{count} at {size}" for size, count in left)
+            lines.append(f"samples that full batches of one bucket leave out in an epoch, by batch size: {about}{shown}")
     if forecast.truncated_captions:
         lines.append(f"{about}{forecast.truncated_captions} captions are longer than the encoder reads, so they are truncated")
     if forecast.to_encode:

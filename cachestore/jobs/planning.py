@@ -21,6 +21,7 @@ from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
 from cachestore.jobs.comparison import compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
+from cachestore.jobs.recorded_paths import gone_paths
 from cachestore.source.combined import IN_MEMORY, InMemory, files_of, files_of_sources, list_path, list_sources, resolutions_of
 from cachestore.source.files import IMAGE_SUFFIXES, Files
 from cachestore.source.listing import Listing
@@ -129,12 +130,20 @@ def look_at_request(
         publish_plan(layout, plan)
         plan = _published(layout, name) or plan  # as it is read from disk, it takes less memory
     encoders = encoders[: len(plan.recipes)]
-    remarks = (*plan.remarks, *_what_lacks(plan, request), *compare(plan, previous, replace_allowed=request.replace))
+    changes = (*compare(plan, previous, replace_allowed=request.replace), *_what_moved(plan, previous, request))
+    remarks = (*plan.remarks, *_what_lacks(plan, request), *changes)
     not_made = _not_made(needs, plan)
     if request.strict and not_made:
         _refuse(not_made)
     unlike = tuple(words for encoder in encoders for words in unlike_script(encoder))
     return Wanted(layout, request, listing, encoders, plan, remarks, intent, not_made, unlike)
+
+
+def _what_moved(plan: Plan, previous: Catalog | None, request: PrecomputeRequest) -> tuple[str, ...]:
+    """Remark on paths that the data set records and that are gone: it will record those of this request."""
+    hints = request.hints()
+    gone = () if previous is None else gone_paths(previous.request, {column.encoder: hints for column in plan.columns})
+    return (f"{first_of(gone)} is no longer there: the data set {plan.catalog!r} records the paths of this run instead",) if gone else ()
 
 
 def needs_of_request(request: PrecomputeRequest, loaded: "LoadedModel | None" = None) -> "tuple[Need, ...]":

@@ -19,6 +19,7 @@ from cachestore.jobs.catalog_maker import make_catalog
 from cachestore.jobs.columns import count_complete, lists_the_same, numbers
 from cachestore.jobs.pass_counts import count_made, list_changed, list_failures
 from cachestore.jobs.presence import Presence, held_keys
+from cachestore.jobs.recorded_paths import gone_paths
 from cachestore.jobs.task import Job
 from cachestore.storage.catalog import FACTS, Catalog, last_generation, list_generations, read_catalog
 from cachestore.storage.catalog_writer import draft_of, publish_again, publish_draft
@@ -202,7 +203,8 @@ class Reconciler:
     def _publish(self, outcomes: Outcomes, failed: Mapping[int, str]) -> tuple[Catalog, int, str]:
         """Publish the catalog as the generation after the one that it was compared with; return catalog, generation and digest.
 
-        If another generation was published meanwhile, compare with that one, too. Raises RecipeMismatch, Superseded.
+        If another generation was published meanwhile, compare with that one, too. A catalog equal to the newest one is published only if
+        a source or model has moved since, so that the new path is recorded. Raises RecipeMismatch, Superseded.
         """
         while True:
             # Looked up first: if a generation is published from here on, the number that is tried below is taken.
@@ -213,7 +215,8 @@ class Reconciler:
             draft = draft_of(make_catalog(self._presence, self.job, outcomes, failed, previous))
             if previous is not None:
                 may_follow = self._may_follow(previous)
-                is_same = draft.is_same_as(previous) and not self._is_awaited(previous)
+                has_moved = bool(gone_paths(previous.request, draft.catalog.request))
+                is_same = draft.is_same_as(previous) and not has_moved and not self._is_awaited(previous)
                 if is_same or (draft.digest == previous.digest and not may_follow):
                     return draft.catalog, previous.generation, previous.digest
                 if not may_follow:

@@ -40,7 +40,7 @@ from cachestore.report.numbers import (
 from cachestore.report.png import encode_png
 from cachestore.report.previews import SampleLatents, choose_rows, find_colours, picture_column, read_samples, reduce, references_of
 from cachestore.source.combined import Moved
-from cachestore.storage.catalog import Catalog, KeyColumn, list_names, newest_catalog
+from cachestore.storage.catalog import Catalog, KeyColumn, list_names, newest_catalog, no_data_set
 from cachestore.storage.snapshot import Snapshot
 from cachestore.storage.verify import VerifyReport
 from cachestore.store.reader import Reader
@@ -103,8 +103,7 @@ def _choose_name(layout: Layout, names: Sequence[str], name: str | None) -> str 
     if name is None:
         return DEFAULT_NAME if DEFAULT_NAME in names else next(iter(names), None)
     if name not in names:
-        there = ", ".join(map(repr, names[:3])) or "none"
-        raise BadInput(f"{layout.root} has no data set {name!r}; it has {there} ({layout.command('stats')} lists them)")
+        raise no_data_set(layout, name, names)
     return name
 
 
