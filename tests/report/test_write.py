@@ -8,12 +8,15 @@ import subprocess
 from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
+from io import BytesIO
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import cachestore as cs
 from cachestore.core.errors import BadInput, StoreNotFound, WriteFailed
+from cachestore.report.originals import _decoded, _shown
 from cachestore.report.previews import MAX_SAMPLES, Colours
 from cachestore.report.write import write_report
 from cachestore.storage.catalog import Cell, make_column
@@ -132,7 +135,7 @@ def test_a_report_counts_samples_buckets_entries_and_what_is_shared(tmp_path, ou
     ]
     assert {one["encoder"]: (one["cells"], one["entries"]) for one in reported["kinds"]} == {"text": (5, 3), "latents": (5, 5)}
     assert reported["others"] == 1  # the empty caption
-    assert reported["thumbnails"] == {"shown": 5, "fitted_to": 0, "explained": 0.0}
+    assert reported["thumbnails"] == {"shown": 5, "originals": 0, "changed": [], "fitted_to": 0, "explained": 0.0}
     assert len(page.all("figure")) == 5
     assert reported["page_bytes"] == output.stat().st_size
     assert is_static(page)
@@ -247,9 +250,17 @@ def test_what_users_wrote_is_shown_as_text(tmp_path, output):
     assert "\x00" not in page.text
 
 
-def loud(_catalog, _column, _shown, _source):
+def loud(_shown, _originals):
     """Colours as if pictures had been there to fit to, and of noise: the worst to compress."""
     return Colours(np.random.default_rng(1).normal(60, 60, (stores.CHANNELS + 1, 3)), MAX_SAMPLES, 0.5)
+
+
+def noisy(_catalog, _column, shown, _source):
+    """Originals of noise: the worst to compress."""
+    side = 1024
+    buffer = BytesIO()
+    Image.fromarray(np.random.default_rng(2).integers(0, 256, (side, side, 3), np.uint8)).save(buffer, "PNG")
+    return [_shown(buffer.getvalue(), one, _decoded) for one in shown]
 
 
 @pytest.mark.parametrize(
@@ -292,6 +303,7 @@ def large(tmp_path_factory):
     output = path.parent / "report.html"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cachestore.report.write.find_colours", loud)
+        patch.setattr("cachestore.report.write.find_originals", noisy)
         return write_report(path, output), output
 
 
