@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     of = f"data set {report['name']!r}" if report["name"] else "no data set"
     held = f"{of}, {report['samples']} samples, {report['entries']} entries ({human_bytes(report['bytes'])})"
-    code = tell(arguments, report, [f"{report['output']}: {held}; the page itself has {human_bytes(report['page_bytes'])}"])
+    code = tell(arguments, report, [f"{report['output']}: {held}; the page has {human_bytes(report['page_bytes'])}"])
     return code if not arguments.open or _is_opened(arguments.output) else ERROR
 
 

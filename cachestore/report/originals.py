@@ -26,7 +26,7 @@ LARGEST_FILE: Final = 256 * 1024 * 1024
 LONGEST_SIDE: Final = 192
 """Of an original on a page, in pixels."""
 _QUALITY: Final = 80
-"""Of its JPEG: photographs take about 8 KiB."""
+"""Of its JPEG: photographs take about 6 KiB."""
 _SIDES: Final = 2
 
 Latents = NDArray[np.float32]

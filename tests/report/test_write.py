@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
@@ -25,6 +23,7 @@ from tests import fakes
 from tests.fakes import publish_catalog
 from tests.loading import stores
 from tests.loading.stores import Row
+from tests.report.browser import in_a_browser, look_at
 
 VOID = {"meta", "link", "img", "br", "rect", "path", "line"}
 HOSTILE = "<script>document.title='owned'</script><img src=//a.example/x onerror=alert(1)>\"' & \x00\ud800 \N{RIGHT-TO-LEFT OVERRIDE}x"
@@ -316,21 +315,6 @@ def test_the_report_of_10_000_samples_is_under_2_mb_however_noisy_its_pictures_a
     assert is_static(page)
     assert is_accessible(page)
     assert len(page.all("figure")) == MAX_SAMPLES
-
-
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
-in_a_browser = pytest.mark.skipif(BROWSER is None, reason="there is no chromium or google-chrome to open a page in")
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
-
-
-def look_at(page, folder):
-    """(the page as the browser has it, what it wrote to its console)."""
-    command = [str(BROWSER), *FLAGS, f"--user-data-dir={folder}", "--dump-dom", page.as_uri()]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
-    return ended.stdout, [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
 
 
 @in_a_browser
