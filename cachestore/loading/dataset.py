@@ -158,29 +158,29 @@ class CachedDataset(Dataset[SampleDict]):
         """Make a batch: a plain dict of contiguous writable tensors and lists. Raises BadInput for no samples, or for mixed buckets."""
         return collate(samples, [text.block for text in self._selection.texts])
 
-    def read_batch(self, places: Sequence[SupportsIndex], *, into: BatchBuffers | None = None) -> dict[str, Any]:
-        """Return `data.collate(data.__getitems__(places))`, bit for bit but faster, as tensors are read straight into the batch.
+    def read_batch(self, indices: Sequence[SupportsIndex], *, into: BatchBuffers | None = None) -> dict[str, Any]:
+        """Return `data.collate(data.__getitems__(indices))`, bit for bit but faster, as tensors are read straight into the batch.
 
         With `into` the tensors are views of those buffers, valid until the next batch is read into them; without, they are the caller's
         own. Several threads of one process may read from one data set, each into its own buffers. Raises as `collate` and `__getitems__`;
         the contents of the buffers are then undefined.
         """
-        rows = self._selection.rows_at(places)
+        rows = self._selection.rows_at(indices)
         with self._named:
             return read_or(self._read.batch_slice(rows) if rows else None, into, lambda: self.collate(self._read.samples(rows)))
 
-    def prefetch(self, places: Sequence[SupportsIndex]) -> None:
+    def prefetch(self, indices: Sequence[SupportsIndex]) -> None:
         """Ask the system to load the entries of these samples, without waiting. Use it for the next batch. Only a hint."""
-        self._read.prefetch(self._selection.rows_at(places))
+        self._read.prefetch(self._selection.rows_at(indices))
 
     @staticmethod
     def make_buffers(*, pin: bool = False) -> BatchBuffers:
         """Make memory for reading batches one after the other; `pin` as in BatchBuffers."""
         return BatchBuffers(pin=pin)
 
-    def batch_slice(self, places: Sequence[SupportsIndex]) -> BatchSlice | None:
+    def batch_slice(self, indices: Sequence[SupportsIndex]) -> BatchSlice | None:
         """Return the batch slice of these samples, at least one. None if they differ in their fields. Raises IndexError."""
-        rows = self._selection.rows_at(places)
+        rows = self._selection.rows_at(indices)
         with self._named:
             return self._read.batch_slice(rows)
 

@@ -170,16 +170,16 @@ class MixedDataset(Dataset[SampleDict]):
         """Return a batch of these samples, as the data sets make it. Raises BadInput for no samples, or for mixed buckets."""
         return self.datasets[0].collate(samples) if self.datasets else collate(samples, [])
 
-    def read_batch(self, places: Sequence[SupportsIndex], *, into: BatchBuffers | None = None) -> dict[str, Any]:
+    def read_batch(self, indices: Sequence[SupportsIndex], *, into: BatchBuffers | None = None) -> dict[str, Any]:
         """As `CachedDataset.read_batch`. An entry that several of the stores have is read from one of them."""
-        slices = [(self.datasets[number].batch_slice(inner), wanted) for number, wanted, inner in self._by_owner(places)]
+        slices = [(self.datasets[number].batch_slice(inner), wanted) for number, wanted, inner in self._by_owner(indices)]
         there = [batch_slice for batch_slice, _wanted in slices if batch_slice is not None]
         batch_slice = join_slices(there, [wanted for _slice, wanted in slices]) if slices and len(there) == len(slices) else None
-        return read_or(batch_slice, into, lambda: self.collate(self.__getitems__(places)))
+        return read_or(batch_slice, into, lambda: self.collate(self.__getitems__(indices)))
 
-    def prefetch(self, places: Sequence[SupportsIndex]) -> None:
+    def prefetch(self, indices: Sequence[SupportsIndex]) -> None:
         """Ask the system to read the entries of these samples into memory, without waiting."""
-        for number, _wanted, inner in self._by_owner(places):
+        for number, _wanted, inner in self._by_owner(indices):
             self.datasets[number].prefetch(inner)
 
     make_buffers = staticmethod(CachedDataset.make_buffers)
