@@ -109,25 +109,28 @@ _Decode = Callable[[bytes, SampleLatents], "Image"]
 
 def _original(files: Files, references: Sequence[str], one: SampleLatents, decode: _Decode) -> Original:
     """Look for the file of a cell among the files of its row."""
-    states: list[Original] = []
+    others: list[Original] = []
     for reference in references:
-        try:
-            stat = files.stat(reference)
-            if stat is not None and stat[0] > LARGEST_FILE:
-                states.append(Original("unreadable", reason=f"the file has more than {LARGEST_FILE >> 20} MiB"))
-                continue
-            data = files.read(reference)[0] if stat is not None else None
-        except OSError as error:
-            states.append(Original("unreadable", reason=error.strerror or "the file cannot be read"))
-            continue
-        except ValueError:  # a name that no file can have
-            continue
-        if data is None:
-            continue
-        if digest_bytes(data) == one.cell.input.hex():
+        data = _read(files, reference)
+        if isinstance(data, bytes) and digest_bytes(data) == one.cell.input.hex():
             return _shown(data, one, decode)
-        states.append(Original("changed"))
-    return next(iter(states), Original("missing"))
+        others.append(Original("changed") if isinstance(data, bytes) else data)
+    return next((other for other in others if other.state != "missing"), Original("missing"))
+
+
+def _read(files: Files, reference: str) -> bytes | Original:
+    """Return the bytes of a file; if there is none or it cannot be read, an original that says so."""
+    try:
+        stat = files.stat(reference)
+        if stat is None:
+            return Original("missing")
+        if stat[0] > LARGEST_FILE:
+            return Original("unreadable", reason=f"the file has more than {LARGEST_FILE >> 20} MiB")
+        return files.read(reference)[0]
+    except (FileNotFoundError, ValueError):  # ValueError: a name that no file can have
+        return Original("missing")
+    except OSError as error:
+        return Original("unreadable", reason=error.strerror or "the file cannot be read")
 
 
 def _shown(data: bytes, one: SampleLatents, decode: _Decode) -> Original:
