@@ -1,11 +1,11 @@
 """`cachestore report`: write an HTML page about a store and one of its data sets."""
 
 import argparse
-import sys
 from contextlib import suppress
 from pathlib import Path
 
-from cachestore.cli import ERROR, add_source, add_store, printable, source_of, tell
+from cachestore.cli import ERROR, add_source, add_store, print_error, source_of, tell
+from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
 
 HELP = "write an HTML page that shows what a store holds"
@@ -54,7 +54,7 @@ def _is_opened(output: str) -> bool:
         if webbrowser.open(page.as_uri()):
             return True
     text = f"the page is written, but no browser was found here to show it: open {page} yourself, or name a browser in BROWSER"
-    print(f"cachestore: {printable(text)}", file=sys.stderr)
+    print_error(BadInput(text), as_json=False)  # with --json, stdout has the report already
     return False
 
 
