@@ -104,14 +104,8 @@ def look_at_request(
     needs = needs_of_request(request, loaded)
     _check_latents(request, encoders)
     columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
-    # Masks follow from the rest, and only a whole pass over the source shows whether there are any.
-    asked_for = [encoder for encoder in encoders if encoder.recipe.encoder != MASK]
-    described = [[one.encoder, one.role, dict(one.options)] for one in (column.column for column in columns) if one.encoder != MASK]
-    arguments = digest_parts("cachestore-arguments", request.name, policy, canonical(described)).hex()
-    content = digest_parts(listing.content, policy).hex()
-    asked = digest_parts("cachestore-request", arguments, *(encoder.recipe.fingerprint for encoder in asked_for)).hex()
-    name = plan_name(asked, content)
-    intent = Intent(arguments, {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in asked_for}, content, name)
+    asked, intent = _intent_of(request, encoders, columns, listing, policy)
+    name, content = intent.plan, intent.content
     if heartbeat is not None:
         heartbeat.detail = intent.as_json()
         heartbeat.write()
@@ -137,6 +131,21 @@ def look_at_request(
         _refuse(not_made)
     unlike = tuple(words for encoder in encoders for words in unlike_script(encoder))
     return Wanted(layout, request, listing, encoders, plan, remarks, intent, not_made, unlike)
+
+
+def _intent_of(
+    request: PrecomputeRequest, encoders: Sequence[Encoder], columns: Sequence[ColumnRequest], listing: Listing, policy: str
+) -> tuple[str, Intent]:
+    """Return the digest of what is asked for, and what others of the launch see of it."""
+    # Masks follow from the rest, and only a whole pass over the source shows whether there are any.
+    asked_for = [encoder for encoder in encoders if encoder.recipe.encoder != MASK]
+    described = [[one.encoder, one.role, dict(one.options)] for one in (column.column for column in columns) if one.encoder != MASK]
+    arguments = digest_parts("cachestore-arguments", request.name, policy, canonical(described)).hex()
+    content = digest_parts(listing.content, policy).hex()
+    asked = digest_parts("cachestore-request", arguments, *(encoder.recipe.fingerprint for encoder in asked_for)).hex()
+    name = plan_name(asked, content)
+    intent = Intent(arguments, {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in asked_for}, content, name)
+    return asked, intent
 
 
 def _what_moved(plan: Plan, previous: Catalog | None, request: PrecomputeRequest) -> tuple[str, ...]:
