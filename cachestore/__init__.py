@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from cachestore.storage.verify import VerifyReport as VerifyReport
     from cachestore.store.read_through import ReadThrough as ReadThrough
     from cachestore.store.writer import Store as Store
-    from cachestore.store.writer import open_store as open  # noqa: A004, F401 - the contract's name  # pyright: ignore[reportUnusedImport]
+    from cachestore.store.writer import open_store as open  # noqa: A004, F401 - public as `cs.open`  # pyright: ignore[reportUnusedImport]
     from cachestore.work.progress import PassStatus as PassStatus
     from cachestore.work.progress import RankStatus as RankStatus
 
@@ -100,7 +100,7 @@ _NAMES = {
     "store.writer": "Store open",
     "work.progress": "PassStatus RankStatus",
 }
-"""Public names by the module that has them."""
+"""The public names, by module."""
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 _NAMES_THERE = {"open": "open_store", "gc": "collect"}
 
@@ -120,5 +120,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The public names."""
+    """Return the public names."""
     return [*__all__, "__version__"]

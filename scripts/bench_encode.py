@@ -108,12 +108,12 @@ class Turns:
     alone: Sequence[float]
     peer: Sequence[float]
 
-    def row(self, what: str, count: int, share: float, notes: str) -> Row:
+    def row(self, what: str, count: int, fraction: float, notes: str) -> Row:
         """Rates by the medians, and the medians of each turn's ratios."""
         ours, alone, peer = (statistics.median(times) for times in (self.ours, self.alone, self.peer))
         of_alone = statistics.median(two / one for one, two in zip(self.ours, self.alone, strict=True))
         of_peer = statistics.median(two / one for one, two in zip(self.ours, self.peer, strict=True))
-        return Row(what, count / ours, count / alone, count / peer, of_alone, of_peer, share / alone, notes)
+        return Row(what, count / ours, count / alone, count / peer, of_alone, of_peer, fraction / alone, notes)
 
 
 def take_turns(ours: Turn, alone: Turn, peer: Turn) -> Turns:
@@ -121,7 +121,7 @@ def take_turns(ours: Turn, alone: Turn, peer: Turn) -> Turns:
     for work in (ours, alone, peer):
         work()
     times = [(ours(), alone(), peer()) for _run in range(RUNS)]
-    return Turns(*([turn[place] for turn in times] for place in range(3)))
+    return Turns(*([turn[index] for turn in times] for index in range(3)))
 
 
 def matmul_flops(dtype: torch.dtype, device: torch.device) -> float:
@@ -243,9 +243,9 @@ def bench_pictures(folder: Path, count: int, device: torch.device, size: Literal
             lambda: seconds(lambda: [vae.encode(batch).latent_dist.parameters.cpu() for batch in resident], device),
             lambda: seconds(peer, device),
         )
-    share = module_flops(vae.encode, resident[0][:1]) * count / matmul_flops(dtype, device)
+    fraction = module_flops(vae.encode, resident[0][:1]) * count / matmul_flops(dtype, device)
     notes = f"{'VAE of SDXL' if size == 'real' else f'VAE = {cost:.1f} decodings'}; {reports[-1].stages['limiting']} limits"
-    return turns.row("pictures", count, share, notes)
+    return turns.row("pictures", count, fraction, notes)
 
 
 def bench_compiled(folder: Path, count: int, device: torch.device, size: Literal["small", "real"]) -> Row:
@@ -336,10 +336,10 @@ def bench_captions(folder: Path, count: int, device: torch.device, size: Literal
             lambda: seconds(lambda: [model(**batch).last_hidden_state.cpu() for batch in padded], device),
             lambda: seconds(peer, device),
         )
-    share = module_flops(model, **padded[0]) / len(padded[0]["input_ids"]) * count / matmul_flops(dtype, device)
+    fraction = module_flops(model, **padded[0]) / len(padded[0]["input_ids"]) * count / matmul_flops(dtype, device)
     tokens = statistics.mean(len(caption.split()) + 1 for caption in captions)
     notes = f"mean {tokens:.0f} tokens; encoder alone is padded to {MOST_TOKENS}; {reports[-1].stages['limiting']} limits"
-    return turns.row("captions", count, share, notes)
+    return turns.row("captions", count, fraction, notes)
 
 
 PIXART_TOKENS = 300
@@ -374,7 +374,7 @@ def bench_pipeline(folder: Path, count: int, device: torch.device, size: Literal
     padded = [tokenizer(captions[start : start + batch_size], **given).to(device) for start in range(0, count, batch_size)]
     with torch.inference_mode():
         alone = median_seconds(lambda: [encoder(**batch).last_hidden_state.cpu() for batch in padded], device)
-    share = module_flops(encoder, **padded[0]) / len(padded[0]["input_ids"]) * count / alone / matmul_flops(dtype, device)
+    fraction = module_flops(encoder, **padded[0]) / len(padded[0]["input_ids"]) * count / alone / matmul_flops(dtype, device)
     return Row(
         "pipeline",
         count / ours_seconds,
@@ -382,7 +382,7 @@ def bench_pipeline(folder: Path, count: int, device: torch.device, size: Literal
         count / exact_seconds,
         alone / ours_seconds,
         statistics.median(one["exact"] / one["bucketed"] for one in rounds),
-        share,
+        fraction,
         f"PixArt-Sigma; the peer is `exact_padding`, to {PIXART_TOKENS}",
     )
 

@@ -304,9 +304,9 @@ def compare(
     del times[0]  # warms up
     ratios = [theirs / mine for mine, theirs in times]
     rates = [size / statistics.median(pair[side] for pair in times) for side in range(2)]
-    share = (ticks()[0] - stolen) / max(1, ticks()[1] - passed)
+    fraction = (ticks()[0] - stolen) / max(1, ticks()[1] - passed)
     ratio, lowest, highest = (round(f(ratios), 2) for f in (statistics.median, min, max))
-    row = Row(what, round(rates[0], 1), round(rates[1], 1), unit, ratio, lowest, highest, round(share, 2))
+    row = Row(what, round(rates[0], 1), round(rates[1], 1), unit, ratio, lowest, highest, round(fraction, 2))
     print(f"{row.what}: {row.ratio}, {row.stolen:.0%} of the processors stolen", file=sys.stderr)
     return row
 
@@ -494,7 +494,7 @@ def drop(paths: Iterable[Path]) -> None:
         os.close(descriptor)
 
 
-def resident_share(path: Path) -> float:
+def resident_fraction(path: Path) -> float:
     """How much of a file is in the page cache, by 200 looks."""
     size = path.stat().st_size
     descriptor = os.open(path, os.O_RDONLY)
@@ -527,17 +527,17 @@ def measure_cold(folder: Path, kind: Kind) -> list[Row]:
     files = [raw.path, *store.glob("segments/*/*.safetensors")]
     batches, buffers = batches_of(kind.items, 16), BatchBuffers()
     megabytes = len(batches) * 16 * kind.size_bytes(0) / 1e6
-    shares: list[float] = []
+    fractions: list[float] = []
 
     def forget() -> None:
         gc.collect()
         drop(files)
-        shares.append(max(map(resident_share, files)))
+        fractions.append(max(map(resident_fraction, files)))
 
-    def ask_one_ahead() -> None:
+    def prefetch_one() -> None:
         data = cs.CachedDataset(store, latents="raw")
         for batch, following in zip(batches, [*batches[1:], []], strict=True):
-            data.ask_ahead(following)
+            data.prefetch(following)
             data.read_batch(batch, into=buffers)
 
     def plainly() -> None:
@@ -552,10 +552,10 @@ def measure_cold(folder: Path, kind: Kind) -> list[Row]:
             lambda: raw.read_records(batches),
             before=forget,
         )
-        for how, ours in (("one batch asked for ahead", ask_one_ahead), ("nothing asked for ahead", plainly))
+        for how, ours in (("one batch prefetched", prefetch_one), ("nothing prefetched", plainly))
     ]
-    if max(shares) > 0.02:
-        print(f"not cold: {max(shares):.0%} of a file was still in memory", file=sys.stderr)
+    if max(fractions) > 0.02:
+        print(f"not cold: {max(fractions):.0%} of a file was still in memory", file=sys.stderr)
     return rows
 
 
@@ -716,17 +716,17 @@ class Nothing:
     def __len__(self) -> int:
         return 4096
 
-    def __getitem__(self, place: int) -> int:
-        return place
+    def __getitem__(self, index: int) -> int:
+        return index
 
-    def __getitems__(self, places: Sequence[int]) -> list[int]:
+    def __getitems__(self, indices: Sequence[int]) -> list[int]:
         """Tell."""
-        return [told_private_bytes(places)]
+        return [hinted_private_bytes(indices)]
 
 
-def told_private_bytes(places: Sequence[int]) -> int:
+def hinted_private_bytes(indices: Sequence[int]) -> int:
     """What a worker holds. Garbage is collected first: that writes to all that was inherited by fork, sooner or later, in any worker."""
-    del places
+    del indices
     gc.collect()
     return private_bytes()
 
@@ -740,11 +740,11 @@ class Watched:
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitems__(self, places: Sequence[int]) -> list[int]:
+    def __getitems__(self, indices: Sequence[int]) -> list[int]:
         """Read them, and tell."""
-        for place in places:
-            self.data[place]
-        return [told_private_bytes(places)]
+        for index in indices:
+            self.data[index]
+        return [hinted_private_bytes(indices)]
 
 
 def run_worker(store: str, method: str) -> None:

@@ -167,8 +167,8 @@ def _bench_get_many(path: Path, raw: Path, keys: list[Any], verify: Any) -> Row:
 
     def plain() -> None:
         for batch in batches:
-            for place, number in enumerate(batch):
-                buffer[place * ENTRY_BYTES : (place + 1) * ENTRY_BYTES] = mapping[number * ENTRY_BYTES : (number + 1) * ENTRY_BYTES]
+            for index, number in enumerate(batch):
+                buffer[index * ENTRY_BYTES : (index + 1) * ENTRY_BYTES] = mapping[number * ENTRY_BYTES : (number + 1) * ENTRY_BYTES]
 
     with cs.open(path, verify=verify) as store:
 

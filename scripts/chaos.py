@@ -52,8 +52,8 @@ from cachestore.storage.snapshot import list_segments
 from cachestore.work import choice, workers
 from cachestore.work.passes import Done, Round, list_passes, publish_done, publish_round
 
-Variant = Literal["", "ledger-first", "trust-ledgers", "own-part-only"]
-VARIANTS: Final[tuple[Variant, ...]] = ("ledger-first", "trust-ledgers", "own-part-only")
+Bug = Literal["", "ledger-first", "trust-ledgers", "own-part-only"]
+BUGS: Final[tuple[Bug, ...]] = ("ledger-first", "trust-ledgers", "own-part-only")
 
 MOST_KILLS: Final = 12
 MOST_STOPS: Final = 15
@@ -98,11 +98,11 @@ class Trial:
     item_seconds: float
     """What encoding one item takes, in the mean."""
     views: int
-    variant: Variant
+    variant: Bug
     faults: Faults
 
 
-def trial_for(seed: int, *, keys: int = KEYS, views: int | None = None, variant: Variant = "") -> Trial:
+def trial_for(seed: int, *, keys: int = KEYS, views: int | None = None, variant: Bug = "") -> Trial:
     """What a seed does. Pure. `views` is 1, 2, or None for what the seed says."""
     random = Random(f"chaos {seed}")
     faults = Faults(
@@ -116,10 +116,10 @@ def trial_for(seed: int, *, keys: int = KEYS, views: int | None = None, variant:
         faults = replace(faults, deletions=0, cuts=1, flips=random.randint(3, 8))  # what is deleted can no longer be named
     count, batch, asked = random.randint(keys // 2, keys), random.choice([1, 4, 16, 32]), views or (2 if seed % 5 == 4 else 1)
     trial = Trial(seed, count, random.randint(3, MOST_WORKERS), batch, ENCODE_SECONDS / max(count, 1), asked, variant, faults)
-    return replace(trial, **_of_variant(trial)) if variant else trial
+    return replace(trial, **_of_bug(trial)) if variant else trial
 
 
-def _of_variant(trial: Trial) -> dict[str, Any]:
+def _of_bug(trial: Trial) -> dict[str, Any]:
     """What shows the fault of a wrong variant: only what it cannot stand, so that nothing else explains what is lost."""
     slow = {"batch": 8, "workers": 4, "item_seconds": trial.item_seconds}
     match trial.variant:
@@ -429,7 +429,7 @@ class Damage:
     def expected(self) -> set[tuple[str, str, str | None]]:
         """(kind, path, key) of every finding that `verify` must make."""
         found: set[tuple[str, str, str | None]] = {("corrupt-segment", self._where(digest), None) for digest in self.cut}
-        return found | {("corrupt-entry", self._where(digest), key) for digest, places in self.flipped.items() for key in places.values()}
+        return found | {("corrupt-entry", self._where(digest), key) for digest, keys in self.flipped.items() for key in keys.values()}
 
     def _where(self, digest: str) -> str:
         return str(self.layout.segment(digest).relative_to(self.layout.root))
@@ -443,7 +443,7 @@ class Seen:
     """What became of a seed."""
 
     seed: int
-    variant: Variant
+    variant: Bug
     keys: int
     views: int
     complete: bool = False
@@ -701,7 +701,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="seeds at once")
     parser.add_argument("--keys", type=int, default=KEYS, help=f"at most so many keys for a seed (default {KEYS})")
     parser.add_argument("--views", choices=["one", "two", "mixed"], default="mixed", help="one folder, or two stale views of it")
-    parser.add_argument("--variant", choices=VARIANTS, default="", help="workers that are wrong on purpose")
+    parser.add_argument("--variant", choices=BUGS, default="", help="workers that are wrong on purpose")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     asked = parser.parse_args(arguments)
     if not hasattr(os, "fork"):

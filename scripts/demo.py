@@ -148,9 +148,13 @@ class Demo:
             time.sleep(POLL_SECONDS)
             try:
                 layout = open_layout(Layout(self.store))
-                beats = [beat for beat in _beats(layout) if beat["phase"] != "ended"]
-                pids |= {beat["pid"] for beat in beats}
-                victim = next((beat for beat in beats if beat["encoded"] > 0), None) if len(pids) == 2 and list_segments(layout) else None
+                heartbeats = [heartbeat for heartbeat in _heartbeats(layout) if heartbeat["phase"] != "ended"]
+                pids |= {heartbeat["pid"] for heartbeat in heartbeats}
+                victim = (
+                    next((heartbeat for heartbeat in heartbeats if heartbeat["encoded"] > 0), None)
+                    if len(pids) == 2 and list_segments(layout)
+                    else None
+                )
                 open_claims = _open_claims(layout, victim["worker"]) if victim else 0
             except CacheStoreError:
                 continue
@@ -296,10 +300,10 @@ def _package_folder(name: str) -> Path:
     return Path(found.origin).parent
 
 
-def _beats(layout: Any) -> Sequence[Mapping[str, Any]]:
-    from cachestore.work.workers import read_beats
+def _heartbeats(layout: Any) -> Sequence[Mapping[str, Any]]:
+    from cachestore.work.workers import read_heartbeats
 
-    return read_beats(layout)
+    return read_heartbeats(layout)
 
 
 def _open_claims(layout: Any, worker: str) -> int:
@@ -307,12 +311,12 @@ def _open_claims(layout: Any, worker: str) -> int:
     from cachestore.files.paths import PassFolder
     from cachestore.work.claims import Claims
     from cachestore.work.ledgers import list_ledgers
-    from cachestore.work.workers import Watch, read_beat
+    from cachestore.work.workers import Watch, read_heartbeat
 
-    beat = read_beat(layout, worker)
-    if beat is None:
+    heartbeat = read_heartbeat(layout, worker)
+    if heartbeat is None:
         return 0
-    folder = PassFolder(layout.pass_folder(beat["plan"], beat["pass"]))
+    folder = PassFolder(layout.pass_folder(heartbeat["plan"], heartbeat["pass"]))
     claims = Claims(layout, folder, "", Watch(layout))
     finished = list_ledgers(folder, 0)
     return sum(1 for slot, name in claims.newest(0).items() if slot not in finished and claims.holder(name) == worker)

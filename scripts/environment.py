@@ -210,13 +210,13 @@ def _alone(wanted: Environment) -> Generator[None]:
     """Hold the lock of the installation. Raises TimeoutError when another process keeps it for a quarter of an hour."""
     wanted.folder.mkdir(exist_ok=True)
     deadline = time.monotonic() + WAIT_SECONDS
-    told = False
+    reported = False
     while (descriptor := _try_lock(wanted.lock)) is None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"another process has been installing for {WAIT_SECONDS} s (it holds {wanted.lock})")
-        if not told:
+        if not reported:
             _report("another process is making the environment; waiting for it")
-            told = True
+            reported = True
         time.sleep(0.5)
     try:
         yield

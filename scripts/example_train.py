@@ -243,7 +243,7 @@ def compare(family: Family, folder: Path, captions: Mapping[str, str] | None = N
     data = cs.CachedDataset(store)
     schedule = make_schedule(data)
     own = {path.with_suffix(".png").name: path.read_text(encoding="utf-8") for path in pictures.glob("*.txt")}
-    by_id = [(epoch, [data.ids[place] for place in places]) for epoch, places in schedule]
+    by_id = [(epoch, [data.ids[index] for index in indices]) for epoch, indices in schedule]
     denoiser = family.denoiser()
     begin = copy.deepcopy(denoiser.state_dict())
     cached = train(family, denoiser, from_store(data, schedule))
@@ -263,7 +263,7 @@ def compare(family: Family, folder: Path, captions: Mapping[str, str] | None = N
 
 
 def make_schedule(data: Any) -> list[tuple[int, list[int]]]:
-    """(epoch, places) of as many batches as there are steps, as the bucket sampler draws them."""
+    """(epoch, indices) of as many batches as there are steps, as the bucket sampler draws them."""
     import cachestore as cs
 
     sampler = cs.BucketBatchSampler(data, batch_size=BATCH_SIZE, shuffle=True, seed=SEED, rank=0, num_replicas=1)
@@ -271,7 +271,7 @@ def make_schedule(data: Any) -> list[tuple[int, list[int]]]:
     while len(schedule) < STEPS:
         epoch = schedule[-1][0] + 1 if schedule else 0
         sampler.set_epoch(epoch)
-        schedule += [(epoch, list(places)) for places in sampler]
+        schedule += [(epoch, list(indices)) for indices in sampler]
     return schedule[:STEPS]
 
 

@@ -1,7 +1,7 @@
 """How evenly ranks share the work, simulated: `python3 scripts/simulate_ranks.py [--seed N] [--json]`.
 
 Drives what a worker decides by (`order_for`, `choose`, `claims_to_take`, `Claims`, `Watch`) with a clock that is moved, and a board in
-memory for claims, ledgers and beats. Nothing is encoded: a unit has a cost. One that is dead was killed at some moment; half of the
+memory for claims, ledgers and heartbeats. Nothing is encoded: a unit has a cost. One that is dead was killed at some moment; half of the
 dead are proved dead at once, as their locks yield, the others are only silent, as if on a machine that locks do not reach.
 
     ratio       makespan / max(sum of costs / ranks, largest unit): 1 is the best there can be. Until the last ledger
@@ -35,7 +35,7 @@ from cachestore.files.paths import ClaimName, Layout, PassFolder
 from cachestore.work.choice import choose, claims_to_take, poll_seconds
 from cachestore.work.claims import Claims, Slot
 from cachestore.work.partition import bounds, order_for, partition_count
-from cachestore.work.workers import Watch, seconds_between_beats
+from cachestore.work.workers import Watch, heartbeat_seconds
 
 HERE, THERE, BOOT = "here", "there", "boot"
 NOWHERE = Layout(Path("nowhere"))
@@ -51,7 +51,7 @@ FILE_SECONDS = 0.002
 
 UNITS = (25, 2_392, 1_000_000, 10_000_000)
 RANKS = (1, 8, 64, 512)
-DEAD_SHARE = 0.05
+DEAD_FRACTION = 0.05
 
 Fate = Literal["lives", "killed", "silent"]
 DEATHS: tuple[Fate, Fate] = ("killed", "silent")
@@ -107,7 +107,7 @@ class Result:
 
 @dataclass(slots=True)
 class Board:
-    """What all ranks see, in memory: claims, ledgers and beats."""
+    """What all ranks see, in memory: claims, ledgers and heartbeats."""
 
     claims: dict[int, list[str]] = field(default_factory=dict[int, "list[str]"])
     """Holders of each partition, first to last."""
@@ -150,9 +150,9 @@ class Rank:
     fate: Fate = "lives"
     dies_at: float = float("inf")
     is_dead: bool = False
-    pool: list[int] = field(default_factory=list[int])
+    group: list[int] = field(default_factory=list[int])
     batch_ends: Numbers = field(default_factory=lambda: np.empty(0))
-    beats_at: list[float] = field(default_factory=lambda: [0.0])
+    heartbeats_at: list[float] = field(default_factory=lambda: [0.0])
     """When a risen count was shown."""
     slowest_batch: float = 0.0
 
@@ -196,7 +196,7 @@ class Simulation:
 
     def _add(self, rank: int) -> None:
         name = f"{rank:032x}"
-        watch = Watch(NOWHERE, lambda: self.now, host=HERE, boot=BOOT, read=self._beat_of, probe=self._is_held)
+        watch = Watch(NOWHERE, lambda: self.now, host=HERE, boot=BOOT, read=self._heartbeat_of, probe=self._is_held)
         claims = MemoryClaims(NOWHERE, PASS, name, watch, board=self.board)
         self.board.ranks[name] = Rank(name, claims, order_for(rank, self.case.ranks, self.count, seed=rank))
         self._at(0.0, name)
@@ -210,7 +210,7 @@ class Simulation:
         if self.now >= rank.dies_at:
             self._die(rank)
             return
-        if rank.pool:
+        if rank.group:
             self._finish(rank)
         if taken := self._take(rank):
             self._begin(rank, taken)
@@ -240,8 +240,8 @@ class Simulation:
         return next(([claim.partition] for claim in claims_to_take(held) if rank.claims.take(0, (0, claim.partition), after=claim)), [])
 
     def _begin(self, rank: Rank, taken: list[int]) -> None:
-        """Work on a pool: from here on all is known, when each batch ends, when a beat is written, and whether it lives to see it."""
-        rank.pool = taken
+        """Work on a pool: from here on all is known, when each batch ends, when a heartbeat is written, and whether it lives to see it."""
+        rank.group = taken
         costs = np.concatenate([self.costs[slice(*bounds(self.case.units, p))] for p in taken])
         is_careful = any(rank.claims.died_before(0, (0, p)) for p in taken)
         size = 1 if is_careful else BATCH
@@ -252,21 +252,21 @@ class Simulation:
         overhead = self._seconds_to_look() + len(taken) * FILE_SECONDS
         rank.batch_ends = self.now + overhead + np.cumsum(batches)
         rank.slowest_batch = max(rank.slowest_batch, float(batches.max()))
-        self._show_beats(rank)
+        self._show_heartbeats(rank)
         end = float(rank.batch_ends[-1]) + len(taken) * FILE_SECONDS
         self._at(min(end, rank.dies_at), rank.name)
 
-    def _show_beats(self, rank: Rank) -> None:
+    def _show_heartbeats(self, rank: Rank) -> None:
         """When the count, rising with each batch, is written: at most every so often."""
         ends = rank.batch_ends[rank.batch_ends <= rank.dies_at]
         while True:
-            place = int(np.searchsorted(ends, rank.beats_at[-1] + seconds_between_beats(self.case.ranks)))
-            if place >= len(ends):
+            index = int(np.searchsorted(ends, rank.heartbeats_at[-1] + heartbeat_seconds(self.case.ranks)))
+            if index >= len(ends):
                 return
-            rank.beats_at.append(float(ends[place]))
+            rank.heartbeats_at.append(float(ends[index]))
 
     def _finish(self, rank: Rank) -> None:
-        for p in rank.pool:
+        for p in rank.group:
             start, end = bounds(self.case.units, p)
             if p in self.board.finished:
                 self.duplicates += end - start
@@ -274,19 +274,19 @@ class Simulation:
                 self.board.finished.add(p)
                 self.board.files += 1
                 self.makespan = self.now
-        rank.beats_at.append(self.now)  # a ledger writes the beat
-        rank.pool = []
+        rank.heartbeats_at.append(self.now)  # a ledger writes the heartbeat
+        rank.group = []
 
     def _die(self, rank: Rank) -> None:
         """Leave everything as it is. What was done of the pool is done over by others."""
         rank.is_dead = True
-        done = int(np.searchsorted(rank.batch_ends, rank.dies_at)) * BATCH if rank.pool else 0
-        self.duplicates += min(done, sum(end - start for start, end in (bounds(self.case.units, p) for p in rank.pool)))
+        done = int(np.searchsorted(rank.batch_ends, rank.dies_at)) * BATCH if rank.group else 0
+        self.duplicates += min(done, sum(end - start for start, end in (bounds(self.case.units, p) for p in rank.group)))
 
-    def _beat_of(self, _layout: Layout, worker: str) -> Mapping[str, Any]:
+    def _heartbeat_of(self, _layout: Layout, worker: str) -> Mapping[str, Any]:
         rank = self.board.ranks[worker]
         host = THERE if rank.fate == "silent" else HERE
-        count = bisect_right(rank.beats_at, self.now)
+        count = bisect_right(rank.heartbeats_at, self.now)
         world = self.case.ranks
         return {"count": count, "slowest_batch": rank.slowest_batch, "world_size": world, "host": host, "boot": BOOT, "phase": "working"}
 
@@ -297,7 +297,7 @@ class Simulation:
 
 def dead_of(ranks: int) -> int:
     """How many ranks die of so many: at least one, but never the only one."""
-    return 0 if ranks == 1 else max(1, round(ranks * DEAD_SHARE))
+    return 0 if ranks == 1 else max(1, round(ranks * DEAD_FRACTION))
 
 
 def cases() -> list[Case]:

@@ -36,7 +36,7 @@ def of_files(class_name: str, vocabulary: Mapping[str, int], **options: Any) -> 
 def clip_tokenizer(pad: str = "<|endoftext|>") -> Any:
     """A CLIP tokenizer that knows bytes and merges none."""
     words = [*ALPHABET, *(symbol + "</w>" for symbol in ALPHABET), "<|startoftext|>", "<|endoftext|>"]
-    vocabulary = {word: place for place, word in enumerate(words)}
+    vocabulary = {word: index for index, word in enumerate(words)}
     options = {"pad_token": pad, "model_max_length": 77}
     if is_transformers_4():
         return of_files("CLIPTokenizer", vocabulary, **options)
@@ -61,7 +61,7 @@ def bert_tokenizer(words: list[str]) -> Any:
     """A BERT tokenizer of these words and word ends."""
     make = library("transformers").BertTokenizer
     if not is_transformers_4():
-        return make(vocab={word: place for place, word in enumerate(words)}, model_max_length=64)
+        return make(vocab={word: index for index, word in enumerate(words)}, model_max_length=64)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "vocab.txt")
         file.write_text("\n".join(words), encoding="utf-8")

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.core.inputs import SHOWN, digests_of, references_of, request_for
+from cachestore.core.inputs import IMAGES, digests_of, references_of, request_for
 from cachestore.core.keys import Recipe, digest_bytes, digest_text, input_key
-from cachestore.core.ranks import Placement
+from cachestore.core.ranks import RankInfo
 from cachestore.core.samples import Sample
 from cachestore.encode.unit import Prepared, Resolved
 from cachestore.files.paths import Layout
@@ -180,7 +180,7 @@ def plan_of(samples: Sequence[Sample], encoders: Sequence[FakeEncoder], *, name=
     for number, encoder in enumerate(encoders):
         role, options = "image", {}
         if encoder.encoder == "text":
-            role, options = "caption", {} if encoder.shown is None else {SHOWN: encoder.shown}
+            role, options = "caption", {} if encoder.shown is None else {IMAGES: encoder.shown}
 
         def requests(sample, role=role, options=options):
             values = sample.captions if role == "caption" else sample.images.get(role, ())
@@ -206,7 +206,7 @@ def job(
     publish_plan(layout, plan)
     read: Any = source or Pictures()
     options.setdefault("listing", next(LISTINGS))
-    return Job(layout, plan, encoders, read, Placement(rank, world), launch, **options)
+    return Job(layout, plan, encoders, read, RankInfo(rank, world), launch, **options)
 
 
 def run(root, samples, *encoders, **options):
@@ -263,11 +263,11 @@ def flip_entry(root, sample, encoder, name="train"):
     column = next(column for column in found.columns if column.encoder == encoder)
     key = column.row_keys(list(found.ids).index(sample))[0]
     with closing(load_snapshot(layout)) as snapshot:
-        place = snapshot.find([key])[0][0]
-    path = layout.segment(place.segment.digest)
+        location = snapshot.find([key])[0][0]
+    path = layout.segment(location.segment.digest)
     path.chmod(0o644)
     raw = bytearray(path.read_bytes())
-    raw[place.offset] ^= 0xFF
+    raw[location.offset] ^= 0xFF
     path.write_bytes(raw)
     return key
 

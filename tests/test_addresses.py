@@ -7,7 +7,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.cli import ERROR, USAGE, main
-from cachestore.core.arguments import as_path, as_place
+from cachestore.core.arguments import as_path, as_path_str
 
 ADDRESS = "s3://bucket/cache"
 
@@ -42,7 +42,7 @@ def test_of_a_file_address_the_path_is_wanted():
     "given", ["org/name", "data:/x", "C:/models", r"C:\models", "c://x", "a:b/c", "/data/s3://x", "./s3:/x", "//share/x"]
 )
 def test_what_only_looks_like_one_is_a_path(given):
-    assert as_place("model", given, "a path or a hub id") == given
+    assert as_path_str("model", given, "a path or a hub id") == given
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,11 @@ def test_commands_refuse_it_too(line, code, capsys):
         ended = main(line.split())
     except SystemExit as stopped:
         ended = stopped.code
-    said = capsys.readouterr().err
-    assert (ended, bool(re.search(r"is the address 's3://bucket/cache', but cachestore reads and writes folders", said))) == (code, True), (
-        said
-    )
+    reported = capsys.readouterr().err
+    assert (ended, bool(re.search(r"is the address 's3://bucket/cache', but cachestore reads and writes folders", reported))) == (
+        code,
+        True,
+    ), reported
 
 
 def test_a_config_that_names_one_is_refused(here, tmp_path_factory, capsys):
@@ -114,6 +115,6 @@ def test_a_config_that_names_one_is_refused(here, tmp_path_factory, capsys):
 def test_a_store_that_is_not_there_names_the_folder_that_a_relative_path_was_looked_up_from(here):
     with pytest.raises(cs.StoreNotFound, match=f"a relative path is looked up from {here}"):
         cs.open("nothing")
-    with pytest.raises(cs.StoreNotFound) as said:
+    with pytest.raises(cs.StoreNotFound) as reported:
         cs.open(here.parent.parent / "nothing")
-    assert "relative" not in str(said.value)
+    assert "relative" not in str(reported.value)

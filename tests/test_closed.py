@@ -33,7 +33,7 @@ def closed(tmp_path):
         lambda store: store.missing([]),
         lambda store: store.locate([]),
         lambda store: store.describe(KEY),
-        lambda store: store.ask_ahead([KEY]),
+        lambda store: store.prefetch([KEY]),
         lambda store: store.refresh(),
         lambda store: store.commit(),
         lambda store: store.writer(),

@@ -18,7 +18,7 @@ from cachestore.storage.snapshot import load_snapshot
 from cachestore.storage.verify import verify
 from cachestore.work.claims import Claims
 from cachestore.work.passes import join_pass, list_rounds, publish_done
-from cachestore.work.workers import SILENT_SECONDS, Beat, Watch, host_name
+from cachestore.work.workers import SILENT_SECONDS, Heartbeat, Watch, host_name
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder, Gate, adds_up, captions, encode, names
 
@@ -109,11 +109,14 @@ class Closing:
 
     def close(self, **options):
         job = replace(self.job, **options)
-        with self.beat() as beat, closing(Worker(job, self.ref, beat, clock=self.clock, sleep=lambda _seconds: self.sleep(self))) as worker:
+        with (
+            self.heartbeat() as heartbeat,
+            closing(Worker(job, self.ref, heartbeat, clock=self.clock, sleep=lambda _seconds: self.sleep(self))) as worker,
+        ):
             return _close(self.job, self.ref, fakes.reconciler(self.job), worker, 0)
 
-    def beat(self):
-        return Beat(self.job.layout, self.job.plan.name, 1, "launch", 0, 2, clock=self.clock)
+    def heartbeat(self):
+        return Heartbeat(self.job.layout, self.job.plan.name, 1, "launch", 0, 2, clock=self.clock)
 
     def claim(self, worker):
         folder = self.ref.folder(self.job.layout)
@@ -128,7 +131,7 @@ def test_waiting_for_who_reconciles_lasts_as_long_as_he_moves(root):
             publish_done(one.job.layout, one.ref, fakes.ending(one.ref.plan), ["launch"])
 
     closing_one = Closing(root, sleep)
-    with closing_one.beat() as other:
+    with closing_one.heartbeat() as other:
         closing_one.claim(other.worker)
         assert closing_one.close().report["complete"]
 
@@ -136,7 +139,7 @@ def test_waiting_for_who_reconciles_lasts_as_long_as_he_moves(root):
 def test_waiting_for_who_reconciles_ends_when_nothing_moves_and_says_for_whom(root, monkeypatch):
     monkeypatch.setattr("cachestore.work.claims.Claims.take", lambda *_arguments, **_options: None)
     closing_one = Closing(root, lambda one: one.clock.sleep(30))
-    with closing_one.beat() as other:
+    with closing_one.heartbeat() as other:
         monkeypatch.undo()
         closing_one.claim(other.worker)
         monkeypatch.setattr("cachestore.work.claims.Claims.take", lambda *_arguments, **_options: None)
@@ -152,7 +155,7 @@ def test_waiting_for_who_reconciles_can_be_cancelled(root):
             return closing_one.clock.now > 1100
 
     closing_one = Closing(root, lambda one: one.clock.sleep(30))
-    with closing_one.beat() as other:
+    with closing_one.heartbeat() as other:
         closing_one.claim(other.worker)
         with pytest.raises(Incomplete, match="stopped on request"):
             closing_one.close(cancel=Soon())
@@ -160,7 +163,7 @@ def test_waiting_for_who_reconciles_can_be_cancelled(root):
 
 def test_the_reconciling_of_a_silent_worker_is_taken_over(root):
     closing_one = Closing(root, lambda one: one.clock.sleep(30))
-    with closing_one.beat() as other:
+    with closing_one.heartbeat() as other:
         closing_one.claim(other.worker)
         assert closing_one.close() is None, "the only unit is missing: another round"
     assert list_rounds(join_pass(closing_one.job.layout, closing_one.job.plan.name, "launch").folder(closing_one.job.layout)) == [0, 1]

@@ -15,10 +15,10 @@ from cachestore.core.keys import Key
 from cachestore.files import marker
 from cachestore.files.paths import Layout, PassFolder
 from cachestore.maintain.collect import collect, look_further
-from cachestore.storage import catalog, catalog_writer, commit, condemned, index, model_digests, segment, verify
+from cachestore.storage import catalog, catalog_writer, commit, index, marked, model_digests, segment, verify
 from cachestore.storage.catalog import read_catalog
-from cachestore.storage.condemned import list_condemned
 from cachestore.storage.losses import LOST_VERSION, read_lost
+from cachestore.storage.marked import list_marked
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.store.reader import Reader
@@ -40,7 +40,7 @@ VERSIONS = {
     "index": index.VERSION,
     "store": marker.VERSION,
     "recipe": commit.RECIPE_VERSION,
-    "condemned": condemned.VERSION,
+    "condemned": marked.VERSION,
     "lost": LOST_VERSION,
     "digests": model_digests.VERSION,
     "dropped": catalog_writer.VERSION,
@@ -118,7 +118,7 @@ def test_a_golden_pass_says_what_became_of_it(layout):
 
 
 def test_a_golden_list_of_what_goes_is_obeyed(layout):
-    [listed] = list_condemned(layout)
+    [listed] = list_marked(layout)
     assert listed.segments <= list_segments(layout)
     assert collect(layout.root, apply=True, grace_seconds=0).removed.segments == 1
     assert not listed.segments & list_segments(layout)

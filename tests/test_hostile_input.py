@@ -25,15 +25,15 @@ from cachestore.maintain.collect import collect, drop, verify
 from cachestore.maintain.refill import repair
 from cachestore.storage.catalog import list_generations, read_catalog
 from cachestore.storage.commit import create_store
-from cachestore.storage.condemned import list_condemned
 from cachestore.storage.findings import HARMLESS
+from cachestore.storage.marked import list_marked
 from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.store.reader import Reader
 from cachestore.work.claims import Claims
 from cachestore.work.ledgers import read_ledgers
 from cachestore.work.passes import PassRef, join_pass, publish_done, read_done
 from cachestore.work.plan import read_plan
-from cachestore.work.workers import Beat, Watch, read_beat
+from cachestore.work.workers import Heartbeat, Watch, read_heartbeat
 from tests import fakes
 from tests.fakes import ROOT, FakeEncoder, captions
 from tests.storage.stores import flip, key_of, put
@@ -99,7 +99,7 @@ def test_a_socket_is_no_regular_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: Path(path).write_bytes(b"x")], ids=["fifo", "file"])
-def test_what_stands_where_a_folder_should_be_is_told_and_left_alone(layout, make):
+def test_what_stands_where_a_folder_should_be_is_reported_and_left_alone(layout, make):
     put(layout, 1)
     make(layout.root / "recipes")
     assert wrong(layout.root) == {("unreadable", "recipes")}
@@ -136,10 +136,10 @@ def test_a_flipped_version_is_damage_and_not_a_newer_version():
 
 
 def test_a_table_whose_version_was_flipped_is_damaged_and_not_newer(tmp_path):
-    for version, said in ((1, "does not match its checksums"), (3, "install a newer one")):
+    for version, reported in ((1, "does not match its checksums"), (3, "install a newer one")):
         raw = b"".join(map(bytes, encode_table("thing", version, {}, {})))
         (tmp_path / "t").write_bytes(raw.replace(b"thing/1", b"thing/3"))
-        with pytest.raises(FormatError, match=said):
+        with pytest.raises(FormatError, match=reported):
             read_table(tmp_path / "t", "thing", 1)
 
 
@@ -200,10 +200,10 @@ def test_a_ledger_of_another_plan_is_left_out_and_its_end_ends_nothing(root):
     assert (read_done(layout, one), read_done(layout, two)) == (None, None)
 
 
-def test_the_beat_of_another_worker_is_none(layout):
-    with Beat(layout, "", 0, "launch", 0, 1) as one, Beat(layout, "", 0, "launch", 1, 2) as two:
+def test_the_heartbeat_of_another_worker_is_none(layout):
+    with Heartbeat(layout, "", 0, "launch", 0, 1) as one, Heartbeat(layout, "", 0, "launch", 1, 2) as two:
         swap(layout.worker(one.worker), layout.worker(two.worker))
-        assert (read_beat(layout, one.worker), read_beat(layout, two.worker)) == (None, None)
+        assert (read_heartbeat(layout, one.worker), read_heartbeat(layout, two.worker)) == (None, None)
 
 
 def test_a_list_of_what_goes_under_another_name_counts_for_nobody(root):
@@ -211,9 +211,9 @@ def test_a_list_of_what_goes_under_another_name_counts_for_nobody(root):
     drop(root, "train")
     collect(root, apply=True)
     layout = Layout(root)
-    [path] = layout.condemned.iterdir()
-    path.rename(layout.condemned_list("0" * 32))
-    assert list_condemned(layout) == []
+    [path] = layout.marked.iterdir()
+    path.rename(layout.marked_list("0" * 32))
+    assert list_marked(layout) == []
     assert wrong(root) == {("bad-list", f"condemned/{'0' * 32}.json")}
 
 
@@ -246,14 +246,14 @@ def test_a_claim_that_names_a_path_is_nobodys(layout, worker):
     assert Claims(layout, folder, "b" * 32, Watch(layout)).holder(name) is None
 
 
-def test_a_beat_without_what_others_look_at_is_none(layout):
-    with Beat(layout, "", 0, "launch", 0, 1) as beat:
-        body = json.loads(layout.worker(beat.worker).read_bytes())["body"]
+def test_a_heartbeat_without_what_others_look_at_is_none(layout):
+    with Heartbeat(layout, "", 0, "launch", 0, 1) as heartbeat:
+        body = json.loads(layout.worker(heartbeat.worker).read_bytes())["body"]
         for change in ({"plan": "../.."}, {"count": "1"}, {"pid": None}, {"updated": []}):
-            forge(layout.worker(beat.worker), "cachestore-worker", **{**body, **change})
-            assert read_beat(layout, beat.worker) is None
-        forge(layout.worker(beat.worker), "cachestore-worker", **body)
-        assert read_beat(layout, beat.worker) == body
+            forge(layout.worker(heartbeat.worker), "cachestore-worker", **{**body, **change})
+            assert read_heartbeat(layout, heartbeat.worker) is None
+        forge(layout.worker(heartbeat.worker), "cachestore-worker", **body)
+        assert read_heartbeat(layout, heartbeat.worker) == body
 
 
 @pytest.mark.parametrize("change", [{"name": 7}, {"name": "x" * 300}, {"generation": None}, {"encoded": "1"}, {"failures": [1]}])
@@ -340,13 +340,13 @@ def put_own(root, name):
 
 def segment_of(root, key):
     with closing(load_snapshot(Layout(root))) as snapshot:
-        [[place]] = snapshot.find([key])
-    return Layout(root).segment(place.segment.digest), place
+        [[location]] = snapshot.find([key])
+    return Layout(root).segment(location.segment.digest), location
 
 
 def test_own_values_of_a_segment_that_is_gone_stay_told_until_they_are_put_again(root):
     key = put_own(root, "own")
-    path, _place = segment_of(root, key)
+    path, _location = segment_of(root, key)
     path.unlink()
     for _time in range(2):
         assert [finding.key for finding in verify(root).findings if finding.kind == "missing-entry"] == [str(key)]
@@ -356,8 +356,8 @@ def test_own_values_of_a_segment_that_is_gone_stay_told_until_they_are_put_again
 
 
 def test_a_damaged_note_of_what_was_lost_is_gathered_again_from_the_segment_in_quarantine(root):
-    path, place = segment_of(root, put_own(root, "own"))
-    flip(path, place.offset)
+    path, location = segment_of(root, put_own(root, "own"))
+    flip(path, location.offset)
     repair(root)
     [note] = Layout(root).quarantine.glob("*.lost.json")
     note.write_bytes(b"{")
@@ -435,7 +435,7 @@ def as_user(uid, gid, action):
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        said = ""
+        reported = ""
         try:
             os.umask(0o077)
             os.setgroups([gid])
@@ -443,15 +443,15 @@ def as_user(uid, gid, action):
             os.setuid(uid)
             action()
         except BaseException as error:  # noqa: BLE001 - the boundary of a process: what went wrong is told to the test
-            said = f"{type(error).__name__}: {error}"
+            reported = f"{type(error).__name__}: {error}"
         finally:
-            os.write(writing, said.encode())
+            os.write(writing, reported.encode())
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as file:
-        said = file.read()
+        reported = file.read()
     os.waitpid(pid, 0)
-    return said
+    return reported
 
 
 @pytest.fixture
@@ -502,8 +502,8 @@ def test_two_users_of_a_group_share_a_store_and_a_third_one_reads_it(shared):
     assert {path.stat().st_gid for path in root.rglob("*")} == {GROUP}
     assert as_user(51_103, OTHERS, look(root, "one", "two")) == ""
     assert as_user(51_103, OTHERS, work(root, "three", "group")).startswith("WriteFailed")
-    path, place = segment_of(root, cs.key("one"))
-    flip(path, place.offset)
+    path, location = segment_of(root, cs.key("one"))
+    flip(path, location.offset)
     path.chmod(0o444)
     assert as_user(51_102, GROUP, lambda: repair(root)) == ""
     assert as_user(51_101, GROUP, work(root, "one", "group")) == ""

@@ -66,7 +66,7 @@ def run(program: str, *arguments: str) -> str:
     return finished.stdout
 
 
-def brought(modules: list[str], forbidden: tuple[str, ...]) -> dict[str, list[str]]:
+def in_memory(modules: list[str], forbidden: tuple[str, ...]) -> dict[str, list[str]]:
     """Import modules one after the other in a fresh interpreter: by the first module that brought it, what is forbidden."""
     program = """
 import importlib, json, sys
@@ -87,11 +87,11 @@ RULES = {rule: [name for name in modules() if forbidden_for(name) == rule] for r
 @pytest.mark.parametrize("rule", [pytest.param(rule, marks=[pytest.mark.torch] if "torch" not in rule else []) for rule in RULES])
 def test_importing_a_module_brings_nothing_that_its_room_forbids(rule):
     """Modules with the same rule are imported in one process: what none of them brings, none brings alone."""
-    assert brought(RULES[rule], rule) == {}
+    assert in_memory(RULES[rule], rule) == {}
 
 
 def test_the_check_names_who_brings_what():
-    assert brought(["json", "numpy", "numpy.linalg"], ("numpy", "torch")) == {"numpy": ["numpy"]}
+    assert in_memory(["json", "numpy", "numpy.linalg"], ("numpy", "torch")) == {"numpy": ["numpy"]}
 
 
 def test_the_check_covers_the_modules_inside_a_room_and_the_package_itself():

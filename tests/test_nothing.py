@@ -53,7 +53,7 @@ def rows():
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def folder(tmp_path_factory):
     """The folder that rows are run in."""
     root = tmp_path_factory.mktemp("nothing")
     for name, text in FILES.items():
@@ -81,8 +81,8 @@ def call_command(call):
             code = main(shlex.split(call)[1:])
         except SystemExit as ended:
             code = ended.code
-    said = err.getvalue().strip() if code else (out.getvalue().strip() or err.getvalue().strip())
-    lines = [line for line in said.splitlines() if not line.startswith(("usage:", " "))]
+    reported = err.getvalue().strip() if code else (out.getvalue().strip() or err.getvalue().strip())
+    lines = [line for line in reported.splitlines() if not line.startswith(("usage:", " "))]
     return str(code), (lines or [""])[0] if code in {0, 3, 4} else (lines or [""])[-1]
 
 
@@ -99,20 +99,20 @@ def call_python(call):
 
 
 def outcome(call):
-    end, said = call_command(call) if call.startswith("cachestore") else call_python(call)
+    end, reported = call_command(call) if call.startswith("cachestore") else call_python(call)
     cwd = os.getcwd()
-    return end, re.sub(r"^cachestore( \S+)?: (error: )?", "", said).replace(f"{cwd}/", "").replace(cwd, ".").replace("|", "\\|")
+    return end, re.sub(r"^cachestore( \S+)?: (error: )?", "", reported).replace(f"{cwd}/", "").replace(cwd, ".").replace("|", "\\|")
 
 
 def differs(call, end, says):
     """How a call ends, if that is not what a row says."""
-    ended, said = outcome(call)
-    return "" if ended == end and said.startswith(says) else f"{ended}: {said}"
+    ended, reported = outcome(call)
+    return "" if ended == end and reported.startswith(says) else f"{ended}: {reported}"
 
 
 @pytest.fixture
-def _here(place, monkeypatch):
-    monkeypatch.chdir(place)
+def _here(folder, monkeypatch):
+    monkeypatch.chdir(folder)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)

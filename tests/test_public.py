@@ -168,7 +168,7 @@ def test_a_result_counts_what_it_lists(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["compact", "drop", "gc", "status"])
-def test_a_place_that_is_no_path_is_refused_by_its_argument(name):
+def test_what_is_no_path_is_refused_by_its_argument(name):
     with pytest.raises(cs.BadInput, match="path must be a path"):
         getattr(cs, name)(*(5, "train")[: 2 if name == "drop" else 1])
 

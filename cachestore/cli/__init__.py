@@ -1,6 +1,6 @@
 """The command line: one file per command, each with HELP, `add_arguments` and `run`. `--help` loads neither torch nor numpy.
 
-Exit codes: see EXIT_CODES, and `docs/exit-codes.md` for each command's. stdout carries the result alone; progress and logs go to stderr.
+EXIT_CODES lists the exit codes, `docs/exit-codes.md` those of each command. stdout gets only the result; progress and logs go to stderr.
 """
 
 import argparse
@@ -19,10 +19,10 @@ COMMANDS: Final = (
     *("gc", "compact", "drop", "doctor", "import", "export"),
 )
 HIDDEN: Final = ("read-torch-files", "work")
-"""What `import` and `precompute` start for themselves; `--help` and messages do not list them."""
+"""Commands that `import` and `precompute` start themselves. `--help` and messages do not list them."""
 
 _NEAR: Final = 3
-_LOOKED_AT: Final = 1000
+_MAX_COMPARED: Final = 1000
 
 OK: Final = 0
 ERROR: Final = 1
@@ -44,7 +44,7 @@ EXIT_CODES: Final = """exit codes:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. An error of ours is one line on stderr, with `--json` also an object on stdout."""
+    """Run one command and return its exit code. An error of cachestore is one line on stderr, with `--json` also an object on stdout."""
     from cachestore.core.errors import BadUsage, CacheStoreError, StoreNotFound, Superseded, naming_extras
 
     given = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
@@ -56,17 +56,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with naming_extras():
             return int(command.run(parsed))
     except BrokenPipeError:
-        # Whoever read our output has gone (`| head`); Python would complain again when it closes stdout.
+        # The reader of our output has ended (`| head`). Python would report it again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    except (CacheStoreError, OSError) as error:  # OSError: what the system refuses while a store is only looked at; it names the path
+    except (CacheStoreError, OSError) as error:  # OSError: the system refused to read; it names the path
         print_error(error, as_json=getattr(parsed, "json", False))
         codes = {BadUsage: USAGE, StoreNotFound: NO_STORE, Superseded: SUPERSEDED}
         return next((code for kind, code in codes.items() if isinstance(error, kind)), ERROR)
 
 
 def make_parser(names: Sequence[str] = COMMANDS, *, spelled: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
-    """The parser of some commands. Of those alone that are `spelled` out it knows the arguments, as they take time to load."""
+    """Return the parser of some commands. Only those in `spelled` get their arguments, as these take time to load."""
     parser = argparse.ArgumentParser(
         prog="cachestore",
         description="The store for text embeddings and VAE latents.",
@@ -85,25 +85,25 @@ def make_parser(names: Sequence[str] = COMMANDS, *, spelled: Collection[str] = C
 
 
 def _module_of(command: str) -> Any:
-    """A command's file; of a word that Python keeps for itself it ends with an underscore."""
+    """Return a command's module. If the command is a Python keyword, the module's name ends with an underscore."""
     name = command.replace("-", "_")
     return import_module(f"cachestore.cli.{name}{'_' if iskeyword(name) else ''}")
 
 
 def _with_hyphens(arguments: Sequence[str]) -> list[str]:
-    """`--batch_size 4` works as `--batch-size 4`; values are left alone."""
+    """Let `--batch_size 4` work as `--batch-size 4`. Values stay unchanged."""
     parts = (argument.partition("=") for argument in arguments)
     return [(name.replace("_", "-") if name.startswith("--") else name) + equals + value for name, equals, value in parts]
 
 
 def add_store(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
-    """The arguments that most commands share."""
-    parser.add_argument("store", metavar="STORE", nargs="?" if is_optional else None, type=_place, help="the store's folder")
+    """Add STORE and `--json`, which most commands share."""
+    parser.add_argument("store", metavar="STORE", nargs="?" if is_optional else None, type=_path, help="the store's folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _place(text: str) -> str:
-    """A path as it was given; the empty one, which a shell makes of a variable that is not set, and an address are usage errors."""
+def _path(text: str) -> str:
+    """Return a path as given. A URL is a usage error, and so is the empty path, which a shell makes from an unset variable."""
     from cachestore.core.arguments import refuse_address
     from cachestore.core.errors import BadInput
 
@@ -117,7 +117,7 @@ def _place(text: str) -> str:
 
 
 def add_source(add_argument: Callable[..., Any], what: str) -> None:
-    """`--source`, which may come several times; `source_of` reads it. `what` ends the sentence that explains it."""
+    """Add `--source`, which may be given several times; `source_of` reads it. `what` ends its help text."""
     add_argument(
         "--source",
         metavar="[NAME=]PATH",
@@ -127,7 +127,7 @@ def add_source(add_argument: Callable[..., Any], what: str) -> None:
 
 
 def add_moved(add_argument: Callable[..., Any], when: str = "") -> None:
-    """`--source` and the models of a data set; `when` begins what is said of models."""
+    """Add `--source` and the options for a data set's models; `when` begins the help texts of the models."""
     add_source(add_argument, "")
     add_argument("--model", metavar="MODEL", help=f"{when}where the model is now, if it moved; it must have the same fingerprint")
     add_argument("--vae", metavar="PATH", help=f"{when}where the VAE is now, if it moved")
@@ -135,7 +135,7 @@ def add_moved(add_argument: Callable[..., Any], when: str = "") -> None:
 
 
 def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
-    """Where sources are now: a path, or paths by name. Raises BadInput for a mixture, and for one name twice."""
+    """Return where sources are now: a path, or paths by name. Raises BadInput for a mixture, and for a name given twice."""
     from pathlib import Path
 
     from cachestore.core.arguments import refuse_address
@@ -150,22 +150,22 @@ def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
         return given[0]
     if unnamed := next((name for name, equals, path in pairs if not (name and equals and path)), None):
         raise BadInput(f"--source {unnamed!r} has no name: give one path for a single source, or NAME=PATH for each source that moved")
-    places = {name: path for name, _equals, path in pairs}
-    if len(places) < len(pairs):
+    paths = {name: path for name, _equals, path in pairs}
+    if len(paths) < len(pairs):
         raise BadInput(f"--source gives several paths for one source: {', '.join(given)}")
-    return places
+    return paths
 
 
 def shared_by(count: int, column: str) -> str:
-    """How many cells of a sample share what is told of a column (`encoder/role …`); nothing for one."""
+    """Return the end of a line about a column (`encoder/role …`): how many cells of the sample share the line. Empty for one cell."""
     return "" if count == 1 else f" ({count} {'captions' if column.endswith('/caption') else 'cells'} share it)"
 
 
 def near_to(asked: str, listed: Iterable[Iterable[str]]) -> str:
-    """The ids that may have been meant, as the end of a sentence; empty where none is like it.
+    """Return the ids that may have been meant, as the end of a sentence; empty if no id is similar.
 
-    First those of the same name in another folder, with another extension or case; else those of a similar name, of the few that share a
-    half of it: comparing each of a million would take minutes.
+    Ids of the same name in another folder, with another extension or case come first. Else similar names are searched only among 1,000 ids
+    that contain each half of the name: comparing a million would take minutes.
     """
     from difflib import SequenceMatcher, get_close_matches
     from itertools import chain
@@ -176,10 +176,10 @@ def near_to(asked: str, listed: Iterable[Iterable[str]]) -> str:
     similar: dict[str, list[str]] = {half: [] for half in halves if half}
     for one in chain.from_iterable(listed):
         folded = one.casefold()
-        if name in folded and len(same) < _LOOKED_AT and _bare(one) == name:
+        if name in folded and len(same) < _MAX_COMPARED and _bare(one) == name:
             same.append(one)
         for half, some in similar.items():
-            if half in folded and len(some) < _LOOKED_AT:
+            if half in folded and len(some) < _MAX_COMPARED:
                 some.append(one)
     by_name: dict[str, str] = {}
     for one in chain.from_iterable(similar.values()):
@@ -190,35 +190,35 @@ def near_to(asked: str, listed: Iterable[Iterable[str]]) -> str:
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """A list with commas: `text,latents`."""
+    """Split a list at its commas: `text,latents`."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def options_of(arguments: argparse.Namespace, **instead: Any) -> dict[str, Any]:
-    """A command's own arguments, for a call that takes them by the same names; some `instead` of those that were given."""
+    """Return a command's own arguments by name, for a call with the same names. `instead` replaces or adds some."""
     return {name: value for name, value in vars(arguments).items() if name not in {"command", "line", "json"}} | instead
 
 
 def _bare(sample: str) -> str:
-    """Without folders, extension and case."""
+    """Return a sample's id without folders, extension and case."""
     last = sample.casefold().rpartition("/")[2]
     return last.rpartition(".")[0] or last
 
 
 def print_error(error: Exception, *, as_json: bool) -> None:
-    """One line on stderr, and for machines an object on stdout too."""
+    """Print one line on stderr; with `as_json` also an object on stdout."""
     print(f"cachestore: {printable(str(error))}", file=sys.stderr)
     if as_json:
         print_json({"error": str(error), "kind": type(error).__name__})
 
 
 def say(line: str) -> None:
-    """Print one line of a result for a person: whatever came from files and names reaches the terminal escaped, line ends too."""
+    """Print one line of a result. Control characters and line ends from files and names are escaped."""
     print(printable(line).replace("\n", "\\n"))
 
 
 def tell(arguments: argparse.Namespace, found: object, lines: Iterable[str], *, is_ok: bool = True, otherwise: int = ERROR) -> int:
-    """Print a result: `found` with `--json`, else `lines` for a person. Returns the exit code: 0 if it is ok."""
+    """Print a result: `found` with `--json`, else `lines`. Returns the exit code: 0 if `is_ok`, else `otherwise`."""
     if arguments.json:
         print_json(found)
     else:
@@ -228,10 +228,10 @@ def tell(arguments: argparse.Namespace, found: object, lines: Iterable[str], *, 
 
 
 def print_json(value: object) -> None:
-    """Print a result for machines."""
+    """Print a result as JSON."""
     print(json.dumps(value, default=str))
 
 
 def printable(text: str) -> str:
-    """Text from files and names with control characters escaped, so that none reaches the terminal."""
+    """Return text from files and names with control characters escaped, so that none reaches the terminal."""
     return "".join(char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text)

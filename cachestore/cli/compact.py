@@ -1,4 +1,4 @@
-"""`cachestore compact`: write many small segments anew as few."""
+"""`cachestore compact`: merge many small segments into few."""
 
 import argparse
 
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was written anew."""
+    """Print what was rewritten."""
     from cachestore.maintain.collect import compact
 
     report = compact(arguments.store, apply=not arguments.dry_run)

@@ -1,4 +1,4 @@
-"""`--config FILE.toml`: what `precompute` takes as options, in a file; options that are given too have precedence.
+"""`--config FILE.toml`: options of `precompute` in a file. Options on the command line override it.
 
 model = "path-or-id"
 store = "cache/"
@@ -29,9 +29,9 @@ _TABLE: Final = "source"
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """The fields of a PrecomputeRequest that a file gives; paths are relative to where the command runs, as on the command line.
+    """Return the fields of a PrecomputeRequest that a file gives. Relative paths start at the current folder, as on the command line.
 
-    Raises BadInput, which names file, table and field.
+    Raises BadInput with file, table and field.
     """
     refuse_address("--config", str(path))
     try:
@@ -78,5 +78,4 @@ def _refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str)
 
 
 def _read(one: "Field[Any]", value: object, where: str) -> Any:
-    """A field's value; a text is read as on the command line."""
     return parse_value(one, value, where) if isinstance(value, str) else read_value(one, value, where)

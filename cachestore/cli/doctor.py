@@ -1,4 +1,4 @@
-"""`cachestore doctor`: what this machine and a store's file system can do, and what to do about it."""
+"""`cachestore doctor`: check this machine and a store's file system, and say what to fix."""
 
 import argparse
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was found; 1 if something stands in the way."""
+    """Print what was found. Returns 1 if there is a problem."""
     from cachestore.maintain.doctor import PROBLEM, examine
 
     if arguments.peer and arguments.store is None:

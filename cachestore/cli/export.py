@@ -1,4 +1,4 @@
-"""`cachestore export`: write a data set as another trainer caches it."""
+"""`cachestore export`: write a data set as another trainer's cache."""
 
 import argparse
 
@@ -6,7 +6,7 @@ from cachestore.cli import FAILURES, add_store, options_of, tell, words_of
 from cachestore.core.words import first_of, human_bytes
 
 HELP = "write a data set as another trainer's cache"
-_SHOWN = 5
+_MAX_LISTED = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was written; 3 if something could not be, would have overwritten a stranger's file, or is not what the trainer takes."""
+    """Print what was written. Returns 3 if something failed, exists with other contents, or cannot be used by the trainer."""
     from cachestore.interop.exporting import export_cache
 
     report = export_cache(**options_of(arguments))
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{len(report.foreign)} files exist with other contents and were kept, as no earlier export wrote them (--replace"
             " overwrites them)"
         )
-        lines += [f"{foreign}: {first_of(report.foreign, _SHOWN)}"]
+        lines += [f"{foreign}: {first_of(report.foreign, _MAX_LISTED)}"]
     lines += [f"not bit-identical to the store: {cast}" for cast in report.casts]
     lines += [f"the trainer cannot use all of it: {what}" for what in report.not_taken]
     lines += [f"note: {remark}" for remark in report.remarks]

@@ -1,4 +1,4 @@
-"""`cachestore gc`: remove what nothing needs, in two steps."""
+"""`cachestore gc`: remove in two steps what no data set needs."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what went, or would go."""
+    """Print what was removed, or would be."""
     from cachestore.maintain.collect import collect
 
     report = collect(arguments.store, apply=arguments.apply, grace_seconds=arguments.grace * 3600)

@@ -1,4 +1,4 @@
-"""`cachestore import`: take what another trainer has cached into a store."""
+"""`cachestore import`: import another trainer's cache into a store."""
 
 import argparse
 
@@ -6,7 +6,7 @@ from cachestore.cli import FAILURES, options_of, tell, words_of
 from cachestore.core.words import first_of
 
 HELP = "import another trainer's cache into a store"
-_SHOWN = 5
+_MAX_LISTED = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,17 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--family", metavar="FAMILY", help="the model family, such as sdxl or flux, if neither file names nor the model tell it"
     )
-    claim = parser.add_argument_group("what made the cache (it becomes part of the fingerprint; give at least one of these)")
-    claim.add_argument(
+    declared = parser.add_argument_group("what made the cache (it becomes part of the fingerprint; give at least one of these)")
+    declared.add_argument(
         "--model",
         metavar="MODEL",
         help="the model: its files are hashed into the fingerprint, and verify --recompute can check the values with it",
     )
     setting, given = "what you know about it, such as model=FLUX.1-dev", "an argument that encode_prompt was called with"
-    claim.add_argument("--claim", dest="claims", metavar="NAME=VALUE", type=_pair, action="append", default=[], help=setting)
-    claim.add_argument("--vae", metavar="PATH", help="the VAE, if it is not the model's own")
-    claim.add_argument("--text-encoder", metavar="PATH", help="the text encoder, if it is not the model's own")
-    claim.add_argument("--encode-arg", dest="encode_args", metavar="NAME=VALUE", type=_argument, action="append", default=[], help=given)
+    declared.add_argument("--claim", dest="claims", metavar="NAME=VALUE", type=_pair, action="append", default=[], help=setting)
+    declared.add_argument("--vae", metavar="PATH", help="the VAE, if it is not the model's own")
+    declared.add_argument("--text-encoder", metavar="PATH", help="the text encoder, if it is not the model's own")
+    declared.add_argument("--encode-arg", dest="encode_args", metavar="NAME=VALUE", type=_argument, action="append", default=[], help=given)
     parser.add_argument("--captions", choices=("first", "all"), default="first", help="which captions of each sample (default first)")
     parser.add_argument("--caption-lines", choices=("whole", "each", "first"), default="whole", help="as for precompute")
     parser.add_argument("--caption", metavar="TEXT", help="the caption of samples without one")
@@ -59,7 +59,7 @@ def _argument(text: str) -> tuple[str, object]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was imported; 3 if some samples' values are missing or could not be read."""
+    """Print what was imported. Returns 3 if values of some samples are missing or could not be read."""
     from cachestore.interop.importing import import_cache
 
     report = import_cache(**options_of(arguments, claims=dict(arguments.claims), encode_args=dict(arguments.encode_args)))
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         ("are older than the picture or caption that they belong to", report.stale),
     ):
         if paths:
-            lines += [f"note: {len(paths)} files {what}: {first_of(paths, _SHOWN)}"]
+            lines += [f"note: {len(paths)} files {what}: {first_of(paths, _MAX_LISTED)}"]
     counts = f"{made.encoded} values imported, {made.reused} already there, {made.failed} failed"
     lines += [f"{made.samples} samples of {report.family}: {counts}"]
     lines += [f"data set {made.name!r}, generation {made.generation}, in {made.store}"]

@@ -1,4 +1,4 @@
-"""The lines of Python that train from a store, printed after precompute. Tests run them."""
+"""The lines of Python that `precompute` prints at its end, to train from a store. Tests run them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,16 +14,16 @@ from cachestore.store.reader import Reader
 if TYPE_CHECKING:
     from cachestore.jobs.pass_loop import Report
 
-_LOOKED_AT: Final = 4096
+_MAX_ROWS: Final = 4096
 
 
 def training_lines(
     report: "Report", batch_size: int = TRAINING_BATCH, *, captions: CaptionPolicy | None = None, sources: Sequence[Source] = ()
 ) -> list[str]:
-    """Python that reads one epoch, with the names and shapes that are stored.
+    """Return Python code that reads one epoch, with the names and shapes that are stored.
 
-    If there are few samples, batches are smaller than `batch_size`, so that there is one. `captions` and `sources` are what the job was
-    given: the policy is handed on, and samples come as often as their source says.
+    With few samples the batch size is reduced, so that there is at least one batch. `captions` and `sources` are those of the job: the code
+    gets the same policy, and samples come as often as their source says.
     """
     least = min((source.share for source in sources if source.share), default=1)
     with Reader(report.store) as reader:
@@ -48,7 +48,7 @@ def training_lines(
 
 
 def _opened(report: "Report", sizes: Sequence[int], *, has_policy: bool, has_weights: bool) -> str:
-    """The expression that opens the data set: at every resolution, and of weighted sources as often as these say."""
+    """Return the expression that opens the data set, at every resolution and with the weights of its sources."""
     one = f"cs.CachedDataset({str(Path(report.store))!r}, name={report.name!r}, generation={report.generation}"
     one += ", captions=captions" if has_policy else ""
     several = len(sizes) > 1
@@ -59,13 +59,13 @@ def _opened(report: "Report", sizes: Sequence[int], *, has_policy: bool, has_wei
 
 
 def _fullest_bucket(catalog: Catalog) -> int:
-    """How many samples the fullest bucket has, among a data set's first: with batches of that size there is at least one."""
-    rows = [row for row in range(min(len(catalog), _LOOKED_AT)) if catalog.is_complete(row)]
+    """Return the size of the fullest bucket, by a data set's first 4,096 rows. Batches of that size give at least one batch."""
+    rows = [row for row in range(min(len(catalog), _MAX_ROWS)) if catalog.is_complete(row)]
     return max((bucket.samples for one in count_buckets(catalog, rows, 1) for bucket in one.buckets), default=len(rows))
 
 
 def _stored(reader: Reader, column: KeyColumn) -> str:
-    """What a column's first entry holds; nothing without one."""
+    """Return what a column's first entry holds; empty if it has none."""
     keys = (key for row in range(len(column.at) - 1) for key in column.row_keys(row))
     key = next((key for key in keys if key is not None and key in reader), None)
     if key is None:

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the entries in the order of their keys."""
+    """Print the entries, sorted by key."""
     from cachestore.store.reader import Reader
 
     with Reader(arguments.store) as reader:

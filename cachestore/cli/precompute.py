@@ -13,7 +13,7 @@ from cachestore.core.words import human_bytes
 if TYPE_CHECKING:
     from cachestore.jobs.options import PrecomputeRequest
     from cachestore.jobs.pass_loop import Report
-    from cachestore.jobs.placement import Say
+    from cachestore.jobs.ranks import Say
 
 HELP = "encode captions, images and videos into a store"
 
@@ -21,9 +21,9 @@ _GROUPS = ("", "what", "pictures", "videos", "model", "how")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments: DATA, the fields of PrecomputeRequest as options, and what is printed.
+    """Add the command's arguments: DATA, the fields of PrecomputeRequest as options, and the output options.
 
-    None has a default here: what is not given is None, and may stand in a file.
+    They have no defaults here: None means that an option was not given, so that a file can give it.
     """
     from cachestore.jobs.options import PrecomputeRequest, in_command, option_of, spelled
 
@@ -50,18 +50,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Encode, and print the report: 0 complete, 2 for arguments that are malformed in themselves, 3 with failures."""
-    from cachestore.jobs.placement import find_placement, process_count
+    """Encode and print the report. Returns 0 if complete, 2 for malformed arguments, 3 with failures."""
+    from cachestore.jobs.ranks import find_rank, process_count
 
     try:
         request = request_from(arguments)
-        placement = find_placement(request.rank, request.world_size)
+        rank_info = find_rank(request.rank, request.world_size)
         count = process_count(request)
     except BadInput as error:
         print_error(error, as_json=arguments.json)
         return USAGE
-    # Under a foreign launcher rank 0 alone prints the result, so that stdout holds one object.
-    speaks = placement.rank in {0, None} or placement.found_in in {"arguments", "cachestore"}
+    # Under another launcher only rank 0 prints the result, so that stdout holds one object.
+    speaks = rank_info.rank in {0, None} or rank_info.found_in in {"arguments", "cachestore"}
     say = silence if arguments.quiet else to_stderr
     if arguments.plan_only:
         _print_forecast(arguments, request)
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def run_here(request: "PrecomputeRequest", say: "Say", stop: Stop, *, is_shown: bool, number: int | None = None) -> "Report":
-    """Encode in this process, with a bar on a terminal if it is shown. `number` is that of the listing of whoever started this one."""
+    """Encode in this process, with a progress bar if `is_shown`. `number` is the listing number of the process that started this one."""
     from cachestore.cli.progress import Bar
     from cachestore.jobs.precompute import precompute_here
 
@@ -88,10 +88,10 @@ def run_here(request: "PrecomputeRequest", say: "Say", stop: Stop, *, is_shown: 
 
 
 def _run_ranks(request: "PrecomputeRequest", count: int) -> "Report":
-    """Start ranks and wait for them: the first one draws the bar on our own terminal, and words of this process are about the others."""
-    from cachestore.jobs.placement import open_for_pass
+    """Start ranks and wait for them. The first rank draws the bar on our terminal; this process prints only warnings about the others."""
     from cachestore.jobs.precompute import run_ranks
     from cachestore.jobs.processes import Care
+    from cachestore.jobs.ranks import open_for_pass
     from cachestore.work.progress import Observer
 
     layout = open_for_pass(request.store)
@@ -99,7 +99,7 @@ def _run_ranks(request: "PrecomputeRequest", count: int) -> "Report":
 
 
 def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
-    """The request in parsed arguments. Raises BadInput for a malformed one."""
+    """Return the request in parsed arguments. Raises BadInput for a malformed one."""
     from cachestore.core.samples import Source
     from cachestore.jobs.options import PrecomputeRequest, in_command, parse_value
 
@@ -126,9 +126,9 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
 
 def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest") -> None:
     from cachestore.jobs.forecast import in_words
-    from cachestore.jobs.precompute import look_ahead
+    from cachestore.jobs.precompute import forecast_of
 
-    forecast = look_ahead(request)
+    forecast = forecast_of(request)
     if arguments.json:
         print_json(forecast.as_json())
     else:
@@ -136,7 +136,7 @@ def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest")
 
 
 def _print_report(report: "Report", request: "PrecomputeRequest | None") -> None:
-    """The result for a person: counts, each failure, and the lines of Python that train as `request` has it; without one none of these."""
+    """Print the counts, each failure, and the lines of Python that train from the data set (none if `request` is None)."""
     from cachestore.cli.lines import training_lines
     from cachestore.encode.needs import in_words as not_made
     from cachestore.work.stages import stages_in_words

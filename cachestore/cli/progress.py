@@ -1,4 +1,7 @@
-"""One honest bar over all ranks: counts published units from the workers' beats, on a terminal in place, elsewhere a line every 30 s."""
+"""One progress bar over all ranks, with the counts of published units from the workers' heartbeats.
+
+It is redrawn in place on a terminal. Elsewhere it is a line every 30 s.
+"""
 
 import sys
 import time
@@ -16,14 +19,13 @@ from cachestore.work.progress import Observer, PassStatus, RankStatus
 TERMINAL_SECONDS: Final = 1.0
 LINE_SECONDS: Final = 30.0
 NAMED: Final = 3
-"""Silent ranks, and dead ones, at most."""
+"""How many silent ranks, and how many dead ones, are named."""
 
 
 class Bar:
-    """Drawn when the worker tells that something was published, and at most that often."""
+    """The bar. It is drawn when the worker reports published units, at most once a second (every 30 s without a terminal)."""
 
     def __init__(self, store: Path, *, is_shown: bool) -> None:
-        """Draws nothing yet."""
         self._observer = Observer(Layout(store.absolute()))
         self._is_shown = is_shown
         self._is_terminal = sys.stderr is not None and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison] - without a console
@@ -31,7 +33,7 @@ class Bar:
         self._width = 0
 
     def look(self, counts: Mapping[str, Any]) -> None:
-        """Draw, if it is time."""
+        """Draw the bar if it is time."""
         pause = TERMINAL_SECONDS if self._is_terminal else LINE_SECONDS
         if not self._is_shown or time.monotonic() - self._drawn_at < pause:
             return
@@ -40,7 +42,7 @@ class Bar:
             line = printable(in_a_line(self._observer.look(PassRef(str(counts["plan"]), int(counts["pass"])))))
         except (CacheStoreError, OSError):
             return
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        with suppress(OSError, ValueError):  # stderr is closed
             self._draw(line)
 
     def _draw(self, line: str) -> None:
@@ -52,14 +54,14 @@ class Bar:
             print(line, file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Leave the terminal on a fresh line."""
+        """End the bar's line on a terminal."""
         if self._width:
             with suppress(OSError, ValueError):
                 sys.stderr.write("\n")
 
 
 def in_a_line(status: PassStatus) -> str:
-    """How far a pass is, for a person: counts, rate and rest, and who is slow, silent or gone."""
+    """Return how far a pass is, in one line: counts, rate, time left, and the ranks that are slow, silent or dead."""
     text = f"{status.done} of {status.total} units: {status.reused} reused, {status.encoded} encoded, {status.failed} failed"
     working = status.at_work
     rate = sum(one.rate for one in working)
@@ -74,5 +76,5 @@ def in_a_line(status: PassStatus) -> str:
 
 
 def named(one: RankStatus) -> str:
-    """A worker for a person: by its rank, or where it has none by its process."""
+    """Return a worker's name for a person: its rank, else its process."""
     return f"rank {one.rank}" if one.rank is not None else f"worker {one.pid} on {one.host}"

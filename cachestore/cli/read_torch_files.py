@@ -1,4 +1,4 @@
-"""`cachestore read-torch-files`: what `import` starts to read files with pickles. Not for people, and not in `--help`."""
+"""`cachestore read-torch-files`: `import` starts it to read files with pickles. Not listed by `--help`."""
 
 import argparse
 import sys
@@ -9,11 +9,11 @@ HELP = "read files with pickles, asked for on stdin"
 
 
 def add_arguments(_parser: argparse.ArgumentParser) -> None:
-    """It has none."""
+    """Add no arguments."""
 
 
 def run(_arguments: argparse.Namespace) -> int:
-    """Answer files from stdin on stdout until there are no more."""
+    """Read files from stdin and answer on stdout, until stdin ends."""
     from cachestore.interop.sandbox import serve
 
     serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was done, or would be; 4 if something is still missing then, an entry or a data set's newest catalog."""
+    """Print what was done, or would be. Returns 4 if an entry or a data set's newest catalog is still missing."""
     from cachestore.maintain.refill import repair
 
     given = options_of(arguments, source=source_of(arguments.source))

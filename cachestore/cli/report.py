@@ -1,4 +1,4 @@
-"""`cachestore report`: a store and one of its data sets as one page."""
+"""`cachestore report`: write an HTML page about a store and one of its data sets."""
 
 import argparse
 
@@ -24,10 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page, and say where it is. Damage is for the page and for `verify` to tell, not for the exit code."""
+    """Write the page and print its path. Damage is shown on the page and changes no exit code; `verify` is for that."""
     from cachestore.report.write import write_report
 
-    told = write_report(
+    report = write_report(
         arguments.store,
         arguments.output,
         arguments.name,
@@ -35,9 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
         batch_size=arguments.batch_size,
         source=source_of(arguments.source),
     )
-    of = f"data set {told['name']!r}" if told["name"] else "no data set"
-    line = f"{told['output']}: {of}, {told['samples']} samples, {told['entries']} entries ({human_bytes(told['page_bytes'])})"
-    return tell(arguments, told, [line])
+    of = f"data set {report['name']!r}" if report["name"] else "no data set"
+    line = f"{report['output']}: {of}, {report['samples']} samples, {report['entries']} entries ({human_bytes(report['page_bytes'])})"
+    return tell(arguments, report, [line])
 
 
 def _positive(text: str) -> int:

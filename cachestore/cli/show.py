@@ -1,4 +1,4 @@
-"""`cachestore show`: one entry, or everything that belongs to a sample; with `--png` also a picture made from its latents."""
+"""`cachestore show`: print one entry, or all entries of a sample; with `--png` also make a picture of its latents."""
 
 import argparse
 import unicodedata
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _find(reader: "Reader", what: str) -> dict[str, Any]:
-    """An entry by its key, else a sample. Raises BadInput where it is neither."""
+    """Return an entry by its key, else a sample. Raises BadInput if `what` is neither."""
     from cachestore.core.keys import Key
 
     with suppress(BadInput):
@@ -55,7 +55,7 @@ def _find(reader: "Reader", what: str) -> dict[str, Any]:
 
 
 def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write a sample's picture. Raises BadInput where no data set has latents of it."""
+    """Write a sample's picture. Raises BadInput if no data set has latents of it."""
     from cachestore.core.arguments import as_path
     from cachestore.files.publish import write_outside
     from cachestore.report.png import encode_png
@@ -70,7 +70,7 @@ def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
-    """The sample in every data set that lists it. Raises BadInput where none does."""
+    """Return the sample in every data set that lists it. Raises BadInput if none does."""
     from cachestore.storage.catalog import list_names, newest_catalog
 
     found: list[dict[str, Any]] = []
@@ -92,7 +92,7 @@ def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
 
 
 def _of_sample(found: dict[str, Any]) -> Iterator[str]:
-    """A sample in one data set; what several of its captions share is said once."""
+    """Yield the lines about a sample in one data set. Equal captions and entries are printed once, with their count."""
     yield f"data set {found['name']} (generation {found['generation']})"
     captions: list[str] = found["captions"]
     for caption, count in Counter(captions).items():

@@ -1,4 +1,4 @@
-"""`cachestore status`: a running or unfinished pass, seen from another shell."""
+"""`cachestore status`: how far running and unfinished passes are. It works from another shell."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _in_words(status: "PassStatus") -> list[str]:
-    """A pass and the workers that matter now; of one that has ended, the counts alone."""
+    """Return the lines about a pass and its current workers; for a pass that has ended only the counts."""
     from cachestore.cli.progress import in_a_line
 
     title = f"{status.name or 'fill'} (plan {status.plan[:8]}, pass {status.number})"
@@ -41,9 +41,9 @@ def _in_words(status: "PassStatus") -> list[str]:
 
 
 def _of_rank(one: "RankStatus") -> str:
-    place = f"rank {'-' if one.rank is None else one.rank} on {one.host} (pid {one.pid})"
+    rank = f"rank {'-' if one.rank is None else one.rank} on {one.host} (pid {one.pid})"
     if one.phase == "ended" or one.alive is False:
-        return f"{place}: {'ended' if one.phase == 'ended' else 'gone'}, {one.done} done"
+        return f"{rank}: {'ended' if one.phase == 'ended' else 'gone'}, {one.done} done"
     heard = f"silent for {one.still_seconds:.0f} s" if one.is_silent else f"last heartbeat {one.beat_age_seconds} s ago"
     life = "" if one.alive else ", on another machine"
-    return f"{place}: {one.phase}, {one.done} done, {one.rate}/s, {heard}{life}"
+    return f"{rank}: {one.phase}, {one.done} done, {one.rate}/s, {heard}{life}"

@@ -1,4 +1,4 @@
-"""How a command that encodes is stopped by SIGINT and SIGTERM, and how it speaks to a person meanwhile."""
+"""How SIGINT and SIGTERM stop a command that encodes, and how it prints to stderr."""
 
 import signal
 import sys
@@ -12,11 +12,11 @@ from cachestore.cli import printable
 from cachestore.core.errors import Incomplete
 
 if TYPE_CHECKING:
-    from cachestore.jobs.placement import Say
+    from cachestore.jobs.ranks import Say
 
 
 class Stop:
-    """Set by SIGINT or SIGTERM; the work then ends after the present batch, with everything encoded published."""
+    """Set by SIGINT or SIGTERM. The work ends after the current batch, and everything encoded is published."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -28,9 +28,9 @@ class Stop:
 
 @contextmanager
 def stopping(say: "Say", line: Sequence[str], *, is_parent: bool = False) -> Generator[Stop]:
-    """Turn the first SIGINT or SIGTERM into a request to stop, then leave with 130 or 143.
+    """Turn the first SIGINT or SIGTERM into a request to stop, then exit with 130 or 143.
 
-    `line` are the arguments of the command that goes on from there, which is said; none where somebody else says it.
+    `line` are the arguments of the command that continues from there, to be printed; empty if another process prints them.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -38,7 +38,7 @@ def stopping(say: "Say", line: Sequence[str], *, is_parent: bool = False) -> Gen
         return
 
     def handle(number: int, _frame: object) -> None:
-        # Ctrl-C reaches the ranks too, and then their parent's SIGTERM: only a second Ctrl-C means "at once".
+        # After Ctrl-C a rank also gets SIGTERM from its parent, so only a second Ctrl-C means "at once".
         is_repeated = stop.signal is not None
         stop.signal = stop.signal or number
         if is_parent or (is_repeated and number == signal.SIGINT):
@@ -66,10 +66,10 @@ def _say_how_to_go_on(line: Sequence[str]) -> None:
 
 
 def to_stderr(line: str) -> None:
-    """A line for a person. One that nobody can read any more is no reason to fail: a handler of signals says some in the middle of work."""
+    """Print a line to stderr. Errors are ignored: stderr may be closed, and a signal handler may print in the middle of work."""
     with suppress(OSError, ValueError):
         print(printable(line), file=sys.stderr, flush=True)
 
 
 def silence(_line: str) -> None:
-    """Say nothing."""
+    """Print nothing."""

@@ -1,4 +1,4 @@
-"""`cachestore verify`: find damage, change nothing."""
+"""`cachestore verify`: find damage and change nothing."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; 4 if there is damage."""
+    """Print the findings. Returns 4 if there is damage."""
     if arguments.recompute == 0 and (unused := [name for name in _AGAIN if getattr(arguments, name) is not None]):
         message = f"--{unused[0].replace('_', '-')} needs --recompute N"
         print_error(BadInput(message), as_json=arguments.json)
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> "VerifyReport":
-    """Only what makes entries again loads the whole job, and with it torch."""
+    """Check the store. Only `--recompute` loads the encoders, and with them torch."""
     level, subset = "quick" if arguments.quick else "full", arguments.subset
     if arguments.recompute == 0:
         from cachestore.maintain.collect import verify

@@ -1,4 +1,4 @@
-"""`cachestore why`: why a sample is, or is not, ready to train on; field by field."""
+"""`cachestore why`: explain why a sample is or is not ready to train on, field by field."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the state of each of its cells; 4 if one is missing."""
+    """Print the state of each of the sample's cells. Returns 4 if one is missing."""
     from cachestore.storage.catalog import list_names, newest_catalog
     from cachestore.store.reader import Reader
 
@@ -45,7 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answer(reader: "Reader", catalog: "Catalog", row: int) -> dict[str, Any]:
-    """What is known of a sample in one data set."""
     cells: list[dict[str, Any]] = []
     within = framing_of(json.loads(catalog.extras[row])).get(WITHIN)
     for column in catalog.columns:
@@ -90,27 +89,26 @@ def _reason(reader: "Reader", catalog: "Catalog", encoder: str, row: int, *, has
 
 
 def _which(cell: dict[str, Any]) -> str:
-    """A cell in words: of pictures their resolution, and which crop and which side it is where there are several."""
+    """Return a cell in words: its column, and for pictures the resolution, and the crop and side if there are several."""
     options = cell["options"]
-    view = cell["number"] % cells_each(options)
+    variant = cell["number"] % cells_each(options)
     words = [f"{cell['encoder']}/{cell['role']}"]
     words += [f"at {options['resolution']}"] if "resolution" in options else []
     words += [f"of the part {cell['within']}"] if cell["within"] else []
-    words += [f"crop {view // (2 if options.get('flip') else 1)}"] if options.get("crop") == RANDOM else []
-    return " ".join([*words, "mirrored"] if options.get("flip") and view % 2 else words)
+    words += [f"crop {variant // (2 if options.get('flip') else 1)}"] if options.get("crop") == RANDOM else []
+    return " ".join([*words, "mirrored"] if options.get("flip") and variant % 2 else words)
 
 
 def _lines_of(answer: dict[str, Any]) -> Iterator[str]:
-    """A sample in one data set; cells of which there is nothing else to say than of an earlier one are counted with it."""
+    """Yield the lines about a sample in one data set. Cells with equal lines are printed once, with their count."""
     yield f"data set {answer['name']} (generation {answer['generation']}): {'ready' if answer['ready'] else 'NOT READY'}"
-    told = Counter((_which(cell), *_in_words(cell)) for cell in answer["cells"])
-    for (which, state, *more), count in told.items():
+    counts = Counter((_which(cell), *_in_words(cell)) for cell in answer["cells"])
+    for (which, state, *more), count in counts.items():
         yield f"  {which}{shared_by(count, which)}: {state}"
         yield from (f"    {line}" for line in more)
 
 
 def _in_words(cell: dict[str, Any]) -> list[str]:
-    """A cell's state, then where it comes from, and its facts if it has some."""
     state = cell["state"] + (f": {cell['reason']}" if cell["reason"] else "")
     origin = f"key {cell['key']}, recipe {cell['recipe'][:16]}…, made from {cell['input_digest'][:16]}…"
     facts = ", ".join(f"{name} {values}" for name, values in cell["facts"].items())

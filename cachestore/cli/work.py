@@ -1,4 +1,4 @@
-"""`cachestore work`: one rank of a `precompute`, which starts it and reads its report. Not for people, and not in `--help`."""
+"""`cachestore work`: one rank of a `precompute`, which starts it and reads its report. Not listed by `--help`."""
 
 import argparse
 import json
@@ -13,14 +13,14 @@ HELP = "one rank of precompute"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The request as a file, and how much is said; the report is JSON always."""
+    """Add the file of the request and the output options. The report is always JSON."""
     parser.add_argument("request", metavar="REQUEST.json")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quiet", action="store_true")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do this rank's part of the request, print the report, and end with the process that started this one."""
+    """Do this rank's part of the request and print the report. It ends if the process that started it ends."""
     from cachestore.jobs.options import PrecomputeRequest
     from cachestore.jobs.parent_watch import watch_parent
     from cachestore.jobs.processes import LISTING

@@ -1,6 +1,7 @@
-"""What callers pass, held against what it should be where it enters, at the public names alone: inside, types hold.
+"""Checks of arguments at the public API. Code inside the package trusts its types.
 
-Numbers may be numpy's or torch's (those of `precompute` numpy's), paths texts or `os.PathLike`; what comes out is Python's own.
+Numbers may be Python's, numpy's or torch's (in `precompute`: Python's or numpy's). Paths may be strings or `os.PathLike`. The results are
+Python's own types.
 """
 
 import operator
@@ -14,27 +15,27 @@ from typing import Any, Final, NoReturn, cast
 
 from cachestore.core.errors import BadInput
 
-_SHOWN: Final = 60
-"""Characters of a value that an error shows; of a longer one it names the type."""
+_MAX_CHARS: Final = 60
+"""Longest `repr` of a value that an error shows. For a longer one it names the type."""
 _ADDRESS: Final = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
-"""The beginning of an address. A drive of Windows is one letter."""
+"""The scheme of a URL. It has at least two characters, so a Windows drive is not one."""
 _COLLAPSED: Final = re.compile(
     r"(s3[an]?|gs|gcs|az|azure|abfss?|adl|wasbs?|r2|b2|oss|cos|obs|oci|swift|hdfs|dbfs|hf|https?|s?ftp|ssh|file|smb|nfs|webdavs?):/",
     re.IGNORECASE,
 )
-"""The same as `pathlib` leaves it, with one slash: of schemes that are in use, as a folder may be called `data:`."""
+"""A URL whose `//` became one slash in `pathlib`. Only known schemes count, as a folder may be called `data:`."""
 
 
 def refuse(argument: str, wanted: str, given: object) -> NoReturn:
-    """Raise the BadInput about an argument: `batch_size must be a whole number of at least 1, not '8'`."""
+    """Raise BadInput about an argument: `batch_size must be a whole number of at least 1, not '8'`."""
     shown = repr(given)
-    if len(shown) > _SHOWN or shown.startswith("<") or "\n" in shown:
+    if len(shown) > _MAX_CHARS or shown.startswith("<") or "\n" in shown:
         shown = f"a value of the type {type(given).__name__}"
     raise BadInput(f"{argument} must be {wanted}, not {shown}")
 
 
 def as_whole(argument: str, given: object, *, least: int | None = None) -> int:
-    """A whole number, from `least` on where that is said. Raises BadInput for anything else, True and False among it."""
+    """Return a whole number as int. Raises BadInput for anything else, for True and False, and for a number below `least`."""
     number: int | None = None
     if not isinstance(given, bool):
         with suppress(TypeError):
@@ -45,9 +46,9 @@ def as_whole(argument: str, given: object, *, least: int | None = None) -> int:
 
 
 def as_number(argument: str, given: object) -> float:
-    """A number, whole or not, also numpy's or torch's. Raises BadInput for anything else, True and False among it."""
+    """Return a number, whole or not; numpy's and torch's are accepted. Raises BadInput for anything else, also for True and False."""
     if not isinstance(given, bool | Real) and hasattr(given, "__float__"):
-        with suppress(TypeError, ValueError, RuntimeError):  # of several numbers there is no one
+        with suppress(TypeError, ValueError, RuntimeError):  # an array of several numbers is not one number
             given = float(cast("Any", given))
     if isinstance(given, bool) or not isinstance(given, Real):
         refuse(argument, "a number", given)
@@ -55,7 +56,7 @@ def as_number(argument: str, given: object) -> float:
 
 
 def as_switch(argument: str, given: object) -> bool:
-    """True or False, also numpy's, or 1 or 0. Raises BadInput for anything else: a text such as "no" would count as true."""
+    """Return True or False; numpy's bools, 1 and 0 are accepted. Raises BadInput for anything else: the text "no" would count as true."""
     is_bool = type(given).__name__ in {"bool", "bool_"}  # numpy's has either name, by its version
     if not is_bool and not (isinstance(given, int) and given in (0, 1)):
         refuse(argument, "True or False", given)
@@ -63,15 +64,15 @@ def as_switch(argument: str, given: object) -> bool:
 
 
 def as_text(argument: str, given: object) -> str:
-    """A text, which may be empty. Raises BadInput for anything else."""
+    """Return a text, which may be empty. Raises BadInput for anything else."""
     if not isinstance(given, str):
         refuse(argument, "a text", given)
     return given
 
 
-def refuse_address(argument: str, place: str) -> None:
-    """Raise BadInput for an address such as `s3://bucket/cache`, of which a folder `./s3:/bucket/cache` would be made."""
-    found = _ADDRESS.match(place) or _COLLAPSED.match(place)
+def refuse_address(argument: str, path: str) -> None:
+    """Raise BadInput for a URL such as `s3://bucket/cache`: it would become the local folder `./s3:/bucket/cache`."""
+    found = _ADDRESS.match(path) or _COLLAPSED.match(path)
     if found is None:
         return
     scheme = found[1].lower()
@@ -80,28 +81,28 @@ def refuse_address(argument: str, place: str) -> None:
         if scheme == "file"
         else f"mount {scheme}:// as a folder or copy it, then pass that folder's path"
     )
-    raise BadInput(f"{argument} is the address {place!r}, but cachestore reads and writes folders of this machine: {instead}")
+    raise BadInput(f"{argument} is the address {path!r}, but cachestore reads and writes folders of this machine: {instead}")
 
 
-def as_place(argument: str, given: object, wanted: str = "a path (str or pathlib.Path, and not empty)") -> str:
-    """A path, or a name that stands for a place, as a text. Raises BadInput for anything else, and for an address such as `s3://a/b`.
+def as_path_str(argument: str, given: object, wanted: str = "a path (str or pathlib.Path, and not empty)") -> str:
+    """Return a path, or a name such as a hub id, as text. Raises BadInput for anything else, and for a URL such as `s3://a/b`.
 
-    The empty text, which is what a shell makes of a variable that is not set, would be the current folder, and is refused.
+    The empty text is refused too: a shell makes it from an unset variable, and it would mean the current folder.
     """
-    place = os.fspath(cast("os.PathLike[str]", given)) if isinstance(given, os.PathLike) else given
-    if not isinstance(place, str) or not place:
+    path = os.fspath(cast("os.PathLike[str]", given)) if isinstance(given, os.PathLike) else given
+    if not isinstance(path, str) or not path:
         refuse(argument, wanted, cast("object", given))
-    refuse_address(argument, place)
-    return place
+    refuse_address(argument, path)
+    return path
 
 
 def as_path(argument: str, given: object) -> Path:
-    """As `as_place`, of what can only be a path."""
-    return Path(as_place(argument, given))
+    """As `as_path_str`, but returns a Path."""
+    return Path(as_path_str(argument, given))
 
 
 def as_word(argument: str, given: object, words: Sequence[str]) -> str:
-    """One of some words. Raises BadInput for anything else."""
+    """Return `given` if it is one of `words`. Raises BadInput otherwise."""
     if not isinstance(given, str) or given not in words:
         *others, last = (f'"{word}"' for word in words)
         refuse(argument, f"{', '.join(others)} or {last}", given)
@@ -109,14 +110,14 @@ def as_word(argument: str, given: object, words: Sequence[str]) -> str:
 
 
 def as_mapping(argument: str, given: object, wanted: str) -> Mapping[Any, Any]:
-    """A mapping; `wanted` says of what. Raises BadInput for anything else."""
+    """Return a mapping. Raises BadInput for anything else; `wanted` describes the mapping in the message."""
     if not isinstance(given, Mapping):
         refuse(argument, wanted, given)
     return cast("Mapping[Any, Any]", given)
 
 
 def as_many(argument: str, given: object, wanted: str) -> Iterator[Any]:
-    """What can be gone through, but for one text or one mapping; `wanted` says of what. Raises BadInput for anything else."""
+    """Return an iterator over several items. Raises BadInput for anything else, also for one text or mapping."""
     if not isinstance(given, str | bytes | Mapping):
         with suppress(TypeError):
             return iter(cast("Iterable[Any]", given))
@@ -124,25 +125,25 @@ def as_many(argument: str, given: object, wanted: str) -> Iterator[Any]:
 
 
 def as_pairs(argument: str, given: object) -> Iterator[tuple[Any, Any]]:
-    """(key, item) pairs, one at a time. Raises BadInput for what is no such pair; of a mapping the pairs are its `items()`."""
+    """Yield (key, item) pairs. Raises BadInput for anything else; for a mapping the message says to pass its `items()`."""
     wanted = "(key, item) pairs"
     if isinstance(given, Mapping):
         refuse(argument, f"{wanted} (for a mapping, pass its items())", cast("object", given))
-    for place, pair in enumerate(as_many(argument, given, wanted)):
+    for index, pair in enumerate(as_many(argument, given, wanted)):
         if not isinstance(pair, tuple | list) or len(cast("Sequence[Any]", pair)) != 2:
-            refuse(f"{argument}[{place}]", "a (key, item) pair", cast("object", pair))
+            refuse(f"{argument}[{index}]", "a (key, item) pair", cast("object", pair))
         key, item = cast("Sequence[Any]", pair)
         yield key, item
 
 
 def check_function(argument: str, given: object) -> None:
-    """Raise BadInput for what cannot be called."""
+    """Raise BadInput if `given` cannot be called."""
     if not callable(given):
         refuse(argument, "a function", given)
 
 
 def check_calls(on_progress: object, cancel: object) -> None:
-    """Raise BadInput for an `on_progress` that cannot be called, and for a `cancel` that cannot be asked. None of both is fine."""
+    """Raise BadInput if `on_progress` cannot be called, or `cancel` has no `is_set()`. Both may be None."""
     if on_progress is not None:
         check_function("on_progress", on_progress)
     if cancel is not None and not callable(getattr(cancel, "is_set", None)):

@@ -1,7 +1,7 @@
-"""Which captions of a sample are encoded, and which one a trainer is given: one frozen value for both.
+"""Which captions of a sample are encoded, and which one it has in an epoch: `CaptionPolicy` decides both.
 
-What is encoded depends on the captions alone; what is handed out on (seed, epoch, sample id), so it is the same in every worker, on
-every rank and in a resumed run. The orders of tags are this project's own, not a library's.
+What is encoded depends on the captions alone. Which caption a sample has depends on (seed, epoch, sample id), so it is the same in every
+worker, on every rank and in a resumed run. The orders of tags are computed here, not by a library.
 """
 
 import hashlib
@@ -19,41 +19,41 @@ Choose = Literal["first", "random", "all"]
 CHOICES: Final = get_args(Choose)
 
 _WORD: Final = 8
-"""Bytes of one draw."""
+"""Bytes of one random draw."""
 _FEW: Final = 4
-"""Up to so many tags their orders are listed; of more some are drawn."""
+"""Up to this many tags, all orders are listed. With more tags, orders are drawn."""
 _DRAWS: Final = 8
-"""For each order that is wanted at most so many are drawn: tags that repeat have fewer orders."""
+"""At most this many orders are drawn for each one that is wanted: repeated tags give equal orders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptionPolicy:
-    """Which caption a sample has in which epoch. Give the same one to `precompute` and to `CachedDataset`.
+    """Which caption a sample has in which epoch. Give the same policy to `precompute` and to `CachedDataset`.
 
         captions = CaptionPolicy(choose="random", dropout=0.1, shuffle_tags=True, variants=8, keep_tokens=1, prefix="sks style, ")
         cs.precompute("images/", model="path-or-id", store="cache/", captions=captions)
         data = cs.CachedDataset("cache/", captions=captions)
 
-    `precompute` encodes every text that the data set may ask for, and the empty caption; when a policy is changed, what is new.
+    `precompute` encodes every text that the data set may ask for, and the empty caption. After a change of policy it encodes what is new.
     """
 
     choose: Choose = "first"
-    """Of a sample's captions: the "first"; one at "random" in each epoch; or "all" in turn, another one in each epoch, beginning
-    anywhere. For the last two all of them are encoded."""
+    """Which of a sample's captions: the "first"; one at "random" in each epoch; or "all" in turn, one in each epoch, with a start that
+    differs between samples. "random" and "all" encode every caption."""
     dropout: float = 0.0
-    """The share of samples, from 0 to 1, that have the empty caption instead, without the prefix: others in each epoch."""
+    """The fraction of samples, from 0 to 1, that get the empty caption (without the prefix). Each epoch drops other samples."""
     shuffle_tags: bool = False
-    """Whether a caption is taken apart at `separator`, and its tags put together in another order. Not every order can be encoded, so
-    there are `variants` of each caption, of which each epoch draws one."""
+    """Whether to split a caption at `separator` and put its tags in another order. `variants` orders of each caption are encoded, and each
+    epoch draws one of them."""
     variants: int = 4
-    """With `shuffle_tags`: into how many orders a caption is put, the one it is written in included. What costs is encoding, and room
-    in the store. A caption that has fewer orders has fewer variants. Adding variants later keeps those that are there."""
+    """With `shuffle_tags`: how many orders of each caption are encoded, its original order included. More variants take more time to encode
+    and more disk space. A caption with fewer possible orders has fewer variants. Adding variants later keeps the existing ones."""
     keep_tokens: int = 0
-    """With `shuffle_tags`: so many of the first tags stay where they are."""
+    """With `shuffle_tags`: how many of the first tags stay where they are."""
     separator: str = ", "
-    """With `shuffle_tags`: between the tags. They are found without the space around it, and put together with it."""
+    """With `shuffle_tags`: what stands between tags. A caption is split at the separator without its outer spaces, and joined with them."""
     prefix: str = ""
-    """Stands before every caption exactly as it is given, as a trigger word: `"sks style, "`. Not before one that is dropped."""
+    """A text before every caption, such as a trigger word: `"sks style, "`. It is used as given. A dropped caption has no prefix."""
 
     def __post_init__(self) -> None:
         if self.choose not in CHOICES:
@@ -67,29 +67,29 @@ class CaptionPolicy:
 
     @classmethod
     def parse(cls, value: "str | Mapping[str, Json] | CaptionPolicy") -> Self:
-        """A policy from what stands for one: "first", "random" or "all"; or what `as_json` gave. Raises BadInput for anything else."""
+        """Return the policy for `value`: "first", "random" or "all", or what `as_json` gave. Raises BadInput for anything else."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
-            return cls(choose=value)  # pyright: ignore[reportArgumentType] - looked at when it is made
+            return cls(choose=value)  # pyright: ignore[reportArgumentType] - checked in __post_init__
         defaults: dict[str, Any] = {one.name: one.default for one in fields(cls)}
         if not isinstance(value, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
             refuse("captions", 'a cs.CaptionPolicy, "first", "random" or "all"', value)
         given: dict[str, Any] = dict(value)
         for name, found in given.items():
             default = defaults.get(name)
-            # By exact type: Python's bool is an int, and True is no number of variants.
+            # The exact type: bool is a subclass of int, and True is not a number of variants.
             fits = type(found) is type(default) or (isinstance(default, float) and type(found) is int)
             if name not in defaults or not fits:
                 raise BadInput(f"{name} = {found!r} is not valid in a caption policy: its fields are {', '.join(defaults)}")
         return cls(**given)
 
     def as_json(self) -> dict[str, Json]:
-        """What differs from the default, as a JSON object."""
+        """Return the fields that differ from their defaults, as a JSON object."""
         return {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
 
     def encoding(self) -> dict[str, Json]:
-        """The part of `as_json` that decides `texts`: equal for policies that have the same texts encoded. Empty for the default."""
+        """Return the part of `as_json` that decides `texts`; empty for the default. Policies with equal results encode equal texts."""
         body: dict[str, Json] = {} if self.choose == "first" else {"choose": "all"}
         if self.prefix:
             body["prefix"] = self.prefix
@@ -99,51 +99,51 @@ class CaptionPolicy:
 
     @property
     def each(self) -> int:
-        """How many texts come of one caption."""
+        """How many texts each caption gives."""
         return self.variants if self.shuffle_tags else 1
 
     def texts(self, captions: Sequence[str]) -> tuple[str, ...]:
-        """What is encoded of a sample's captions: of each that may be chosen `each` texts, the one as written first. Some may be equal."""
+        """Return the texts to encode for a sample: `each` for every caption that may be chosen, the original first. Some may be equal."""
         chosen = captions[:1] if self.choose == "first" else captions
-        return tuple(self.prefix + text for caption in chosen for text in self._variants(caption))
+        return tuple(self.prefix + text for caption in chosen for text in self._reordered(caption))
 
-    def _variants(self, caption: str) -> list[str]:
+    def _reordered(self, caption: str) -> list[str]:
         if self.each == 1:
             return [caption]
         parts = [part for part in (part.strip() for part in caption.split(self.separator.strip() or self.separator)) if part]
-        kept, tags = parts[: self.keep_tokens], parts[self.keep_tokens :]
+        fixed, tags = parts[: self.keep_tokens], parts[self.keep_tokens :]
         found = {caption: None}
         written = self.separator.join(parts)
         for order in _orders(tags, _DRAWS * self.each):
             if len(found) == self.each:
                 break
-            text = self.separator.join([*kept, *order])
+            text = self.separator.join([*fixed, *order])
             if text != written:
                 found.setdefault(text)
         return list(islice(cycle(found), self.each))
 
-    def place(self, count: int, kept: "CaptionPolicy", *, seed: int, epoch: int, sample_id: str) -> int | None:
-        """Which of a sample's `count` texts, made by the policy `kept`, it has in an epoch; None for the empty caption."""
+    def index(self, count: int, encoded: "CaptionPolicy", *, seed: int, epoch: int, sample_id: str) -> int | None:
+        """Return the index of the text that a sample has in an epoch, of `count` that `encoded` made; None for the empty caption."""
         draws = digest_parts("cachestore-caption", str(seed), str(epoch), sample_id)
-        dropped, drawn, variant = (int.from_bytes(draws[at : at + _WORD], "little") for at in (0, _WORD, 2 * _WORD))
-        captions = count // kept.each
+        dropped, drawn, order = (int.from_bytes(draws[at : at + _WORD], "little") for at in (0, _WORD, 2 * _WORD))
+        captions = count // encoded.each
         if captions == 0 or dropped < int(self.dropout * (1 << 8 * _WORD)):
             return None
-        if self.choose == "all":  # in turn, beginning anywhere
+        if self.choose == "all":  # in turn; each sample starts at another caption
             drawn = epoch + int.from_bytes(digest_parts("cachestore-caption-turn", str(seed), sample_id)[:_WORD], "little")
         caption = 0 if self.choose == "first" else drawn % captions
-        return caption * kept.each + variant % self.each
+        return caption * encoded.each + order % self.each
 
-    def differs_from(self, kept: "CaptionPolicy") -> str:
-        """Why this policy may ask for texts that one which encoded for `kept` did not; empty where it asks for none."""
-        if self.choose != "first" and kept.choose == "first":
+    def differs_from(self, encoded: "CaptionPolicy") -> str:
+        """Return why this policy may ask for texts that `encoded` did not encode; empty if it cannot."""
+        if self.choose != "first" and encoded.choose == "first":
             return f"it chooses {self.choose!r} of a sample's captions, but only the first one was encoded"
-        if self.prefix != kept.prefix:
-            return f"its prefix is {self.prefix!r}, but {kept.prefix!r} was encoded"
-        if self.each > kept.each:
-            return f"it has {self.each} variants of each caption, but only {kept.each} were encoded"
-        if self.each > 1 and (self.keep_tokens, self.separator) != (kept.keep_tokens, kept.separator):
-            ours, theirs = (f"keep_tokens={one.keep_tokens}, separator={one.separator!r}" for one in (self, kept))
+        if self.prefix != encoded.prefix:
+            return f"its prefix is {self.prefix!r}, but {encoded.prefix!r} was encoded"
+        if self.each > encoded.each:
+            return f"it has {self.each} orders of each caption, but only {encoded.each} were encoded"
+        if self.each > 1 and (self.keep_tokens, self.separator) != (encoded.keep_tokens, encoded.separator):
+            ours, theirs = (f"keep_tokens={one.keep_tokens}, separator={one.separator!r}" for one in (self, encoded))
             return f"it shuffles tags with {ours}, but they were encoded with {theirs}"
         return ""
 
@@ -156,17 +156,17 @@ _FITTED: Final[Mapping[str, Callable[[str, object], Any]]] = {
     "separator": as_text,
     "prefix": as_text,
 }
-"""How each setting is read: numpy's numbers become Python's own, as JSON needs them."""
+"""How each field is checked and converted: JSON needs Python's numbers, not numpy's."""
 
 
 def _orders(tags: Sequence[str], most: int) -> Iterator[Sequence[str]]:
-    """Orders of tags that follow from the tags alone, so that one caption of two samples is encoded once; some may come again."""
+    """Yield orders of tags that depend on the tags alone, so that equal captions of two samples are encoded once. Orders may repeat."""
     name = digest_parts("cachestore-tags", *tags)
     if len(tags) <= _FEW:
         listed = enumerate(permutations(tags))
-        yield from (order for _place, order in sorted(listed, key=lambda numbered: digest_parts(name, str(numbered[0]))))
+        yield from (order for _index, order in sorted(listed, key=lambda numbered: digest_parts(name, str(numbered[0]))))
         return
     for number in range(most):
         raw = hashlib.shake_256(name + number.to_bytes(8, "little")).digest(_WORD * len(tags))
-        order = sorted((raw[_WORD * place : _WORD * (place + 1)], place) for place in range(len(tags)))
-        yield [tags[place] for _draw, place in order]
+        order = sorted((raw[_WORD * index : _WORD * (index + 1)], index) for index in range(len(tags)))
+        yield [tags[index] for _draw, index in order]

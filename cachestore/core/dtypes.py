@@ -8,13 +8,13 @@ RawTensor = tuple[str, tuple[int, ...], bytes | bytearray | memoryview]
 
 
 class Dtype(NamedTuple):
-    """One dtype, and what libraries call it."""
+    """One dtype and its names in torch and numpy."""
 
     size: int
     """Bytes of one element."""
     torch: str
     numpy: str
-    """Of a dtype that numpy lacks, an integer of its size."""
+    """If numpy lacks the dtype: an integer of the same size."""
 
 
 DTYPES: Final[Mapping[str, Dtype]] = {
@@ -35,9 +35,9 @@ DTYPES: Final[Mapping[str, Dtype]] = {
     "F64": Dtype(8, "float64", "float64"),
     "C64": Dtype(8, "complex64", "complex64"),
 }
-"""By safetensors name."""
+"""The dtypes by safetensors name."""
 
 TORCH_NAMES: Final = {dtype.torch: name for name, dtype in DTYPES.items()}
-"""safetensors names by torch's."""
+"""safetensors names by torch name."""
 NUMPY_NAMES: Final = {dtype.numpy: name for name, dtype in DTYPES.items() if dtype.numpy == dtype.torch}
-"""safetensors names by numpy's, of the dtypes that numpy has."""
+"""safetensors names by numpy name, for the dtypes that numpy has."""

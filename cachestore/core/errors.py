@@ -9,14 +9,14 @@
     ├── MissingEntry      encode it (`cachestore precompute`), or skip it
     ├── CorruptEntry      run `cachestore repair`
     ├── FormatError       the file is damaged, or newer than this version of cachestore
-    ├── ReadFailed        mend the file system, or this user's rights, then run the same command again
-    ├── WriteFailed       make room, or mend the file system, then run the same command again
-    ├── LockTimeout       wait, or look who holds it
-    ├── EncodeFailed      this input cannot be encoded: mend or remove it
+    ├── ReadFailed        fix the file system, or this user's rights, then run the same command again
+    ├── WriteFailed       make room, or fix the file system, then run the same command again
+    ├── LockTimeout       wait, or see who holds the lock
+    ├── EncodeFailed      this input cannot be encoded: fix or remove it
     ├── Superseded        run the same command again: it lists the source anew
-    └── Incomplete        run the same command again: it goes on where it stopped
+    └── Incomplete        run the same command again: it continues where it stopped
 
-Every class takes one message, so that an error survives the way out of a DataLoader worker, which rebuilds it from its text.
+Every class takes one message, because the error of a DataLoader worker is built again from its text.
 """
 
 from collections.abc import Generator, Mapping
@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 
 
 class CacheStoreError(Exception):
-    """Root of everything that cachestore raises on purpose."""
+    """Base class of everything that cachestore raises on purpose."""
 
 
 class StoreNotFound(CacheStoreError, FileNotFoundError):
@@ -33,7 +33,7 @@ class StoreNotFound(CacheStoreError, FileNotFoundError):
 
 
 class BadInput(CacheStoreError, ValueError):
-    """What was passed in cannot be used; the message says what, where, and how to mend it."""
+    """An argument or an input cannot be used. The message says what, where, and how to fix it."""
 
 
 class BadUsage(BadInput):
@@ -57,7 +57,7 @@ class FormatError(CacheStoreError):
 
 
 class ReadFailed(CacheStoreError, OSError):
-    """The file system refused a look at a file that may be there: nobody can tell what it holds."""
+    """The file system refused to read something, so its contents are unknown."""
 
 
 class WriteFailed(CacheStoreError, OSError):
@@ -68,17 +68,17 @@ Failed = TypeVar("Failed", ReadFailed, WriteFailed)
 
 
 def numbered(failed: Failed, error: Exception) -> Failed:
-    """An error with the number of what the system refused, where that bears one."""
+    """Return `failed` with the `errno` of `error`, or None if it has none."""
     failed.errno = error.errno if isinstance(error, OSError) else None
     return failed
 
 
 class LockTimeout(CacheStoreError, TimeoutError):
-    """A bounded wait ended; the message names what was waited for and who holds it."""
+    """A wait took too long. The message names what was waited for and who holds it."""
 
 
 class MissingExtra(BadInput, ImportError):
-    """A package is not installed that only some of the work needs; the message names the extra that brings it."""
+    """A package of an optional extra is not installed. The message names the extra."""
 
 
 class EncodeFailed(CacheStoreError):
@@ -86,11 +86,11 @@ class EncodeFailed(CacheStoreError):
 
 
 class Superseded(CacheStoreError):
-    """Another run listed the data set's source later and has published it; what this run encoded stays in the store."""
+    """Another run listed the data set's source later and has published it. What this run encoded stays in the store."""
 
 
 class Incomplete(CacheStoreError):
-    """The work is not finished; what is published stays, and the same command goes on from there."""
+    """The work is not finished. What is published stays, and the same command continues from there."""
 
 
 _EXTRAS: Final[Mapping[str, str]] = {
@@ -98,12 +98,12 @@ _EXTRAS: Final[Mapping[str, str]] = {
     "av": "video",
     "ray": "ray",
 }
-"""The extra that brings a package, by the package's name in an import."""
+"""The extra that installs a package, by the package's import name."""
 
 
 @contextmanager
 def naming_extras() -> Generator[None]:
-    """Raise MissingExtra for a package of an extra that the block imports and that is not installed."""
+    """Raise MissingExtra if the block imports a package of an extra that is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -114,5 +114,5 @@ def naming_extras() -> Generator[None]:
 
 
 def how_to_install(extra: str) -> str:
-    """The sentence that says how to install an extra."""
+    """Return the sentence that says how to install an extra."""
     return f"The extra [{extra}] brings it: run `pip install '.[{extra}]'` in a clone of cachestore"

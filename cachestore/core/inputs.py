@@ -1,11 +1,11 @@
-"""What a unit is made from: a caption, an image, an image and the one it goes with, a caption with the images it is shown with.
+"""What a unit is made from: a caption, an image, an image with the one that decides its crop, or a caption with images.
 
-Requests are JSON, as they stand in a plan: `{"caption": TEXT}`, `{"image": REF, "role": ROLE, ...}`, the same with `"like": REF`,
-`{"video": REF, ...}`, or `{"caption": TEXT, "images": {ROLE: [REF, ...]}}`. Whoever calls reads the files.
+A request is a JSON object in the plan: `{"caption": TEXT}`, `{"image": REF, "role": ROLE, ...}` (also with `"like": REF`),
+`{"video": REF, ...}`, or `{"caption": TEXT, "images": {ROLE: [REF, ...]}}`. The caller reads the files.
 
-The options of a column of images, each left out where it has its default: `resolution`, `step`, `upscale` (false: small pictures are
-not scaled up), `crop` ("random", with its `seed`), `variants` (so many random crops), `flip` (each mirrored as well). Of videos also
-`frames` (counts to choose from), `fps` (in place of the file's own), `clips` (so many parts of each).
+The options of an image column, each left out at its default, are `resolution`, `step`, `upscale` (false: small pictures are not scaled up),
+`crop` ("random", with its `seed`), `variants` (the number of random crops) and `flip` (each is also encoded mirrored). Videos also have
+`frames` (counts to choose from), `fps` (instead of the file's own) and `clips` (the number of parts of each).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,46 +15,46 @@ from cachestore.core.keys import Json, Key, canonical, digest_bytes, digest_part
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO
 
 Stat = tuple[int, int]
-"""(size, mtime_ns)."""
+"""(size in bytes, mtime_ns)."""
 
 NO_STAT: Final[Stat] = (-1, -1)
-"""Of a unit without a file, or whose file was modified so lately that its time proves nothing."""
+"""For a unit without a file, or with a file modified so recently that its time proves nothing."""
 
-SHOWN: Final = "images"
-"""An option of a column of captions: the role of the images that the text encoder is shown beside them."""
+IMAGES: Final = "images"
+"""Option of a caption column: the role of the images that the text encoder sees beside the caption."""
 
 SOURCE: Final = "source"
-"""The column that says which of several sources a sample is of."""
+"""The column with the name of a sample's source, if there are several sources."""
 SOURCE_WEIGHT: Final = "source_weight"
-"""The column that says how often a sample of its source comes in an epoch, where sources differ in that."""
+"""The column that says how often a sample comes in an epoch, if that differs between sources."""
 
 RESOLUTIONS: Final = "resolutions"
-"""An option of a column of images: the resolution by source, where sources differ in it."""
+"""Option of an image column: the resolution by source, if it differs between sources."""
 RANDOM: Final = "random"
-"""The option `crop` of a column, where crops are drawn."""
+"""The value of the option `crop` for random crops."""
 
 WITHIN: Final = "within"
-"""In a request: the part of a picture that counts, (left, top, right, bottom) in its pixels."""
+"""In a request: the part of the picture to use, (left, top, right, bottom) in its pixels."""
 STATED: Final = "stated"
-"""In a request: what the source says is the picture's (width, height)."""
+"""In a request: the picture's (width, height) as given by the source."""
 CROP: Final = "crop"
-"""The column of a source that says what is WITHIN."""
+"""The column of a source that becomes `WITHIN` in requests."""
 SIZE: Final = "size"
-"""The column of a source that says what is STATED."""
+"""The column of a source that becomes `STATED` in requests."""
 LIKE: Final = "like"
-"""In a request: the picture with which an image is placed in its bucket."""
+"""In a request: the picture that decides this image's bucket or crop."""
 
 FRAMED: Final = frozenset({IMAGE, MASK})
-"""The roles of what a sample's own crop cuts."""
+"""Roles of the images to which a sample's own crop applies."""
 
 
 def caption_key(fingerprint: str, caption: str) -> Key:
-    """The key of a caption that is encoded alone, by the text recipe of this fingerprint."""
+    """Return the key of a caption that is encoded alone, by the text recipe with this fingerprint."""
     return input_key(fingerprint, {CAPTION: digest_text(caption)}, {})
 
 
 def options_for(options: Mapping[str, Json], extras: Mapping[str, Json]) -> Mapping[str, Json]:
-    """The options of a column for one sample, by its columns: with the resolution of its source, its own crop and its stated size."""
+    """Return a column's options for one sample, with the resolution of its source, its own crop and its stated size."""
     by_source: Mapping[str, Json] | None = options.get(RESOLUTIONS)
     own = framing_of(extras)
     if by_source is None:
@@ -64,51 +64,51 @@ def options_for(options: Mapping[str, Json], extras: Mapping[str, Json]) -> Mapp
 
 
 def framing_of(extras: Mapping[str, Json]) -> dict[str, Json]:
-    """What a sample's columns say of its picture alone. Of older stores they may hold anything: what is no such numbers says nothing."""
-    told = ((WITHIN, CROP, 4), (STATED, SIZE, 2))
-    return {name: extras[column] for name, column, count in told if are_whole(extras.get(column), count)}
+    """Return the crop and size that a sample's columns give for its picture. Older stores may hold other values, which are ignored."""
+    columns = ((WITHIN, CROP, 4), (STATED, SIZE, 2))
+    return {name: extras[column] for name, column, count in columns if are_whole(extras.get(column), count)}
 
 
 def are_whole(value: Json, count: int) -> bool:
-    """Whether a value is a list of exactly so many whole numbers."""
+    """Return whether `value` is a list of exactly `count` whole numbers."""
     numbers = cast("list[object]", value) if isinstance(value, list) else []
     return len(numbers) == count and all(type(number) is int for number in numbers)
 
 
 def cells_each(options: Mapping[str, Json]) -> int:
-    """How many cells a column has for each of its inputs: of each variant each clip, each followed by its mirrored one if there is one."""
+    """Return how many cells a column has for each input. Order: by variant, then by clip; a mirrored cell follows its plain one."""
     return _number(options, "variants") * _number(options, "clips") * sides_each(options)
 
 
 def _number(options: Mapping[str, Json], name: str) -> int:
-    """So many variants or clips; what is no such number counts as one."""
+    """Return the number of variants or clips; a missing or invalid one counts as 1."""
     number = options.get(name, 1)
     return number if isinstance(number, int) and number > 0 else 1
 
 
 def sides_each(options: Mapping[str, Json]) -> int:
-    """How many cells a column has for each of its views: two where each is mirrored as well."""
+    """Return how many cells a column has for each variant: two if it is also mirrored, else one."""
     return 2 if options.get("flip") else 1
 
 
 def companions(role: str, options: Mapping[str, Json]) -> tuple[str, ...]:
-    """The roles of a sample's other images that the cells of a column are made from too."""
+    """Return the roles of the sample's other images that a column's cells are also made from."""
     if role == CAPTION:
-        return (str(options[SHOWN]),) if options.get(SHOWN) is not None else ()
-    is_placed = role == MASK or (role == CONTROL and options.get("crop") == RANDOM)
-    return (IMAGE,) if is_placed else ()
+        return (str(options[IMAGES]),) if options.get(IMAGES) is not None else ()
+    is_cropped = role == MASK or (role == CONTROL and options.get("crop") == RANDOM)
+    return (IMAGE,) if is_cropped else ()
 
 
 def request_for(
     role: str, options: Mapping[str, Json], value: str, images: Mapping[str, Sequence[str]], number: int = 0
 ) -> dict[str, Json]:
-    """What the encoder of a column is asked to make of one caption, or of one reference: `value`.
+    """Return the request for one cell: `value` is the caption, or the reference of the image.
 
-    `number` is that of the cell among those of its input. `images` are the sample's references by role; those of the role that the
-    column's options name come with a caption. The sample's own crop is of its picture and mask.
+    `number` counts the cells of one input. `images` are the sample's references by role; a caption takes those of the role that the
+    column's option `images` names. The sample's own crop applies only to its picture and mask.
     """
     if role == CAPTION:
-        shown = options.get(SHOWN)
+        shown = options.get(IMAGES)
         return {"caption": value} if shown is None else {"caption": value, "images": {shown: list(images.get(shown, ()))}}
     sides, clips = sides_each(options), _number(options, "clips")
     left_out = {"variants", "flip"} if role in FRAMED else {"variants", "flip", WITHIN, STATED}
@@ -125,19 +125,19 @@ def request_for(
 
 
 def is_of_files(role: str, options: Mapping[str, Json]) -> bool:
-    """Whether the cells of a column are made from files; captions alone are in the plan itself."""
-    return role != CAPTION or SHOWN in options
+    """Return whether a column's cells are made from files. Captions without images are in the plan itself."""
+    return role != CAPTION or IMAGES in options
 
 
 def references_of(request: Mapping[str, Json]) -> list[str]:
-    """The files that a unit is made from, in order; none for a caption alone."""
+    """Return the files that a unit is made from, in order; none for a caption alone."""
     shown: Mapping[str, Sequence[str]] = request.get("images", {})
     own = [str(request[name]) for name in ("image", VIDEO, LIKE) if name in request]
     return own + [reference for references in shown.values() for reference in references]
 
 
 def digests_of(request: Mapping[str, Json], contents: Sequence[bytes]) -> dict[str, str]:
-    """SHA-256 (hex) of what the encoder sees, by role (a second image's is `ROLE.2`); `contents` are the bytes behind `references_of`."""
+    """Return the SHA-256 (hex) of each input by role (`ROLE.2` for a second image); `contents` are the bytes of `references_of`."""
     if "image" in request:
         names = (str(request.get("role", IMAGE)), IMAGE)
         return {name: digest_bytes(content) for name, content in zip(names, contents, strict=False)}
@@ -148,16 +148,16 @@ def digests_of(request: Mapping[str, Json], contents: Sequence[bytes]) -> dict[s
 
 
 def combined_digest(inputs: Mapping[str, str]) -> str:
-    """One digest (hex) for what a unit is made from: its only input's own, else one over names and digests; empty for none."""
+    """Return one digest (hex) for a unit's inputs: that of its only input, else one over all names and digests; empty without inputs."""
     if len(inputs) <= 1:
         return next(iter(inputs.values()), "")
     return digest_parts("cachestore-inputs", canonical([[name, digest] for name, digest in inputs.items()])).hex()
 
 
 def combined_stat(stats: Sequence[Stat]) -> Stat:
-    """One (size, mtime_ns) for the files that a unit is made from: the only file's own; NO_STAT for none, or where one proves nothing.
+    """Return one (size, mtime_ns) for a unit's files: that of its only file; NO_STAT without files, or if one of them has NO_STAT.
 
-    Of several files it is the sum of the sizes, and in the place of the time a digest over each one's size and time.
+    For several files it is the sum of their sizes, and a digest over all sizes and times instead of the time.
     """
     if len(stats) == 1:
         return stats[0]
@@ -168,5 +168,5 @@ def combined_stat(stats: Sequence[Stat]) -> Stat:
 
 
 def in_place_of_time(digest: bytes) -> int:
-    """The first 63 bits of a digest: what stands in a `Stat` where there is no one time."""
+    """Return the first 63 bits of a digest, which replace the time in a `Stat` of several files."""
     return int.from_bytes(digest[:8], "big") >> 1

@@ -30,7 +30,7 @@ class Key(bytes):
     __slots__ = ()
 
     def __new__(cls, raw: bytes) -> Self:
-        """Wrap exactly 16 bytes; anything else raises BadInput."""
+        """Wrap exactly 16 bytes. Raises BadInput for anything else."""
         try:
             length = len(raw)
             key = super().__new__(cls, raw)
@@ -75,7 +75,7 @@ def canonical(value: Json) -> bytes:
 
 
 def digest_parts(*parts: "str | bytes") -> bytes:
-    """SHA-256 of a sequence of strings and bytes, injective: each part is preceded by its kind and its length."""
+    """Return the SHA-256 of strings and bytes. It is injective: each part is preceded by its kind and its length."""
     state = hashlib.sha256()
     for part in parts:
         kind, raw = (b"s", part.encode("utf-8", "surrogatepass")) if isinstance(part, str) else (b"b", bytes(part))
@@ -85,24 +85,24 @@ def digest_parts(*parts: "str | bytes") -> bytes:
 
 
 def digest_bytes(data: "bytes | bytearray | memoryview") -> str:
-    """SHA-256 of raw bytes as 64 hex digits: the `input_digest` of a file."""
+    """Return the SHA-256 of raw bytes as 64 hex digits: the `input_digest` of a file."""
     return hashlib.sha256(data).hexdigest()
 
 
 def digest_opened(file: BinaryIO) -> str:
-    """As `digest_bytes`, of an open file that nothing was read of; it is never held at once."""
+    """As `digest_bytes`, for an open file of which nothing was read yet. It is never in memory as a whole."""
     return hashlib.file_digest(cast("Any", file), "sha256").hexdigest()
 
 
 def digest_text(text: str) -> str:
-    """SHA-256 of a text's UTF-8 bytes as 64 hex digits: the `input_digest` of a caption."""
+    """Return the SHA-256 of a text's UTF-8 bytes as 64 hex digits: the `input_digest` of a caption."""
     return digest_bytes(text.encode("utf-8", "surrogatepass"))
 
 
 def key(*parts: "str | bytes | os.PathLike[str]") -> Key:
-    """Make a key for a value of your own from any strings, bytes or paths (by their text); order and boundaries matter.
+    """Make a key for a value of your own from strings, bytes or paths (as text). The order of the parts and their boundaries count.
 
-    No parts is a valid, fixed key. Raises BadInput for anything else: of a number say whether its digits are meant, `str(5)`.
+    No parts give a valid, fixed key. Raises BadInput for anything else, such as a number: pass `str(5)`.
     """
     plain = [os.fsencode(part) if isinstance(part, os.PathLike) else part for part in parts]
     for part in plain:
@@ -112,7 +112,7 @@ def key(*parts: "str | bytes | os.PathLike[str]") -> Key:
 
 
 def by_key(answer: object) -> dict[Key, Any]:
-    """What a caller's own `encode` returned, by key (`Key.parse`). Raises EncodeFailed for no mapping, BadInput for no keys."""
+    """Return by key what a caller's `encode` returned. Raises EncodeFailed if that is not a mapping, BadInput if it has an invalid key."""
     if not isinstance(answer, Mapping):
         raise EncodeFailed(f"encode must return {{key: {{name: tensor}}}}, not a value of the type {type(answer).__name__}")
     try:
@@ -122,9 +122,9 @@ def by_key(answer: object) -> dict[Key, Any]:
 
 
 def input_key(fingerprint: str, inputs: Mapping[str, str], transform: Mapping[str, Json]) -> Key:
-    """The key of what a recipe makes of an input.
+    """Return the key of the value that a recipe makes from an input.
 
-    `inputs` are digests (hex) by name, whose order counts, as an edit model sees its images in order; `transform` is what is done to the
+    `inputs` are digests (hex) by name. Their order counts, as an edit model sees its images in order. `transform` is what is done to the
     input before the encoder sees it (bucket, crop, variant).
     """
     return key("input", fingerprint, canonical([[name, digest] for name, digest in inputs.items()]), canonical(dict(transform)))
@@ -132,14 +132,14 @@ def input_key(fingerprint: str, inputs: Mapping[str, str], transform: Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Frozen value that makes tensors: everything that decides them (`make`), and how to read them (`read`)."""
+    """Everything that decides tensors (`make`), and how to read them (`read`)."""
 
     encoder: str
-    """What it makes: `text`, `latents`, or a name of the caller's own. One catalog column is compared with earlier ones by this name."""
+    """What it makes: `text`, `latents`, or a name of your own. A catalog column is compared with earlier ones by this name."""
     make: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """Kind, digests of model files by relative name, tokenizer length, transform, dtype, outputs, recipe version. In the fingerprint."""
     read: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """How to normalise, join, pad and mask when reading. Not in the fingerprint: it may be mended without encoding again."""
+    """How to normalise, join, pad and mask when reading. Not part of the fingerprint: it can be corrected without encoding again."""
 
     def __post_init__(self) -> None:
         as_text("encoder of a recipe", self.encoder)
@@ -148,14 +148,14 @@ class Recipe:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of `make` in canonical form, 64 hex digits."""
+        """SHA-256 of `encoder` and of `make` in canonical form, 64 hex digits."""
         return digest_parts("cachestore-recipe", self.encoder, canonical(dict(self.make))).hex()
 
     def as_json(self) -> dict[str, Json]:
-        """The recipe as it stands in `recipes/<fingerprint>.json` and in a catalog's header."""
+        """Return the recipe as in `recipes/<fingerprint>.json` and in a catalog's header."""
         return {"encoder": self.encoder, "make": dict(self.make), "read": dict(self.read), "fingerprint": self.fingerprint}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> "Recipe":
-        """The inverse of `as_json`; the fingerprint is computed again, never believed."""
+        """Return the recipe that `as_json` wrote. Its fingerprint is computed again, never trusted."""
         return cls(encoder=str(value["encoder"]), make=dict(value["make"]), read=dict(value["read"]))

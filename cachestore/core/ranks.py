@@ -1,6 +1,6 @@
-"""Who am I among the processes of this job, by the environment. Rank and world size are hints for the order of work.
+"""Find this process's rank and world size in the environment. They are only hints for the order of work.
 
-A wrong answer costs time, never correctness, so what is unknown or contradictory means "no preference", never rank 0.
+A wrong answer costs time, never correctness. So unknown or contradictory values mean "no preference", never rank 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from typing import Final
 from cachestore.core.arguments import as_whole
 from cachestore.core.errors import BadInput
 
-_Said = tuple[str, int | None, int | None]
-"""Where, rank, world size; None for what is not said."""
+_Found = tuple[str, int | None, int | None]
+"""(where it was found, rank, world size); None for an unknown number."""
 
 _MPI: Final = {"Open MPI": "OMPI_COMM_WORLD", "PMI": "PMI", "MVAPICH": "MV2_COMM_WORLD", "LSF": "JSM_NAMESPACE"}
-"""How the names of a launcher's variables begin, before `_RANK` and `_SIZE`."""
+"""The prefixes of each launcher's variables, before `_RANK` and `_SIZE`."""
 _LOCAL: Final = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "JSM_NAMESPACE_LOCAL_RANK")
 _LOCAL_SIZES: Final = (
     "LOCAL_WORLD_SIZE",
@@ -26,30 +26,30 @@ _LOCAL_SIZES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Where this process stands. `rank` and `world_size` are both known, or `rank` is None: no preference."""
+class RankInfo:
+    """The rank of this process. `rank` and `world_size` are both known, or `rank` is None: no preference."""
 
     rank: int | None = 0
     world_size: int = 1
     local_rank: int = 0
     launch: str | None = None
-    """Names the launch this process belongs to, the same in all its processes; None where nothing tells."""
+    """The name of the launch, the same in all its processes; None if unknown."""
     found_in: str = "single process"
     conflict: str | None = None
-    """What contradicts itself, in words, to be said once."""
+    """The contradiction that was found, in words, to be reported once."""
     local_world_size: int = 1
-    """Processes of this launch on this machine; 1 where nothing tells."""
+    """Processes of this launch on this machine; 1 if unknown."""
 
 
 def discover(
     environment: Mapping[str, str], *, rank: int | None = None, world_size: int | None = None, distributed: tuple[int, int] | None = None
-) -> Placement:
+) -> RankInfo:
     """Find rank and world size. Order: arguments, CACHESTORE_*, an initialised process group, torchrun, Fabric, MPI, SLURM, job array.
 
-    `environment` is as `os.environ`, read when called: Fabric and Ray set theirs late. `distributed` is (rank, world size) of an
-    initialised torch.distributed. Raises BadInput for a `rank` and a `world_size` that do not fit each other.
+    `environment` is like `os.environ`; read it when you need the answer, as Fabric and Ray set theirs late. `distributed` is (rank, world
+    size) of an initialised torch.distributed. Raises BadInput if `rank` and `world_size` do not fit each other.
     """
-    here = Placement(
+    here = RankInfo(
         local_rank=_first_number(environment, _LOCAL, 0),
         launch=launch_name(environment),
         local_world_size=max(1, _first_number(environment, _LOCAL_SIZES, 1)),
@@ -74,7 +74,7 @@ def discover(
     return here
 
 
-def _in_order_of_trust(environment: Mapping[str, str], distributed: tuple[int, int] | None) -> list[_Said]:
+def _in_order_of_trust(environment: Mapping[str, str], distributed: tuple[int, int] | None) -> list[_Found]:
     rank, world = distributed or (None, None)
     return [
         _pair(environment, "cachestore", "CACHESTORE_RANK", "CACHESTORE_WORLD_SIZE"),
@@ -86,7 +86,7 @@ def _in_order_of_trust(environment: Mapping[str, str], distributed: tuple[int, i
     ]
 
 
-def _pair(environment: Mapping[str, str], found_in: str, rank: str, world: str) -> _Said:
+def _pair(environment: Mapping[str, str], found_in: str, rank: str, world: str) -> _Found:
     return found_in, _number(environment, rank), _number(environment, world)
 
 
@@ -95,8 +95,8 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _fabric(environment: Mapping[str, str]) -> _Said | None:
-    """Lightning Fabric's children have no RANK. Without LOCAL_WORLD_SIZE it is known on the first node only."""
+def _fabric(environment: Mapping[str, str]) -> _Found | None:
+    """Lightning Fabric's child processes have no RANK. Without LOCAL_WORLD_SIZE their rank is known on the first node only."""
     node, local, world = (_number(environment, name) for name in ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"))
     if "RANK" in environment or node is None or local is None or world is None:
         return None
@@ -104,18 +104,18 @@ def _fabric(environment: Mapping[str, str]) -> _Said | None:
     return "Lightning Fabric", None if node > 0 and here is None else node * (here or 0) + local, world
 
 
-def _slurm(environment: Mapping[str, str]) -> _Said:
-    """A SLURM step. In a batch script or an interactive allocation SLURM_PROCID is 0 everywhere, so there it says nothing."""
+def _slurm(environment: Mapping[str, str]) -> _Found:
+    """Return the rank in a SLURM step. In a batch script or an interactive allocation it is unknown: SLURM_PROCID is 0 everywhere."""
     if not environment.get("SLURM_STEP_ID", "").isdecimal() or environment.get("SLURM_JOB_NAME") in {"bash", "interactive"}:
         return "SLURM", None, None
     tasks = _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NTASKS")
     if tasks == 1 and _array(environment)[2] is not None:
-        return "SLURM", None, None  # each task of the array runs one `srun`: its place is the one in the array
+        return "SLURM", None, None  # each task of the array runs one `srun`: its rank is the one in the array
     return "SLURM", _number(environment, "SLURM_PROCID"), tasks
 
 
-def _array(environment: Mapping[str, str]) -> _Said:
-    """A job array: the task's place between the first and the last, in steps."""
+def _array(environment: Mapping[str, str]) -> _Found:
+    """Return the rank in a job array: the task's number between the first and the last, in steps."""
     task, count, first = (_number(environment, f"SLURM_ARRAY_TASK_{word}") for word in ("ID", "COUNT", "MIN"))
     if task is None or count is None or first is None:
         return "SLURM array", None, None
@@ -128,12 +128,12 @@ def _first_number(environment: Mapping[str, str], names: Sequence[str], default:
 
 
 def launch_name(environment: Mapping[str, str]) -> str | None:
-    """What all processes of one launch have in common, and no other launch has; None where nothing tells."""
+    """Return a name that all processes of one launch share and no other launch has; None if unknown."""
     if name := environment.get("CACHESTORE_LAUNCH"):
         return name
     run = environment.get("TORCHELASTIC_RUN_ID", "none")
-    if run != "none":  # torchrun's default for everybody
-        # People choose an id once and keep it in their scripts; the port that the agents agreed on is another in each launch.
+    if run != "none":  # torchrun's default
+        # Scripts often use the same id again, but the port that the agents agree on differs in each launch.
         return f"torchrun:{run}:{environment.get('MASTER_PORT', '')}"
     if environment.get("SLURM_ARRAY_JOB_ID") and _slurm(environment)[1] is None and _array(environment)[1] is not None:
         return f"slurm-array:{environment['SLURM_ARRAY_JOB_ID']}"

@@ -1,4 +1,4 @@
-"""What a file of any trainer's cache holds, in one form: named tensors as (dtype, shape, bytes), without torch."""
+"""The contents of a file of any trainer's cache in one form: named tensors as (dtype, shape, bytes), without torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A file of a cache after its container was read: tensors and plain values by the trainer's own names."""
+    """A file of a cache after its container was read: tensors and plain values under the trainer's own names."""
 
     tensors: Mapping[str, Raw]
     values: Mapping[str, Json] = field(default_factory=dict[str, Json])
@@ -31,21 +31,21 @@ class Latents:
     """Latents of one picture."""
 
     tensor: Raw
-    """`[C, h, w]`, or `[C, F, h, w]` of models for videos."""
+    """`[C, h, w]`, or `[C, F, h, w]` for video models."""
     is_scaled: bool
-    """Whether it is what the denoiser is trained on; else as it left the VAE."""
+    """Whether it is scaled for the denoiser. If not, it is as the VAE returned it."""
     kind: Literal["sample", "mean"]
     others: Mapping[str, Raw] = field(default_factory=dict[str, Raw])
-    """Everything else in the file, by the trainer's own names."""
+    """Everything else in the file, under the trainer's own names."""
     facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """`size`, `resized` (width, height) and `crop` (left, top, right, bottom) in pixels, as far as the file tells."""
+    """`size`, `resized` (width, height) and `crop` (left, top, right, bottom) in pixels, if the file has them."""
     info: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """What the trainer wrote beside the tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Embeddings of one caption, by the names under which the family's text is kept, without a batch axis."""
+    """Embeddings of one caption, under the tensor names of the family, without a batch axis."""
 
     tensors: Mapping[str, Raw]
     others: Mapping[str, Raw] = field(default_factory=dict[str, Raw])
@@ -53,16 +53,16 @@ class Text:
 
 
 class Misplaced(EncodeFailed):
-    """A file says that it is of another picture, of its other side or of another model: one beside it may be the right one."""
+    """The file is for another picture, for the mirrored picture or for another model. A file beside it may be the right one."""
 
 
 def refuse(what: str) -> EncodeFailed:
-    """The error of a file that is not what its name says."""
+    """Return the error for a file that is not what its name says."""
     return EncodeFailed(what)
 
 
 def as_array(raw: Raw) -> Array:
-    """A tensor as a numpy array that shares its memory; bfloat16 as its 16 bits, float8 as its 8. Raises EncodeFailed."""
+    """Return a tensor as a numpy array that shares its memory; bfloat16 as uint16, float8 as uint8. Raises EncodeFailed for C64."""
     dtype, shape, buffer = raw
     if dtype not in _NUMPY:
         raise EncodeFailed(f"tensors of dtype {dtype} are not supported")
@@ -70,7 +70,7 @@ def as_array(raw: Raw) -> Array:
 
 
 def from_array(array: Array, dtype: str | None = None) -> Raw:
-    """A numpy array as a tensor; `dtype` names what 16 or 8 bits stand for. Raises EncodeFailed for dtypes that cannot be stored."""
+    """Return a numpy array as a tensor. `dtype` names what uint16 or uint8 bits stand for. Raises EncodeFailed for other dtypes."""
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     name = dtype or NUMPY_NAMES.get(little.dtype.name)
     if name not in _NUMPY:
@@ -79,7 +79,7 @@ def from_array(array: Array, dtype: str | None = None) -> Raw:
 
 
 def numbers(raw: Raw) -> Array:
-    """A floating-point tensor as float32 (float64 as it is): every smaller format fits exactly. Raises EncodeFailed for others."""
+    """Return a floating-point tensor as float32 (float64 stays): smaller formats fit exactly. Raises EncodeFailed for other dtypes."""
     dtype, shape, buffer = raw
     if dtype == "BF16":
         return (np.frombuffer(buffer, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
@@ -90,7 +90,7 @@ def numbers(raw: Raw) -> Array:
 
 
 def rounded(array: Array, dtype: str) -> Raw:
-    """Numbers in a floating-point dtype, rounded to nearest, ties to even."""
+    """Return numbers in a floating-point dtype, rounded to nearest, ties to even."""
     if dtype != "BF16":
         with np.errstate(over="ignore"):
             return from_array(array.astype(_NUMPY[dtype]))
@@ -101,7 +101,7 @@ def rounded(array: Array, dtype: str) -> Raw:
 
 
 def cast(raw: Raw, dtype: str) -> Raw:
-    """A floating-point tensor in another dtype; the same bytes where it has that already."""
+    """Return a floating-point tensor in another dtype; unchanged if it already has that dtype."""
     return raw if raw[0] == dtype else rounded(numbers(raw), dtype)
 
 
@@ -111,12 +111,12 @@ def is_zero(raw: Raw) -> bool:
 
 
 def reshaped(raw: Raw, shape: Sequence[int]) -> Raw:
-    """The same bytes in another shape of as many numbers."""
+    """Return the same bytes in another shape of the same size."""
     return raw[0], tuple(shape), raw[2]
 
 
 def without_batch(name: str, raw: Raw, rank: int) -> Raw:
-    """A tensor of `rank` axes, with or without a batch axis of 1 in front. Raises EncodeFailed for another shape."""
+    """Return a tensor of `rank` axes; a batch axis of 1 in front is dropped. Raises EncodeFailed for another shape."""
     shape = raw[1]
     if len(shape) == rank:
         return raw
@@ -126,36 +126,36 @@ def without_batch(name: str, raw: Raw, rank: int) -> Raw:
 
 
 def columns(raw: Raw, start: int, stop: int) -> Raw:
-    """A part of a tensor's last axis, as a tensor of its own."""
+    """Return a slice of a tensor's last axis, as a copy."""
     return from_array(as_array(raw)[..., start:stop], raw[0])
 
 
 def rows(raw: Raw, start: int, stop: int | None = None) -> Raw:
-    """A part of the axis before the last, as a tensor of its own."""
+    """Return a slice of the axis before the last, as a copy."""
     return from_array(as_array(raw)[..., start:stop, :], raw[0])
 
 
 def joined(parts: Sequence[Raw], axis: int) -> Raw:
-    """Tensors of one dtype one after the other; of several, in float32 (exact for smaller ones)."""
+    """Concatenate tensors along an axis. If their dtypes differ, the result is float32 (exact for smaller ones)."""
     dtypes = {part[0] for part in parts}
     same = parts if len(dtypes) == 1 else [cast(part, "F32") for part in parts]
     return from_array(np.concatenate([as_array(part) for part in same], axis=axis), same[0][0])
 
 
 def widened(raw: Raw, width: int) -> Raw:
-    """A tensor whose last axis is extended with zeros."""
+    """Return a tensor whose last axis is padded with zeros to `width`."""
     array = as_array(raw)
     return from_array(np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])]), raw[0])
 
 
 def is_finite(raw: Raw) -> bool:
-    """Whether a tensor holds no NaN and no infinity; what is no floating-point number does."""
+    """Whether a tensor holds no NaN and no infinity; True for dtypes that are not floating-point."""
     return raw[0] not in FLOATS or bool(np.isfinite(numbers(raw)).all())
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The constants of a VAE: what stands between its output and what the denoiser is trained on."""
+    """The constants of a VAE that turn its output into what the denoiser is trained on."""
 
     factor: float | None = None
     shift: float | None = None
@@ -164,21 +164,21 @@ class Scale:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is anything to convert by."""
+        """Whether there are constants to convert with."""
         return self.factor is not None or self.mean is not None
 
     def apply(self, latents: Array) -> Array:
-        """Raw latents scaled, in the order in which diffusers computes it, in the array's own precision."""
+        """Scale raw latents, with diffusers' order of operations and in the array's own precision."""
         mean, factor, std = self._terms(latents)
         return (latents - mean) * factor / std
 
     def undo(self, latents: Array) -> Array:
-        """The inverse, up to rounding."""
+        """Undo `apply`, up to rounding."""
         mean, factor, std = self._terms(latents)
         return latents * std / factor + mean
 
     def _terms(self, latents: Array) -> tuple[Array, Array, Array]:
-        """Mean or shift, factor and std, as they are taken from, or multiplied with, the channels of latents."""
+        """Return mean (or shift), factor and std, shaped to broadcast over the channels of latents."""
         factor = 1.0 if self.factor is None else self.factor
         mean, std = ([self.shift or 0.0], [1.0]) if self.mean is None or self.std is None else (self.mean, self.std)
         each = [np.array(values, latents.dtype).reshape(-1, *[1] * (latents.ndim - 1)) for values in (mean, [factor], std)]
@@ -186,9 +186,9 @@ class Scale:
 
 
 def to_state(raw: Raw, scale: Scale, *, was_scaled: bool, is_scaled: bool) -> Raw:
-    """Latents in another scaling state: the same bytes where it is the one they have, else float32 (float64 where that is stored).
+    """Return latents scaled or unscaled: unchanged if they are so already, else in float32 (float64 if stored so).
 
-    Raises EncodeFailed where the constants are not known.
+    Raises EncodeFailed if the constants are not known.
     """
     if was_scaled == is_scaled:
         return raw

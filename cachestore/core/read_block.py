@@ -1,7 +1,7 @@
 """The `read` block of a recipe as typed values: how stored tensors become a batch.
 
-What the blocks hold is written down beside the families that make them, in `encode/families.py`. Here every field must be known:
-a reader that passed over one would hand out tensors that are wrong without looking so.
+The fields are described beside the families that make them, in `encode/families.py`. Unknown fields are errors here: a reader that ignored
+one could return wrong tensors that look right.
 """
 
 from collections.abc import Collection, Generator, Iterator, Mapping
@@ -24,18 +24,18 @@ _LATENTS: Final = _SCALING | {"format", "stored", "channels", "spatial_factor", 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an output comes from stored tensors: one as it is, or several one after the other along `dim`."""
+    """How an output is made from stored tensors: one as it is, or several concatenated along `dim`."""
 
     parts: tuple["str | Form", ...]
     dim: int | None
-    """None where there is one part."""
+    """None if there is one part."""
     width: int | None = None
-    """To which the last axis is extended with zeros."""
+    """The width to which the last axis is padded with zeros, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """How an output whose length differs from entry to entry is brought to one length."""
+    """How outputs of different lengths are padded to one length."""
 
     dim: int
     side: Literal["left", "right"]
@@ -47,12 +47,12 @@ class Padding:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """What the model takes and nobody stores. `"S"` is the length of the output `like`, `"B"` the batch size."""
+    """A model input that is not stored. `"S"` is the length of the output `like`, `"B"` the batch size."""
 
     shape: tuple[int | Literal["S", "B"], ...]
     like: str
     kind: Literal["zeros", "positions"] = "zeros"
-    """`positions` are int64 zeros, but for the last number of each row, which counts along S."""
+    """`positions` are int64 zeros, except for the last number of each row, which counts along S."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +65,17 @@ class TextBlock:
     mask_name: str | None
 
     def names(self) -> set[str]:
-        """Every name this block puts into a batch."""
+        """Return every name that this block puts into a batch."""
         masks = {padding.mask for padding in self.padding.values() if padding.mask is not None}
         return {*self.outputs, *self.constants, *masks}
 
     def fields(self) -> dict[str, Form]:
-        """What can be asked for by name: each output, and each component of one that is joined and not padded, as it is stored."""
+        """Return what can be asked for by name: each output, and each stored part of an output that is joined and not padded."""
         joined = [form for name, form in self.outputs.items() if form.dim is not None and name not in self.padding]
         return {**{part: Form((part,), None) for form in joined for part in stored_parts(form)}, **self.outputs}
 
     def only(self, names: Collection[str]) -> "TextBlock":
-        """The same block with these fields alone, and with the masks and constants that go with them."""
+        """Return the block with these fields alone, and with the masks and constants that belong to them."""
         outputs = {name: form for name, form in self.fields().items() if name in names}
         padding = {name: padding for name, padding in self.padding.items() if name in outputs}
         constants = {name: constant for name, constant in self.constants.items() if constant.like in outputs}
@@ -94,7 +94,7 @@ class LatentsBlock:
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
     is_scaled: bool = False
-    """Whether what is stored is normalised already, as another trainer's cache had it; the constants are those it was normalised by."""
+    """Whether the stored latents are normalised already, as in another trainer's cache. The constants are the ones used for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,11 @@ class MaskBlock:
 
     stored: str
     factor: int
-    """Of the picture's sides to the mask's."""
+    """Side of the picture divided by side of the mask."""
 
 
 def stored_parts(form: Form) -> Iterator[str]:
-    """The stored tensors that an output is made of, in order."""
+    """Yield the names of the stored tensors that make an output, in order."""
     for part in form.parts:
         yield from stored_parts(part) if isinstance(part, Form) else (part,)
 
@@ -118,7 +118,7 @@ class _Unknown(ValueError):
 
 @contextmanager
 def _reading(recipe: Recipe, kind: str, known: Collection[str]) -> Generator[Mapping[str, Json]]:
-    """The `read` block of a recipe. Raises FormatError where the inside does not know it whole."""
+    """Yield the `read` block of a recipe. Raises FormatError for a field that is missing, wrong or not in `known`."""
     try:
         if recipe.read.get("format") != FORMAT:
             raise _Unknown(f"it has format {recipe.read.get('format')!r}, this version reads {FORMAT}")
@@ -132,7 +132,7 @@ def _reading(recipe: Recipe, kind: str, known: Collection[str]) -> Generator[Map
 
 
 def parse_text(recipe: Recipe) -> TextBlock:
-    """The `read` block of a text recipe. Raises FormatError for one that this version does not know whole."""
+    """Return the `read` block of a text recipe. Raises FormatError if this version does not fully know it."""
     with _reading(recipe, "a text recipe", _TEXT) as read:
         outputs = {str(name): _parse_form(form) for name, form in read["outputs"].items()}
         padding = {str(name): _parse_padding(value) for name, value in read["pad"].items()}
@@ -144,7 +144,7 @@ def parse_text(recipe: Recipe) -> TextBlock:
 
 
 def parse_latents(recipe: Recipe) -> LatentsBlock:
-    """The `read` block of a latents recipe. Raises FormatError for one that this version does not know whole."""
+    """Return the `read` block of a latents recipe. Raises FormatError if this version does not fully know it."""
     with _reading(recipe, "a latents recipe", _LATENTS) as read:
         stored, mean, std = read["stored"], read["latents_mean"], read["latents_std"]
         if stored not in {"moments", "mean", "sample"} or (mean is None) != (std is None):
@@ -163,7 +163,7 @@ def parse_latents(recipe: Recipe) -> LatentsBlock:
 
 
 def parse_mask(recipe: Recipe) -> MaskBlock:
-    """The `read` block of a recipe of masks. Raises FormatError for one that this version does not know whole."""
+    """Return the `read` block of a mask recipe. Raises FormatError if this version does not fully know it."""
     with _reading(recipe, "a recipe of masks", _MASK) as read:
         return MaskBlock(str(read["stored"]), int(read["factor"]))
 

@@ -1,4 +1,4 @@
-"""What a trainer brings: samples, with their images and captions. Values only; the room `source` makes them from folders and files."""
+"""Samples with their images and captions, as plain values. The package `source` makes them from folders and files."""
 
 import os
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import Any, cast
 
-from cachestore.core.arguments import as_number, as_place, as_text, as_whole, refuse
+from cachestore.core.arguments import as_number, as_path_str, as_text, as_whole, refuse
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
 
@@ -14,16 +14,16 @@ IMAGE = "image"
 """The role of the picture that is trained on."""
 
 VIDEO = "video"
-"""The role of the video that is trained on, in the place of a picture."""
+"""The role of the video that is trained on instead of a picture."""
 
 CONTROL = "control"
-"""The role of pictures that the model is shown beside the caption: what is to be edited, references."""
+"""The role of pictures that the model sees beside the caption: a picture to edit, or references."""
 
 MASK = "mask"
-"""The role of masks: grey pictures in the frame of the picture that is trained on, white where it counts."""
+"""The role of masks: greyscale pictures with the frame of the trained picture, white where it counts."""
 
 CAPTION = "caption"
-"""The role of captions; every other role is one of images."""
+"""The role of captions. All other roles are of images."""
 
 ROLES = (IMAGE, CONTROL, MASK, VIDEO)
 """The roles of images."""
@@ -31,46 +31,46 @@ ROLES = (IMAGE, CONTROL, MASK, VIDEO)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row of a source: images by role, captions, and columns that travel with it."""
+    """One row of a source: images by role, captions, and other columns."""
 
     id: str
     """Unique within the source, NFC-normalised: a relative path with `/` and extension, a manifest's id, or a prompt's digest."""
     images: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """By role a tuple, in order. Of a caller's own sample: paths, bytes of files, or PIL images; one may stand without the tuple.
-    Of a listed source: references, which for sources on disk are paths relative to the source, with `/`."""
+    """By role a tuple, in order. In your own samples: paths, bytes of files, or PIL images; a single one may stand without a tuple. In a
+    listed source: references; for sources on disk they are paths relative to the source, with `/`."""
     captions: tuple[str, ...] = ("",)
-    """At least one; a missing caption is the empty one."""
+    """At least one. A missing caption is the empty text."""
     size: tuple[int, int] | None = None
-    """(width, height) in pixels of the upright picture, which is held against its file. Of a listed source it is the column `size`."""
+    """(width, height) in pixels of the upright picture; it is compared with the file. In a listed source it is the column `size`."""
     crop: tuple[int, int, int, int] | None = None
-    """(left, top, right, bottom) in pixels of the upright picture: the part that is encoded. Of a listed source it is the column `crop`."""
+    """(left, top, right, bottom) in pixels of the upright picture: the part to encode. In a listed source it is the column `crop`."""
     extras: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """Every other column of a manifest; comes out in the batch."""
+    """All other columns of a manifest. They come out in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One of several sources of a data set, and what is particular to its samples.
+    """One of several sources of a data set, with settings for its samples.
 
         cs.precompute([cs.Source("photos/"), cs.Source("faces/", name="faces", resolution=512, repeats=10)], model=..., store=...)
 
-    Raises BadInput for a name, number or text that cannot be meant.
+    Raises BadInput for an invalid name, number or text.
     """
 
     data: Any
     """What `precompute` takes as data: a path, a sequence of samples, or a data set of Hugging Face."""
     name: str = ""
-    """Stands before the ids of its samples, `name/id`, and is `source` in the batch, which else is the last part of the path."""
+    """Comes before the ids of its samples, `name/id`, and is `source` in the batch. By default `source` is the last part of the path."""
     resolution: int | None = None
-    """Of its pictures, in place of the one for all."""
+    """The resolution of its pictures, instead of the one for all sources."""
     repeats: int = 1
-    """How often each of its samples comes in an epoch of `MixedDataset.of_sources`. Nothing is encoded or stored more often for it."""
+    """How often each of its samples comes in an epoch of `MixedDataset.of_sources`. Each is encoded and stored once."""
     weight: float = 1.0
-    """Times `repeats`: 0.5 has each of its samples come in every second epoch."""
+    """A factor for `repeats`: with 0.5 each of its samples comes in every second epoch."""
     caption: str | None = None
-    """What its samples without a caption get, in place of the one for all."""
+    """The caption of its samples that have none, instead of the one for all sources."""
     label: str = ""
-    """What `source` says of one without a name, in place of the last part of its path, which may move. Does not stand before ids."""
+    """What `source` is in the batch without a name, instead of the last part of the path, which may move. It is not part of ids."""
 
     def __post_init__(self) -> None:
         for what in ("name", "label"):
@@ -78,7 +78,7 @@ class Source:
             if not isinstance(value, str) or "/" in value or not value.isprintable():
                 raise BadInput(f"the {what} of a source must be a text without `/`, not {value!r}")
         if isinstance(self.data, str | os.PathLike):
-            as_place("data of a source", cast("object", self.data), "a path, samples, or a data set")
+            as_path_str("data of a source", cast("object", self.data), "a path, samples, or a data set")
         if self.resolution is not None:
             object.__setattr__(self, "resolution", as_whole("resolution of a source", self.resolution, least=1))
         object.__setattr__(self, "repeats", as_whole("repeats of a source", self.repeats, least=1))
@@ -94,5 +94,5 @@ class Source:
         return self.repeats * self.weight
 
     def as_json(self) -> dict[str, Json]:
-        """What differs from the default, as a JSON object; the inverse is `Source(**value)`. For data that is a path."""
+        """Return the fields that differ from their defaults, as JSON; `Source(**value)` is the inverse. For data that is a path."""
         return {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}

@@ -1,6 +1,6 @@
-"""The one seam between tensors and bytes: torch tensors or numpy arrays <-> (dtype, shape, buffer).
+"""Conversion between tensors and bytes: torch tensors or numpy arrays <-> (dtype, shape, buffer).
 
-torch is imported only where torch tensors are asked for or handed in.
+torch is imported only if torch tensors are asked for or passed in.
 """
 
 import sys
@@ -19,7 +19,7 @@ _CAN_BE_STORED = f"use dense tensors of {', '.join(NUMPY_NAMES)} or bfloat16"
 
 
 def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
-    """Named torch tensors (any device), numpy arrays or (dtype, shape, bytes) as bytes. Shares memory with contiguous CPU tensors.
+    """Return named torch tensors (any device), numpy arrays or (dtype, shape, bytes) as bytes. Contiguous CPU tensors share memory.
 
     Raises BadInput for anything else, and for dtypes that safetensors does not know.
     """
@@ -31,7 +31,7 @@ def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
 
 
 def are_bools(dtype: str, buffer: bytes | bytearray | memoryview) -> bool:
-    """Whether bytes of BOOL are 0 or 1: what a library does with others is undefined. True for every other dtype."""
+    """Return whether all bytes of a BOOL are 0 or 1: libraries may do anything with others. True for every other dtype."""
     return dtype != "BOOL" or not bytes(buffer).strip(b"\0\1")
 
 
@@ -76,9 +76,9 @@ def _raw_from_numpy(name: str, value: "np.ndarray[Any, Any]") -> RawTensor:
 
 
 def to_torch(raw: Mapping[str, RawTensor]) -> "dict[str, torch.Tensor]":
-    """Bytes as torch tensors on the CPU. Shares memory with buffers that can be written; others (views of a file) are copied.
+    """Return torch tensors on the CPU. They share memory with writable buffers; read-only ones (views of a file) are copied.
 
-    Raises FormatError for a BOOL whose bytes are not all 0 or 1, MissingExtra without torch.
+    Raises FormatError for a BOOL with bytes other than 0 or 1, MissingExtra without torch.
     """
     with naming_extras():
         import torch
@@ -95,14 +95,14 @@ def to_torch(raw: Mapping[str, RawTensor]) -> "dict[str, torch.Tensor]":
 
 
 def torch_dtype(name: str) -> "torch.dtype":
-    """The torch dtype of a safetensors dtype's name."""
+    """Return the torch dtype for a safetensors dtype name."""
     import torch
 
     return getattr(torch, DTYPES[name].torch)
 
 
 def to_numpy(raw: Mapping[str, RawTensor]) -> "dict[str, np.ndarray[Any, Any]]":
-    """Bytes as numpy arrays. Shares memory with the buffers. bfloat16 comes as uint16, float8 as uint8. Raises as `to_torch`."""
+    """Return numpy arrays that share memory with the buffers; bfloat16 as uint16, float8 as uint8. Raises as `to_torch`."""
     import numpy as np
 
     _check_bools(raw)

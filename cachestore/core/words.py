@@ -1,4 +1,4 @@
-"""How counts, lists and results read in a message. Pure text; knows nothing of what it names."""
+"""How counts, lists and results are written in messages."""
 
 from collections.abc import Iterable, Mapping, Sized
 from dataclasses import fields
@@ -8,17 +8,17 @@ from typing import Any, Final, cast
 NAMED: Final = 3
 """How many names a message lists before it says that there are more."""
 _LONGEST: Final = 40
-"""Characters of a list that a result shows."""
+"""Longest `repr` of a list of one item that a result shows."""
 
 
 def first_of(names: Iterable[object], limit: int = NAMED) -> str:
-    """The first few names with commas between, and an ellipsis where there are more: `a, b, c, …`. Empty for none."""
+    """Return the first names with commas between, and an ellipsis if there are more: `a, b, c, …`. Empty for none."""
     first = [str(name) for name in islice(names, limit + 1)]
     return ", ".join(first[:limit]) + (", …" if len(first) > limit else "")
 
 
 def human_bytes(size: float) -> str:
-    """A size in bytes for a person: `512 B`, `18.4 MiB`."""
+    """Return a size in bytes as a person reads it: `512 B`, `18.4 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -27,7 +27,7 @@ def human_bytes(size: float) -> str:
 
 
 def in_short(self: Any) -> str:
-    """The `repr` of a result, a dataclass: every field, and of long lists and mappings how many items they have."""
+    """Return the `repr` of a dataclass: every field, with the number of items in place of long lists and mappings."""
     shown = ", ".join(f"{one.name}={_shortened(getattr(self, one.name))}" for one in fields(self))
     return f"{type(self).__name__}({shown})"
 

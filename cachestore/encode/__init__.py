@@ -1,1 +1,1 @@
-"""Inputs to tensors: images, text, recipes of families. Opens no store file. Imports nothing by itself."""
+"""Make tensors from captions, pictures and videos. Opens no file of a store. This file imports nothing."""

@@ -1,8 +1,8 @@
-"""Aspect buckets by kohya's convention, and where a picture lands in one. Pure geometry: no picture is opened here.
+"""Aspect-ratio buckets as kohya's scripts make them, and how a picture is fitted into one. Opens no picture.
 
-A bucket is the size a picture is encoded at. Every bucket of a resolution R has sides that are multiples of the step and an area of
-at most R², so that one batch size suits them all. A picture goes to the bucket whose aspect ratio (width / height) is nearest to its
-own, is scaled until it covers the bucket, and loses what sticks out: the same amount on both sides, or as a crop is drawn.
+A bucket is the size at which a picture is encoded. Every bucket of a resolution R has sides that are multiples of the step, and an area
+of at most R², so that one batch size suits them all. A picture goes to the bucket with the nearest aspect ratio (width / height). It is
+scaled until it covers the bucket, and then cropped: at the centre, or at a drawn position.
 """
 
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from typing import NamedTuple
 from cachestore.core.errors import BadInput
 
 SHORTEST_SIDE = 256
-"""Kohya's least side of a bucket."""
+"""The shortest side of a bucket in pixels, as in kohya's scripts."""
 
 
 class Size(NamedTuple):
-    """Width and height in pixels. Also names a bucket."""
+    """Width and height in pixels, of a picture or a bucket."""
 
     width: int
     height: int
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class CropBox:
     """How a picture fills a bucket: scale it to `resized`, then cut out `crop`."""
 
     resized: Size
@@ -35,10 +35,10 @@ class Placement:
 
 @lru_cache(maxsize=64)
 def bucket_list(resolution: int, step: int) -> tuple[Size, ...]:
-    """All buckets of a resolution, sorted by width, then height; at least one, the square.
+    """Return all buckets of a resolution, sorted by width, then height. The square is always among them.
 
-    Sides run from 256, or from half the resolution where that is less, to twice the resolution: kohya's defaults at 512 (256 to 1024)
-    and its usual settings at 1024 (256 to 2048), and every resolution has buckets. Raises BadInput when no bucket fits.
+    Sides go from 256, or from half the resolution if that is less, to twice the resolution. These are kohya's defaults at 512
+    (256 to 1024) and its usual settings at 1024 (256 to 2048). Raises BadInput if the step is below 1 or above the resolution.
     """
     if step < 1 or resolution < step:
         raise BadInput(
@@ -58,16 +58,16 @@ def bucket_list(resolution: int, step: int) -> tuple[Size, ...]:
 
 
 def aspect_error(size: Size, bucket: Size) -> Fraction:
-    """How far a bucket's aspect ratio is from a picture's: exact, so that ties are ties on every machine."""
+    """Return how far a bucket's aspect ratio is from a picture's, as an exact number, so that every machine finds the same ties."""
     return abs(Fraction(size.width, size.height) - Fraction(bucket.width, bucket.height))
 
 
 def choose(size: Size, resolution: int, step: int, *, upscales: bool = True) -> Size:
-    """The bucket for a picture of this size: one of exactly its size, else the nearest aspect ratio.
+    """Return the bucket for a picture of this size: the bucket of exactly this size, else the one with the nearest aspect ratio.
 
-    Of equally near buckets the larger wins, then the narrower. Small pictures are scaled up; without `upscales` one that would be goes
-    to a bucket of its own sides, rounded down to the step, as by kohya's `bucket_no_upscale`. A side shorter than the step is still
-    scaled up to it.
+    If several are equally near, the larger wins, then the narrower. Small pictures are scaled up. If `upscales` is false, a picture that
+    would be scaled up gets a bucket of its own sides, rounded down to the step, as kohya's `bucket_no_upscale` does it. A side that is
+    shorter than the step is still scaled up to the step.
     """
     buckets = bucket_list(resolution, step)
     if size in buckets:
@@ -79,31 +79,32 @@ def choose(size: Size, resolution: int, step: int, *, upscales: bool = True) -> 
 
 
 def _without_upscaling(size: Size, area: int, step: int) -> Size:
-    """The largest bucket inside a picture, which is first shrunk to the area where it is larger: such as one of 3000 x 300 pixels."""
+    """Return the largest bucket inside a picture. A picture larger than `area`, such as 3000 x 300, is first shrunk to it."""
     width, height = size
     if width * height > area:
         width, height = isqrt(area * size.width // size.height), isqrt(area * size.height // size.width)
     return Size(max(step, width // step * step), max(step, height // step * step))
 
 
-def placement(size: Size, bucket: Size, at: Fraction | None = None) -> Placement:
-    """Scale to cover, and crop the centre; or at a share of what sticks out, from 0 (at the left or top) to below 1.
+def crop_box(size: Size, bucket: Size, at: Fraction | None = None) -> CropBox:
+    """Return how a picture is scaled to cover a bucket, and its crop box.
 
-    The side that fits exactly is exact; the other is rounded to the nearest pixel.
+    `at` says where to crop: 0 is the left or top edge, just below 1 the right or bottom edge, None the centre. One side of the scaled
+    picture equals the bucket's; the other is rounded to the nearest pixel.
     """
     if size.width * bucket.height > size.height * bucket.width:
         resized = Size(rounded(size.width * bucket.height, size.height), bucket.height)
     else:
         resized = Size(bucket.width, rounded(size.height * bucket.width, size.width))
-    left, top = _share(resized.width - bucket.width, at), _share(resized.height - bucket.height, at)
-    return Placement(resized, (left, top, left + bucket.width, top + bucket.height))
+    left, top = _offset(resized.width - bucket.width, at), _offset(resized.height - bucket.height, at)
+    return CropBox(resized, (left, top, left + bucket.width, top + bucket.height))
 
 
-def _share(excess: int, at: Fraction | None) -> int:
-    """How much is lost before the crop: each number up to the excess has an equal part of the shares below 1."""
+def _offset(excess: int, at: Fraction | None) -> int:
+    """Return how many pixels are cut off at the left or top. If `at` is uniform in [0, 1), so are the numbers 0 to `excess`."""
     return excess // 2 if at is None else int((excess + 1) * at)
 
 
 def rounded(numerator: int, denominator: int) -> int:
-    """A quotient of numbers from 0 on, to the nearest whole one; a half upwards."""
+    """Return the quotient of two non-negative numbers, rounded to the nearest integer; halves are rounded up."""
     return (2 * numerator + denominator) // (2 * denominator)

@@ -1,6 +1,6 @@
-"""How much of the work goes into one batch, found by measuring. Pure: no torch, no clock.
+"""Find a good batch size by measuring. Uses no torch and no clock.
 
-A larger batch is not always a faster one: a VAE at 1024 x 1024 fills a GPU with a few pictures, and a CPU's cache with less than one.
+A larger batch is not always faster: at 1024 x 1024 a VAE fills a GPU with a few pictures, and a CPU's cache with less than one.
 """
 
 from collections.abc import Generator
@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 from typing import Final
 
 GAIN: Final = 1.05
-"""A doubled batch is kept where it makes at least 5 % more in the same time; else the smaller one is, which takes less memory."""
+"""A doubled batch size is kept if it is at least 5 % faster. Otherwise the smaller one is used, as it needs less memory."""
 MEASURED: Final = 2
-"""Batches of a size that are measured, after one that warms it up: the first of a shape also chooses kernels and takes memory."""
+"""How many batches of a size are measured. One more runs before them, as the first of a shape also chooses kernels and allocates memory."""
 FULL: Final = 0.75
-"""A batch with a smaller share of its size tells nothing of the size."""
+"""A batch is measured only if it is at least this full."""
 _MEMORY_WORDS: Final = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "not enough memory")
 
 
 def is_lack_of_memory(error: Exception) -> bool:
-    """Whether an error says that memory ran out, of a device or of the machine."""
+    """Return whether an error means that a device or the machine ran out of memory."""
     return isinstance(error, MemoryError) or any(word in str(error) for word in _MEMORY_WORDS)
 
 
 @dataclass(slots=True)
 class Budget:
-    """The size of a batch in what its units cost (tokens, pixels): begins small, and doubles up to `most` while that pays."""
+    """The size of a batch, in tokens or pixels. It begins small and doubles, up to `most`, while that makes encoding faster."""
 
     size: int
     most: int
@@ -35,11 +35,11 @@ class Budget:
     _is_settled: bool = False
 
     def units(self, cost: int) -> int:
-        """How many units of a cost go into one batch; at least 1."""
+        """Return how many units of this cost go into one batch; at least 1."""
         return min(self.most_units, max(1, self.size // max(1, cost)))
 
     def took(self, cost: int, seconds: float) -> None:
-        """Tell what a batch cost, and how long the device was at it; 0 where nothing measures that."""
+        """Record the cost of a batch and the seconds that the device took for it; 0 if they were not measured."""
         if self._is_settled or seconds <= 0 or cost < FULL * self.size:
             return
         if not self._is_warm:
@@ -58,13 +58,13 @@ class Budget:
         self._rates, self._is_warm = [], False
 
     def did_not_fit(self) -> None:
-        """Tell that a batch ran out of memory: half of the size, for good."""
+        """Record that a batch ran out of memory: halve the size, and do not raise it again."""
         self.size = max(1, self.size // 2)
         self._is_settled = True
 
     @contextmanager
     def spending(self, units: int) -> Generator[None]:
-        """Around the encoding of so many units: an error that says that memory ran out counts, unless there was but one."""
+        """Wrap the encoding of a batch of `units` units: call `did_not_fit` if it runs out of memory and has more than one unit."""
         try:
             yield
         except Exception as error:

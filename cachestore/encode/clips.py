@@ -1,9 +1,9 @@
-"""Which frames of a video a unit is made of: how many, from where, at what rate. Pure: no file is opened here.
+"""Choose which frames of a video make up a clip: how many, from which one on, and at what rate. Opens no file.
 
-A VAE that makes one latent frame of t frames takes 1, t + 1, 2t + 1, … of them. A video is encoded at the largest such count that was
-asked for and that it can fill. Without a rate of its own a clip has the file's frames as they come; with one, frame n of a clip is what is
-shown (n + 1/2) frame lengths after its beginning, just before the next one would be due. So time stamps that are rounded, as Matroska's
-are to milliseconds, take and leave out the same frames as exact ones, and a variable rate needs no rule of its own.
+A VAE that makes one latent frame from t frames takes 1, t + 1, 2t + 1, … frames. A clip gets the largest count that was asked for and
+that the video has. If no rate was asked for, a clip has the file's own frames, one after the other. Otherwise frame n of a clip is the
+one that is shown (n + 1/2) frame lengths after the beginning. This chooses the same frames if time stamps are rounded (Matroska rounds
+them to milliseconds), and it also works for a variable rate.
 """
 
 from bisect import bisect_right
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.keys import Json
-from cachestore.encode.views import View
+from cachestore.encode.variants import Variant
 
 _FINEST = 1001
 """The largest denominator of a rate, as in 24000/1001."""
 
 
 class Shape(NamedTuple):
-    """Width and height in pixels, and frames. Names the bucket of a video."""
+    """The bucket of a video: width and height in pixels, and the number of frames."""
 
     width: int
     height: int
@@ -37,67 +37,67 @@ class Timeline:
     """When the frames of a video are shown, in ticks of its stream."""
 
     times: NDArray[np.int64]
-    """Of each frame, rising; at least one."""
+    """When each frame begins, rising; at least one."""
     end: int
-    """When the last one ends."""
+    """When the last frame ends."""
     tick: Fraction
-    """Seconds."""
+    """The length of a tick in seconds."""
 
     @property
     def seconds(self) -> Fraction:
-        """From the first frame's beginning to the last one's end."""
+        """The time from the beginning of the first frame to the end of the last."""
         return (self.end - int(self.times[0])) * self.tick
 
     @property
     def rate(self) -> Fraction:
-        """Frames a second, on average; 0 where its only frame has no length."""
+        """The average number of frames a second; 0 if the only frame has no length."""
         return Fraction(0) if self.seconds <= 0 else (len(self.times) / self.seconds).limit_denominator(_FINEST)
 
     def count(self, rate: Fraction | None) -> int:
-        """How many frames it has at a rate, or as it is: at least one."""
+        """Return how many frames the video has at this rate, or of its own if `rate` is None; at least one."""
         return len(self.times) if rate is None else max(1, int(self.seconds * rate + Fraction(1, 2)))
 
     def take(self, rate: Fraction | None, start: int, frames: int) -> list[int]:
-        """The times of the frames that a clip shows, in order, from its frame `start` on; one may come several times."""
+        """Return the times of the `frames` frames of a clip that begins at frame `start`, in order. A time may occur several times."""
         if rate is None:
             return self.times[start : start + frames].tolist()
         length = 1 / (rate * self.tick)
         middles = [ceil(length * (2 * number + 1) / 2) for number in range(start, start + frames)]
-        places = np.searchsorted(self.times - self.times[0], middles, side="left") - 1
-        return self.times[np.maximum(places, 0)].tolist()
+        indices = np.searchsorted(self.times - self.times[0], middles, side="left") - 1
+        return self.times[np.maximum(indices, 0)].tolist()
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
     """A part of a video: which frames, and which part of each."""
 
-    view: View
+    variant: Variant
     frames: int
     start: int
-    """Of the clip, in frames at its own rate."""
+    """The first frame, counted at the rate of the clip."""
     rate: Fraction | None
-    """What was asked for; None for the file's own frames."""
+    """The rate that was asked for; None for the file's own frames."""
     own_rate: Fraction
-    """Of the file."""
+    """The rate of the file."""
 
     @property
     def shape(self) -> Shape:
-        """Its bucket."""
-        return Shape(*self.view.bucket, self.frames)
+        """The bucket of the clip."""
+        return Shape(*self.variant.bucket, self.frames)
 
     def transform(self) -> dict[str, Json]:
-        """Its part of a key. The beginning stands for the number of the clip, so that equal clips have equal keys."""
+        """Return the clip's part of a key. It has the first frame instead of the clip's number, so that equal clips have equal keys."""
         rate = None if self.rate is None else str(self.rate)
-        return {**self.view.transform(), "bucket": list(self.shape), "start": self.start, "fps": rate}
+        return {**self.variant.transform(), "bucket": list(self.shape), "start": self.start, "fps": rate}
 
     def facts(self) -> dict[str, Json]:
-        """What a catalog keeps of it; a rate that nothing tells is 0."""
+        """Return the facts that a catalog records. An unknown rate is 0."""
         rate = self.own_rate if self.rate is None else self.rate
-        return {**self.view.facts(), "bucket": list(self.shape), "start": [self.start], "fps": [rate.numerator, rate.denominator]}
+        return {**self.variant.facts(), "bucket": list(self.shape), "start": [self.start], "fps": [rate.numerator, rate.denominator]}
 
 
 def check_frames(frames: Sequence[int], factor: int) -> None:
-    """Refuse counts of frames that a VAE cannot take. Raises BadInput that names the nearest ones."""
+    """Raise BadInput if the VAE cannot take one of these numbers of frames. The message names the nearest possible ones."""
     for count in frames:
         if count < 1 or (count - 1) % factor:
             below = max(0, count - 1) // factor * factor + 1
@@ -108,12 +108,12 @@ def check_frames(frames: Sequence[int], factor: int) -> None:
 
 
 def as_rate(fps: float) -> Fraction:
-    """Frames a second as an exact number: 23.976 stays that, and 23.976024 is 24000/1001."""
+    """Return frames a second as an exact number: 23.976 stays 23.976, and 23.976024 becomes 24000/1001."""
     return Fraction(fps).limit_denominator(_FINEST)
 
 
 def clip_of(request: Mapping[str, Json], timeline: Timeline) -> tuple[int, int, Fraction | None]:
-    """How many frames a request wants of a video, from which on, and at what rate. Raises EncodeFailed for a video that is too short."""
+    """Return a clip's number of frames, its first frame, and its rate. Raises EncodeFailed if the video is too short."""
     fps: Any = request.get("fps")
     rate = None if fps is None else as_rate(fps)
     listed, there = sorted(request["frames"]), timeline.count(rate)

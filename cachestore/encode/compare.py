@@ -1,7 +1,7 @@
-"""Whether a tensor that was made again is the one that was stored, up to rounding. Pure functions of bytes, without torch.
+"""Compare a stored tensor with one that was encoded again: are they equal up to rounding? Does not import torch.
 
-Equal keys hold interchangeable values, not equal bits: batch shape, kernel, device and library version move them by rounding. What is
-more than that is another value. `docs/numerics.md` says what was measured.
+Values of equal keys are interchangeable, but not equal bit for bit: batch shape, kernel, device and library version change the rounding.
+A larger difference means another value. `docs/numerics.md` has the measurements.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ import numpy as np
 from cachestore.core.raw_tensors import Raw, numbers
 
 TOLERANCES: Final[Mapping[str, float]] = {"F64": 1e-4, "F32": 1e-4, "F16": 1e-2, "BF16": 3e-2}
-"""Relative L2 distances by dtype that are rounding. Every other dtype is compared bit by bit."""
+"""The largest relative L2 distance that counts as rounding, by dtype. Other dtypes are compared bit by bit."""
 TF32_TOLERANCE: Final = 2e-3
-"""Of float32 latents: torch lets convolutions of NVIDIA GPUs round to TF32, and no entry says where it was made."""
+"""The same for float32 latents: on NVIDIA GPUs torch lets convolutions round to TF32, and an entry does not say where it was made."""
 COSINE: Final = 0.999
-"""The least cosine of what is the same."""
+"""The smallest cosine similarity that counts as equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,17 @@ class Difference:
 
 
 def tolerance_of(dtype: str, kind: str) -> float | None:
-    """The relative L2 distance that is rounding for a dtype; None where every bit counts."""
+    """Return the largest relative L2 distance that counts as rounding; None if the tensors must be equal bit for bit."""
     if kind == "latents" and dtype == "F32":
         return TF32_TOLERANCE
     return TOLERANCES.get(dtype)
 
 
 def find_difference(stored: Mapping[str, Raw], made: Mapping[str, Raw], kind: str) -> Difference | None:
-    """The first difference between an entry and what was made again; None where there is none but rounding.
+    """Return the first difference between a stored entry and one that was made again; None if they differ only by rounding.
 
-    Names, dtypes and shapes must be equal, and so must masks and other whole numbers. Moments are also compared by their mean alone,
-    as a log-variance that hardly differs from picture to picture would hide it. Nothing equals nothing.
+    Names, dtypes, shapes and integer tensors such as masks must be equal. Of moments, the mean is also compared alone, because the
+    log-variance is nearly the same for all pictures and would hide a different mean. Two entries without tensors are equal.
     """
     for name in sorted({*stored, *made}):
         if name not in stored or name not in made:
@@ -64,7 +64,7 @@ def _compare(stored: Raw, made: Raw, kind: str) -> str | None:
         return "has NaN or infinite numbers"
     lengths = float(np.linalg.norm(one)), float(np.linalg.norm(two))
     distance = float(np.linalg.norm(one - two)) / max(lengths) if any(lengths) else 0.0
-    cosine = float(one @ two) / (lengths[0] * lengths[1]) if lengths[0] * lengths[1] else 1.0  # the distance judges one of length 0
+    cosine = float(one @ two) / (lengths[0] * lengths[1]) if lengths[0] * lengths[1] else 1.0  # at length 0 only the distance counts
     if distance > allowed or cosine < COSINE:
         return f"differs by {distance:.2g} (rounding is below {allowed:g}), cosine {cosine:.4f}"
     return None

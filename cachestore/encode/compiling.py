@@ -1,7 +1,7 @@
-"""When compiling an encoder for a shape is worth its time. Pure: no torch, no clock.
+"""Decide when compiling an encoder for a shape is worth its time. Uses no torch and no clock.
 
-Nobody knows how much of a shape is still to come. So a shape is compiled once it has taken as long as compiling one takes: then the
-whole never takes more than twice what it would have taken with the future known, the bound of the ski-rental problem.
+How many batches of a shape are still to come is not known. So a shape is compiled once its batches have taken as long as compiling
+takes. Then the total time is at most twice the best possible (the bound of the ski-rental problem).
 """
 
 from collections.abc import Hashable
@@ -9,29 +9,29 @@ from dataclasses import dataclass, field
 from typing import Final
 
 FIRST_GUESS: Final = 60.0
-"""Seconds that compiling one shape is taken to cost until the first one was compiled."""
+"""Seconds that compiling a shape is assumed to take, until one was compiled."""
 MOST_SHAPES: Final = 8
-"""As many variants of one function as torch keeps; further shapes would run as they are, and torch would say so each time."""
+"""torch keeps this many compiled versions of a function. It would run further shapes uncompiled, with a warning each time."""
 GAIN: Final = 1.05
-"""Where a compiled shape is not at least 5 % faster, all go on as they are."""
+"""If a compiled shape is not at least 5 % faster, all shapes run uncompiled from then on."""
 MEASURED: Final = 3
 
 
 @dataclass(slots=True)
 class Compiling:
-    """Which shapes are compiled: told how long each batch took, asked before each."""
+    """Decides which shapes are compiled. Call `is_due` before each batch and `took` after it."""
 
     cost: float = FIRST_GUESS
     is_given_up: bool = False
-    """Set where compiling fails, or does not pay: nothing is compiled any more."""
+    """Set if compiling failed or made nothing faster: from then on all shapes run uncompiled."""
     _spent: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
     _fastest: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
-    """Seconds of a shape's fastest batch, as it is."""
+    """Seconds of the fastest uncompiled batch of each shape."""
     _compiled: dict[Hashable, list[float]] = field(default_factory=dict[Hashable, list[float]])
-    """Seconds of each batch of a compiled shape, until enough are measured; the first compiles."""
+    """Seconds of the first batches of each compiled shape. The first batch includes compiling."""
 
     def is_due(self, shape: Hashable) -> bool:
-        """Whether a batch of this shape is to go through what is compiled for it."""
+        """Return whether a batch of this shape is to run compiled."""
         if self.is_given_up:
             return False
         if shape in self._compiled:
@@ -42,7 +42,7 @@ class Compiling:
         return True
 
     def took(self, shape: Hashable, seconds: float) -> None:
-        """Tell how long a batch of this shape took, through whatever `is_due` said."""
+        """Record how many seconds a batch of this shape took, run as `is_due` said."""
         times = self._compiled.get(shape)
         if times is None:
             self._spent[shape] = self._spent.get(shape, 0.0) + seconds

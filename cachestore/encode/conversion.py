@@ -1,8 +1,8 @@
-"""Weights in a single file, brought into the folder that a library loads from. Imports torch, and diffusers where a layout is converted.
+"""Turn a single weight file into a folder that a library can load. Imports torch, and diffusers if a layout must be converted.
 
-A file in the library's own layout is linked into a scratch folder beside its config.json, so that it is loaded exactly as from a
-folder. The original layouts of Stable Diffusion's VAE and of OpenCLIP, and what diffusers converts besides, go through diffusers' own
-conversion first, without a network.
+A file in the library's own layout is linked into a temporary folder beside its config.json, so that it is loaded exactly as from a
+folder. Other layouts, such as the original ones of Stable Diffusion's VAE and of OpenCLIP, are first converted by diffusers' own code,
+without a network.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from cachestore.encode.models import CONFIG, Component
 from cachestore.encode.single_file import Shapes, read_shapes, text_prefix, vae_prefix
 
 _MAY_BE_MORE = ("position_ids", "logit_scale", "text_projection.weight", "spiece_model")
-"""Tensors beside those of an encoder that published files hold, and that its rows do not depend on."""
+"""How the names of tensors end that a published file may hold in addition. The encoder's rows do not depend on them."""
 _OPEN_CLIP = "transformer.resblocks."
 _CLIP_TEXT = "CLIPText"
 _CLIP_BODY = "text_model."
@@ -33,7 +33,7 @@ Tensors = Mapping[str, Tensor]
 
 @contextmanager
 def weights_folder(component: Component, module_class: Any) -> Generator[Path]:
-    """The folder that a component is loaded from: its own, or one made for a single file, which is gone afterwards."""
+    """Yield the folder that a component is loaded from: its own, or a temporary one for a single file, which is removed afterwards."""
     if component.single_file is None:
         yield component.folder
         return
@@ -50,7 +50,7 @@ def weights_folder(component: Component, module_class: Any) -> Generator[Path]:
 
 
 def check_single_file(component: Component, loading: Mapping[str, Any]) -> None:
-    """Raise BadInput where a single file held tensors that its module has no place for, or in other shapes; it names the first."""
+    """Raise BadInput if a single file has tensors that the module lacks, or has in another shape. The message names the first."""
     more = sorted(key for key in loading["unexpected_keys"] if not key.endswith(_MAY_BE_MORE))
     other = sorted(str(key if isinstance(key, str) else key[0]) for key in loading["mismatched_keys"])
     if more or other:
@@ -63,7 +63,7 @@ def check_single_file(component: Component, loading: Mapping[str, Any]) -> None:
 
 
 def _converted(component: Component, module_class: Any, file: Path) -> Tensors | None:
-    """A file's tensors by the names of the component's class; None where the file can be loaded as it is."""
+    """Return a file's tensors under the names of the component's class; None if the file can be loaded as it is."""
     shapes = read_shapes(file)
     if component.library == "diffusers":
         return _diffusers_tensors(component, module_class, file, shapes)
@@ -77,7 +77,7 @@ def _converted(component: Component, module_class: Any, file: Path) -> Tensors |
 
 
 def _clip_tensors(component: Component, module_class: Any, file: Path, shapes: Shapes, prefix: str) -> Tensors | None:
-    """CLIP's tensors by the names that the installed transformers has: before 5.6 its layers are below `text_model`."""
+    """Return CLIP's tensors under the names of the installed transformers: before 5.6 the layers are below `text_model`."""
     expected = _names_of(module_class, component)
     names = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
     moved = {name: _CLIP_BODY + name for name in names if name not in expected and _CLIP_BODY + name in expected}
@@ -90,7 +90,7 @@ def _diffusers_tensors(component: Component, module_class: Any, file: Path, shap
     prefix = vae_prefix(list(shapes))
     expected = _names_of(module_class, component)
     known = sum(prefix + name in shapes for name in expected)
-    if 2 * known > len(expected):  # its own layout; a tensor or two may be missing, which loading will say
+    if 2 * known > len(expected):  # diffusers' own layout; if a few tensors are missing, loading reports them
         return _read(file, prefix) if prefix else None
     loadable = importlib.import_module("diffusers.loaders.single_file_model").SINGLE_FILE_LOADABLE_CLASSES
     convert: Callable[..., Tensors] | None = loadable.get(component.class_name, {}).get("checkpoint_mapping_fn")

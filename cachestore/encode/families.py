@@ -1,8 +1,8 @@
-"""Families of models looked up (`text_families`, `vae_families`), and the `read` blocks that recipes get from their rows.
+"""Look up families of models (`text_families`, `vae_families`), and make the `read` blocks of recipes from their rows.
 
 ## The `read` block of a text recipe
 
-Everything a reader needs to make a batch from entries, without this module:
+It has everything a reader needs to make a batch from entries, without this module:
 
     {"format": 1,
      "family": "sdxl",
@@ -11,36 +11,36 @@ Everything a reader needs to make a batch from entries, without this module:
      "pad": {FINAL: {"dim": -2, "side": "right", "length": null, "multiple": 1, "value": 0, "mask": NAME or null}, ...},
      "mask_name": NAME or null}
 
-* FINAL is a name in the batch, by diffusers' words: `prompt_embeds`, `pooled_prompt_embeds`, ...
+* FINAL is a name in the batch. It is diffusers' own: `prompt_embeds`, `pooled_prompt_embeds`, ...
 * FORM is `{"from": STORED}`, the stored tensor as it is, or `{"join": [STORED or FORM, ...], "dim": -1}`, a concatenation along
-  `dim`. Tensors are stored without a batch axis, so a `dim` is negative and holds with and without one.
-  A join whose last axis is then extended with zeros to N (SD3) says so by `"widen": N`.
-* `constants` are not stored. A shape's letters are `"S"`, the length along dim -2 of the output `like`, and `"B"`, the batch size;
-  a shape without `"B"` has no batch axis (FLUX's `text_ids`). Zeros have the dtype of `like`. Of the kind `positions` (FLUX.2) they
-  are int64, and the last number of each row counts from 0 along S.
-* An output in `pad` differs in length from entry to entry along `dim`. A batch extends each to `length`, or to the longest of the
-  batch where that is null, rounded up to `multiple`, with `value`, on `side`. `mask` is the name under which the batch carries an
-  int64 `[B, length]` tensor, 1 where a row is real; null where the model wants none. Outputs not in `pad` have one fixed shape.
-* `mask_name` repeats the mask of `prompt_embeds`: the pipeline argument's own name.
+  `dim`. Tensors are stored without a batch axis. `dim` is negative, so it means the same axis with and without one.
+  With `"widen": N` (SD3) the last axis of a join is then extended with zeros to N.
+* `constants` are not stored. In a shape `"S"` is the length along dim -2 of the output `like`, and `"B"` is the batch size.
+  A shape without `"B"` has no batch axis (FLUX's `text_ids`). The kind `zeros` has the dtype of `like`. The kind `positions` (FLUX.2)
+  is int64, and zero except for the last number of each row, which counts from 0 along S.
+* An output in `pad` has a different length in each entry, along `dim`. A batch pads each with `value`, on `side`, to `length`; if that
+  is null, to the longest of the batch, rounded up to `multiple`. `mask` is the name of an int64 `[B, length]` tensor in the batch, 1 for
+  each row that is not padding; null if the model wants none. Outputs that are not in `pad` have one fixed shape.
+* `mask_name` repeats the mask of `prompt_embeds`. It is the name of the pipeline's argument.
 
-Unknown fields, or another `format`, mean that the reader is too old: it refuses, as skipping a step gives wrong tensors.
+A reader refuses unknown fields and another `format`: it is then too old, and skipping a step would give wrong tensors.
 
 ## The `read` block of a latents recipe
 
     {"format": 1, "stored": "moments", "channels": 16, "spatial_factor": 8, "temporal_factor": 1, "patchify": 1,
      "scaling_factor": 0.3611, "shift_factor": 0.1159, "latents_mean": null, "latents_std": null}
 
-The stored tensor bears the name in `stored` and is raw, straight from the encoder: `moments` `[2C, h, w]` is mean and log-variance
-one after the other along dim 0 (clamp the log-variance to -30..20; std = exp(half of it)), `mean` and `sample` are `[C, h, w]`.
-Of VAEs for videos they have an axis of frames, `[C, t, h, w]`, which is 1 for a picture. `channels` is C.
-Let z be the mean or a sample. First, where `patchify` p is above 1, fold p x p neighbours into channels (FLUX.2). Then, in
-the order in which diffusers' training scripts compute:
+`stored` is the name of the stored tensor. It is the encoder's raw output: `moments` `[2C, h, w]` is mean and log-variance, concatenated
+along dim 0 (clamp the log-variance to -30..20; std = exp(log-variance / 2)); `mean` and `sample` are `[C, h, w]`.
+VAEs for videos add an axis of frames, `[C, t, h, w]`, with t = 1 for a picture. `channels` is C.
+Let z be the mean or a sample. If `patchify` p is above 1, first fold p x p neighbours into channels (FLUX.2). Then compute, in the order
+of diffusers' training scripts:
 
-* with `latents_mean` and `latents_std` (lists, one number a channel): (z - latents_mean) * scaling_factor / latents_std
+* with `latents_mean` and `latents_std` (lists, one number per channel): (z - latents_mean) * scaling_factor / latents_std
 * without: (z - shift_factor) * scaling_factor
 
-A null `scaling_factor` counts as 1, a null `shift_factor` as 0. With `"scaled": true`, of latents that another trainer normalised and
-that were imported, the stored tensor is handed out as it is; the constants are those by which it was made.
+A null `scaling_factor` counts as 1, a null `shift_factor` as 0. `"scaled": true` marks imported latents that another trainer has
+normalised: the stored tensor is returned as it is, and the constants are those with which it was made.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -60,7 +60,7 @@ _STATISTICS = ("latents_mean", "latents_std")
 
 
 def text_family(pipeline: str) -> TextFamily:
-    """The row of a pipeline class. Raises BadInput that lists the known ones."""
+    """Return the row of a pipeline class. Raises BadInput, which lists the known classes, if there is none."""
     if pipeline not in TEXT_FAMILIES:
         raise BadInput(
             f"the pipeline class {pipeline!r} is not known; known are {', '.join(sorted(TEXT_FAMILIES))} and transformers encoders"
@@ -69,14 +69,14 @@ def text_family(pipeline: str) -> TextFamily:
 
 
 def vae_family(class_name: str) -> VaeFamily:
-    """The row of a VAE class. Raises BadInput that lists the known ones."""
+    """Return the row of a VAE class. Raises BadInput, which lists the known classes, if there is none."""
     if class_name not in VAE_FAMILIES:
         raise BadInput(f"the VAE class {class_name!r} is not known; known are {', '.join(sorted(VAE_FAMILIES))}")
     return VAE_FAMILIES[class_name]
 
 
 def as_it_comes(family: TextFamily, index: Mapping[str, Json]) -> TextFamily:
-    """A family's row for a model that may lack text encoders, as its model_index.json says; the row itself where it lacks none."""
+    """Return the row for a model that may lack text encoders; the family itself if it lacks none. `index` is its model_index.json."""
     for name, row in family.without.items():
         entry = index.get(name)
         if not isinstance(entry, list) or entry[:1] == [None]:
@@ -85,10 +85,10 @@ def as_it_comes(family: TextFamily, index: Mapping[str, Json]) -> TextFamily:
 
 
 def with_encoders(family: TextFamily, names: Collection[str]) -> TextFamily:
-    """A family's row for some of its text encoders, called without the others; all of them give the row itself.
+    """Return the row for some of a family's text encoders, called without the others; the family itself for all of them.
 
-    Each stored tensor is an output under its own name, as nothing is joined whose other part is missing. No name at all is refused as
-    are unknown ones: BadInput names what can be made alone.
+    Nothing is joined, as the other parts are missing: each stored tensor is an output under its own name. Raises BadInput, which names
+    what can be encoded alone, if `names` is empty or has a name that cannot.
     """
     chosen = tuple(name for name in family.encoders if name in names)
     if chosen == family.encoders and set(names) == set(chosen):
@@ -120,19 +120,19 @@ def with_encoders(family: TextFamily, names: Collection[str]) -> TextFamily:
 
 
 def stored_names(family: TextFamily) -> list[str]:
-    """The names under which a family's tensors are kept, sorted."""
+    """Return the names of a family's stored tensors, sorted."""
     return sorted(name for form in family.outputs.values() for name in form_names(form))
 
 
 def form_names(form: Json) -> list[str]:
-    """The stored tensors that a form is made of, in order."""
+    """Return the names of the stored tensors that a form is made from, in order."""
     if isinstance(form, str):
         return [form]
     return [form["from"]] if "from" in form else [name for part in form["join"] for name in form_names(part)]
 
 
 def text_read(family: TextFamily, *, limit: int | None = None, widths: Mapping[str, int] | None = None) -> dict[str, Json]:
-    """The `read` block of a text recipe: `limit` is a caption's most tokens, `widths` those of encoders and of what the row `asks`."""
+    """Return the `read` block of a text recipe, from a caption's token limit, and the widths of encoders and of the row's `asks`."""
     pads = {name: {**pad, "length": limit if pad["length"] == LIMIT else pad["length"]} for name, pad in family.pad.items()}
     return {
         "format": READ_FORMAT,
@@ -154,7 +154,7 @@ def _with_widths(form: Json, widths: Mapping[str, int]) -> Json:
 def latents_read(
     family: VaeFamily, config: Mapping[str, Json], stored: str, statistics: Mapping[str, list[float]] | None = None
 ) -> dict[str, Json]:
-    """The `read` block of a latents recipe, from the VAE's config.json, and from the weights that normalise where it has such."""
+    """Return the `read` block of a latents recipe, from the VAE's config.json and the weights that normalise latents, if it has such."""
     full = {"shift_factor": None} | dict.fromkeys(_STATISTICS)
     full |= {**family.defaults, **{name: value for name, value in config.items() if name in family.defaults}}
     return {
@@ -171,7 +171,6 @@ def latents_read(
 
 
 def _normalising(config: Mapping[str, Json], statistics: Mapping[str, list[float]] | None) -> dict[str, Json]:
-    """Mean and standard deviation from weights; nothing for a VAE whose config says them, or whose weights were not read."""
     if not statistics:
         return {}
     std = statistics.get("std") or [sqrt(value + config["batch_norm_eps"]) for value in statistics["variance"]]

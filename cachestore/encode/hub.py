@@ -1,4 +1,4 @@
-"""From a path or a Hugging Face id to a folder on this machine. The cache is asked first; the denoiser is never downloaded."""
+"""Find the folder of a model by its path or Hugging Face id. The local cache is used first; a denoiser is never downloaded."""
 
 import re
 from collections.abc import Callable, Collection, Iterable
@@ -14,20 +14,20 @@ T = TypeVar("T")
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _REACH_SECONDS = 10.0
-"""For so long the hub may take to answer that it has a model."""
+"""How long the hub may take to answer whether it has a model."""
 _FOLDERS = {"text": r"(text_encoder|tokenizer)(_\d+)?|processor", "latents": r"vae"}
 _ASKED = ("transformer/config.json", "unet/config.json", "vae/config.json")
-"""What tells whether the denoiser takes more than latents, and some pipelines ask it for when they encode text: SD3 without T5 for a width.
-Its weights are never fetched."""
+"""Configurations that are downloaded too: they show whether the denoiser takes more than latents, and some pipelines read them to encode
+text (SD3 without T5 needs a width)."""
 _SETTINGS = (".json", ".txt", ".model", ".jinja")
 _WEIGHTS = re.compile(r"(?:model|diffusion_pytorch_model)(?:\.(?P<variant>\w+))?(?:-\d+-of-\d+)?\.safetensors")
 
 
 def with_folder(name: str, read: Callable[[Path], T], *, encode: Collection[str], revision: str | None, variant: str | None) -> T:
-    """Call `read` with the folder that a path or hub id stands for.
+    """Call `read` with the folder of a path or hub id, and return its result.
 
-    Where the cached copy of a hub model lacks a file that `read` needs, it is downloaded and `read` is called again. Raises BadInput
-    where neither the path exists nor the id can be had.
+    If the cached copy of a hub model lacks a file that `read` needs, the model is downloaded and `read` is called again. Raises BadInput
+    if there is no such folder, and the hub has no such model or cannot be reached.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -52,7 +52,7 @@ def with_folder(name: str, read: Callable[[Path], T], *, encode: Collection[str]
 
 
 def find_here(name: str, revision: str | None) -> Path | None:
-    """The folder that a path or hub id stands for, as far as it is on this machine; None where there is none."""
+    """Return the folder of a path or hub id; None if it is not on this machine."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -60,19 +60,19 @@ def find_here(name: str, revision: str | None) -> Path | None:
 
 
 def is_here(name: str, revision: str | None) -> bool:
-    """Whether a path or hub id stands for something on this machine already, as far as can be told without asking the hub."""
+    """Return whether nothing must be downloaded for a path or hub id, as far as this can be known without asking the hub."""
     return (
         Path(name).expanduser().exists() or not _HUB_ID.fullmatch(name) or _is_taken_for_path(name) or _cached(name, revision) is not None
     )
 
 
 def _is_taken_for_path(name: str) -> bool:
-    """Whether what could be an id is most likely a misspelt path: it lies in a folder that is there."""
+    """Return whether a name that could be an id is probably a misspelt path: its parent folder exists."""
     return "/" in name and Path(name).expanduser().parent.is_dir()
 
 
 def files_to_fetch(names: Iterable[str], encode: Collection[str], variant: str | None) -> list[str]:
-    """The settings, tokenizers and safetensors weights of the wanted parts; of a folder that has the variant no plain weights."""
+    """Return the files that `encode` needs: settings, tokenizers and safetensors weights, which are of the variant if a folder has it."""
     listed = sorted(names)
     parts = [_folders_of(name) for name in encode] if INDEX in listed else [""]
     wanted = re.compile("|".join(f"(?:{part})" for part in parts))
@@ -88,7 +88,7 @@ def files_to_fetch(names: Iterable[str], encode: Collection[str], variant: str |
 
 
 def _folders_of(encode: str) -> str:
-    """As an expression; of a single text encoder its own and its tokenizer's."""
+    """Return a regular expression for the folders that an item of `encode` needs."""
     return _FOLDERS.get(encode) or f"{re.escape(encode)}|{re.escape(encode.replace('text_encoder', 'tokenizer'))}"
 
 
@@ -114,11 +114,11 @@ def _download(name: str, encode: Collection[str], revision: str | None, variant:
 
     is_reached = False
     try:
-        HfApi().model_info(name, revision=revision, timeout=_REACH_SECONDS)  # asks once; to list files it would ask for 24 s
+        HfApi().model_info(name, revision=revision, timeout=_REACH_SECONDS)  # asks once; listing files would retry for 24 s
         is_reached = True
         files = files_to_fetch(HfApi().list_repo_files(name, revision=revision), encode, variant)
         return Path(snapshot_download(name, revision=revision, allow_patterns=[escape(file) for file in files]))
-    except Exception as error:  # The boundary to the hub's client: by version and cause it raises httpx's, requests' and its own errors.
+    except Exception as error:  # the hub's client raises errors of httpx, of requests and its own
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if is_reached or isinstance(error, HfHubHTTPError):
             raise BadInput(f"{missing}; the hub does not give {name!r} either: {first}") from error

@@ -1,13 +1,13 @@
-"""Encoded bytes to upright RGB, by Pillow, which is the reference for every format. Knows no buckets' lists and no tensors.
+"""Decode picture files to upright RGB, resize and crop them. Pillow is the reference for every format.
 
-The rules, which are part of every key through the transform's name (`TRANSFORM`):
+The rules are part of every key, through the name of the transform (`TRANSFORM`):
 
-* EXIF orientation is applied; animated files give their first frame.
-* Transparency is composited on white. Dropping the alpha channel would show whatever colour the editor left behind in the
-  transparent pixels, often black or noise that nobody ever saw; white is what a page shows behind such a picture.
-* 16-bit grey is scaled to 8 bits, not clipped. Floating point and 32-bit pictures have no defined range and are refused.
-* A usable ICC profile other than sRGB is converted to sRGB; an unusable one is ignored, as viewers do.
-* A file that ends early is refused: a picture is whole or it is an error.
+* EXIF orientation is applied. The first frame of an animated file is used.
+* Transparency is composited on white, as on a web page. Dropping the alpha channel would show the hidden colour of transparent pixels,
+  often black or noise.
+* 16-bit grey is scaled to 8 bits, not clipped. Floating-point and 32-bit pictures have no defined range and are refused.
+* A usable ICC profile other than sRGB is converted to sRGB. An unusable one is ignored, as viewers do.
+* A file that ends early is refused.
 """
 
 import importlib
@@ -22,21 +22,21 @@ import numpy as np
 from PIL import Image, ImageCms, UnidentifiedImageError
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.encode.buckets import Placement, Size, placement
+from cachestore.encode.buckets import CropBox, Size, crop_box
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 TRANSFORM = "pillow-lanczos-cover-center/1"
-"""Names everything that turns bytes into pixels. Raise the number when a rule above changes: equal keys must stay interchangeable."""
+"""The name of all steps from bytes to pixels. Raise the number when a rule above changes, so that equal keys stay interchangeable."""
 
 MASK_TRANSFORM = "pillow-box-cover/1"
-"""Likewise, of masks."""
+"""The same for masks."""
 
 AREA_TRANSFORM = "pillow-lanczos-area/1"
-"""Likewise, of pictures that keep their shape."""
+"""The same for pictures that keep their aspect ratio (`fit_area`)."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000")
-"""What is opened. EPS and its like are left out on purpose: Pillow would run Ghostscript on them."""
+"""The formats that are opened. EPS and similar ones are left out on purpose, as Pillow would run Ghostscript on them."""
 
 _ORIENTATION = 0x0112
 _TURNS = {
@@ -55,7 +55,7 @@ _SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
 
 
 def measure(data: bytes) -> Size:
-    """The upright (width, height) of an encoded picture, from its header alone. Raises EncodeFailed with the reason."""
+    """Return the upright (width, height) of a picture, from its header alone. Raises EncodeFailed if it cannot be read."""
     with _opened(data) as image:
         size = Size(*(reversed(image.size) if _orientation(image, data) >= 5 else image.size))
     if min(size) < 1:
@@ -64,13 +64,13 @@ def measure(data: bytes) -> Size:
 
 
 def measure_stored(data: bytes) -> Size:
-    """As `measure`, before the picture is turned as its EXIF data say. Raises EncodeFailed."""
+    """Return the size as `measure`, but before the EXIF orientation is applied. Raises EncodeFailed."""
     with _opened(data) as image:
         return Size(*image.size)
 
 
 def decode(data: bytes) -> Image.Image:
-    """The whole picture, upright, 8-bit RGB, in sRGB. Raises EncodeFailed with the reason; never returns a part of a picture."""
+    """Return the picture, upright, as 8-bit RGB in sRGB. Raises EncodeFailed if it is damaged or incomplete."""
     with _opened(data) as image:
         orientation = _orientation(image, data)
         picture = _rgb(_decoded(image, data))
@@ -78,41 +78,41 @@ def decode(data: bytes) -> Image.Image:
     return picture if turn is None else picture.transpose(turn)
 
 
-def fit(image: Image.Image, bucket: Size, place: Placement | None = None) -> "Pixels":
-    """Scale to cover the bucket (antialiased Lanczos), crop the centre or at a given place: uint8 [height, width, 3].
+def fit(image: Image.Image, bucket: Size, box: CropBox | None = None) -> "Pixels":
+    """Scale a picture to cover the bucket (antialiased Lanczos) and crop it as `box` says, else at the centre: uint8 [height, width, 3].
 
-    The crop is resampled directly from the source, so a picture of 1 x 100,000 pixels needs no giant in between.
+    The crop is resampled directly from the source, so that a picture of 1 x 100,000 pixels needs no huge intermediate picture.
     """
-    place = placement(Size(*image.size), bucket) if place is None else place
-    return np.ascontiguousarray(image.resize(bucket, Image.Resampling.LANCZOS, box=_box(image, place)))
+    box = crop_box(Size(*image.size), bucket) if box is None else box
+    return np.ascontiguousarray(image.resize(bucket, Image.Resampling.LANCZOS, box=_box(image, box)))
 
 
-def fit_mask(image: Image.Image, size: Size, place: Placement, within: tuple[tuple[int, int, int, int], Size] | None = None) -> "Pixels":
-    """Cut a mask where its picture is cut, and shrink it: uint8 [height, width], each the mean of the area that it stands for.
+def fit_mask(image: Image.Image, size: Size, box: CropBox, within: tuple[tuple[int, int, int, int], Size] | None = None) -> "Pixels":
+    """Crop a mask as its picture is cropped, and shrink it: uint8 [height, width], each pixel the mean of the area that it covers.
 
-    The mask is as its picture, in any number of pixels: its frame is the picture's. Where a part of the picture alone counts, `within` says
-    which, and of how large a picture.
+    The mask covers the same frame as its picture, at any resolution. If only a part of the picture is used, `within` has its box in pixels
+    and the size of the picture.
     """
-    return np.ascontiguousarray(image.convert("L").resize(size, Image.Resampling.BOX, box=_box(image, place, within)))
+    return np.ascontiguousarray(image.convert("L").resize(size, Image.Resampling.BOX, box=_box(image, box, within)))
 
 
 def _box(
-    image: Image.Image, place: Placement, within: tuple[tuple[int, int, int, int], Size] | None = None
+    image: Image.Image, box: CropBox, within: tuple[tuple[int, int, int, int], Size] | None = None
 ) -> tuple[float, float, float, float]:
-    """A crop in pixels of the picture that is not yet scaled."""
-    box, whole = within or ((0, 0, 1, 1), Size(1, 1))
+    """Return the crop box in pixels of the unscaled picture."""
+    part, whole = within or ((0, 0, 1, 1), Size(1, 1))
     one_across, one_down = image.width / whole.width, image.height / whole.height
-    from_left, from_top = box[0] * one_across, box[1] * one_down
-    across, down = (box[2] - box[0]) * one_across / place.resized.width, (box[3] - box[1]) * one_down / place.resized.height
-    left, top, right, bottom = place.crop
+    from_left, from_top = part[0] * one_across, part[1] * one_down
+    across, down = (part[2] - part[0]) * one_across / box.resized.width, (part[3] - part[1]) * one_down / box.resized.height
+    left, top, right, bottom = box.crop
     ends = min(from_left + right * across, image.width), min(from_top + bottom * down, image.height)
     return from_left + left * across, from_top + top * down, *ends
 
 
 def fit_area(image: Image.Image, area: int, step: int) -> Image.Image:
-    """Scale to about `area` pixels in the picture's own shape, with sides that are multiples of `step`, by Lanczos.
+    """Scale a picture to about `area` pixels by Lanczos. It keeps its aspect ratio; its sides become multiples of `step`.
 
-    Rounds as the pipelines of Qwen-Image-Edit do. Raises EncodeFailed for a picture so narrow that a side would have no pixel.
+    Rounds as the pipelines of Qwen-Image-Edit do. Raises EncodeFailed if a side would be shorter than `step`.
     """
     ratio = image.width / image.height
     width = sqrt(area * ratio)
@@ -126,7 +126,7 @@ def fit_area(image: Image.Image, area: int, step: int) -> Image.Image:
 
 @contextmanager
 def _opened(data: bytes) -> Generator[Image.Image]:
-    """An opened, not yet decoded picture; whatever goes wrong inside becomes an EncodeFailed with a reason."""
+    """Yield an opened picture, not yet decoded. Any error inside the block becomes an EncodeFailed with the reason."""
     if not data:
         raise EncodeFailed("the file is empty (0 bytes): copy it again, or remove its sample")
     try:
@@ -143,24 +143,24 @@ def _opened(data: bytes) -> Generator[Image.Image]:
         raise EncodeFailed(
             f"the picture has too many pixels to be decoded safely ({error}): use a smaller copy, or remove its sample"
         ) from error
-    except Exception as error:  # The boundary to Pillow's decoders, which on hostile bytes raise SyntaxError, struct.error and more.
+    except Exception as error:  # on damaged bytes Pillow's decoders raise SyntaxError, struct.error and more
         raise EncodeFailed(f"the picture is damaged or incomplete: {error or type(error).__name__}") from error
 
 
 def _orientation(image: Image.Image, data: bytes) -> int:
-    """The EXIF orientation (1 to 8) still to be applied; anything else counts as upright."""
+    """Return the EXIF orientation (1 to 8) that is still to be applied; an invalid one counts as 1, upright."""
     if image.format == "TIFF":
-        return 1  # Pillow turns these itself when it decodes them, and says so in the size already.
+        return 1  # Pillow applies it itself when it decodes them, and reports the upright size
     if image.format == "PNG" and not any(mark in data for mark in _LATE_PNG_MARKS):
-        return 1  # Pillow would decode all pixels to look for a chunk behind them: 20 files a second instead of thousands.
+        return 1  # else Pillow would decode all pixels to look for a chunk behind them: 20 files a second instead of thousands
     value = image.getexif().get(_ORIENTATION)
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
 def _decoded(image: Image.Image, data: bytes) -> Image.Image:
-    """A picture with its pixels decoded. JPEGs of three plain channels by simplejpeg, where that is installed: in 0.6 of the time.
+    """Decode the pixels of a picture: plain three-channel JPEGs by simplejpeg, if installed, which takes 0.6 of the time.
 
-    What it refuses, and all else, is Pillow's, whose word it is what can be read.
+    Pillow decodes everything else, and what simplejpeg refuses.
     """
     decode_jpeg = _fast_decoder()
     if decode_jpeg is not None and image.format == "JPEG" and image.mode == "RGB" and image.info.get("adobe_transform", 1) == 1:
@@ -175,9 +175,9 @@ def _decoded(image: Image.Image, data: bytes) -> Image.Image:
 
 @cache
 def _fast_decoder() -> Callable[..., Any] | None:
-    """The decoder of simplejpeg, where that is installed and makes the very pixels that Pillow makes of a small picture; else None.
+    """Return simplejpeg's decoder if it is installed and decodes a small picture to exactly the same pixels as Pillow; else None.
 
-    Both stand on libjpeg-turbo with its exact transform, so they do, unless one was built on another library: then keys would lie.
+    Both use libjpeg-turbo with its exact transform. If one was built on another library, pixels differ and keys would be wrong.
     """
     try:
         simplejpeg: Any = importlib.import_module("simplejpeg")
@@ -200,7 +200,7 @@ def _sample_pixels() -> "np.ndarray[Any, np.dtype[np.uint8]]":
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """A decoded picture of any mode as 8-bit sRGB without alpha."""
+    """Convert a decoded picture of any mode to 8-bit sRGB without alpha."""
     if image.mode in _SIXTEEN_BIT or (image.mode == "I" and image.format in ("PNG", "PPM")):
         return _from_sixteen_bit(image)
     if image.mode in ("I", "F"):
@@ -216,7 +216,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _from_sixteen_bit(image: Image.Image) -> Image.Image:
-    """Scale 0..65535 to 0..255; Pillow's own conversion clips everything above 255 to white."""
+    """Scale 0..65535 to 0..255. Pillow's own conversion would clip everything above 255 to white."""
     levels = np.asarray(image).astype(np.uint32)
     return Image.fromarray(((levels * 255 + 32_767) // 65_535).astype(np.uint8)).convert("RGB")
 
@@ -227,7 +227,7 @@ def on_white(image: Image.Image) -> Image.Image:
 
 
 def _in_srgb(image: Image.Image, profile: object, mode: str) -> Image.Image:
-    """The picture in sRGB, where it carries a profile of its own kind that can be used; else the picture itself."""
+    """Convert a picture to sRGB by its ICC profile; return it unchanged if there is no usable profile for its colour mode."""
     space = _COLOUR_SPACES.get(image.mode)
     if not isinstance(profile, bytes) or space is None:
         return image

@@ -1,7 +1,7 @@
-"""What can be found out about a pipeline that has no row in the table: from its signatures and the source of `encode_prompt`.
+"""Make a row for a pipeline that has none in the table, from its signatures and the source of `encode_prompt`. Imports diffusers.
 
-Imports diffusers. What is found supposes little: tensors and masks are kept whole, as they come, since whether a denoiser attends
-padding cannot be seen here. The rest is probed when the model is loaded.
+Such a row assumes little: tensors and masks are stored whole, since it cannot be seen here whether the denoiser attends to padding.
+The rest is checked when the model is loaded.
 """
 
 import ast
@@ -21,7 +21,7 @@ _MOST_TOKENS = 512
 
 
 def find_family(class_name: str, index: Mapping[str, Json]) -> TextFamily:
-    """A row for a pipeline class of diffusers; `index` is its model_index.json. Raises BadInput that says what is missing."""
+    """Return a row for a pipeline class of diffusers. `index` is its model_index.json. Raises BadInput, which says what is missing."""
     pipeline = _pipeline_class(class_name)
     returns = _returned_names(pipeline, class_name)
     kept = [name for name in returns if name is not None]
@@ -45,7 +45,7 @@ def find_family(class_name: str, index: Mapping[str, Json]) -> TextFamily:
         mask=next((name for name in kept if "mask" in name), None),
         args=args,
         settings=tuple(name for name in parameters if isinstance(index.get(name), bool | int | float | str)),
-        cleaners=("diffusers",),  # whose templates nobody has looked at
+        cleaners=("diffusers",),  # it may clean captions: this was not examined
         is_found=True,
     )
 
@@ -54,19 +54,19 @@ def _pipeline_class(class_name: str) -> Any:
     try:
         found = getattr(importlib.import_module("diffusers"), class_name, None)
         has_encode_prompt = hasattr(found, "encode_prompt")
-    except ImportError as error:  # diffusers puts a stand-in where a package is missing
+    except ImportError as error:  # diffusers exports a placeholder if a package is missing
         _refuse(class_name, str(error).strip().splitlines()[0])
-    except RuntimeError as error:  # or fails when it imports the pipeline; the last line says by what
+    except RuntimeError as error:  # or it fails to import the pipeline; the last line has the cause
         _refuse(class_name, f"diffusers cannot import it: {str(error).strip().splitlines()[-1]}")
     if found is None:
-        return families.text_family(class_name)  # which refuses it, and lists the known ones
+        return families.text_family(class_name)  # raises BadInput, which lists the known ones
     if not has_encode_prompt:
         _refuse(class_name, "it has no encode_prompt")
     return found
 
 
 def _returned_names(pipeline: Any, class_name: str) -> tuple[str | None, ...]:
-    """The names in the last `return` of `encode_prompt`, None for what is negative, an id, or no name."""
+    """Return the names in the last `return` of `encode_prompt`; None for each value that is no plain name of embeddings or of a mask."""
     function = ast.parse(textwrap.dedent(inspect.getsource(pipeline.encode_prompt))).body[0]
     returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
     if not returned:
@@ -83,7 +83,7 @@ def _encodes_text(name: str, index: Mapping[str, Json]) -> bool:
 
 
 def _arguments(pipeline: Any, class_name: str) -> dict[str, Json]:
-    """What `__call__` passes to `encode_prompt` by default. An argument without a default, other than further prompts, is refused."""
+    """Return what `__call__` passes to `encode_prompt` by default. Raises BadInput if an argument has no plain default."""
     called = inspect.signature(pipeline.__call__).parameters
     given: dict[str, Json] = {}
     for name, parameter in inspect.signature(pipeline.encode_prompt).parameters.items():
@@ -99,7 +99,7 @@ def _arguments(pipeline: Any, class_name: str) -> dict[str, Json]:
 
 
 def _is_of_the_prompt(name: str) -> bool:
-    """Prompts for further encoders (None takes the first), negative ones, embeddings made before, and copies for each prompt."""
+    """Return whether an argument is another encoder's prompt (None: the first one), negative, ready embeddings, or a number of copies."""
     return name.startswith(("prompt_", "negative", "pooled", "num_")) and name != "prompt_template"
 
 

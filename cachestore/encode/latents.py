@@ -1,4 +1,4 @@
-"""Pictures and videos to latents: bytes to a bucket and a key, to pixels, to the VAE's raw output. What needs torch is in `vae`."""
+"""The encoder of pictures and videos: from bytes to a bucket and a key, to pixels, to the VAE's raw output. `vae` has what needs torch."""
 
 import logging
 from collections.abc import Hashable, Mapping, Sequence
@@ -19,7 +19,7 @@ from cachestore.encode.buckets import Size, bucket_list
 from cachestore.encode.clips import Clip, Shape, check_frames, clip_of
 from cachestore.encode.setup import LatentsSetup
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
-from cachestore.encode.views import STEP, view_of
+from cachestore.encode.variants import STEP, variant_of
 
 if TYPE_CHECKING:
     from cachestore.encode.budget import Budget
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
 _CHANNELS: Final = 3
 WINDOW = 32
-"""How many decoded pictures wait for their batches at most, where the size of a batch is not given."""
+"""How many decoded pictures may wait for their batches, if no batch size is given."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Footage:
-    """What a clip is taken from: not its bytes, of which there may be gigabytes."""
+    """A clip, and how to read its video, whose bytes may be gigabytes."""
 
     read: Read
     reference: str
     clip: Clip
     times: tuple[int, ...]
-    """Of its frames, in the file's own ticks."""
+    """When each frame of the clip is shown, in ticks of the file."""
 
 
 class LatentsEncoder:
     """Implements `unit.Encoder` for pictures and videos.
 
-    Requests are `{"image": REF, "role": "image", "resolution": 1024, "step": 64}`, or `{"video": REF, ..., "frames": [17, 49, 81]}`.
-    What else they may say stands in `inputs`; `"like"` is the picture whose digest a drawn crop follows, in place of its own.
+    A request is `{"image": REF, "role": "image", "resolution": 1024, "step": 64}`, or `{"video": REF, ..., "frames": [17, 49, 81]}`.
+    `cachestore.core.inputs` lists the other fields. A drawn crop depends on the digest of the picture, or of the one in `"like"`.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class LatentsEncoder:
         self._vae: Vae | None = None
         self._budget: Budget | None = None
         self._has_warned = False
-        """Of a video of high dynamic range: once for all."""
+        """Whether the warning about high dynamic range was logged."""
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """Read a picture, digest its bytes, and find its bucket from the header. Raises EncodeFailed for what is no picture.
+        """Read a picture, digest its bytes, and find its bucket from the header. Raises EncodeFailed if it is no picture.
 
-        Of a video all packets are gone through for the times of its frames, none of which is decoded but the first.
+        For a video, all packets are read to find the times of its frames, but only the first frame is decoded.
         """
         self._check_step(int(request.get("step", STEP)))
         if VIDEO in request:
@@ -84,17 +84,17 @@ class LatentsEncoder:
         inputs = {role: digest}
         if LIKE in request:
             inputs[IMAGE] = digest_bytes(read(str(request[LIKE])))
-        view = view_of(request, images.measure(data), inputs.get(IMAGE, digest))
-        # The role is not part of the key: one picture used as image and as control is encoded once.
-        key, meta = self._key_and_meta("image", digest, view.transform())
-        return Resolved(key, (data, view), inputs, meta, view.facts())
+        variant = variant_of(request, images.measure(data), inputs.get(IMAGE, digest))
+        # the role is not part of the key: a picture that is both image and control is encoded once
+        key, meta = self._key_and_meta("image", digest, variant.transform())
+        return Resolved(key, (data, variant), inputs, meta, variant.facts())
 
     def _key_and_meta(self, kind: str, digest: str, transform: Mapping[str, Json]) -> tuple[Key, dict[str, Json]]:
-        told = {name: value for name, value in transform.items() if value not in ("center", None)}
-        return input_key(self._fingerprint, {kind: digest}, transform), {"input_digest": digest, "encoder": self.recipe.encoder, **told}
+        facts = {name: value for name, value in transform.items() if value not in ("center", None)}
+        return input_key(self._fingerprint, {kind: digest}, transform), {"input_digest": digest, "encoder": self.recipe.encoder, **facts}
 
     def check_buckets(self, resolution: int, step: int) -> None:
-        """Raise BadInput where pictures cannot be put into buckets of this resolution and step."""
+        """Raise BadInput if there are no buckets of this resolution and step, or the VAE cannot take them."""
         self._check_step(step)
         bucket_list(resolution, step)
 
@@ -111,7 +111,7 @@ class LatentsEncoder:
             digest = digest_opened(file)
             video = videos.look(file)
         frames, start, rate = clip_of(request, video.timeline)
-        clip = Clip(view_of(request, video.size, digest), frames, start, rate, video.rate)
+        clip = Clip(variant_of(request, video.size, digest), frames, start, rate, video.rate)
         key, meta = self._key_and_meta(VIDEO, digest, clip.transform() | {"pixels": videos.TRANSFORM})
         meta |= {"transfer": video.transfer} if video.transfer else {}
         if video.transfer and not self._has_warned:
@@ -122,27 +122,27 @@ class LatentsEncoder:
         return Resolved(key, footage, {VIDEO: digest}, meta, clip.facts())
 
     def prepare(self, resolved: Resolved) -> Prepared:
-        """Decode and fit: uint8 [height, width, 3] of a picture, [frames, height, width, 3] of a clip. One bucket shares a batch."""
+        """Decode, scale and crop: uint8 [height, width, 3], or [frames, height, width, 3] for a clip. The group is the bucket."""
         if isinstance(footage := resolved.item, _Footage):
             from cachestore.encode import videos
 
-            view, bucket = footage.clip.view, footage.clip.shape
+            variant, bucket = footage.clip.variant, footage.clip.shape
             with footage.read.open(footage.reference) as file:
-                pixels = videos.take(file, footage.times, view.bucket, view.place)
+                pixels = videos.take(file, footage.times, variant.bucket, variant.box)
         else:
-            data, view = resolved.item
-            bucket, picture = view.bucket, images.decode(data)
-            pixels = images.fit(picture if view.within is None else picture.crop(view.within), bucket, view.place)
-        pixels = np.ascontiguousarray(pixels[..., ::-1, :]) if view.is_flipped else pixels
+            data, variant = resolved.item
+            bucket, picture = variant.bucket, images.decode(data)
+            pixels = images.fit(picture if variant.within is None else picture.crop(variant.within), bucket, variant.box)
+        pixels = np.ascontiguousarray(pixels[..., ::-1, :]) if variant.is_flipped else pixels
         return Prepared(pixels, bucket, cost=prod(bucket))
 
     @property
     def window(self) -> int:
-        """A batch or two of pictures, of 3 MB each at 1024 x 1024. Does not depend on the device, which torch would have to tell."""
+        """Two batches, at least WINDOW; a picture takes 3 MB at 1024 x 1024. Does not depend on the device, so torch is not needed."""
         return max(WINDOW, 2 * self._batch_size) if isinstance(self._batch_size, int) else WINDOW
 
     def batch_limit(self, group: Hashable) -> int:
-        """How many pictures of a bucket go into one batch at most."""
+        """Return how many pictures of a bucket go into one batch at most."""
         if self._vae is not None and self._vae.is_single:
             return 1
         if isinstance(self._batch_size, int):
@@ -154,7 +154,7 @@ class LatentsEncoder:
         return self._budget.units(prod(group) if isinstance(group, Size | Shape) else STEP * STEP)
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
-        """Begin to encode (key, pixels) pairs of one bucket. The result raises EncodeFailed where a value is not finite."""
+        """Begin to encode (key, pixels) pairs of one bucket. The result raises EncodeFailed if latents are unusable, such as NaN."""
         if not batch:
             return dict
         if self._vae is None:
@@ -166,7 +166,7 @@ class LatentsEncoder:
             return self._vae.submit(batch, partial(self._took, len(batch) * pixels))
 
     def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
-        """As `submit`, waiting for the result."""
+        """Encode as `submit`, and wait for the result."""
         return self.submit(batch)()
 
     def _took(self, pixels: int, seconds: float) -> None:
@@ -174,7 +174,7 @@ class LatentsEncoder:
             self._budget.took(pixels, seconds)
 
     def close(self) -> None:
-        """Give back the VAE's memory."""
+        """Release the VAE's memory."""
         if self._vae is not None:
             self._vae = None
             from cachestore.encode import modules
@@ -182,7 +182,7 @@ class LatentsEncoder:
             modules.free_memory()
 
     def entry_bytes(self, bucket: Size, frames: int = 1) -> int:
-        """Bytes of one entry's tensors at this bucket: for estimates before anything is encoded."""
+        """Return the bytes of one entry's tensors at this bucket, for estimates before encoding."""
         channels = self.setup.channels * (2 if self.setup.stored == "moments" else 1)
         width, height = bucket.width // self.setup.factor, bucket.height // self.setup.factor
         latent_frames = (frames - 1) // self.setup.temporal_factor + 1

@@ -1,7 +1,7 @@
 """A model that the caller has in memory: a diffusers pipeline, or its components by name. Imports torch.
 
-What it is is told by what it holds: the bytes of its weights, its configuration, and what its tokenizers save. The folder that a module
-says it came from counts for nothing, as a module that was trained since, or had an adapter merged into it, still says so.
+It is identified by its contents: the bytes of its weights, its configuration, and what its tokenizers save. The folder that a module was
+loaded from is ignored, because the module may have been trained since, or an adapter may have been merged into it.
 """
 
 import copy
@@ -21,45 +21,45 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, canonical, digest_bytes
 from cachestore.encode.models import Component, Model
 
-PLACE = Path("(loaded model)")
-"""Stands for a folder in messages, and for the model in what a catalog keeps of the request."""
+FOLDER = Path("(loaded model)")
+"""Stands for the model's folder in messages, and for the model in the request that a catalog records."""
 BLOCK_NUMBERS = 1 << 22
-"""So many numbers of a tensor are brought to the CPU at once."""
+"""How many numbers of a tensor are copied to the CPU at once."""
 
 _USED = ("text_encoder", "tokenizer", "processor", "text_processor", "connectors", "projection", "vae")
-"""How the names of a pipeline's components begin that encode."""
+"""How the names of those components begin that are needed for encoding."""
 _LIBRARIES = ("transformers", "diffusers")
 _CLASS = "_class_name"
 _NOT_CONFIG = frozenset({"transformers_version", "dtype", "torch_dtype", "architectures", "name_or_path"})
-"""Fields of a configuration that change no value, besides those that begin with `_`."""
+"""Fields of a configuration that do not change the embeddings or latents. Fields that begin with `_` do not either."""
 _SWITCHES = ("use_tiling", "use_slicing", "use_framewise_encoding", "use_framewise_decoding")
-"""What a VAE can be told to do in pieces. Tiles change its latents by a tenth."""
+"""Switches that make a VAE work in tiles or slices. Tiles change its latents by a tenth."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """Modules and tokenizers of the caller's, by component name."""
+    """The caller's modules and tokenizers, by component name."""
 
     class_name: str | None
-    """The pipeline's; None for a text encoder or a VAE that stand alone."""
+    """The class of the pipeline; None for a text encoder or VAE without one."""
     parts: Mapping[str, Any]
     settings: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """Plain values of the pipeline's configuration."""
     others: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """A pipeline's components that are left alone, by name."""
+    """Components of the pipeline that are not used for encoding, by name."""
 
     def model(self, kind: str) -> Model:
-        """What takes the place of a recognised folder; `kind` is what of it is used where there is no pipeline."""
+        """Return what `read_model` returns for a folder. Without a pipeline `kind` selects the part; BadInput if that is missing."""
         index: dict[str, Json] = {**self.settings, **{name: list(_class_of(name, part)) for name, part in self.parts.items()}}
         if self.class_name is not None:
-            return Model(PLACE, "pipeline", self.class_name, index)
+            return Model(FOLDER, "pipeline", self.class_name, index)
         name = "vae" if kind == "latents" else "text_encoder"
         if name not in self.parts:
             raise BadInput(f"the loaded model has {', '.join(self.parts) or 'no component'}, and no {name} to encode {kind} with")
-        return Model(PLACE, "vae" if kind == "latents" else "text", index[name][1], _config(self.parts[name]))
+        return Model(FOLDER, "vae" if kind == "latents" else "text", index[name][1], _config(self.parts[name]))
 
     def component(self, name: str) -> Component:
-        """One component as it is, with digests of what it holds. Raises BadInput where it is missing, or cannot be told by its values."""
+        """Return a component with digests of its contents. Raises BadInput if it is missing or cannot be fingerprinted."""
         part = self.parts.get(name)
         if part is None:
             raise BadInput(f"the loaded model has no {name!r}; it has {', '.join(self.parts) or 'no component'}")
@@ -70,22 +70,22 @@ class LoadedModel:
             )
         if isinstance(part, nn.Module):
             config = _config(part)
-            differing = _config(part, method="to_diff_dict")  # of transformers: a later version with more fields means the same
+            differing = _config(part, method="to_diff_dict")  # without defaults: transformers adds fields
             kept = {field: value for field, value in differing.items() if field not in _NOT_CONFIG and not field.startswith("_")}
             digests = {"config": digest_bytes(canonical(kept)), "weights": digest_state(name, part)}
         else:
             config, digests = {"model_max_length": int(part.model_max_length)}, {"saved": _digest_tokenizer(part)}
-        return Component(name, library, class_name, PLACE, {}, config=config, loaded=part, digests=digests)
+        return Component(name, library, class_name, FOLDER, {}, config=config, loaded=part, digests=digests)
 
     def config(self, name: str) -> Mapping[str, Json]:
-        """The configuration of a component that need not be used. Raises BadInput where it is missing."""
+        """Return the configuration of any component, also of one that is not used for encoding. Raises BadInput if it is missing."""
         part = self.parts.get(name, self.others.get(name))
         if part is None:
             raise BadInput(f"the loaded model has no {name!r}: encoding text needs its configuration, so load it too")
         return _config(part)
 
     def outline(self) -> tuple[str, dict[str, str], dict[str, Mapping[str, Json]]]:
-        """The pipeline's class, the classes of all its components, and the configurations of those that have one."""
+        """Return the pipeline's class, the classes of all components, and the configurations of those that have one."""
         everything = {**self.parts, **self.others}
         configs: dict[str, Mapping[str, Json]] = {
             name: _config(part) for name, part in everything.items() if isinstance(part, nn.Module) and hasattr(part, "config")
@@ -94,7 +94,7 @@ class LoadedModel:
 
     @contextmanager
     def evaluating(self) -> Generator[None]:
-        """Put the modules into evaluation mode, without tiles or slices, and everything back as it was afterwards."""
+        """Put the modules into evaluation mode, without tiles or slices. Everything is restored when the block ends."""
         modules = [part for part in self.parts.values() if isinstance(part, nn.Module)]
         training = [(module, module.training) for part in modules for module in part.modules()]
         switches = [(part, name, getattr(part, name)) for part in modules for name in _SWITCHES if isinstance(vars(part).get(name), bool)]
@@ -110,16 +110,16 @@ class LoadedModel:
                 module.training = was_training
             for part, name, value in switches:
                 setattr(part, name, value)
-            for tensor, stride in layouts:  # a VAE is encoded with its channels last in memory
+            for tensor, stride in layouts:  # encoding may have changed a VAE to channels-last
                 if tensor.stride() != stride:
                     tensor.data = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor.data)
 
 
 def read_loaded(model: object) -> LoadedModel:
-    """What `model=` holds where it is no path: a diffusers pipeline, or a mapping of component names to modules and tokenizers.
+    """Read an object that was passed as `model=`: a diffusers pipeline, or a mapping of component names to modules and tokenizers.
 
-    A mapping names its pipeline as model_index.json does (`"_class_name": "StableDiffusionXLPipeline"`); without one it is a text
-    encoder with its tokenizer, a VAE, or both. Raises BadInput for anything else.
+    A mapping names its pipeline as model_index.json does (`"_class_name": "StableDiffusionXLPipeline"`). Without this name it must hold
+    a text encoder with its tokenizer, a VAE, or both. Raises BadInput for anything else.
     """
     if isinstance(model, Mapping):
         given = {str(name): part for name, part in model.items() if part is not None}
@@ -144,7 +144,7 @@ def read_loaded(model: object) -> LoadedModel:
 
 
 def common_dtype(components: Mapping[str, Component], option: str, asked: str) -> str:
-    """The dtype of loaded modules, and so of their recipe. Raises BadInput where they differ among each other or from what is asked."""
+    """Return the dtype of the loaded modules. Raises BadInput if they have several, or another than `asked`."""
     found = {
         str(component.loaded.dtype).removeprefix("torch.") for component in components.values() if isinstance(component.loaded, nn.Module)
     }
@@ -157,7 +157,7 @@ def common_dtype(components: Mapping[str, Component], option: str, asked: str) -
 
 
 def common_device(components: Mapping[str, Component], asked: str) -> str:
-    """Where loaded modules are, and stay. Raises BadInput where they are not together, or elsewhere than asked."""
+    """Return the device of the loaded modules. Raises BadInput if they are on several, or on another than `asked`."""
     modules = [component.loaded for component in components.values() if isinstance(component.loaded, nn.Module)]
     found = {str(one.device) for module in modules for one in module.parameters()}
     is_there = asked == "auto" or {torch.device(asked).type} == {torch.device(one).type for one in found}
@@ -170,9 +170,9 @@ def common_device(components: Mapping[str, Component], asked: str) -> str:
 
 
 def digest_state(name: str, module: nn.Module) -> str:
-    """SHA-256 over a module's weights and buffers: sorted names, dtypes, shapes and bytes, whatever device they are on.
+    """Return the SHA-256 of a module's weights and buffers: sorted names, dtypes, shapes and bytes. It does not depend on the device.
 
-    Raises BadInput for weights that are not all there (sharded, offloaded, quantised), and for adapters, whose scale is no weight.
+    Raises BadInput if weights are sharded, offloaded or quantised, and if there are adapters, as their scale is not among the weights.
     """
     if adapter := next((one for one in module.modules() if type(one).__module__.partition(".")[0] == "peft"), None):
         raise BadInput(
@@ -194,7 +194,7 @@ def digest_state(name: str, module: nn.Module) -> str:
 
 
 def _digest_tokenizer(tokenizer: Any) -> str:
-    """SHA-256 of what a tokenizer saves, without what its last call left in it and where it came from."""
+    """Return the SHA-256 of what a tokenizer saves, without its origin and the padding and truncation of its last call."""
     digests: dict[str, Json] = {}
     with TemporaryDirectory(prefix="cachestore-") as folder:
         copy.deepcopy(tokenizer).save_pretrained(folder)

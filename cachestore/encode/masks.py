@@ -1,4 +1,4 @@
-"""Masks to the size of their pictures' latents. No model and no torch: a mask is a picture that is cut and shrunk."""
+"""The encoder of masks. It crops a mask as its picture and shrinks it to the size of the latents, without a model or torch."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -12,16 +12,16 @@ from cachestore.core.samples import IMAGE, MASK
 from cachestore.encode import images
 from cachestore.encode.buckets import Size
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
-from cachestore.encode.views import view_of
+from cachestore.encode.variants import variant_of
 
 VERSION = 1
-"""Raised when the code makes other values from the same settings."""
+"""Raise it when the code makes other values from the same settings."""
 
 BATCH = 64
 
 
 def mask_recipe(factor: int) -> Recipe:
-    """The recipe of masks for latents whose sides are `factor` times shorter than their picture's."""
+    """Return the recipe of masks for latents whose sides are `factor` times shorter than their picture's."""
     make = {
         "kind": "mask",
         "version": VERSION,
@@ -33,9 +33,9 @@ def mask_recipe(factor: int) -> Recipe:
 
 
 class MaskEncoder:
-    """Implements `unit.Encoder` for masks. Requests are those of pictures with `"like"`, the picture that the mask belongs to.
+    """Implements `unit.Encoder` for masks. A request is as for pictures, with the picture that the mask belongs to in `"like"`.
 
-    Makes `mask`, uint8 [1, height, width] of the latents, 255 where the picture counts.
+    Makes the tensor `mask`, uint8 [1, height, width] in latent pixels. 255 means that this part of the picture is trained on.
     """
 
     def __init__(self, factor: int) -> None:
@@ -44,7 +44,7 @@ class MaskEncoder:
         self._fingerprint = self.recipe.fingerprint
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """Find where the picture is cut. Raises EncodeFailed for what is no picture, and for a mask of another shape than its picture."""
+        """Find the crop of the picture. Raises EncodeFailed if a file is no picture, or if mask and picture differ in aspect ratio."""
         data, picture = read(str(request["image"])), read(str(request[LIKE]))
         digest, digest_of_picture = digest_bytes(data), digest_bytes(picture)
         size, own = images.measure(picture), images.measure(data)
@@ -53,48 +53,48 @@ class MaskEncoder:
                 f"the mask has {own.width} x {own.height} pixels, but its picture {size.width} x {size.height}: they need the"
                 " same aspect ratio"
             )
-        view = view_of(request, size, digest_of_picture)
-        # All that the value depends on of the picture is where it is cut, so pictures of one size share their mask's entry.
-        transform = {**view.transform(), "crop": list(view.place.crop), "resized": list(view.place.resized)}
-        transform |= {} if view.within is None else {"size": list(view.size)}
+        variant = variant_of(request, size, digest_of_picture)
+        # of the picture only the crop box matters, so pictures of one size can share an entry of a mask
+        transform = {**variant.transform(), "crop": list(variant.box.crop), "resized": list(variant.box.resized)}
+        transform |= {} if variant.within is None else {"size": list(variant.size)}
         return Resolved(
             key=input_key(self._fingerprint, {MASK: digest}, transform),
-            item=(data, view),
+            item=(data, variant),
             inputs={MASK: digest, IMAGE: digest_of_picture},
-            meta={"input_digest": digest, "encoder": MASK, "bucket": list(view.bucket)},
-            facts=view.facts(),
+            meta={"input_digest": digest, "encoder": MASK, "bucket": list(variant.bucket)},
+            facts=variant.facts(),
         )
 
     def prepare(self, resolved: Resolved) -> Prepared:
-        """Cut and shrink a mask: uint8 [1, height, width]."""
-        data, view = resolved.item
-        size = self._latents_size(view.bucket)
-        made = images.fit_mask(images.decode(data), size, view.place, None if view.within is None else (view.within, view.size))
-        made = made[:, ::-1] if view.is_flipped else made
-        return Prepared(np.ascontiguousarray(made)[None], view.bucket, cost=size.width * size.height)
+        """Crop and shrink a mask: uint8 [1, height, width]."""
+        data, variant = resolved.item
+        size = self._latents_size(variant.bucket)
+        made = images.fit_mask(images.decode(data), size, variant.box, None if variant.within is None else (variant.within, variant.size))
+        made = made[:, ::-1] if variant.is_flipped else made
+        return Prepared(np.ascontiguousarray(made)[None], variant.bucket, cost=size.width * size.height)
 
     def _latents_size(self, bucket: Size) -> Size:
         return Size(bucket.width // self._factor, bucket.height // self._factor)
 
     @property
     def window(self) -> int:
-        """A batch."""
+        """One batch."""
         return BATCH
 
     def batch_limit(self, group: Hashable) -> int:
-        """As many as wait."""
+        """Return how many masks go into one batch."""
         del group
         return BATCH
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
-        """What was prepared is what is stored. An empty batch gives nothing."""
+        """Return the prepared masks: they are stored as they are."""
         made = {key: {MASK: pixels} for key, pixels in batch}
         return lambda: made
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing, as no model is loaded."""
 
     def entry_bytes(self, bucket: Size) -> int:
-        """Bytes of one entry's tensors at this bucket: for estimates before anything is made."""
+        """Return the bytes of one entry's tensors at this bucket, for estimates."""
         size = self._latents_size(bucket)
         return size.width * size.height

@@ -1,8 +1,8 @@
-"""Model folders: which files of one will be loaded for what, without loading any. No torch, no weights in memory.
+"""Find which files of a model folder each component is loaded from. Loads none of them and does not import torch.
 
-Reads `model_index.json` and `config.json`, and finds for each component the configuration, the safetensors weights (one file, or the
-shards that an index names) and the tokenizer's files. The denoiser's weights are never opened. Pickled weights (`.bin`) are refused:
-unpickling a file runs whatever code its author put into it.
+Reads `model_index.json` and `config.json`, and finds each component's configuration, safetensors weights (one file, or the shards that an
+index names) and tokenizer files. The denoiser's weights are never opened. Pickled weights (`.bin`) are refused, because unpickling a file
+can run any code.
 """
 
 import json
@@ -22,43 +22,43 @@ from cachestore.files.opening import read_at
 INDEX = "model_index.json"
 CONFIG = "config.json"
 TEXT_MODEL = "AutoModel"
-"""Stands for the class of a text encoder that stands alone, which transformers finds by its config.json."""
+"""Stands for the class of a text encoder without a pipeline. transformers finds the class by config.json."""
 _VOCABULARIES = {"sentencepiece.bpe.model", "spiece.model", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}
 _SETTINGS = {"added_tokens.json", "chat_template.json", "chat_template.jinja", "special_tokens_map.json", "tokenizer_config.json"}
 TOKENIZER_FILES = _VOCABULARIES | _SETTINGS | {"merges.txt"}
-"""Every file from which a tokenizer is made; those that are present are digested."""
+"""All files that a tokenizer may be loaded from. Those that are present are digested."""
 PICTURE_FILES = ("preprocessor_config.json", "processor_config.json")
-"""Where the settings of an image processor are; transformers 5 writes them into the second, which earlier versions have besides."""
+"""Files with the settings of an image processor. transformers 5 writes the second one alone; earlier versions may write both."""
 _WITHOUT_VOCABULARY = {"ByT5Tokenizer"}
-"""Tokenizers whose tokens are bytes."""
+"""Tokenizers that need no vocabulary, as their tokens are bytes."""
 _WEIGHTS = {"transformers": "model", "diffusers": "diffusion_pytorch_model"}
 
 Kind = Literal["pipeline", "text", "vae"]
 
 
 class MissingFile(BadInput):
-    """A model folder lacks a file that is needed; a download may bring it."""
+    """A model folder lacks a needed file. A download may bring it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model folder that was recognised."""
+    """A recognised model folder."""
 
     folder: Path
     kind: Kind
     class_name: str
-    """The pipeline's class, or the VAE's; for a text encoder its architecture."""
+    """The class of the pipeline or VAE; for a text encoder its architecture."""
     index: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """model_index.json, or config.json."""
+    """model_index.json of a pipeline, else config.json."""
 
     def config_of(self, component: str) -> dict[str, Json]:
-        """config.json of one of a pipeline's components. Raises BadInput as `read_json`."""
+        """Read config.json of a pipeline's component. Raises BadInput as `read_json`."""
         return read_json(self.folder / component / CONFIG)
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One part of a model, and exactly the files it is loaded from."""
+    """A component of a model, and exactly the files that it is loaded from."""
 
     name: str
     library: str
@@ -67,24 +67,24 @@ class Component:
     files: Mapping[str, Path]
     """Paths by file name within the component's folder."""
     variant: str | None = None
-    """Of the weights; None where this component has no such variant, or none was asked for."""
+    """The variant of the weights; None if none was asked for, or the component lacks it."""
     config: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """config.json, or tokenizer_config.json."""
     single_file: Path | None = None
-    """Where the weights are in a file of their own, and the folder gives the configuration alone."""
+    """The file of the weights, if they are not in `folder`, which then has the configuration alone."""
     loaded: Any = None
-    """The caller's own module or tokenizer; there are no files then."""
+    """The caller's own module or tokenizer. Then there are no files."""
     digests: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What a loaded one holds, by SHA-256."""
+    """SHA-256 digests of the contents of `loaded`."""
 
     @property
-    def place(self) -> Path:
-        """Where the weights, or the tokenizer, come from: for messages."""
+    def path(self) -> Path:
+        """The path of the weights or the tokenizer, for messages."""
         return self.single_file or self.folder
 
 
 def read_model(folder: Path) -> Model:
-    """Recognise a folder: a diffusers pipeline, a transformers text encoder, or a VAE. Raises BadInput for anything else."""
+    """Read a model folder: a diffusers pipeline, a transformers text encoder, or a VAE. Raises BadInput for anything else."""
     if (folder / INDEX).is_file():
         index = read_json(folder / INDEX)
         class_name = index.get("_class_name")
@@ -105,7 +105,7 @@ def read_model(folder: Path) -> Model:
 
 
 def pipeline_component(model: Model, name: str, variant: str | None, override: Model | Path | None = None) -> Component:
-    """One component of a diffusers pipeline, by its name in model_index.json; of another folder or of a single file where given."""
+    """Return a component of a pipeline by its name in model_index.json; from the folder or the weight file `override`, if given."""
     library, class_name = component_class(model, name)
     folder = override.folder if isinstance(override, Model) else model.folder / name
     if name.startswith("tokenizer"):
@@ -116,7 +116,7 @@ def pipeline_component(model: Model, name: str, variant: str | None, override: M
 
 
 def component_class(model: Model, name: str) -> tuple[str, str]:
-    """The library and class that model_index.json gives for a component. Raises BadInput where it has none."""
+    """Return the library and class of a component by model_index.json. Raises BadInput if they are missing or not supported."""
     entry = model.index.get(name)
     if not isinstance(entry, list) or len(entry) != 2 or entry[0] is None:
         raise BadInput(f"{model.folder} has no {name!r}: {INDEX} says {entry!r}")
@@ -127,9 +127,9 @@ def component_class(model: Model, name: str) -> tuple[str, str]:
 
 
 def module(name: str, folder: Path, library: str, class_name: str, variant: str | None, *, file: Path | None = None) -> Component:
-    """A component with weights: config.json and safetensors; the folder gives only the former where a single file has the weights.
+    """Return a component with weights: config.json and safetensors. `file` has the weights if they are not in `folder`.
 
-    That file bears the name that it would have in a folder, so that the same bytes are the same model wherever they are.
+    It is recorded under the name that it would have in a folder, so that equal bytes give equal keys wherever they are.
     """
     if file is not None:
         files = {CONFIG: folder / CONFIG, weight_names(_WEIGHTS[library], None)[0]: file}
@@ -145,7 +145,7 @@ def module(name: str, folder: Path, library: str, class_name: str, variant: str 
 
 
 def tokenizer(name: str, folder: Path, library: str, class_name: str) -> Component:
-    """A component without weights: the tokenizer's files that are present."""
+    """Return a tokenizer as a component, with those of its files that are present."""
     files = {file: folder / file for file in sorted(_names(folder).intersection(TOKENIZER_FILES))}
     if not _VOCABULARIES.intersection(files) and class_name not in _WITHOUT_VOCABULARY:
         raise MissingFile(
@@ -156,7 +156,7 @@ def tokenizer(name: str, folder: Path, library: str, class_name: str) -> Compone
 
 
 def processor(name: str, folder: Path, library: str, class_name: str) -> Component:
-    """A tokenizer together with the settings by which pictures are prepared for a text encoder. Its `config` holds both."""
+    """Return a processor as a component: a tokenizer, and the settings of its image processor. `config` has those of both."""
     held = tokenizer(name, folder, library, class_name)
     files = {file: folder / file for file in PICTURE_FILES if (folder / file).is_file()}
     if not files:
@@ -167,7 +167,7 @@ def processor(name: str, folder: Path, library: str, class_name: str) -> Compone
 
 
 def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, list[float]]:
-    """Small tensors among a component's weights, by the names that `names` gives them. Raises BadInput where one cannot be read."""
+    """Return small tensors of the weights as lists, by the keys of `names`; its values are tensor names. BadInput if one cannot be read."""
     state = component.loaded.state_dict() if names and component.loaded is not None else {}
     found = {given: state[name].detach().double().cpu().tolist() for given, name in names.items() if name in state}
     for path in [path for file, path in component.files.items() if file.endswith(".safetensors")] if names else []:
@@ -183,14 +183,14 @@ def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, li
 
 def _numbers_in(path: Path, names: Mapping[str, str]) -> dict[str, list[float]]:
     with opened_weights(path) as (descriptor, header):
-        places = {given: header.tensors[name] for given, name in names.items() if name in header.tensors}
-        raw = {given: read_at(descriptor, place.end - place.start, header.data_start + place.start) for given, place in places.items()}
-        return {given: numbers((place.dtype, place.shape, raw[given])).ravel().tolist() for given, place in places.items()}
+        infos = {given: header.tensors[name] for given, name in names.items() if name in header.tensors}
+        raw = {given: read_at(descriptor, info.end - info.start, header.data_start + info.start) for given, info in infos.items()}
+        return {given: numbers((info.dtype, info.shape, raw[given])).ravel().tolist() for given, info in infos.items()}
 
 
 @contextmanager
 def opened_weights(path: Path) -> Generator[tuple[int, Header]]:
-    """A safetensors file, which may be a link as in the hub's cache: its descriptor and its header. Raises FormatError, OSError."""
+    """Open a safetensors file, or a link to one as in the hub's cache, and yield descriptor and header. Raises FormatError, OSError."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
         yield descriptor, read_header(descriptor, os.fstat(descriptor).st_size, where=path)
@@ -199,7 +199,7 @@ def opened_weights(path: Path) -> Generator[tuple[int, Header]]:
 
 
 def read_json(path: Path) -> dict[str, Json]:
-    """Read a model's JSON file. Raises BadInput when it is missing, damaged, or no object."""
+    """Read a model's JSON file. Raises BadInput if it is missing, damaged, or no object."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -219,11 +219,11 @@ def _names(folder: Path) -> set[str]:
 
 
 def _weights(folder: Path, names: set[str], library: str, variant: str | None) -> tuple[list[str], str | None]:
-    """The weight files a library would load, an index before its shards, and the variant they are of."""
+    """Return the weight files that the library would load, with an index before its shards, and their variant."""
     stem = _WEIGHTS[library]
     for wanted in (variant, None) if variant else (None,):
         single, index = weight_names(stem, wanted)
-        # diffusers takes the shards where a folder has both forms, transformers the single file.
+        # if a folder has both, diffusers takes the shards, transformers the single file
         for name in (index, single) if library == "diffusers" else (single, index):
             if name in names:
                 shards = list(_shards(folder, name, names)) if name == index else []
@@ -234,16 +234,16 @@ def _weights(folder: Path, names: set[str], library: str, variant: str | None) -
 
 
 def weight_names(stem: str, variant: str | None) -> tuple[str, str]:
-    """The names of the single weight file and of the index of shards."""
+    """Return the file names of the single weight file and of the index of shards."""
     part = f".{variant}" if variant else ""
     return f"{stem}{part}.safetensors", f"{stem}.safetensors.index{part}.json"
 
 
 def _shards(folder: Path, index: str, names: set[str]) -> Iterator[str]:
-    places = read_json(folder / index).get("weight_map")
-    if not isinstance(places, dict) or not places:
+    shards = read_json(folder / index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
         raise BadInput(f"{folder / index} names no shards (`weight_map`)")
-    for shard in sorted({str(value) for value in places.values()}):
+    for shard in sorted({str(value) for value in shards.values()}):
         if shard not in names:
             raise MissingFile(f"{folder} lacks {shard}, which {index} names")
         yield shard

@@ -1,7 +1,7 @@
-"""Loading modules and tokenizers, each by its own class from its own folder, and onto which device. Imports torch.
+"""Choose a device, and load modules and tokenizers, each by its own class from its own folder. Imports torch.
 
-A pipeline is never loaded through its base class: `DiffusionPipeline.from_pretrained(folder, transformer=None)` still loads the denoiser
-of four Wan pipelines, 28 GB each. Nothing is downloaded here, and nothing is unpickled.
+A pipeline is never loaded as a whole: `DiffusionPipeline.from_pretrained(folder, transformer=None)` still loads the denoiser of four Wan
+pipelines, 28 GB each. Nothing is downloaded here, and nothing is unpickled.
 """
 
 import copy
@@ -28,21 +28,21 @@ from cachestore.encode.processor import Processor
 vector_math.settle()
 
 Foreign = Any
-"""An object of transformers or diffusers, which are typed in part only."""
+"""An object of transformers or diffusers, which are only partly typed."""
 
 _held: WeakSet[Foreign] = WeakSet()
-"""Modules that were loaded here and have not gone yet."""
+"""Modules that were loaded here and are still in memory."""
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _one_at_a_time = threading.Lock()
-"""transformers and diffusers import their parts lazily, which two threads at once can catch half done."""
+"""transformers and diffusers import their parts lazily, which fails if two threads do it at once."""
 _MAY_BE_MISSING = ("pooler.", "position_ids")
-"""Weights that `last_hidden_state` does not need, and that published encoders leave out."""
+"""Weights that published encoders may lack, as `last_hidden_state` does not need them."""
 
 
 def choose_device(asked: str) -> torch.device:
-    """The device as named; for `auto` the local rank's GPU, else xpu, mps, CPU. Raises BadInput for one that is unknown or not there."""
+    """Return the named device; for `auto` the local rank's GPU, else xpu, mps or cpu. Raises BadInput if it is unknown or missing."""
     if asked != "auto":
         try:
             device = torch.device(asked)
@@ -62,7 +62,7 @@ def choose_device(asked: str) -> torch.device:
 
 @contextmanager
 def _loading(component: Component) -> "Generator[None]":
-    """One load at a time, and any error of the libraries as BadInput: a model that cannot be loaded ends the run, not one sample."""
+    """Load in one thread at a time, and turn any error into BadInput: a model that cannot be loaded ends the run, not one sample."""
     with _one_at_a_time:
         try:
             with naming_extras():
@@ -72,30 +72,30 @@ def _loading(component: Component) -> "Generator[None]":
         except Exception as error:
             if is_lack_of_memory(error):
                 raise BadInput(
-                    f"{component.name} from {component.place} does not fit into memory ({error or type(error).__name__}): make room, or use"
+                    f"{component.name} from {component.path} does not fit into memory ({error or type(error).__name__}): make room, or use"
                     " another --device, a smaller dtype, or fewer --procs"
                 ) from error
-            raise BadInput(f"cannot load {component.name} from {component.place}: {type(error).__name__}: {error}") from error
+            raise BadInput(f"cannot load {component.name} from {component.path}: {type(error).__name__}: {error}") from error
 
 
 def load_tokenizer(component: Component) -> Foreign:
-    """A tokenizer of its own class: nobody else shares its state."""
+    """Load a tokenizer, or copy the caller's, so that its state is not shared."""
     if component.loaded is not None:
-        return copy.deepcopy(component.loaded)  # to cut and pad is a state of it, which is the caller's
+        return copy.deepcopy(component.loaded)  # cutting and padding change the state of a tokenizer
     with _loading(component):
         return _class_of(component).from_pretrained(component.folder, local_files_only=True)
 
 
 def load_processor(component: Component) -> Processor:
-    """What reads captions and pictures for a text encoder, with a tokenizer of its own. Raises BadInput for a class that is not known."""
+    """Load a processor with a tokenizer of its own. Raises BadInput if its class is not known."""
     with _loading(component):
         return Processor.of(component)
 
 
 def load_module(component: Component, dtype: str, device: torch.device) -> Foreign:
-    """A module in evaluation mode, without gradients, on its device. Raises BadInput where it cannot be loaded whole.
+    """Load a module in evaluation mode, without gradients, onto the device. Raises BadInput if it cannot be loaded completely.
 
-    One that the caller has loaded is what it is: its dtype and device were settled with the request.
+    The caller's own module is returned unchanged: `common_dtype` and `common_device` have checked it.
     """
     if component.loaded is not None:
         return component.loaded
@@ -110,13 +110,13 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
         )
     missing = sorted(key for key in loading["missing_keys"] if not any(part in key for part in _MAY_BE_MISSING))
     if missing:
-        raise BadInput(f"the weights in {component.place} lack {len(missing)} tensors, such as {missing[0]}, which would get random values")
+        raise BadInput(f"the weights in {component.path} lack {len(missing)} tensors, such as {missing[0]}, which would get random values")
     if component.single_file is not None:
         check_single_file(component, loading)
-    for parameter in module.parameters():  # transformers 4.54 and 4.57 leave weights of 8 bits as they are, and cannot compute with them
+    for parameter in module.parameters():  # transformers 4.54 and 4.57 do not convert 8-bit weights, and cannot compute with them
         if parameter.is_floating_point() and parameter.element_size() == 1:
             parameter.data = parameter.data.to(DTYPES[dtype])
-    with _loading(component):  # where a GPU's memory ends
+    with _loading(component):  # a GPU may run out of memory here
         ready = module.eval().requires_grad_(requires_grad=False).to(device)
     _held.add(ready)
     return ready
@@ -125,10 +125,10 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
 def build_pipeline(
     class_name: str, components: Mapping[str, Foreign], settings: Mapping[str, Json], asked: Mapping[str, Json] | None = None
 ) -> Foreign:
-    """A pipeline object around these components and plain values, with None for everything else that it must be given.
+    """Build a pipeline from these components and plain values, with None for its other required arguments.
 
-    For each `COMPONENT.FIELD` in `asked`, something stands for that component whose config has this field.
-    Raises BadInput where the installed diffusers has no such pipeline.
+    For each `COMPONENT.FIELD` in `asked`, the component is a stand-in whose config has this field. Raises BadInput if the installed
+    diffusers has no such pipeline.
     """
     with _one_at_a_time:
         pipeline = _found("diffusers", class_name, "this model")
@@ -138,16 +138,16 @@ def build_pipeline(
         given = {**settings, **components, **_stand_ins(asked or {})}
         try:
             return pipeline(**{**dict.fromkeys(required), **given})
-        except AttributeError:  # HunyuanVideo 1.5 looks into its VAE, of which encode_prompt needs nothing; before 0.33 many do
+        except AttributeError:  # HunyuanVideo 1.5 reads fields of its VAE; before 0.33 many pipelines do
             return pipeline(**{**dict.fromkeys(required, Absent()), **given})
 
 
 @contextmanager
 def clip_as_it_was(pipeline: Foreign) -> Generator[None]:
-    """Let a pipeline find CLIP's layers below `text_model` meanwhile, where `clip_skip` of diffusers looks for the last norm.
+    """Let a pipeline find CLIP's layers below `text_model` within the block, as `clip_skip` of diffusers looks for the last norm there.
 
-    transformers 5.6 moved them up into CLIPTextModel itself. The name is set past torch's registration, so that no module contains
-    itself, and it is gone afterwards.
+    transformers 5.6 moved the layers into CLIPTextModel itself. The name is set without torch's registration, so that no module contains
+    itself, and is removed afterwards.
     """
     modules = [part for name, part in pipeline.components.items() if name.startswith("text_encoder")]
     moved = [module for module in modules if type(module).__name__ == "CLIPTextModel" and not hasattr(module, "text_model")]
@@ -161,9 +161,9 @@ def clip_as_it_was(pipeline: Foreign) -> Generator[None]:
 
 
 class Absent:
-    """Stands for a component that a pipeline looks into. It is false, and None in every field but those that are given.
+    """A stand-in for a component whose fields a pipeline reads. It is false, and every field that is not given is None.
 
-    Two fields before diffusers 0.33 are not: Stable Diffusion's pipelines there count the VAE's levels and correct the scheduler's offset.
+    There are two exceptions, for Stable Diffusion's pipelines before diffusers 0.33: they read the VAE's levels and the scheduler's offset.
     """
 
     block_out_channels = ()
@@ -190,10 +190,9 @@ def _stand_ins(asked: Mapping[str, Json]) -> dict[str, Foreign]:
 
 
 def free_memory() -> None:
-    """Give memory of dropped modules back to the device.
+    """Release the memory of modules that are no longer used.
 
-    Most go with the last reference to them; looking for cycles among all objects of torch and diffusers, which takes a third of a second,
-    is for those that are still there.
+    Most are freed with the last reference to them. Garbage collection, which takes a third of a second, runs only if some are left.
     """
     if _held:
         gc.collect()
@@ -202,7 +201,7 @@ def free_memory() -> None:
 
 
 def _dtype_name(library: str) -> str:
-    """The argument of `from_pretrained` that says the dtype: transformers renamed it in 4.56, diffusers has not."""
+    """Return the argument of `from_pretrained` for the dtype: transformers renamed it in 4.56, diffusers did not."""
     return "dtype" if library == "transformers" and _release(library) >= (4, 56) else "torch_dtype"
 
 
@@ -212,10 +211,10 @@ def _release(library: str) -> tuple[int, int]:
 
 
 def _single_file_options(component: Component) -> dict[str, bool]:
-    """What makes the libraries report all that does not fit.
+    """Return arguments of `from_pretrained` that make a library report all tensors that do not fit.
 
-    A tensor of another shape is let through and found in what is reported: transformers would raise without naming it. diffusers 0.32
-    says nothing of tensors that it has no place for, unless it makes a module with weights first.
+    transformers would raise for a tensor of another shape without naming it. diffusers 0.32 does not report unexpected tensors unless it
+    first creates the module with weights.
     """
     if component.single_file is None:
         return {}
@@ -239,7 +238,7 @@ def _found(library: str, class_name: str, needed_by: str) -> Foreign:
 
 
 def _text_model_class(transformers: Foreign, component: Component) -> Foreign:
-    """Where a model has an encoder that is a class of its own (T5), that one, so that no decoder is loaded; else the plain model."""
+    """Return the class for the encoder alone if a model has one (T5), so that no decoder is loaded; else that of the plain model."""
     config = transformers.AutoConfig.from_pretrained(component.folder, local_files_only=True)
     encoders = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_TEXT_ENCODING_MAPPING
     return transformers.AutoModelForTextEncoding if type(config) in encoders else transformers.AutoModel

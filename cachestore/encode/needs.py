@@ -1,7 +1,7 @@
-"""What the training of a model needs beside what is made of it here. A table and its look-up; reads configurations alone, no torch.
+"""Find out what else training a model needs that cachestore does not make. Reads configurations alone and does not import torch.
 
-The pipeline's class decides, together with the number of channels that its denoiser takes: weights for inpainting are saved under the plain
-class too, and plain weights under the class for inpainting. Components that nothing here encodes with are named as well.
+This depends on the pipeline's class and on the number of channels that its denoiser takes, as inpainting weights are also saved under the
+plain class, and plain weights under the inpainting class. Components that are not used for encoding here are named as well.
 """
 
 import re
@@ -14,30 +14,28 @@ from cachestore.core.samples import CONTROL
 from cachestore.encode.text_families import TEXT_FAMILIES
 
 DENOISERS: Final = ("transformer", "unet")
-"""What a pipeline calls its denoiser, of which config.json alone is read."""
+"""The names of a denoiser among a pipeline's components. Only its config.json is read."""
 VAE: Final = "vae"
 NOT_MADE: Final = "not made here:"
-"""Begins the line that says what is missing."""
+"""The beginning of the line that says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Something that a model is trained with, and that is not made here."""
+    """Something that training a model needs and that is not made here."""
 
     words: str
     role: str | None = None
-    """The role of pictures that makes it where samples have one: nothing is missing then."""
+    """If samples have pictures of this role, it is made from them, and nothing is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What the pipelines of some classes are trained with."""
-
     name: str
     """A regular expression that is searched in the class name."""
     needs: tuple[Need, ...]
-    is_told_by_channels: bool = False
-    """Whether nothing is needed if the denoiser takes the channels of latents alone."""
+    depends_on_channels: bool = False
+    """Whether nothing is needed if the denoiser's input channels are those of latents alone."""
 
 
 _FIRST_FRAME = Need("the first frame's latents")
@@ -55,28 +53,28 @@ _ROWS: Final = (
     _Row(r"^LucyEdit", (Need("latents of the video that is edited"),)),
     _Row(r"ImageToVideo|Image2Video|I2V|^PIA|^StableVideoDiffusion|^ChronoEdit|Framepack|SanaWM", (_FIRST_FRAME,)),
     _Row(r"Upscale|SuperResolution|ImageRefiner", (Need("the small picture that is scaled up"),)),
-    _Row(r"Depth2Img", (Need("depth maps"),), is_told_by_channels=True),
-    _Row(r"InstructPix2Pix|(Flux|CogView4)Control(?!Net)", (_CONTROL,), is_told_by_channels=True),
+    _Row(r"Depth2Img", (Need("depth maps"),), depends_on_channels=True),
+    _Row(r"InstructPix2Pix|(Flux|CogView4)Control(?!Net)", (_CONTROL,), depends_on_channels=True),
     _Row(r"^(JoyImageEdit|BriaFiboEdit|LongCatImageEdit)", (_CONTROL,)),
     _Row(r"^QwenImageLayered", (Need("latents of each picture's layers"),)),
-    _Row(r"^FluxFill|Inpaint", (_MASKED,), is_told_by_channels=True),
+    _Row(r"^FluxFill|Inpaint", (_MASKED,), depends_on_channels=True),
     _Row(r"GLIGEN", (Need("boxes and phrases"),)),
     _Row(r"Audio|^AceStep|^MusicLDM", (Need("audio latents"),)),
 )
-"""The first row that fits a class name counts."""
+"""The first row that matches a class name counts."""
 
 _BY_CHANNELS: Final[Mapping[tuple[int, int], tuple[Need, ...]]] = {
     (1, 0): (),
-    (4, 0): (),  # FLUX and others fold 2 x 2 of latents
+    (4, 0): (),  # FLUX and others fold 2 x 2 latent pixels
     (2, 1): (_MASKED,),
-    (24, 0): (_MASKED,),  # FLUX Fill: latents, those of the masked picture, and 8 x 8 pixels of the mask, all folded
+    (24, 0): (_MASKED,),  # FLUX Fill: latents, latents of the masked picture, and 8 x 8 mask pixels, all folded
     (2, 0): (_CONTROL,),
     (8, 0): (_CONTROL,),
     (2, 4): (_FIRST_FRAME,),
 }
-"""By (factor, more): what a denoiser that takes `factor * C + more` channels is given beside latents of C channels."""
+"""What a denoiser with `factor * C + more` input channels gets besides latents of C channels, by (factor, more)."""
 _FILLED_WITH_ZEROS: Final = frozenset({"HunyuanVideo15Pipeline", "MotifVideoPipeline"})
-"""Pipelines that take further channels and, from text alone, fill them with zeros."""
+"""Pipelines that fill the further channels with zeros if they generate from text alone."""
 
 _PARTS: Final[Mapping[str, str]] = {
     r"image_encoder|siglip": "image embeddings",
@@ -86,21 +84,20 @@ _PARTS: Final[Mapping[str, str]] = {
     r"movq|vqgan": "latents",
     r".*(encoder|embedder|vae)(_\d+)?": "the output of another encoder",
 }
-"""By an expression for a component's whole name, what it makes for training. The first that fits counts."""
+"""What a component makes for training, by a regular expression for its full name. The first that matches counts."""
 _MADE = re.compile(r"text_encoder(_\d+)?|vae")
 
 
 def needs_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Mapping[str, Json]]) -> tuple[Need, ...]:
-    """What a pipeline is trained with that is not made here; nothing for a plain one.
+    """Return what training this pipeline needs that is not made here; nothing for a plain one.
 
-    `parts` are the classes of its components by name, those that it lacks left out; `configs` the configurations, as far as known, of its
-    denoiser and VAE.
+    `parts` has the classes of its components by name, and `configs` the known configurations of its denoiser and VAE.
     """
     by_channels = _by_channels(class_name, configs)
     row = next((row for row in _ROWS if re.search(row.name, class_name)), None)
-    is_plain = row is None or (row.is_told_by_channels and by_channels == ())
+    is_plain = row is None or (row.depends_on_channels and by_channels == ())
     found = by_channels or () if row is None or is_plain else row.needs
-    if class_name in TEXT_FAMILIES:  # an adapter's image encoder is no part of the model
+    if class_name in TEXT_FAMILIES:  # an image encoder among its parts belongs to an adapter
         return found
     return tuple(dict.fromkeys((*found, *_by_parts(parts))))
 
@@ -111,7 +108,7 @@ def _by_parts(parts: Mapping[str, str]) -> Sequence[Need]:
 
 
 def _by_channels(class_name: str, configs: Mapping[str, Mapping[str, Json]]) -> tuple[Need, ...] | None:
-    """None where the channels are not known."""
+    """Return what the denoiser's input channels show to be needed; None if they are not known."""
     takes = next((configs[name].get("in_channels") for name in DENOISERS if name in configs), None)
     vae = configs.get(VAE, {})
     latents = vae.get("latent_channels", vae.get("z_dim"))
@@ -124,5 +121,5 @@ def _by_channels(class_name: str, configs: Mapping[str, Mapping[str, Json]]) -> 
 
 
 def in_words(needs: Sequence[str]) -> str:
-    """The line that says what is not made, for at least one need."""
+    """Return the line that says what is not made. `needs` must not be empty."""
     return f"{NOT_MADE} {'; '.join(needs)}. Training this model needs that too, so the store alone is not enough"

@@ -1,7 +1,7 @@
-"""What encoders made, looked at before anybody keeps it. Imports torch.
+"""Check the tensors that encoders made before they are stored. Imports torch.
 
-Half precision overflows: fp16 T5 and the VAE of SDXL are the known cases. So what is not sound is made once more in float32, from
-weights that are put back afterwards, and only what is then still not sound is refused, by name.
+Half precision can overflow; fp16 T5 and the VAE of SDXL are known cases. So an entry with a fault is made again in float32. If it is then
+still faulty, it is refused. The weights are put back into their own dtypes afterwards.
 """
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -18,21 +18,21 @@ from cachestore.encode.compare import TOLERANCES
 Payload = TypeVar("Payload")
 _HALVES = (torch.float16, torch.bfloat16)
 _BOUNDS: Mapping[str, float] = {"float32": TOLERANCES["F32"], "bfloat16": TOLERANCES["BF16"], "float16": TOLERANCES["F16"]}
-"""What another order of additions makes, as when entries are compared; another embedding differs by a tenth and more."""
+"""Relative differences that another order of additions can make, as in `compare`. Another embedding differs by a tenth or more."""
 _TF32_BOUND = 5e-3
 Entries = dict[Key, dict[str, Tensor]]
 
 
 def find_fault(tensors: Mapping[str, Tensor], may_be_flat: Collection[str] = ()) -> str | None:
-    """What is wrong with an entry, in words: NaN, infinity, or one and the same number throughout; None for a sound one.
+    """Return what is wrong with an entry: NaN, infinity, or the same number everywhere; None if it is sound.
 
-    Only floating-point tensors are looked at; one of a single number may be anything finite, and an empty one is sound. Names in
-    `may_be_flat` may be zero or one throughout: masks, and what a pipeline returns for a part that a caption does not use.
+    Only floating-point tensors are checked. Empty ones are sound; a single number must be finite. Tensors named in `may_be_flat` may be
+    all zeros or all ones: masks, and what a pipeline returns for a part that a caption does not use.
     """
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or tensor.numel() == 0:
             continue
-        low, high = (float(bound) for bound in torch.aminmax(tensor.detach().float()))  # NaN goes through, so one look finds all three
+        low, high = (float(bound) for bound in torch.aminmax(tensor.detach().float()))  # aminmax returns NaN if there is one
         if low != low:  # noqa: PLR0124 - NaN alone differs from itself
             return f"NaN in {name!r}"
         if low == -torch.inf or high == torch.inf:
@@ -51,10 +51,10 @@ def make_sound(
     *,
     may_be_flat: Collection[str] = (),
 ) -> Entries:
-    """The entries that were made of a batch, each sound. Those that are not are made once more by `make`, with the modules in float32.
+    """Return the entries of a batch, all sound. Faulty ones are made again by `make` with the modules in float32.
 
-    `make` asks the modules for their dtype each time. Nothing is made of nothing. Raises EncodeFailed that names the first entry which
-    is still not sound, what was found in it, and `who` made it.
+    `make` must ask the modules for their dtype at each call. Raises EncodeFailed for the first entry that is still faulty; the message
+    names the entry, the fault, and `who` made it.
     """
     faults = _faults(entries, may_be_flat)
     tried = "in the precision of its weights"
@@ -79,9 +79,9 @@ def _is_half(module: nn.Module) -> bool:
 
 @contextmanager
 def in_float32(modules: Sequence[nn.Module]) -> Generator[None]:
-    """Upcast the halves among the modules' weights and buffers, and put each back into its own dtype: the way there and back is exact.
+    """Convert 16-bit weights and buffers to float32 within the block, and then back to their own dtypes, which is exact.
 
-    Not `module.half()` for the way back: some layers are kept in float32 on purpose. Call it outside inference mode.
+    `module.half()` would also convert layers that are in float32 on purpose. Call it outside inference mode.
     """
     tensors = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
     before = {number: tensor.dtype for number, tensor in tensors.items() if tensor.dtype in _HALVES}
@@ -95,12 +95,12 @@ def in_float32(modules: Sequence[nn.Module]) -> Generator[None]:
 
 
 def tolerance(dtype: str, device: torch.device) -> float:
-    """How far apart, relative to their norm, two encodings of one input may be."""
+    """Return the largest relative L2 distance that two encodings of one input may have."""
     return max(_BOUNDS[dtype], _TF32_BOUND) if device.type == "cuda" else _BOUNDS[dtype]
 
 
 def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor], bound: float) -> str | None:
-    """What differs between two entries, in words: names, shapes, or values by more than `bound` of the norm. None where nothing does."""
+    """Return how two entries differ: in names, shapes, or in values by more than `bound` of the norm. None if they are equal."""
     if set(one) != set(other):
         return f"set of tensors ({', '.join(sorted(one))}; {', '.join(sorted(other))})"
     for name, tensor in one.items():

@@ -1,4 +1,4 @@
-"""Threads beside the one that encodes: some look ahead, one puts away. A slow stage holds up the ones before it."""
+"""Threads that prefetch inputs, and one that stores results, while another thread encodes. A slow stage makes earlier ones wait."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def ahead(
+def prefetch(
     function: Callable[[Item], Result],
     items: Iterator[Item],
     *,
@@ -20,11 +20,11 @@ def ahead(
     weigh: Callable[[Result], int] | None = None,
     most: int = 0,
 ) -> Generator[Result]:
-    """The results of a function, in the order of its items, with up to `depth` of them made ahead by `threads` threads.
+    """Yield the results of a function, in the order of its items. `threads` threads prefetch up to `depth` of them.
 
-    Without threads each is made when it is asked for. The items are taken in the caller's thread. The threads end when the generator
-    ends or is closed; an error of the function is raised when its turn comes. With `weigh` no further item is begun while the results
-    that wait weigh more than `most`, each that is still being made as much as the heaviest so far; one is always under way.
+    With 0 threads each is made when it is needed. Items are taken in the caller's thread. The threads end when the generator ends or is
+    closed. An error of the function is raised when its turn comes. With `weigh`, no further item is begun while the waiting results weigh
+    more than `most`; one that is still being made counts as much as the heaviest so far. At least one is always being made.
     """
     if threads <= 0:
         yield from map(function, items)
@@ -54,21 +54,21 @@ def ahead(
 
 
 def _is_light(waiting: "deque[Future[Result]]", weigh: Callable[[Result], int] | None, heaviest: int, most: int) -> bool:
-    """Whether what is under way weighs no more than `most`; those that failed weigh nothing, and nothing is always light."""
+    """Return whether the waiting results weigh at most `most`. Failed ones weigh nothing."""
     if weigh is None or heaviest * len(waiting) <= most:
         return True
     return sum((weigh(one.result()) if one.exception() is None else 0) if one.done() else heaviest for one in waiting) <= most
 
 
 class Behind(Generic[Result]):
-    """Work that is handed over and done in order by one thread, while the caller goes on. With `depth` 0 it is done at once.
+    """Runs pieces of work in order in one thread, while the caller goes on. With `depth` 0 the caller's thread runs them at once.
 
-    Use by `with`, which starts the thread and ends it. What is handed over is done before the `with` ends in order; work that has not
-    begun is dropped when it ends by an error.
+    Use it in a `with` statement, which starts and ends the thread. At its end all work is finished; after an error, work that has not
+    begun is dropped.
     """
 
     def __init__(self, depth: int) -> None:
-        """At most `depth` pieces of work wait; who hands over one more waits for the first. Starts nothing."""
+        """Let at most `depth` pieces of work wait; `hand` with one more waits for the first. Starts no thread."""
         self._depth = depth
         self._thread: ThreadPoolExecutor | None = None
         self._under_way: deque[Future[Result]] = deque()
@@ -85,14 +85,14 @@ class Behind(Generic[Result]):
         self._under_way.clear()
 
     def hand(self, work: Callable[[], Result]) -> list[Result]:
-        """Hand over a piece of work; returns the results that are there, in order. Raises the error of the first that failed."""
+        """Add a piece of work. Returns the results that are ready, in order. Raises the error of the first that failed."""
         if self._thread is None:
             return [work()]
         self._under_way.append(self._thread.submit(work))
         return self._taken(self._depth)
 
     def wait(self) -> list[Result]:
-        """The results of all that was handed over, in order; none of none. Raises the error of the first that failed."""
+        """Wait for all work, and return the results not yet returned, in order. Raises the error of the first that failed."""
         return self._taken(0)
 
     def _taken(self, left: int) -> list[Result]:

@@ -1,7 +1,7 @@
-"""Captions and pictures to what a text encoder takes, by transformers' own tokenizer and image processor. Imports no torch itself.
+"""Prepare captions and pictures for a text encoder by transformers' own tokenizer and image processor. Does not import torch itself.
 
-Stands in the place of `Qwen2VLProcessor`, whose constructor wants torchvision for videos that nobody has here. Pictures are always
-prepared by the image processor that runs on Pillow: torchvision's rounds otherwise, and a key must not depend on what is installed.
+Replaces `Qwen2VLProcessor`, whose constructor needs torchvision for videos, which are not used here. Pictures are always prepared by the
+image processor based on Pillow: torchvision's rounds differently, and a key must not depend on what is installed.
 """
 
 import importlib
@@ -15,14 +15,14 @@ _IMAGE_PROCESSORS: Final[Mapping[str, tuple[str, ...]]] = {
     "Qwen2VLProcessor": ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor"),
     "Qwen2_5_VLProcessor": ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor"),
 }
-"""By class of a processor those of its image processor that run on Pillow: the name since transformers 5, and the one before."""
+"""The image processors based on Pillow, by the class of the processor: the name since transformers 5, and the older one."""
 
 _PICTURE: Final = "<|image_pad|>"
-"""Stands in a text for a picture; the text encoder finds one in the place of each of the picture's merged patches."""
+"""Stands for a picture in a text. It is repeated for each of the picture's merged patches before tokenisation."""
 
 
 class Processor:
-    """A tokenizer and an image processor, called as a processor of transformers is."""
+    """A tokenizer and an image processor, called like a processor of transformers."""
 
     def __init__(self, tokenizer: Any, image_processor: Any) -> None:
         self.tokenizer = tokenizer
@@ -30,7 +30,7 @@ class Processor:
 
     @classmethod
     def of(cls, component: Component) -> Self:
-        """Load both from a processor's folder. Raises BadInput for a class of processors that is not known."""
+        """Load both from a processor's folder. Raises BadInput if the class of the processor is not known."""
         names = _IMAGE_PROCESSORS.get(component.class_name)
         if names is None:
             known = ", ".join(sorted(_IMAGE_PROCESSORS))
@@ -43,7 +43,7 @@ class Processor:
         return cls(tokenizer, image_processor.from_pretrained(component.folder, local_files_only=True))
 
     def __call__(self, text: Sequence[str], images: Any = None, *, padding: bool = False, return_tensors: str = "pt") -> Any:
-        """Token ids with their mask, and pixels with their grids where there are images: a BatchFeature, as the processor's own."""
+        """Return a BatchFeature: token ids with their mask and, if there are images, pixels with their grids."""
         batch_feature: Any = importlib.import_module("transformers").BatchFeature
         seen: Mapping[str, Any] = {} if images is None else self.image_processor(images=images, return_tensors=return_tensors)
         patches = [int(grid.prod()) for grid in seen.get("image_grid_thw", ())]
@@ -51,12 +51,12 @@ class Processor:
         return batch_feature(data={**read, **seen})
 
     def count(self, text: str, images: Sequence[Any]) -> int:
-        """How many tokens a text with these Pillow images has; their pixels are not looked at."""
+        """Return how many tokens a text with these Pillow images has, by the sizes of the images."""
         patches = [int(self.image_processor.get_number_of_image_patches(image.height, image.width)) for image in images]
         return len(self.tokenizer(self._expanded([text], patches), verbose=False)["input_ids"][0])
 
     def _expanded(self, texts: Sequence[str], patches: Sequence[int]) -> list[str]:
-        """The texts with a token for each merged patch, for as many pictures as there are, in order."""
+        """Repeat the token of each picture in the texts, in order, once for each of its merged patches."""
         counts = iter([count // self.image_processor.merge_size**2 for count in patches])
         split = [text.split(_PICTURE) for text in texts]
         return [first + "".join(_PICTURE * next(counts, 1) + part for part in others) for first, *others in split]

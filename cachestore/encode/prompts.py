@@ -1,8 +1,8 @@
-"""Calling text encoders: through their pipeline's `encode_prompt`, or a transformers model alone. Imports torch.
+"""Call text encoders: through their pipeline's `encode_prompt`, or a transformers model alone. Imports torch.
 
-Whatever was called, the result is treated alike: rows that are padding are dropped, joined tensors are taken apart, and each entry's
-tensors are copied out of the batch. Before the first batch a pipeline is probed: where a caption would give other embeddings in a
-batch than alone, captions are encoded one by one, and the log says so.
+The result is always treated alike: rows of padding are dropped, joined tensors are split, and each entry's tensors are copied out of the
+batch. Before the first batch a pipeline is probed: if a caption gives other embeddings in a batch than alone, captions are encoded one by
+one, and the log says so.
 """
 
 import inspect
@@ -22,34 +22,34 @@ from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT
 from cachestore.encode.models import Component
 from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, clip_as_it_was, load_module, load_processor, load_tokenizer
 from cachestore.encode.outputs import Entries, difference, make_sound, tolerance
-from cachestore.encode.setup import Padded, Payload, Shown, TextSetup, padded_length, pooled_width, text_width
+from cachestore.encode.setup import Padded, Payload, TextSetup, WithPictures, padded_length, pooled_width, text_width
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
 
 Batch = Sequence[tuple[Key, Payload]]
 Call = Callable[[Sequence[Any]], Mapping[str, Any]]
-"""From payloads to what is made of them by the family's names: batched tensors, lists of tensors, or None for a mask of all ones."""
+"""Makes outputs from payloads, under the family's names: batched tensors, lists of tensors, or None for a mask of all ones."""
 Entry = dict[str, Tensor]
 
 CPU_TOKENS, GPU_TOKENS = 2_048, 65_536
-"""Tokens of a batch, padding included, that keep a CPU busy, and the most that are tried on a GPU."""
+"""How many tokens, with padding, a batch has on a CPU, and at most on a GPU."""
 
 PROBES = ("", "a cat", 'a photograph of a red car in front of a blue house with a "SIGN", highly detailed')
-"""Empty, short and long, and with quoted text, which HunyuanVideo 1.5 reads by an encoder of its own."""
+"""Captions to probe with: empty, short, and long with quoted text, for which HunyuanVideo 1.5 has a second encoder."""
 
 _log = logging.getLogger(__name__)
 
 
 def text_budget(device: torch.device) -> Budget:
-    """How many tokens, padding included, make a good batch."""
+    """Return the batch size to begin with and the largest one, in tokens with padding."""
     return Budget(CPU_TOKENS, CPU_TOKENS, 32) if device.type == "cpu" else Budget(GPU_TOKENS // 8, GPU_TOKENS, 256)
 
 
 class TextModules:
-    """A text encoder's modules, loaded. Use from one thread."""
+    """The loaded modules of a text encoder. Use it from one thread."""
 
     def __init__(self, setup: TextSetup, device: torch.device) -> None:
-        """Load them onto the device, and probe what a pipeline makes of a batch. Raises BadInput where it cannot be used at all."""
+        """Load the modules onto the device, and probe the pipeline. Raises BadInput if it cannot be used at all."""
         parts = {name: _loaded(component, setup.dtype, device) for name, component in setup.components.items()}
         self._setup = setup
         self._family = setup.family
@@ -60,9 +60,9 @@ class TextModules:
         self.is_single = False
         """Whether captions are encoded one by one."""
         self.is_whole = False
-        """Whether captions are padded as the pipeline pads them by itself, whatever length was asked for."""
+        """Whether captions are always padded to the limit, as the pipeline itself does it."""
         self.found_bytes: int | None = None
-        """The bytes of each entry, as the probe showed for a pipeline without a row; None if there is a row."""
+        """The bytes of each entry, as probed for a pipeline without a row; None if there is a row."""
         if setup.family.pipeline is None:
             self._call: Call = _model_call(parts, setup.max_tokens, device)
             return
@@ -70,7 +70,7 @@ class TextModules:
             self._call = _parts_call(parts, setup, device)
         else:
             self._call = _pipeline_call(build_pipeline(setup.family.pipeline, parts, setup.settings, setup.asked), setup, device)
-        if setup.family.pictures is not None:  # a probe would need pictures; such captions are encoded one by one anyway
+        if setup.family.pictures is not None:  # a probe would need pictures
             self.is_single = True
             return
         alone, failed = self._probed()
@@ -85,7 +85,7 @@ class TextModules:
             _log.warning("%s: %s; captions are padded to the limit", setup.family.pipeline, reason)
 
     def submit(self, batch: Batch, took: Took = ignore) -> Result:
-        """Begin to embed. The result raises EncodeFailed that names the first entry which is not sound even in float32."""
+        """Begin to encode captions. The result raises EncodeFailed, which names the first entry that is faulty even in float32."""
         begun = self._begin(batch, took)
         return lambda: make_sound(
             "the text encoder", batch, begun(), lambda some: self._begin(some)(), self._modules, may_be_flat=self._may_be_flat
@@ -111,10 +111,10 @@ class TextModules:
 
         def finish() -> list[Entry]:
             entries = begun()
-            # An entry without padding may have been cut: such a caption had more rows than were counted.
-            full = [place for place, entry in enumerate(entries) if self._rows(entry) >= length]
-            again = dict(zip(full, self._called([whole[place] for place in full])(), strict=True)) if full else {}
-            return [again.get(place, entry) for place, entry in enumerate(entries)]
+            # an entry without padding may have been cut, as its caption had more rows than were counted
+            full = [index for index, entry in enumerate(entries) if self._rows(entry) >= length]
+            again = dict(zip(full, self._called([whole[index] for index in full])(), strict=True)) if full else {}
+            return [again.get(index, entry) for index, entry in enumerate(entries)]
 
         return finish
 
@@ -129,16 +129,16 @@ class TextModules:
         return finish
 
     def _tried(self, groups: Iterable[Sequence[Payload]], what: str) -> tuple[list[Entry], str]:
-        """The entries of payloads that are embedded group by group, and the error that it ends in, in words; empty for none."""
+        """Encode payloads group by group. Returns their entries and "", or no entries and the error in words."""
         try:
             return [entry for payloads in groups for entry in self._submitted(payloads)()], ""
         except BadInput:
             raise
-        except Exception as error:  # noqa: BLE001 - the boundary to pipelines: other captions, or one by one, may be fine
+        except Exception as error:  # noqa: BLE001 - a pipeline may raise anything; other captions, or captions alone, may work
             return [], f"{what} in {type(error).__name__} ({error})"
 
     def _probed(self) -> tuple[dict[str, Entry], str | None]:
-        """The entries of captions alone, and the first error in words. Raises BadInput where all fail: each would load the model again."""
+        """Encode each caption of PROBES alone. Returns the entries and the first error in words. Raises BadInput if all of them fail."""
         alone: dict[str, Entry] = {}
         failed: list[str] = []
         for caption in PROBES:
@@ -152,15 +152,15 @@ class TextModules:
         return alone, failed[0] if failed else None
 
     def _why_single(self, alone: Mapping[str, Entry], device: torch.device) -> str | None:
-        """Why captions cannot share a batch; None where they can. `alone` are entries that were made alone, padded as the pipeline pads."""
+        """Return why captions cannot share a batch; None if they can. `alone` has the entries of captions that were encoded alone."""
         batch = [caption for caption in alone if caption not in self._family.alone]
         if self._family.length_step is not None:
-            batch = batch[:1] * 2  # two of different lengths would not meet in a batch
+            batch = batch[:1] * 2  # captions of different lengths never share a batch
         together, reason = self._tried([batch], f"a batch of {len(batch)} captions ends")
         return reason or self._first_difference(alone, batch, together, device, "in a batch than alone")
 
     def _why_whole(self, alone: Mapping[str, Entry], device: torch.device) -> str | None:
-        """Why captions cannot be padded to less than the limit; None where they can."""
+        """Return why captions cannot be padded to less than the limit; None if they can."""
         limit = self._setup.max_tokens
         batch = [caption for caption in alone if caption not in self._family.alone]
         padded = [Padded(caption, padded_length(min(self._rows(alone[caption]) + 1, limit), limit)) for caption in batch]
@@ -191,7 +191,7 @@ class TextModules:
                 )
 
     def _entry(self, returned: Mapping[str, Any], row: int) -> Entry:
-        """The tensors of one entry, each with memory of its own. Outside inference mode, so that a caller may use them freely."""
+        """Copy the tensors of one entry. Called outside inference mode, so that they can be used without restrictions."""
         entry: Entry = {}
         for name, form in self._family.outputs.items():
             tensor = self._trimmed(name, returned, row)
@@ -211,11 +211,11 @@ class TextModules:
         if trim == PAST_LIMIT:
             return tensor[: self._setup.max_tokens]
         masks = returned[trim]
-        # Qwen-Image returns no mask where every row is real; AuraFlow's is repeated for each number of a row.
+        # Qwen-Image returns no mask if no row is padding; AuraFlow's is repeated for each number of a row
         return tensor if masks is None else tensor[masks[row].reshape(tensor.shape[0], -1)[:, 0].bool()]
 
     def _apart(self, output: str, form: Json, tensor: Tensor) -> dict[str, Tensor]:
-        """The stored tensors that a form makes this one from: the inverse of reading."""
+        """Split an output into the stored tensors of its form: the inverse of reading."""
         if isinstance(form, str):
             return {form: tensor}
         if "from" in form:
@@ -223,9 +223,9 @@ class TextModules:
         parts: list[Json] = form["join"]
         if form["dim"] == -1:
             widths = [sum(self._width(output, name) for name in form_names(part)) for part in parts]
-            pieces = tensor[..., : sum(widths)].split(widths, dim=-1)  # what `widen` adds is not kept
+            pieces = tensor[..., : sum(widths)].split(widths, dim=-1)  # without the zeros of `widen`
         else:
-            last = self._setup.max_tokens  # SD3's CLIP rows stand before as many of T5 as a caption can have
+            last = self._setup.max_tokens  # SD3: the rows of CLIP, then `max_tokens` rows of T5
             pieces = tensor.split([tensor.shape[form["dim"]] - last, last], dim=form["dim"])
         return {name: found for part, piece in zip(parts, pieces, strict=True) for name, found in self._apart(output, part, piece).items()}
 
@@ -242,7 +242,7 @@ def _loaded(component: Component, dtype: str, device: torch.device) -> Foreign:
 
 
 def _may_be_flat(family: TextFamily) -> set[str]:
-    """What may be zero or one throughout: masks, and second embeddings, such as those of quoted glyphs where a caption quotes nothing."""
+    """Return the tensors that may be all zeros or ones: masks, and further embeddings, such as those of quoted text if there is none."""
     main = ("prompt_embeds", "pooled_prompt_embeds")
     forms = [form for name, form in family.outputs.items() if name.partition(".")[0] not in main]
     return {name for form in forms for name in form_names(form)}
@@ -251,12 +251,12 @@ def _may_be_flat(family: TextFamily) -> set[str]:
 def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) -> Call:
     args = call_arguments(pipeline, setup.args)
 
-    def call(payloads: Sequence[str | Padded | Shown]) -> dict[str, Any]:
-        # A new list: Z-Image writes its chat template into the one it is given, and a second call would nest it.
+    def call(payloads: Sequence[str | Padded | WithPictures]) -> dict[str, Any]:
+        # a new list, as Z-Image writes its chat template into it; a second call would apply it twice
         captions = [payload if isinstance(payload, str) else payload.caption for payload in payloads]
         lengths = [payload.length for payload in payloads if isinstance(payload, Padded)]
         given = {**args, MAX_LENGTH_ARG: max(lengths)} if lengths else args
-        for shown in [payload for payload in payloads if isinstance(payload, Shown)]:
+        for shown in [payload for payload in payloads if isinstance(payload, WithPictures)]:
             given = {**given, **picture_arguments(setup.family, shown)}
         arguments = prompt_arguments(pipeline.encode_prompt, given, len(captions), device)
         with nullcontext() if args.get(SKIP_ARG) is None else clip_as_it_was(pipeline):
@@ -265,14 +265,14 @@ def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) ->
     return call
 
 
-def picture_arguments(family: TextFamily, payload: Shown) -> dict[str, Any]:
-    """The pictures of a caption as an argument of `encode_prompt`."""
+def picture_arguments(family: TextFamily, payload: WithPictures) -> dict[str, Any]:
+    """Return the pictures of a caption as an argument of `encode_prompt`."""
     assert family.pictures is not None
     return {family.pictures.argument: payload.pictures[0] if family.pictures.most == 1 else list(payload.pictures)}
 
 
 def call_arguments(pipeline: Foreign, args: Mapping[str, Json]) -> dict[str, Json]:
-    """A recipe's arguments of `encode_prompt`, those of which it has only the digest filled in. Raises BadInput for another default."""
+    """Return a recipe's arguments of `encode_prompt`, with digests replaced by the defaults. Raises BadInput if these have changed."""
     return {name: _default_of_call(pipeline, name, value) for name, value in args.items()}
 
 
@@ -290,7 +290,7 @@ def _default_of_call(pipeline: Foreign, name: str, value: Json) -> Json:
 
 
 def prompt_arguments(encode_prompt: Callable[..., Any], args: Mapping[str, Json], count: int, device: torch.device) -> dict[str, Any]:
-    """What `encode_prompt` is called with besides the captions: the recipe's arguments, the batch's, and None where it insists."""
+    """Return all arguments of `encode_prompt` but the captions; None for required ones without a value. BadInput for unknown `args`."""
     given = {
         "device": device,
         "num_images_per_prompt": 1,
@@ -321,7 +321,7 @@ def _named(family: TextFamily, returned: Foreign) -> dict[str, Any]:
 
 
 def _parts_call(parts: Mapping[str, Foreign], setup: TextSetup, device: torch.device) -> Call:
-    """Some text encoders of a pipeline without the others, each called as `encode_prompt` calls it."""
+    """Return a call of some of a pipeline's text encoders, each used as in `encode_prompt`."""
     skip = setup.args.get(SKIP_ARG) or 0
 
     def call(captions: Sequence[str]) -> dict[str, Any]:
@@ -341,7 +341,7 @@ def _parts_call(parts: Mapping[str, Foreign], setup: TextSetup, device: torch.de
 
 
 def _model_call(parts: Mapping[str, Foreign], limit: int, device: torch.device) -> Call:
-    """The last hidden states of a model, padded to the group's length so that values do not depend on the batch."""
+    """Return a call that gives a model's last hidden states, padded to the group's length, so that they do not depend on the batch."""
     whole = parts["text_encoder"]
     model = whole.get_encoder() if getattr(whole.config, "is_encoder_decoder", False) else whole
     padding = parts["tokenizer"].pad_token_id or 0

@@ -1,8 +1,8 @@
-"""From a model and options to encoders with their recipes. Loads no module: reads configurations and digests files, without torch.
+"""Make encoders and their recipes from a model and options. Reads configurations and digests files; loads no module and no torch.
 
-The `make` block of a recipe holds everything that decides the tensors: the class, the digests of exactly the files that are loaded,
-the arguments, the lengths, the dtype, and the name of the transform from bytes to pixels. File names in it are relative to the model
-(`vae/config.json`), or to the folder of a text encoder that stands alone. The `read` block is described in `families`.
+The `make` block of a recipe has everything that decides the tensors: the class, the digests of exactly the files that are loaded, the
+arguments, the lengths, the dtype, and the name of the transform from bytes to pixels. File names in it are relative to the model
+(`vae/config.json`), or to the folder of a text encoder without a pipeline. `families` describes the `read` block.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -34,30 +34,30 @@ Digest = Callable[[Path], str]
 Stored = Literal["moments", "mean", "sample"]
 
 ENCODERS = ("text", "latents")
-"""What can be asked for, in the order in which it is made."""
+"""The encoders that can be asked for, in the order in which they run."""
 
 TEXT_VERSION = 1
 LATENTS_VERSION = 1
-"""Raised when the code makes other tensors from the same settings."""
+"""Raise these when the code makes other tensors from the same settings."""
 
 _CLIP_LAYERS = 12
-"""transformers' own default, which an old config.json may leave out."""
+"""The default of transformers, for an old config.json that does not say it."""
 _UNSET_LENGTH = 1_000_000
-"""transformers writes 10^30 as `model_max_length` where none was set."""
+"""A larger `model_max_length` counts as unset: transformers then writes 10^30."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """What a user asks for: a model, what to make with it, and how."""
+    """A model, what to encode with it, and how."""
 
     model: str
     """A diffusers folder, a transformers text-encoder folder, a VAE folder, or a hub id of one of these."""
     encode: Collection[str] = ENCODERS
-    """`text` and `latents`; in place of `text` the names of some text encoders (`text_encoder_2`) where they can be called alone."""
+    """`text` and `latents`. Instead of `text`, names of text encoders (`text_encoder_2`) that can be called alone."""
     vae: str | None = None
-    """A folder, a hub id, or a single `.safetensors` file, which takes the configuration of the model's own VAE."""
+    """A folder, a hub id, or a single `.safetensors` file. A file gets the configuration of the model's own VAE."""
     text_encoder: str | None = None
-    """Likewise of the text encoder whose token embedding has the same shape."""
+    """The same for a text encoder. A file gets the configuration of the one whose token embedding has the same shape."""
     revision: str | None = None
     variant: str | None = None
     text_dtype: str = "auto"
@@ -65,20 +65,20 @@ class ModelRequest:
     latents: Stored = "moments"
     encode_args: Mapping[str, Json] = field(default_factory=dict[str, Json])
     family: TextFamily | None = None
-    """A row of one's own for the model's pipeline, in place of the table's or of what introspection finds."""
+    """The caller's own row for the pipeline. It replaces the one of the table or of introspection."""
     device: str = "auto"
     batch_size: int | Literal["auto"] = "auto"
     compile: bool = False
-    """Whether the VAE's encoder goes through `torch.compile` where that is worth its time."""
+    """Whether the VAE's encoder goes through `torch.compile` for shapes for which that saves time."""
     loaded: "LoadedModel | None" = None
-    """A model in memory, in place of what `model` names."""
+    """A model in memory. It is used instead of `model`."""
 
 
 def encoders_for(request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
-    """The encoders a request asks for, text before latents, with nothing loaded. An empty `encode` gives none.
+    """Return the encoders that a request asks for, text before latents. Loads no weights.
 
-    `digest` gives a file's SHA-256 (64 hex digits); it is called for exactly the files that will be loaded. Raises BadInput where the
-    model cannot do what is asked, and says what would help.
+    `digest` returns a file's SHA-256 (64 hex digits). It is called for exactly the files that will be loaded. Raises BadInput, which says
+    what would help, if the model cannot do what is asked.
     """
     _check(request)
     if not request.encode:
@@ -90,7 +90,7 @@ def encoders_for(request: ModelRequest, digest: Digest) -> tuple[TextEncoder | L
                 f"{', '.join(given)} cannot be given with a loaded model: put the component into the mapping or the pipeline itself"
             )
         return _encoders(request.loaded.model, request, digest)
-    # A hub model is downloaded only as far as nothing else replaces its parts.
+    # parts of a hub model that are replaced by others are not downloaded
     needed = [name for name in request.encode if not (name == "latents" and request.vae and not is_single_file(request.vae))]
     return with_folder(
         request.model,
@@ -102,7 +102,7 @@ def encoders_for(request: ModelRequest, digest: Digest) -> tuple[TextEncoder | L
 
 
 def needs_for(request: ModelRequest) -> tuple[Need, ...]:
-    """What the model is trained with that is not made here, by configurations alone; nothing for one that is not on this machine."""
+    """Return what training the model needs that is not made here, by configurations alone; nothing if it is not on this machine."""
     if request.loaded is not None:
         return needs_of(*request.loaded.outline()) if request.loaded.class_name is not None else ()
     folder = find_here(request.model, request.revision)
@@ -112,7 +112,7 @@ def needs_for(request: ModelRequest) -> tuple[Need, ...]:
     parts = {name: str(entry[1]) for name, entry in model.index.items() if isinstance(entry, list) and len(entry) == 2 and entry[0]}
     configs: dict[str, Mapping[str, Json]] = {}
     for name in (*DENOISERS, VAE):
-        with suppress(BadInput):  # it may not be there: then the class alone decides
+        with suppress(BadInput):  # without it the class alone decides
             configs[name] = model.config_of(name)
     return needs_of(model.class_name, parts, configs)
 
@@ -173,7 +173,7 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
         "dtype": dtype,
         "outputs": families.stored_names(family),
     }
-    # Only where there are some, so that a family without them keeps its fingerprint.
+    # left out if empty, so that fingerprints of families without settings stay the same
     settings = {name: model.index[name] for name in family.settings if name in model.index}
     make |= {"settings": settings} if settings else {}
     make |= {"packages": _versions(family)} if family.cleaners else {}
@@ -188,7 +188,7 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
 
 
 def _with_override(name: str | None, read: Callable[[Model | Path | None], T], encode: str, request: ModelRequest) -> T:
-    """What `read` makes of the single file, or of the model in a folder, behind `--vae` or `--text-encoder`, or of None."""
+    """Call `read` with the model or single file that `--vae` or `--text-encoder` names, or with None, and return its result."""
     if name is None:
         return read(None)
     if is_single_file(name):
@@ -196,11 +196,11 @@ def _with_override(name: str | None, read: Callable[[Model | Path | None], T], e
     try:
         return with_folder(name, lambda folder: read(models.read_model(folder)), encode=[encode], revision=None, variant=request.variant)
     except models.MissingFile as error:
-        raise BadInput(str(error)) from error  # Plain, lest it be looked for in a download of the model itself.
+        raise BadInput(str(error)) from error  # not MissingFile, which would download the model itself
 
 
 def _text_parts(model: Model, request: ModelRequest, override: Model | Path | None) -> tuple[TextFamily, dict[str, Component]]:
-    """The family of the text encoder, and its components, with the override in place of what it replaces."""
+    """Return the family and the components of the text encoder, with the override instead of the component that it replaces."""
     if model.kind == "pipeline":
         family = _family(model, request)
         replaced = None if override is None else _replaced(model, family, override)
@@ -225,7 +225,7 @@ def _text_parts(model: Model, request: ModelRequest, override: Model | Path | No
 
 
 def _family(model: Model, request: ModelRequest) -> TextFamily:
-    """The row of the model's pipeline, else what introspection finds, for its text encoders that are asked for."""
+    """Return the row of the model's pipeline, or the one that introspection makes, for the text encoders that are asked for."""
     family = request.family or TEXT_FAMILIES.get(model.class_name)
     if family is None:
         from cachestore.encode import introspection
@@ -239,7 +239,7 @@ def _chosen(family: TextFamily, request: ModelRequest) -> TextFamily:
 
 
 def _asked(model: Model, family: TextFamily, request: ModelRequest) -> dict[str, Json]:
-    """What the family asks of components that are not loaded: their config.json alone is read. Raises BadInput where one does not say."""
+    """Return the values of `family.asks`, from config.json of components that are not loaded. Raises BadInput if one is missing."""
     found: dict[str, Json] = {}
     for name in family.asks:
         component, _, field_name = name.partition(".")
@@ -251,7 +251,7 @@ def _asked(model: Model, family: TextFamily, request: ModelRequest) -> dict[str,
 
 
 def _saved_for(file: Path, configs: Mapping[str, Mapping[str, Json]], model: Model) -> str:
-    """Which text encoder a single file holds the weights of: the one whose token embedding has the shape of the file's."""
+    """Return the text encoder whose weights a single file has: the one whose token embedding has the same shape. Raises BadInput."""
     shapes = read_shapes(file)
     alike = [name for name, config in configs.items() if text_prefix(shapes, config) is not None]
     if len(alike) != 1:
@@ -273,7 +273,7 @@ def _versions(family: TextFamily) -> dict[str, str]:
 
 
 def _replaced(model: Model, family: TextFamily, override: Model | Path) -> str:
-    """Which of a pipeline's text encoders a single one takes the place of: the one of the same class, else of the same model type."""
+    """Return the text encoder of a pipeline that an override replaces: the one of the same class, else of the same model type."""
     modules = family.encoders
     if isinstance(override, Path):
         return _saved_for(override, {name: model.config_of(name) for name in modules}, model)
@@ -304,7 +304,6 @@ def _encode_args(family: TextFamily, given: Mapping[str, Json]) -> dict[str, Jso
 
 
 def _check_skip(components: Mapping[str, Component], args: Mapping[str, Json]) -> None:
-    """Refuse a `clip_skip` that is no number of layers, or leaves none of a CLIP encoder."""
     skip = args.get(SKIP_ARG)
     configs = [component.config for component in components.values() if component.class_name.startswith("CLIPText")]
     layers = [(config.get("text_config") or config).get("num_hidden_layers") for config in configs]
@@ -314,13 +313,13 @@ def _check_skip(components: Mapping[str, Component], args: Mapping[str, Json]) -
 
 
 def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: Mapping[str, Json]) -> int:
-    """The most tokens a caption can have: as asked for, else what the tokenizer and the model's positions allow."""
+    """Return the largest number of tokens of a caption: as asked for, else what the tokenizer and the model's positions allow."""
     positions = components["text_encoder"].config.get("max_position_embeddings") if family.pipeline is None else None
     most = positions if isinstance(positions, int) and positions > 0 else None
     asked = args.get(MAX_LENGTH_ARG)
     if asked is None:
-        told = components[family.tokenizer].config.get("model_max_length")
-        length = int(told) if isinstance(told, int | float) and told < _UNSET_LENGTH else family.max_tokens
+        limit = components[family.tokenizer].config.get("model_max_length")
+        length = int(limit) if isinstance(limit, int | float) and limit < _UNSET_LENGTH else family.max_tokens
         return min(length, most or length) if family.pipeline is None else min(length, family.max_tokens)
     if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1 or (most and asked > most):
         raise BadInput(f"--encode-arg {MAX_LENGTH_ARG} must be a whole number from 1{f' to {most}' if most else ''}, not {asked!r}")
@@ -372,7 +371,7 @@ def _dtype_and_device(components: Mapping[str, Component], request: ModelRequest
 
 
 def _vae(model: Model, request: ModelRequest, override: Model | Path | None) -> tuple[TextFamily, Component]:
-    """The VAE of a pipeline folder, or the VAE folder itself, and the family that decides its dtype: its own, else the model's."""
+    """Return the VAE, and the family that decides its dtype: that of the VAE's own pipeline, else that of the model."""
     file = override if isinstance(override, Path) else None
     if file is not None:
         read_shapes(file)
@@ -388,7 +387,7 @@ def _vae(model: Model, request: ModelRequest, override: Model | Path | None) -> 
 
 
 def _dtype(asked: str, auto: str, option: str) -> str:
-    """The canonical name of a dtype; `auto` is decided by the family alone, never by the device, as it is part of the key."""
+    """Return the canonical name of a dtype. `auto` depends on the family alone, never on the device, as the dtype is part of the key."""
     if asked == "auto":
         return auto
     if asked not in DTYPES:

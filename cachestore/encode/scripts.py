@@ -1,4 +1,4 @@
-"""How text and latents differ from those of diffusers' own training scripts, in words. Knows no more of a script than the table says."""
+"""Say how text and latents differ from those of diffusers' own training scripts, as far as the table of families knows."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from cachestore.encode.unit import Encoder
 
 
 def unlike_script(encoder: Encoder) -> Iterator[str]:
-    """A line for each difference from what the script of the family makes by its defaults; none where no difference is known."""
+    """Yield a line for each known difference from what the family's training script makes by default."""
     if isinstance(encoder, LatentsEncoder) and encoder.setup.script_resizes is not None:
         yield (
             f"diffusers' training script of this family resizes pictures by {encoder.setup.script_resizes} interpolation,"

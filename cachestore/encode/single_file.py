@@ -1,4 +1,4 @@
-"""Single `.safetensors` files, which have no configuration: which component's weights one holds, by its header. No torch."""
+"""Find out by its header which component a single `.safetensors` file without a configuration belongs to. Does not import torch."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 SUFFIX = ".safetensors"
 VAE_PREFIXES = ("first_stage_model.", "vae.")
-"""Under these a checkpoint keeps its VAE."""
+"""How the names of a VAE's tensors begin in a checkpoint."""
 TEXT_PREFIXES = (
     "cond_stage_model.transformer.",
     "cond_stage_model.model.",
@@ -23,7 +23,7 @@ TEXT_PREFIXES = (
     "text_encoders.clip_g.transformer.",
     "text_encoders.t5xxl.transformer.",
 )
-"""Under these a checkpoint keeps its text encoders."""
+"""How the names of a text encoder's tensors begin in a checkpoint."""
 _TOKENS = ("token_embedding.weight", "embed_tokens.weight", "shared.weight", "word_embeddings.weight")
 """How the names of token embeddings end."""
 _CHECKPOINTS = {
@@ -31,7 +31,7 @@ _CHECKPOINTS = {
     "cond_stage_model.": "StableDiffusionPipeline",
     "model.diffusion_model.joint_blocks.": "StableDiffusion3Pipeline",
 }
-"""What a checkpoint of a whole pipeline has, by the class that can read it."""
+"""How tensor names begin that only a checkpoint of a whole pipeline has, and the class that can read it."""
 _DENOISERS = (
     "model.diffusion_model.",
     "double_blocks.",
@@ -45,13 +45,13 @@ _ADAPTERS = ("lora_", ".lora", ".hada_", ".lokr_")
 
 
 def is_single_file(name: str) -> bool:
-    """Whether a path names a single weight file, there or not, rather than a folder or an id."""
+    """Return whether a name is that of a single weight file, which need not exist, rather than of a folder or a hub id."""
     path = Path(name).expanduser()
     return path.suffix == SUFFIX and not path.is_dir()
 
 
 def read_shapes(path: Path) -> Shapes:
-    """The tensors of a file with their shapes. Raises BadInput where it cannot be read, and for an adapter, which is no model."""
+    """Return the shapes of a file's tensors by name. Raises BadInput if it cannot be read, or is an adapter."""
     try:
         with opened_weights(path) as (_descriptor, header):
             tensors = header.tensors
@@ -63,16 +63,16 @@ def read_shapes(path: Path) -> Shapes:
         raise BadInput(f"{path} holds no tensors")
     if any(part in name for name in tensors for part in _ADAPTERS):
         raise BadInput(f"{path} is an adapter (LoRA); merge it into the weights first, and save those")
-    return {name: place.shape for name, place in tensors.items()}
+    return {name: info.shape for name, info in tensors.items()}
 
 
 def vae_prefix(names: Sequence[str]) -> str:
-    """What the names of the VAE's tensors begin with; empty where the file is a VAE alone."""
+    """Return how the names of the VAE's tensors begin; "" if the file has a VAE alone."""
     return next((prefix for prefix in VAE_PREFIXES if any(name.startswith(prefix) for name in names)), "")
 
 
 def text_prefix(shapes: Shapes, config: Mapping[str, Json]) -> str | None:
-    """What the names of a text encoder's tensors begin with; None where no token embedding is of the shape that its config.json says."""
+    """Return how the names of a text encoder's tensors begin; None if no token embedding has the shape that `config` says."""
     inner: Mapping[str, Json] = config.get("text_config") or {}
     wanted = (config.get("vocab_size") or inner.get("vocab_size"), text_width(config))
     found = next((name for name in sorted(shapes) if name.endswith(_TOKENS) and tuple(shapes[name]) == wanted), None)
@@ -82,12 +82,12 @@ def text_prefix(shapes: Shapes, config: Mapping[str, Json]) -> str | None:
 
 
 def token_embeddings(shapes: Shapes) -> dict[str, list[int]]:
-    """The token embeddings of a file with their shapes: by these text encoders are told apart."""
+    """Return the shapes of a file's token embeddings by name. They distinguish text encoders."""
     return {name: list(shape) for name, shape in sorted(shapes.items()) if name.endswith(_TOKENS)}
 
 
 def why_no_model(path: Path) -> str:
-    """Why a single file cannot be `--model`, and what to do with this one. Raises BadInput where it cannot be read."""
+    """Say why a single file cannot be `--model`, and what to do with it. Raises BadInput if it cannot be read."""
     names = sorted(read_shapes(path))
 
     def has(*prefixes: str) -> bool:

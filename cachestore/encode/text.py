@@ -1,4 +1,4 @@
-"""Captions to text embeddings, as the model's own pipeline makes them: counting and batching. What needs torch is in `prompts`."""
+"""The encoder of captions. It counts tokens and forms batches; `prompts` calls the models and imports torch."""
 
 import threading
 from collections.abc import Generator, Hashable, Mapping, Sequence
@@ -12,8 +12,8 @@ from cachestore.core.keys import Json, Key, Recipe, input_key
 from cachestore.core.samples import CAPTION
 from cachestore.encode import images
 from cachestore.encode.families import form_names
-from cachestore.encode.family import PAST_LIMIT, ShownPictures
-from cachestore.encode.setup import Padded, Shown, TextSetup, padded_length, text_width
+from cachestore.encode.family import PAST_LIMIT, PictureInput
+from cachestore.encode.setup import Padded, TextSetup, WithPictures, padded_length, text_width
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 
 if TYPE_CHECKING:
@@ -22,38 +22,38 @@ if TYPE_CHECKING:
     from cachestore.encode.tokens import Rewriter
 
 CAPTION_IN_META = 512
-"""Captions up to this many characters are repeated in the entry's JSON value."""
+"""Captions up to this many characters are also stored in the entry's JSON value."""
 
 
 LAYERS_ARG = "text_encoder_out_layers"
-"""Names the layers whose rows FLUX.2 puts side by side."""
+"""The argument with the layers whose rows FLUX.2 concatenates."""
 
 WINDOW = 512
-"""How many captions wait for their batches at most."""
+"""How many captions may wait for their batches."""
 
-SHOWN_WINDOW = 16
-"""How many captions wait where each has decoded pictures, of 3 MB at a megapixel."""
+PICTURE_WINDOW = 16
+"""The same for captions with decoded pictures, of 3 MB per megapixel."""
 
 PATCH, MERGED = 14, 2
-"""Pixels of a patch's side, and patches of a token's, where a processor's settings do not say them."""
+"""The side of a patch in pixels, and the side of a token's area in patches, if a processor's settings do not say them."""
 
 ALONE = "alone"
-"""Marks the group of captions that share a batch with no other."""
+"""Marks the group of captions that are encoded in a batch of their own."""
 
 
 class TextEncoder:
     """Implements `unit.Encoder` for captions.
 
-    Requests are `{"caption": TEXT}`, with `"images": {ROLE: [REF, ...]}` where a family shows its text encoder pictures.
+    A request is `{"caption": TEXT}`, with `"images": {ROLE: [REF, ...]}` if the text encoder of the family sees pictures.
     """
 
     def __init__(self, recipe: Recipe, setup: TextSetup, *, device: str = "auto", batch_size: int | Literal["auto"] = "auto") -> None:
         self.recipe = recipe
         self.setup = setup
         self.max_tokens = setup.max_tokens
-        """The most tokens of a caption that count, special tokens included."""
+        """Captions are cut to this many tokens, special tokens included."""
         self.found_bytes: int | None = None
-        """The bytes of each entry, as loading showed for a pipeline without a row; None before that, and if there is a row."""
+        """The bytes of each entry, known once a pipeline without a row is loaded; None before that, and if there is a row."""
         self._device = device
         self._batch_size = batch_size
         self._fingerprint = recipe.fingerprint
@@ -64,7 +64,7 @@ class TextEncoder:
         self._budget: Budget | None = None
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """The key of a caption, without any model. Raises EncodeFailed for another number of pictures than the family shows."""
+        """Find the key of a caption, without a model. Raises EncodeFailed if it has too few or too many pictures for the family."""
         caption, references = str(request["caption"]), references_of(request)
         self._check_pictures(len(references))
         contents = tuple(read(reference) for reference in references)
@@ -85,12 +85,12 @@ class TextEncoder:
         )
 
     def prepare(self, resolved: Resolved) -> Prepared:
-        """Count a caption's tokens, and group it with captions it may share a batch with."""
+        """Count a caption's tokens and choose its group. Raises EncodeFailed if the tokenizer refuses it."""
         caption, contents = resolved.item
         if self.setup.family.pipeline is None:
             return self._prepare_ids(caption)
         if self.setup.family.pictures is not None:
-            return self._prepare_shown(self.setup.family.pictures, caption, contents)
+            return self._prepare_pictures(self.setup.family.pictures, caption, contents)
         with self._lock:
             count = self._count(caption)
         group = self._group(caption, count)
@@ -106,9 +106,9 @@ class TextEncoder:
         length = padded_length(len(ids), self.max_tokens)
         return Prepared(tuple(ids), length, self._facts(count), cost=length)
 
-    def _prepare_shown(self, shown: ShownPictures, caption: str, contents: Sequence[bytes]) -> Prepared:
+    def _prepare_pictures(self, shown: PictureInput, caption: str, contents: Sequence[bytes]) -> Prepared:
         pictures = tuple(images.fit_area(images.decode(content), shown.area, shown.step) for content in contents)
-        payload = Shown(caption, pictures)
+        payload = WithPictures(caption, pictures)
         with self._lock:
             count = self._count(payload)
         return Prepared(payload, (ALONE,), self._facts(count), cost=count)
@@ -117,12 +117,12 @@ class TextEncoder:
         return {"tokens": tokens, "truncated": tokens > self.max_tokens}
 
     def _group(self, caption: str, tokens: int) -> Hashable:
-        """Which captions of a pipeline this one may share a batch with: those of one padded length, where that is not always the same."""
+        """Return the group of captions that may share a batch: those of one padded length, or all if it is always the same."""
         family = self.setup.family
         if caption in family.alone:
             return (ALONE, caption)
         if self.setup.is_bucketed:
-            # One row more than it has, so that an entry without padding tells of a caption that was cut.
+            # one row more than needed: an entry without padding then shows that the caption was cut
             return padded_length(min(tokens + 1, self.max_tokens), self.max_tokens)
         if family.length_step is None:
             return "captions"
@@ -130,11 +130,11 @@ class TextEncoder:
 
     @property
     def window(self) -> int:
-        """Captions are small, and share a batch by their lengths; pictures are large, and share none."""
-        return WINDOW if self.setup.family.pictures is None else SHOWN_WINDOW
+        """Many captions, to sort them by length; few if they have decoded pictures, which are large."""
+        return WINDOW if self.setup.family.pictures is None else PICTURE_WINDOW
 
     def batch_limit(self, group: Hashable) -> int:
-        """How many captions go into one batch at most."""
+        """Return how many captions go into one batch at most."""
         if isinstance(group, tuple) or (self._modules is not None and self._modules.is_single):
             return 1
         if isinstance(self._batch_size, int):
@@ -146,13 +146,13 @@ class TextEncoder:
         return self._budget.units(self._length(group))
 
     def _length(self, group: Hashable) -> int:
-        """How many tokens each caption of a group costs, padding and what is encoded in front of it included."""
+        """Return how many tokens each caption of a group costs, with padding and the dropped rows of a template."""
         is_whole = self._modules is not None and self._modules.is_whole
         length = group if isinstance(group, int) and not is_whole else self.max_tokens
         return length + (self._rewriter.dropped if self._rewriter is not None else 0)
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
-        """Begin to embed (key, payload) pairs of one group. The result raises EncodeFailed where a value is not finite."""
+        """Begin to encode (key, payload) pairs of one group. The result raises EncodeFailed if embeddings are unusable, such as NaN."""
         if not batch:
             return dict
         if self._modules is None:
@@ -164,7 +164,7 @@ class TextEncoder:
             return self._modules.submit(batch, partial(self._took, batch))
 
     def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
-        """As `submit`, waiting for the result."""
+        """Encode as `submit`, and wait for the result."""
         return self.submit(batch)()
 
     def _took(self, batch: Sequence[tuple[Key, Any]], seconds: float) -> None:
@@ -178,27 +178,27 @@ class TextEncoder:
         self._budget.took(len(batch) * self._length(group), seconds)
 
     def count_tokens(self, captions: Sequence[str]) -> list[int]:
-        """How many tokens each caption has before it is cut, special tokens and a template's rows included. Loads the tokenizer."""
+        """Return how many tokens each caption has before it is cut, with special tokens and a template's rows. Loads the tokenizer."""
         with self._lock:
             return [self._count(caption) for caption in captions]
 
     @property
     def image_tokens(self) -> int:
-        """About how many tokens a picture takes that is shown beside a caption; 0 where none is."""
+        """About how many tokens a picture takes that is encoded with a caption; 0 if the family uses no pictures."""
         if self.setup.family.pictures is None:
             return 0
         config = self.setup.components[self.setup.family.tokenizer].config
         return self.setup.family.pictures.area // (int(config.get("patch_size", PATCH)) * int(config.get("merge_size", MERGED))) ** 2
 
     def entry_bytes(self, tokens: int) -> int:
-        """About how many bytes an entry of so many tokens takes; of a pipeline without a row a guess until `found_bytes`."""
+        """Return about how many bytes an entry of this many tokens takes. See `is_guessing`."""
         if self.found_bytes is not None:
             return self.found_bytes
         family = self.setup.family
         is_whole = not family.pad or PAST_LIMIT in family.trims.values()
         rows = self.max_tokens if is_whole else min(tokens, self.max_tokens)
         widths = {name: text_width(component.config) for name, component in self.setup.components.items()}
-        # The sequence comes from the encoder whose tokenizer counts; what is pooled is small, and about as wide as any encoder.
+        # rows come from the encoder whose tokenizer counts; pooled outputs are small
         counting = family.tokenizer.replace("tokenizer", "text_encoder")
         main = counting if counting in family.encoders else family.encoders[0]
         layers = len(self.setup.args.get(LAYERS_ARG) or (0,))
@@ -211,11 +211,11 @@ class TextEncoder:
 
     @property
     def is_guessing(self) -> bool:
-        """Whether `entry_bytes` guesses: the pipeline has no row and was not loaded yet."""
+        """Whether `entry_bytes` is a guess, because the pipeline has no row and was not loaded yet."""
         return self.setup.family.is_found and self.found_bytes is None
 
     def close(self) -> None:
-        """Give back the modules' memory."""
+        """Release the modules' memory."""
         with self._lock:
             self._tokenizer = self._rewriter = None
         if self._modules is not None:
@@ -224,18 +224,18 @@ class TextEncoder:
 
             modules.free_memory()
 
-    def _count(self, caption: str | Shown) -> int:
-        if not isinstance(caption, Shown) and not self.setup.family.rewrites_captions:
+    def _count(self, caption: str | WithPictures) -> int:
+        if not isinstance(caption, WithPictures) and not self.setup.family.rewrites_captions:
             return len(self._token_ids(caption))
         if self._rewriter is None:
             from cachestore.encode import tokens
 
             self._rewriter = tokens.Rewriter(self.setup)
-        with _refusing(caption.caption if isinstance(caption, Shown) else caption):
+        with _refusing(caption.caption if isinstance(caption, WithPictures) else caption):
             return self._rewriter.count(caption)
 
     def _token_ids(self, caption: str, **options: Json) -> list[int]:
-        """Token ids of one caption. The tokenizer is this object's own: cutting and padding are state of a tokenizer, not of a call."""
+        """Return the token ids of a caption. The tokenizer is not shared, as cutting and padding are its state."""
         if self._tokenizer is None:
             from cachestore.encode import modules
 
@@ -246,7 +246,7 @@ class TextEncoder:
 
 @contextmanager
 def _refusing(caption: str) -> Generator[None]:
-    """What a tokenizer raises for a text that it does not take, as EncodeFailed."""
+    """Turn the error of a tokenizer that refuses a text into EncodeFailed."""
     try:
         yield
     except BadInput:

@@ -1,7 +1,7 @@
-"""The rows of text encoders, by the pipeline that they belong to. A new family is a new row; `family` says what one can hold.
+"""The table of text encoders, by pipeline class. A new family is a new row; `family` describes its fields.
 
-What a pipeline's `__call__` passes to `encode_prompt` stands here, and so in the recipe, because `encode_prompt`'s own defaults differ
-from it in 28 of 122 pipelines, and because planning must not import diffusers; tests hold the rows against the installed diffusers.
+A row has the arguments that the pipeline's `__call__` passes to `encode_prompt`, whose own defaults differ from them in 28 of 122
+pipelines. They are part of the recipe. Planning must not import diffusers; tests compare the rows with the installed one.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from cachestore.encode.family import (
     PAST_LIMIT,
     SKIP_ARG,
     ZERO_ROWS,
-    ShownPictures,
+    EncoderPart,
+    PictureInput,
     TextFamily,
-    TextPart,
     plain_forms,
 )
 
@@ -40,7 +40,7 @@ def _padded(mask: str | None, length: Json = None, side: str = "right") -> dict[
 
 
 def _dropped(mask: str) -> dict[str, Any]:
-    """Padding is dropped by the mask of rows that is returned, and the batch carries the mask again."""
+    """Return fields of a row whose padding is dropped by the returned mask. A batch gets the mask again."""
     return {"pad": {"prompt_embeds": _padded(mask)}, "trims": {"prompt_embeds": mask}, "mask": mask}
 
 
@@ -50,7 +50,7 @@ def _of_both_clips(output: str) -> dict[str, Json]:
 
 PLAIN = TextFamily("plain", None, 512, ("prompt_embeds", _MASK), args={MAX_LENGTH_ARG: None}, **_dropped(_MASK))
 
-# What rows share: text, then latents too, in 16 bits; a mask by which padding is dropped; a template or cleaning of captions.
+# what rows share: text in 16 bits; latents too; a mask by which padding is dropped; a template or cleaning of captions
 _HALF = TextFamily("", None, 0, _EMBEDS, text_dtype="bfloat16", vae_patch=2)
 _BOTH_HALF = replace(_HALF, vae_dtype="bfloat16")
 _MASKED = replace(_HALF, returns=("prompt_embeds", _MASK, None, None), is_masked=True, **_dropped(_MASK))
@@ -65,23 +65,27 @@ _FLUX = _row(
     outputs=_POOLED,
     constants={"text_ids": {"kind": "zeros", "shape": ["S", 3], "like": "prompt_embeds"}},
     args={MAX_LENGTH_ARG: 512},
-    parts={"text_encoder": TextPart(pooled="pooled_prompt_embeds"), "text_encoder_2": TextPart("prompt_embeds", args=(MAX_LENGTH_ARG,))},
+    parts={
+        "text_encoder": EncoderPart(pooled="pooled_prompt_embeds"),
+        "text_encoder_2": EncoderPart("prompt_embeds", args=(MAX_LENGTH_ARG,)),
+    },
     script_resizes="bilinear",
 )
 
 _QWEN = replace(_HALF, returns=("prompt_embeds", _QWEN_MASK), rewrites_captions=True, **_dropped(_QWEN_MASK))
 _QWEN_EDIT = _row(
     _QWEN,
-    # The tokenizer's own limit: the pipeline cuts nothing, whatever max_sequence_length it is given.
+    # the tokenizer's own limit, as the pipeline ignores max_sequence_length and cuts nothing
     ("qwen-image-edit", "QwenImageEditPipeline", 131_072),
     components=("text_encoder", "processor"),
     tokenizer="processor",
-    pictures=ShownPictures(area=1024 * 1024, dropped=64, most=1),
+    pictures=PictureInput(area=1024 * 1024, dropped=64, most=1),
 )
 
 _SD3_JOINT, _SD3_POOLED = _of_both_clips("prompt_embeds"), _of_both_clips("pooled_prompt_embeds")
-_SD3_PARTS: Mapping[str, TextPart] = {
-    name: TextPart(f"prompt_embeds.{name}", f"pooled_prompt_embeds.{name}", -2, (SKIP_ARG,)) for name in ("text_encoder", "text_encoder_2")
+_SD3_PARTS: Mapping[str, EncoderPart] = {
+    name: EncoderPart(f"prompt_embeds.{name}", f"pooled_prompt_embeds.{name}", -2, (SKIP_ARG,))
+    for name in ("text_encoder", "text_encoder_2")
 }
 _SD3_WIDTH = "transformer.joint_attention_dim"
 _SD3 = replace(_BOTH_HALF, pipeline="StableDiffusion3Pipeline", returns=_EMBEDS_AND_POOLED, script_resizes="bilinear")
@@ -91,7 +95,7 @@ _SD3_WITHOUT_T5 = replace(
     max_tokens=77,
     components=_TWO,
     outputs={"prompt_embeds": {**_SD3_JOINT, "widen": _SD3_WIDTH}, "pooled_prompt_embeds": _SD3_POOLED},
-    # CLIP's 77 rows, then as many zeros as T5 would have rows, which the denoiser attends.
+    # the 77 rows of CLIP, then zeros for the rows of T5, to which the denoiser attends
     pad={"prompt_embeds": _padded(None, 77 + 256)},
     trims={"prompt_embeds": PAST_LIMIT},
     args={SKIP_ARG: None},
@@ -99,7 +103,7 @@ _SD3_WITHOUT_T5 = replace(
     asks=(_SD3_WIDTH,),
 )
 _SD3_ROWS = [{**_SD3_JOINT, "widen": "text_encoder_3"}, "prompt_embeds.text_encoder_3"]
-"""CLIP's rows are as wide as T5's, filled up with zeros, and stand before them."""
+"""The rows of CLIP, extended with zeros to the width of T5, then the rows of T5."""
 
 _PIPELINES = (
     TextFamily("sd15", "StableDiffusionPipeline", 77, _EMBEDS, args={SKIP_ARG: None}),
@@ -112,8 +116,8 @@ _PIPELINES = (
         outputs={**_POOLED, "prompt_embeds": _of_both_clips("prompt_embeds")},
         args={SKIP_ARG: None},
         parts={
-            "text_encoder": TextPart("prompt_embeds.text_encoder", layer=-2, args=(SKIP_ARG,)),
-            "text_encoder_2": TextPart("prompt_embeds.text_encoder_2", "pooled_prompt_embeds", -2, (SKIP_ARG,)),
+            "text_encoder": EncoderPart("prompt_embeds.text_encoder", layer=-2, args=(SKIP_ARG,)),
+            "text_encoder_2": EncoderPart("prompt_embeds.text_encoder_2", "pooled_prompt_embeds", -2, (SKIP_ARG,)),
         },
     ),
     replace(
@@ -124,7 +128,7 @@ _PIPELINES = (
         tokenizer="tokenizer_3",
         outputs={"prompt_embeds": {"join": _SD3_ROWS, "dim": -2}, "pooled_prompt_embeds": _SD3_POOLED},
         args={SKIP_ARG: None, MAX_LENGTH_ARG: 256},
-        parts={**_SD3_PARTS, "text_encoder_3": TextPart("prompt_embeds.text_encoder_3", args=(MAX_LENGTH_ARG,))},
+        parts={**_SD3_PARTS, "text_encoder_3": EncoderPart("prompt_embeds.text_encoder_3", args=(MAX_LENGTH_ARG,))},
         without={"text_encoder_3": _SD3_WITHOUT_T5},
         script_args={MAX_LENGTH_ARG: 77},
     ),
@@ -133,7 +137,7 @@ _PIPELINES = (
     _row(
         replace(_BOTH_HALF, vae_patch=1, rewrites_captions=True, script_resizes="bilinear"),
         ("flux2-klein", "Flux2KleinPipeline", 512),
-        # The denoiser is given no mask: padding is part of the embedding.
+        # the denoiser gets no mask: padding is part of the embedding
         constants={"text_ids": {"kind": "positions", "shape": ["B", "S", 4], "like": "prompt_embeds"}},
         args={MAX_LENGTH_ARG: 512, "text_encoder_out_layers": [9, 18, 27]},
         script_args={"text_encoder_out_layers": [10, 20, 30]},
@@ -160,7 +164,7 @@ _PIPELINES = (
     _row(
         replace(_HALF, is_masked=True, rewrites_captions=True),
         ("wan", "WanPipeline", 512),
-        # The denoiser sees zeros up to this length, and no mask.
+        # the denoiser gets zeros up to this length, and no mask
         pad={"prompt_embeds": _padded(None, LIMIT)},
         trims={"prompt_embeds": ZERO_ROWS},
         args={MAX_LENGTH_ARG: 512},
@@ -172,13 +176,13 @@ _PIPELINES = (
         args={MAX_LENGTH_ARG: 512},
     ),
     _QWEN_EDIT,
-    _row(_QWEN_EDIT, ("qwen-image-edit-plus", "QwenImageEditPlusPipeline", 131_072), pictures=ShownPictures(area=384 * 384, dropped=64)),
+    _row(_QWEN_EDIT, ("qwen-image-edit-plus", "QwenImageEditPlusPipeline", 131_072), pictures=PictureInput(area=384 * 384, dropped=64)),
     _row(_MASKED, ("ltx", "LTXPipeline", 128), args={MAX_LENGTH_ARG: 128}, is_masked=False, vae_patch=1),
     _row(_HALF, ("cogvideox", "CogVideoXPipeline", 226), args={MAX_LENGTH_ARG: 226}, script_resizes="bicubic"),
     _row(
         replace(_BOTH_HALF, is_masked=True, rewrites_captions=True, script_resizes="bilinear"),
         ("z-image", "ZImagePipeline", 512),
-        # The pipeline takes a list of tensors without padding; the mask tells how to make it.
+        # the pipeline takes a list of tensors without padding, which can be made by the mask
         pad={"prompt_embeds": _padded(_MASK)},
         mask=_MASK,
         args={MAX_LENGTH_ARG: 512},
@@ -187,7 +191,7 @@ _PIPELINES = (
         _BOTH_HALF,
         ("chroma", "ChromaPipeline", 512),
         returns=("prompt_embeds", None, _MASK, None, None, None),
-        # The pipeline adds its mask, which is 1 where a row counts and 0 elsewhere, to the attention's logits: padding is attended too.
+        # the pipeline adds its mask (1 or 0) to the logits of the attention, so padding is attended to as well
         outputs=plain_forms("prompt_embeds", _MASK),
         constants=_FLUX.constants,
         mask=_MASK,
@@ -199,7 +203,7 @@ _PIPELINES = (
         components=_TWO,
         returns=("prompt_embeds", _QWEN_MASK, "prompt_embeds_2", "prompt_embeds_mask_2"),
         outputs=plain_forms("prompt_embeds", "prompt_embeds_2"),
-        # The second is of quoted text alone, and has no row where nothing is quoted; a batch of such captions still needs rows.
+        # the second is of quoted text alone: without quotes it has no rows, but a batch of such captions still needs some
         pad={"prompt_embeds": _padded(_QWEN_MASK), "prompt_embeds_2": _padded("prompt_embeds_mask_2", 256)},
         trims={"prompt_embeds": _QWEN_MASK, "prompt_embeds_2": "prompt_embeds_mask_2"},
         tokenizer_limit=1000,
@@ -226,13 +230,13 @@ _PIPELINES = (
     _row(
         _MASKED,
         ("mochi", "MochiPipeline", 256),
-        # The empty caption has no row at all, and a batch of it alone still needs some.
+        # the empty caption has no rows, but a batch of it alone still needs some
         pad={"prompt_embeds": _padded(_MASK, LIMIT)},
         args={MAX_LENGTH_ARG: 256},
         settings=("force_zeros_for_empty_prompt",),
-        alone=frozenset({""}),  # as the last of a batch it empties all of it
+        alone=frozenset({""}),  # as the last of a batch it makes all others empty
     ),
-    # The denoiser sees zeros up to this length; the mask is only asked for.
+    # the denoiser gets zeros up to this length; the mask is required, but not used
     _row(_MASKED, ("auraflow", "AuraFlowPipeline", 256), args={MAX_LENGTH_ARG: 256}, pad={"prompt_embeds": _padded(_MASK, LIMIT)}),
 )
 

@@ -1,7 +1,7 @@
-"""How many tokens of a caption a pipeline's text encoder reads, where the pipeline puts it into a template or cleans it first.
+"""Count the tokens of captions if the pipeline puts them into a template or cleans them first.
 
-Only the pipeline knows what it makes of a caption. So it is called, with a tokenizer that listens and with nothing in the place of its
-modules: what it is about to cut is what counts. Imports torch and diffusers; loads a tokenizer and no weights.
+Only the pipeline knows how it rewrites a caption. So it is called with stand-ins for its modules and a tokenizer that counts the tokens
+of the text that it is asked to cut. Imports torch and diffusers; loads a tokenizer, but no weights.
 """
 
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from cachestore.core.errors import BadInput
 from cachestore.encode.family import MAX_LENGTH_ARG
 from cachestore.encode.modules import Absent, Foreign, build_pipeline, load_processor, load_tokenizer
 from cachestore.encode.prompts import call_arguments, picture_arguments, prompt_arguments
-from cachestore.encode.setup import Shown, TextSetup
+from cachestore.encode.setup import TextSetup, WithPictures
 
 _CUTTING: Final = frozenset({"padding", "max_length", "truncation", "return_tensors"})
-"""What a tokenizer is told to cut and pad by."""
+"""The arguments with which a tokenizer is asked to cut and pad."""
 
 
 class Rewriter:
-    """What a family's pipeline makes of captions before they are cut. One caller at a time: a tokenizer is no state to share."""
+    """Counts tokens of captions as a family's pipeline rewrites them. Use it from one thread at a time."""
 
     def __init__(self, setup: TextSetup) -> None:
-        """Load the tokenizer and build the pipeline around it. Raises BadInput where that cannot be done."""
+        """Load the tokenizer and build the pipeline around it. Raises BadInput if that is not possible."""
         family = setup.family
         if family.pipeline is None:
             raise BadInput("a text encoder that stands alone rewrites no caption")
@@ -35,16 +35,16 @@ class Rewriter:
         self._arguments = prompt_arguments(pipeline.encode_prompt, call_arguments(pipeline, setup.args), 1, torch.device("cpu"))
         self._limit = family.tokenizer_limit or int(setup.args.get(MAX_LENGTH_ARG) or setup.max_tokens)
         self.dropped = 0
-        """Tokens in front of each caption that are encoded and not kept, as far as captions were counted."""
+        """How many tokens in front of each caption are encoded and then dropped; 0 until a caption was counted."""
 
-    def count(self, caption: str | Shown) -> int:
-        """How many rows a caption makes if it is not cut, those of its template and pictures included that are kept.
+    def count(self, caption: str | WithPictures) -> int:
+        """Return how many rows a caption makes if it is not cut, with those rows of its template and pictures that are kept.
 
-        Raises what a tokenizer raises for a text that it does not take.
+        Raises the tokenizer's own error if it refuses the text.
         """
-        arguments = self._arguments | (picture_arguments(self._family, caption) if isinstance(caption, Shown) else {})
+        arguments = self._arguments | (picture_arguments(self._family, caption) if isinstance(caption, WithPictures) else {})
         try:
-            self._encode_prompt([caption.caption if isinstance(caption, Shown) else caption], **arguments)
+            self._encode_prompt([caption.caption if isinstance(caption, WithPictures) else caption], **arguments)
         except _Heard as heard:
             tokens, limit = heard.args
             self.dropped = limit - self._limit
@@ -66,11 +66,11 @@ def _listener(setup: TextSetup) -> Foreign:
 
 
 class _Heard(Exception):
-    """A caption came to the tokenizer. `args` are its number of tokens, and the number to which they were to be cut."""
+    """Raised when the tokenizer is asked to cut a caption. `args` are its number of tokens, and the number to cut to."""
 
 
 class _Listener:
-    """A tokenizer that is no longer used when it is asked to cut something: that is the caption, in the form in which it is encoded."""
+    """A tokenizer that raises _Heard when it is asked to cut a text: that is the caption, as it would be encoded."""
 
     def __init__(self, tokenizer: Foreign) -> None:
         self._tokenizer = tokenizer
@@ -79,7 +79,6 @@ class _Listener:
         return self._hear(self._tokenizer, text, options)
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """As the tokenizer's own."""
         return self._hear(self._tokenizer.apply_chat_template, conversation, options)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,7 +1,7 @@
-"""Moving batches to a device and results back, on an NVIDIA GPU beside what it computes. Imports torch.
+"""Copy batches to a device and results back; on an NVIDIA GPU while it computes. Imports torch.
 
-Page-locked memory comes from torch's own allocator, which keeps what was used and gives it out again only when no copy needs it any
-more: it is the ring of buffers. Everywhere else copies are plain.
+Page-locked memory comes from torch's own allocator, which reuses a block once no copy needs it any more. So no ring of buffers is needed.
+On other devices copies are synchronous.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,25 +12,25 @@ from torch import Tensor
 
 T = TypeVar("T")
 Moved = Mapping[str, Any]
-"""Tensors by name, lists of tensors, or anything else, which is passed on as it is."""
+"""Values by name: tensors, lists of tensors, or anything else, which is passed on unchanged."""
 Took = Callable[[float], None]
-"""Told how many seconds a GPU was at a batch; 0 of other devices."""
+"""Called with the seconds that a GPU took for a batch; 0 on other devices."""
 
 
 def ignore(seconds: float) -> None:
-    """A `Took` that does nothing."""
+    """Do nothing: a `Took` for callers that measure nothing."""
     del seconds
 
 
 class Transfer:
-    """The two directions of one device. Use from one thread."""
+    """Copies to and from one device. Use it from one thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._there, self._back = (torch.cuda.Stream(device) if device.type == "cuda" else None for _way in range(2))
 
     def to_device(self, tensor: Tensor) -> Tensor:
-        """A CPU tensor on the device. What is computed from it then waits for the copy; the caller does not."""
+        """Copy a CPU tensor to the device. Later computations wait for the copy; the caller does not."""
         if self._there is None:
             return tensor.to(self._device)
         with torch.cuda.stream(self._there):
@@ -41,7 +41,7 @@ class Transfer:
         return moved
 
     def to_host(self, tensors: Moved) -> Callable[[], Moved]:
-        """Begin to copy results to the CPU; what is returned waits for them and gives them, page-locked where that helped."""
+        """Begin to copy results to the CPU. Call the returned function to wait for them and get them."""
         if self._back is None:
             copied = {name: _each(value, lambda tensor: tensor.to("cpu")) for name, value in tensors.items()}
             return lambda: copied
@@ -67,9 +67,9 @@ class Transfer:
         return host
 
     def begin(self, parts: Iterable[Callable[[], Iterable[T]]]) -> Callable[[], tuple[list[T], float]]:
-        """Begin each part of a batch; what is returned waits, and gives what they made, in order, and how many seconds a GPU was at it.
+        """Begin the parts of a batch. Call the returned function to wait for their results, in order, and the seconds that a GPU took.
 
-        Of other devices these are 0, where the caller's own clock tells.
+        The seconds are 0 on other devices.
         """
 
         def mark() -> torch.cuda.Event | None:

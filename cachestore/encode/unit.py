@@ -1,7 +1,7 @@
-"""What an encoder promises to the worker that drives it. Values and one protocol; no torch, no files.
+"""The protocol of encoders, and the values that they exchange with a worker. Uses no torch and no files.
 
-A unit goes through three steps, each cheaper to skip than the next: `resolve` (read the bytes, digest them, know the key),
-`prepare` (decode, resize or tokenise, only if the key is not in the store yet) and `submit` (a batch at a time).
+A unit goes through three steps: `resolve` (read and digest its bytes, find the key), `prepare` (decode and resize, or tokenise; only if
+the store lacks the key) and `submit` (encode a batch).
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -13,19 +13,19 @@ from cachestore.core.keys import Json, Key, Recipe
 
 
 class Read(Protocol):
-    """Reads what is behind a reference of the source; raises OSError. Whoever made it records size and time of what was read."""
+    """Reads what a reference of the source names. Raises OSError. The code that made it records size and time of what was read."""
 
     def __call__(self, reference: str, /) -> bytes:
-        """All bytes."""
+        """Return all bytes."""
         ...
 
     def open(self, reference: str) -> AbstractContextManager[BinaryIO]:
-        """The same to be read in places, for what is too large to be held. Opened twice, it is the same file, or an OSError."""
+        """Open a file that may be too large for memory. Raises OSError if it changed since it was last opened."""
         ...
 
 
 Result = Callable[[], Mapping[Key, Mapping[str, Any]]]
-"""Called once, waits for a batch: named tensors without a batch axis, for exactly the keys that were asked for."""
+"""Waits for a batch and returns named tensors without a batch axis, for exactly the keys that were asked for. Called once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,35 +34,35 @@ class Resolved:
 
     key: Key
     item: Any
-    """What `prepare` needs: a caption, or encoded image bytes with the chosen bucket."""
+    """What `prepare` needs: a caption, or the bytes of an image file with the chosen bucket."""
     inputs: Mapping[str, str]
-    """SHA-256 (hex) of what the encoder sees, by role, in order."""
+    """SHA-256 (hex) of each input, by role, in order."""
     meta: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """The entry's JSON value; holds at least `input_digest` and `encoder`."""
+    """The entry's JSON value. It has at least `input_digest` and `encoder`."""
     facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """What the catalog keeps of it: `size` [w, h], `bucket` [w, h], `resized` [w, h], `crop` [l, t, r, b], `tokens`."""
+    """What the catalog records: `size` [w, h], `bucket` [w, h], `resized` [w, h], `crop` [l, t, r, b], `tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A unit ready to be put into a batch."""
+    """A unit that is ready for a batch."""
 
     payload: Any
     group: Hashable
-    """Units of one group can share a batch: a bucket, a length."""
+    """Units of one group can share a batch. Example: a bucket, or a length."""
     facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """Facts known only now (`tokens`); they are added to the entry's JSON value and to the catalog."""
+    """Facts that are known only now (`tokens`). They are added to the entry's JSON value and to the catalog."""
     cost: int = 0
-    """What the unit costs to encode, beside others of its encoder: tokens or pixels. The costliest batches are made first."""
+    """What the unit costs to encode, in tokens or pixels. At the end, incomplete batches are encoded, the costliest first."""
 
 
 class Encoder(Protocol):
-    """Makes tensors from inputs. Constructing one loads nothing; the modules are loaded at the first `prepare` or `encode`."""
+    """Makes tensors from inputs. Its constructor loads nothing; modules are loaded at the first `prepare` or `submit`."""
 
     recipe: Recipe
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """Find a unit's key. Raises EncodeFailed (for good) or OSError (may pass)."""
+        """Find a unit's key. Raises EncodeFailed (permanent) or OSError (a retry may work)."""
         ...
 
     def prepare(self, resolved: Resolved) -> Prepared:
@@ -71,17 +71,17 @@ class Encoder(Protocol):
 
     @property
     def window(self) -> int:
-        """How many prepared units may wait for a batch: few where each takes megabytes, many where they are to be sorted; at least 1."""
+        """How many prepared units may wait for a batch, at least 1: few if each takes megabytes, many if they are sorted by length."""
         ...
 
     def batch_limit(self, group: Hashable) -> int:
-        """How many units of this group go into one batch at most; at least 1. May change from batch to batch."""
+        """Return how many units of this group go into one batch at most; at least 1. May change from batch to batch."""
         ...
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
-        """Begin to encode (key, payload) pairs of one group; none give nothing. A GPU may still be at it when this returns."""
+        """Begin to encode (key, payload) pairs of one group. A GPU may still be computing when this returns."""
         ...
 
     def close(self) -> None:
-        """Give back the modules' memory. Calling it twice, or before anything was loaded, is fine."""
+        """Release the modules' memory. It may be called twice, or before anything was loaded."""
         ...

@@ -1,4 +1,4 @@
-"""Calls a VAE's encoder; imports torch. What is kept is raw, so a wrong scale or shift never needs encoding again."""
+"""Call a VAE's encoder. Imports torch. Raw latents are stored, so a wrong scale or shift never makes encoding again necessary."""
 
 import logging
 import time
@@ -20,48 +20,48 @@ from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-"""[B, H, W, 3], or [H, W, 3] of a single picture; of videos with the frames before the height."""
+"""[B, H, W, 3], or [H, W, 3] of a single picture; for videos [B, F, H, W, 3] or [F, H, W, 3]."""
 Pictures = Sequence[tuple[Key, Pixels]]
 
 CPU_PIXELS, CPU_MOST = 64 * 64 * 16, 16
-"""On a CPU larger batches help tiny pictures only (1.6x at 64 x 64); at 256 x 256 they are slower, as they leave the cache."""
+"""Pixels and pictures of a batch on a CPU. Larger ones help only tiny pictures (1.6x at 64 x 64); at 256 x 256 they exceed the cache."""
 GPU_BYTES_PER_PIXEL, GPU_MOST = 2_800, 32
-"""Activations of a VAE's encoder in 16 bits, about 2.8 GB at 1024 x 1024; twice that in 32 bits."""
-GPU_SHARE = 0.6
-"""How much of a GPU's free memory the largest batch may take by that estimate."""
-FIRST_SHARE = 8
-"""A GPU begins with so small a part of its largest batch, and doubles it while that pays."""
+"""Bytes per pixel of a VAE encoder's activations in 16 bits, about 2.8 GB at 1024 x 1024 (32 bits: twice that); the most pictures."""
+GPU_FRACTION = 0.6
+"""The part of a GPU's free memory that the largest batch may take by that estimate."""
+FIRST_DIVISOR = 8
+"""On a GPU the first batch is the largest one divided by this. The size doubles while that is faster."""
 
 _OF_VIDEO = 4
-"""Dimensions of one clip's pixels, and of a batch of pictures."""
+"""The number of dimensions of one clip's pixels, and of a batch of pictures."""
 
 PROBE_SIDE = 64
-"""Side of the pictures with which a VAE is probed, at least; they are of four latent patches a side."""
+"""The shortest side of the pictures with which a VAE is probed. They have at least four latent patches a side."""
 
 _CHANNELS_LAST = (("cpu", True), ("cuda", False))
-"""Devices, and whether in float32, where pictures are encoded with their channels last: on a CPU that took 0.72 to 0.94 of the time. In
-16 bits an NVIDIA GPU's tensor cores want them so, which was not measured here."""
+"""(device, is float32) for which pictures are encoded with channels last. On a CPU this took 0.72 to 0.94 of the time. The tensor cores of
+NVIDIA GPUs need this layout in 16 bits, which was not measured here."""
 
 _log = logging.getLogger(__name__)
 
 
 def latents_budget(dtype: str, device: torch.device) -> Budget:
-    """How many pixels make a good batch."""
+    """Return the batch size to begin with and the largest one, in pixels."""
     if device.type != "cuda":
         return Budget(CPU_PIXELS, CPU_PIXELS, CPU_MOST)
     free, _ = torch.cuda.mem_get_info(device)
-    most = int(free * GPU_SHARE) // (GPU_BYTES_PER_PIXEL * (2 if dtype == "float32" else 1))
-    return Budget(max(1, most // FIRST_SHARE), max(1, most), GPU_MOST)
+    most = int(free * GPU_FRACTION) // (GPU_BYTES_PER_PIXEL * (2 if dtype == "float32" else 1))
+    return Budget(max(1, most // FIRST_DIVISOR), max(1, most), GPU_MOST)
 
 
 class Vae:
-    """A VAE's modules, loaded. Use from one thread."""
+    """A loaded VAE. Use it from one thread."""
 
     def __init__(self, setup: LatentsSetup, device: torch.device, *, compiles: bool = False) -> None:
-        """Load it onto the device, and probe what it makes of a batch of two.
+        """Load the VAE onto the device, and probe it with a batch of two.
 
-        With `compiles` its encoder goes through `torch.compile` for the shapes for which that is worth its time; their last batches are
-        filled up to the same size.
+        With `compiles` its encoder goes through `torch.compile` for shapes for which that saves time. A smaller last batch of such a shape
+        is filled up to the same size.
         """
         self._vae = load_module(setup.components["vae"], setup.dtype, device)
         self._transfer = Transfer(device)
@@ -87,7 +87,7 @@ class Vae:
             _log.warning("%s: %s; %s are encoded one by one", self._setup.components["vae"].class_name, reason, what)
 
     def submit(self, batch: Pictures, took: Took = ignore) -> Result:
-        """Begin to encode. The result raises EncodeFailed that names the first entry which is not sound even in float32."""
+        """Begin to encode pictures. The result raises EncodeFailed, which names the first entry that is faulty even in float32."""
         begun = self._begin(batch, took)
         return lambda: make_sound("the VAE", batch, begun(), lambda some: self._begin(some)(), [self._vae])
 
@@ -105,7 +105,7 @@ class Vae:
         def finish() -> Entries:
             rows, seconds = begun()
             took(seconds)
-            if ran is not None:  # compiling happens here, whatever the device
+            if ran is not None:  # compiling runs on the CPU
                 ran(max(here, seconds))
             stored = zip(batch, rows, strict=True)
             return {key: {self._setup.stored: latents.clone(memory_format=torch.contiguous_format)} for (key, _), latents in stored}
@@ -113,34 +113,34 @@ class Vae:
         return finish
 
     def _encoded(self, keys: Sequence[Key], pixels: Pixels) -> "Callable[[], Tensor]":
-        """What is stored of these pictures, on the CPU once it is there."""
+        """Begin to encode pictures. Call the returned function for the latents that are stored, on the CPU."""
         with torch.inference_mode():
             inputs = to_range(self._transfer.to_device(torch.from_numpy(pixels))).to(self._vae.dtype)
             inputs = inputs.unsqueeze(2) if self._setup.has_frames and pixels.ndim == _OF_VIDEO else inputs
             encoded = self._vae.encode(inputs) if self._compiled is None else self._compiled.encode(inputs)
-            begun = self._transfer.to_host({"latents": self._kept(encoded, keys).to(self._dtype)})
+            begun = self._transfer.to_host({"latents": self._stored_form(encoded, keys).to(self._dtype)})
         return lambda: begun()["latents"]
 
     def _why_single(self, frames: int) -> str | None:
-        """Why pictures, or clips of several frames, cannot share a batch; AutoencoderKLHunyuanVideo15 raises at two pictures."""
+        """Return why pictures, or clips of `frames` frames, cannot share a batch (AutoencoderKLHunyuanVideo15 raises for two pictures)."""
         side = max(PROBE_SIDE, 4 * self._setup.multiple)
         pixels = np.random.default_rng(0).integers(0, 256, (2, frames, side, side, 3), dtype=np.uint8)
         pixels = pixels[:, 0] if frames == 1 else pixels
         kind = "picture" if frames == 1 else "clip"
-        keys = [Key(bytes([place] * 16)) for place in range(2)]
+        keys = [Key(bytes([index] * 16)) for index in range(2)]
         alone: list[Tensor] = []
         try:
-            alone += [self._encoded([key], pixels[place : place + 1])()[0] for place, key in enumerate(keys)]
+            alone += [self._encoded([key], pixels[index : index + 1])()[0] for index, key in enumerate(keys)]
             together = self._encoded(keys, pixels)()
-        except Exception as error:  # noqa: BLE001 - the boundary to VAEs: whatever a probe raises, the user's own may be fine one by one
+        except Exception as error:  # noqa: BLE001 - a VAE may raise anything here; the user's pictures may still work one by one
             return f"{'a batch of 2' if alone else 'a'} {kind}{'s' if alone else ''} ends in {type(error).__name__} ({error})"
-        one, other = ({str(place): row for place, row in enumerate(rows)} for rows in (alone, together))
+        one, other = ({str(index): row for index, row in enumerate(rows)} for rows in (alone, together))
         found = difference(one, other, tolerance(self._setup.dtype, self._device))
         return f"a {kind} gives other latents in a batch than alone: {found}" if found else None
 
-    def _kept(self, encoded: Foreign, keys: Sequence[Key]) -> Tensor:
-        """The form of the posterior that is stored; a VAE without one gives its latent."""
-        count = len(keys)  # behind them stands what a batch was filled up with
+    def _stored_form(self, encoded: Foreign, keys: Sequence[Key]) -> Tensor:
+        """Return what is stored: moments, mean or sample of the posterior; the latent of a VAE without a posterior."""
+        count = len(keys)  # without the pictures that filled up the batch
         if not hasattr(encoded, "latent_dist"):
             return encoded.latent[:count]
         posterior = encoded.latent_dist
@@ -154,7 +154,7 @@ class Vae:
 
 
 class Compiled:
-    """A VAE whose encoder goes through `torch.compile` for the shapes for which that is worth its time. Use from one thread."""
+    """A VAE whose encoder goes through `torch.compile` for shapes for which that saves time. Use it from one thread."""
 
     def __init__(self, vae: Foreign) -> None:
         self._vae = vae
@@ -162,11 +162,11 @@ class Compiled:
         self._fast: Foreign = torch.compile(vae.encoder, dynamic=False)
         self._policy = Compiling()
         self._sizes: dict[Hashable, int] = {}
-        """How many pictures a compiled batch has, by what else makes its shape."""
+        """How many pictures a compiled batch has, by the rest of its shape and its dtype."""
         self._last: Hashable = None
 
     def encode(self, inputs: Tensor) -> Foreign:
-        """As the VAE's own `encode`; a batch smaller than what is compiled for its shape is filled up with its last picture."""
+        """Encode as the VAE's own `encode`. A batch that is smaller than the compiled one is filled up with its last picture."""
         rest = (tuple(inputs.shape[1:]), inputs.dtype)
         size = max(len(inputs), self._sizes.get(rest, 0))
         self._last = (size, *rest)
@@ -181,7 +181,7 @@ class Compiled:
         except torch.OutOfMemoryError:
             self._sizes.pop(rest)
             raise
-        except Exception as error:  # noqa: BLE001 - the boundary to a compiler: whatever it raises, the encoder runs without it
+        except Exception as error:  # noqa: BLE001 - a compiler may raise anything; the encoder also runs uncompiled
             self._policy.is_given_up = True
             _log.warning("the VAE's encoder cannot be compiled here (%s: %s); it runs uncompiled", type(error).__name__, str(error)[:200])
         finally:
@@ -190,16 +190,16 @@ class Compiled:
 
     @property
     def ran(self) -> Callable[[float], None]:
-        """To be told how many seconds the batch took that was encoded last."""
+        """Call this with the seconds that the last encoded batch took."""
         return partial(self._policy.took, self._last)
 
 
 def to_range(pixels: Tensor) -> Tensor:
-    """uint8 [B, ..., H, W, 3] to float32 [B, 3, ..., H, W] in -1..1, by the very operations of diffusers' training scripts."""
+    """Convert uint8 [B, ..., H, W, 3] to float32 [B, 3, ..., H, W] in -1..1, by the same operations as diffusers' training scripts."""
     return pixels.movedim(-1, 1).contiguous().float().div(255).sub(0.5).div(0.5)
 
 
 def noise_of(key: Key, shape: Sequence[int]) -> Tensor:
-    """Normal noise that depends on the key alone, drawn on the CPU: the same on every device, in every batch."""
+    """Return normal noise that depends on the key alone. It is drawn on the CPU, so it is the same on every device and in every batch."""
     generator = torch.Generator("cpu").manual_seed(int.from_bytes(key[:8], "little") >> 1)
     return torch.randn(tuple(shape), generator=generator)

@@ -1,4 +1,4 @@
-"""The rows of VAEs, by class: what a config.json leaves out. A new class is a new row; `family` says what one can hold."""
+"""The table of VAEs, by class: what their config.json does not say. A new class is a new row; `family` describes its fields."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,17 +1,16 @@
-"""Encoded videos to frames, by PyAV. Knows no buckets' lists and no tensors. Imports PyAV, which only the extra `video` brings.
+"""Decode frames of video files. Imports PyAV, which only the extra `video` installs.
 
-The rules, which are part of every video's key through the transform's name (`TRANSFORM`):
+The rules are part of every video's key, through the name of the transform (`TRANSFORM`):
 
-* The frames are those of the best video stream that is no cover picture, in the order and at the times of its own time stamps, those
-  left out that an edit list hides.
-* A frame is upright 8-bit RGB: quarter turns and mirroring of the display matrix are applied, pixels that are not square count as wide
-  as they are shown, transparency is composited on white. Colours are converted by the frame's own matrix and range, and where it names
-  none as FFmpeg does (BT.601). High dynamic range is not tone-mapped; what a file says of its transfer is told (`Video.transfer`).
-* Interlaced frames are taken as they are.
-* A file that ends early, or of which a frame that is needed is damaged, is refused.
+* The frames are those of the best video stream that is no cover picture, in the order and at the times of its time stamps. Frames that an
+  edit list hides are left out.
+* A frame is upright 8-bit RGB. Quarter turns and mirroring of the display matrix are applied. Pixels that are not square are as wide as
+  they are shown. Transparency is composited on white. Colours are converted by the frame's own matrix and range, or, if it has none, as
+  FFmpeg does it (BT.601). High dynamic range is not tone-mapped, but reported (`Video.transfer`).
+* Interlaced frames are not deinterlaced.
+* A file that ends early is refused, and so is one in which a needed frame is damaged.
 
-Nothing but the file that is given is ever opened: playlists, references to other files and network names are refused. FFmpeg runs in the
-calling thread alone.
+No other file is ever opened: playlists, references to other files and network names are refused. FFmpeg runs in the calling thread alone.
 """
 
 from collections import Counter
@@ -32,7 +31,7 @@ from PIL import Image
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.encode import images
-from cachestore.encode.buckets import Placement, Size
+from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.clips import Timeline
 
 if TYPE_CHECKING:
@@ -42,16 +41,16 @@ Frames = np.ndarray[Any, np.dtype[np.uint8]]
 """[F, H, W, 3]."""
 
 TRANSFORM = "pyav-swscale-601-pillow-lanczos/1"
-"""Names everything that turns bytes into frames. Raise the number when a rule above changes: equal keys must stay interchangeable."""
+"""The name of all steps from bytes to frames. Raise the number when a rule above changes, so that equal keys stay interchangeable."""
 
 FORMATS: Final = "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,ivf"
-"""What is opened, by the names of FFmpeg's demuxers. Playlists (hls, concat, dash) and devices are left out on purpose."""
+"""FFmpeg's demuxers that may open a file. Playlists (hls, concat, dash) and devices are left out on purpose."""
 
 _BUFFER_BYTES: Final = 1 << 17
 _OPTIONS: Final = {"format_whitelist": FORMATS, "protocol_whitelist": ""}
 _SCALING: Final = Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
-"""For colour alone, whose planes are half as wide and high: without the last two swscale takes the nearest colour, up to 115 levels away
-beside edges. 6 ms at 1280 x 720 in place of 1; bicubic takes 13."""
+"""How swscale scales the colour planes, which have half the width and height. Without the last two flags it takes the nearest colour, which
+is up to 115 levels off beside edges. This takes 6 ms instead of 1 at 1280 x 720; bicubic takes 13."""
 _TURNS: Final = {
     (1, 0, 0, 1): None,
     (-1, 0, 0, 1): Image.Transpose.FLIP_LEFT_RIGHT,
@@ -62,28 +61,28 @@ _TURNS: Final = {
     (0, -1, -1, 0): Image.Transpose.TRANSVERSE,
     (0, -1, 1, 0): Image.Transpose.ROTATE_90,
 }
-"""What makes a picture upright, by the signs of a display matrix's first two columns and rows."""
+"""The turn that makes a picture upright, by the signs of the first two columns and rows of a display matrix."""
 _ON_THEIR_SIDE: Final = frozenset(turn for signs, turn in _TURNS.items() if signs[0] == 0)
 _HIGH_RANGE: Final = {16: "smpte2084", 18: "arib-std-b67"}
 _LATEST_SECONDS: Final = 1.0
-"""A Matroska file whose packets end so much before its header says was cut short."""
+"""A Matroska file is incomplete if its packets end more than this before the duration in its header."""
 
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """What is known of a video before its frames are taken."""
+    """What is known of a video before its frames are decoded."""
 
     size: Size
-    """Upright, as shown."""
+    """The size as shown, upright."""
     timeline: Timeline
     rate: Fraction
-    """Frames a second, on average; 0 where nothing tells."""
+    """The average number of frames a second; 0 if it is not known."""
     transfer: str
-    """The transfer of a video of high dynamic range; else empty."""
+    """The transfer function of a video of high dynamic range; else empty."""
 
 
 def look(file: BinaryIO) -> Video:
-    """A video's size and times, by its packets and its first frame, which alone is decoded. Raises EncodeFailed with the reason."""
+    """Return a video's size and times, from its packets and its first frame. Other frames are not decoded. Raises EncodeFailed."""
     with _opened(file) as container:
         stream = _stream_of(container)
         timeline = _timeline(container, stream)
@@ -96,7 +95,7 @@ def look(file: BinaryIO) -> Video:
 
 
 def glance(file: BinaryIO) -> Video:
-    """As `look`, by what the header says alone: its times are evenly spaced, and about as many as there are. Raises EncodeFailed."""
+    """Return an estimate of `look` from the header and the first frame: times are evenly spaced. Raises EncodeFailed."""
     with _opened(file) as container:
         stream = _stream_of(container)
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
@@ -107,11 +106,11 @@ def glance(file: BinaryIO) -> Video:
     return Video(size, Timeline(np.arange(frames, dtype=np.int64), frames, 1 / rate), rate, "")
 
 
-def take(file: BinaryIO, times: Sequence[int], bucket: Size, place: Placement) -> Frames:
-    """The frames that are shown at these times of the stream, rising, cut out and scaled as a picture is: uint8 [F, height, width, 3].
+def take(file: BinaryIO, times: Sequence[int], bucket: Size, box: CropBox) -> Frames:
+    """Return the frames that are shown at these times, scaled and cropped like a picture: uint8 [F, height, width, 3].
 
-    One time may come several times; no times give no frames. Frames are decoded from the last key frame before the first, one after the
-    other, and only those that are asked for are kept. Raises EncodeFailed where one cannot be decoded.
+    `times` must rise; a time may occur several times. All frames from the last key frame before the first time on are decoded. Raises
+    EncodeFailed if a needed frame cannot be decoded, or if the size of frames changes.
     """
     uses = Counter(times)
     made = np.empty((len(times), bucket.height, bucket.width, 3), np.uint8)
@@ -123,8 +122,8 @@ def take(file: BinaryIO, times: Sequence[int], bucket: Size, place: Placement) -
                 f"the frame size changes from {size} to {picture.size} at {float(frame.time or 0):.2f} s: convert the video to one size"
             )
         size = picture.size
-        uses_here = uses[_told(frame.pts)]
-        made[at : at + uses_here] = images.fit(picture, bucket, place)
+        uses_here = uses[_checked_time(frame.pts)]
+        made[at : at + uses_here] = images.fit(picture, bucket, box)
         at += uses_here
     return made
 
@@ -135,7 +134,7 @@ def _frames_at(file: BinaryIO, times: Sequence[int]) -> Iterator[VideoFrame]:
     wanted, last = set(times), times[-1]
     with closing(_frames_from(file, times[0])) as frames:
         for frame in frames:
-            time = _told(frame.pts)
+            time = _checked_time(frame.pts)
             if time in wanted:
                 wanted.discard(time)
                 yield frame
@@ -148,13 +147,13 @@ def _frames_at(file: BinaryIO, times: Sequence[int]) -> Iterator[VideoFrame]:
 
 
 def _frames_from(file: BinaryIO, time: int) -> Generator[VideoFrame]:
-    """Frames in order, the first of them not after this time of the stream: by seeking, or from the beginning where that goes wrong."""
+    """Yield frames in order. The first is not later than `time`: found by seeking, or else the first of the file."""
     with _opened(file) as container:
         stream = _stream_of(container)
         if _seek(container, stream, time):
             frames = _decoded(container, stream)
             first = next(frames, None)
-            if first is not None and _told(first.pts) <= time:
+            if first is not None and _checked_time(first.pts) <= time:
                 yield first
                 yield from frames
                 return
@@ -163,7 +162,7 @@ def _frames_from(file: BinaryIO, time: int) -> Generator[VideoFrame]:
 
 
 def _seek(container: InputContainer, stream: VideoStream, time: int) -> bool:
-    """Whether there is a place to begin at that is nearer than the file's beginning."""
+    """Seek to the last key frame before `time`. Returns False if `time` is at the beginning, or seeking fails."""
     if time <= (stream.start_time or 0):
         return False
     try:
@@ -175,7 +174,7 @@ def _seek(container: InputContainer, stream: VideoStream, time: int) -> bool:
 
 @contextmanager
 def _opened(file: BinaryIO) -> Generator[InputContainer]:
-    """An opened container, from the file's beginning; what FFmpeg refuses becomes an EncodeFailed with a reason."""
+    """Open a container from the beginning of the file. Any error of FFmpeg inside the block becomes an EncodeFailed with the reason."""
     file.seek(0)
     if not file.read(1):
         raise EncodeFailed("the file is empty (0 bytes): copy it again, or remove its sample")
@@ -194,12 +193,11 @@ def _opened(file: BinaryIO) -> Generator[InputContainer]:
 
 
 def _refuse(url: str, *_rest: object) -> Any:
-    """Stands for every other file that a video may name."""
     raise EncodeFailed(f"the video refers to another file ({url!r}), which is not opened")
 
 
 def _stream_of(container: InputContainer) -> VideoStream:
-    """The stream of a container that is the video, to be decoded in this thread. Raises EncodeFailed where there is none."""
+    """Return the video stream, set to be decoded in this thread. Raises EncodeFailed if there is none."""
     streams = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
     best = container.streams.best("video")
     stream = next((stream for stream in streams if best is not None and stream.index == best.index), streams[0] if streams else None)
@@ -212,7 +210,7 @@ def _stream_of(container: InputContainer) -> VideoStream:
 
 
 def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
-    """The times of all frames, from their packets. Raises EncodeFailed for a video without any, or that ends early."""
+    """Return the times of all frames, from their packets. Raises EncodeFailed if there are none, or if the file ends early."""
     shown: list[tuple[int, int]] = []
     count, until = 0, Fraction(0)
     for packet in _packets(container):
@@ -221,7 +219,7 @@ def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
         if packet.stream_index == stream.index:
             count += 1
             if not packet.is_discard and not _is_invisible(stream, packet):
-                shown.append((_told(time), length))
+                shown.append((_checked_time(time), length))
     _check_whole(container, stream, count, until)
     if not shown:
         raise EncodeFailed("the video has no frames")
@@ -233,7 +231,7 @@ def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
 
 
 def _packets(container: InputContainer) -> "Iterator[Packet[Any]]":
-    """The packets of all streams. Raises EncodeFailed for one that is known to be damaged, as the last of a file is that was cut."""
+    """Yield the packets of all streams. Raises EncodeFailed if one is damaged, as the last one of an incomplete file is."""
     for packet in container.demux():
         if packet.is_corrupt:
             raise EncodeFailed("the file ends early, or a part of it is damaged")
@@ -241,25 +239,25 @@ def _packets(container: InputContainer) -> "Iterator[Packet[Any]]":
             yield packet
 
 
-def _told(time: int | None) -> int:
+def _checked_time(time: int | None) -> int:
     if time is None:
         raise EncodeFailed("its frames have no time stamps")
     return time
 
 
 def _rate_of(stream: VideoStream, timeline: Timeline) -> Fraction:
-    """What the container says, unless the frames' times say otherwise."""
-    counted, told = timeline.rate, stream.average_rate
-    return told if told and abs(told - counted) * 100 <= counted else counted
+    """Return the rate that the container states, or that of the frames' times if they differ by more than 1 %."""
+    counted, stated = timeline.rate, stream.average_rate
+    return stated if stated and abs(stated - counted) * 100 <= counted else counted
 
 
 def _is_invisible(stream: VideoStream, packet: "Packet[Any]") -> bool:
-    """Whether a packet of VP8 is only there for others to refer to; other codecs have such parts within the packets of shown frames."""
+    """Return whether a packet has a reference frame of VP8 that is not shown. Other codecs put those into packets of shown frames."""
     return stream.codec_context.name == "vp8" and not memoryview(packet)[0] & 0x10
 
 
 def _check_whole(container: InputContainer, stream: VideoStream, packets: int, until: Fraction) -> None:
-    """Refuse a file in which its header says there is noticeably more. Cut in the middle, most are still read up to there."""
+    """Raise EncodeFailed if the header says that the file has noticeably more. FFmpeg reads most incomplete files without an error."""
     formats = container.format.name.split(",")
     lacking = stream.frames - packets
     is_cut = lacking > 0 if "mov" in formats else lacking > 1 + stream.frames // 50
@@ -279,7 +277,7 @@ def _decoded(container: InputContainer, stream: VideoStream) -> Iterator[VideoFr
 
 
 def _upright(frame: VideoFrame) -> Image.Image:
-    """A frame as 8-bit RGB without alpha, upright; its pixels may not be square."""
+    """Convert a frame to upright 8-bit RGB without alpha. Its pixels may still not be square."""
     has_alpha = any(component.is_alpha for component in frame.format.components)
     form = "rgba" if has_alpha else "rgb24"
     converted = VideoReformatter().reformat(frame, format=form, interpolation=_SCALING, threads=1)
@@ -290,7 +288,7 @@ def _upright(frame: VideoFrame) -> Image.Image:
 
 
 def _turn_of(frame: VideoFrame) -> Image.Transpose | None:
-    """What makes a frame upright by its display matrix; None where it is, or where no quarter turn would."""
+    """Return the turn that makes a frame upright by its display matrix; None if no turn is needed, or none would."""
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None:
         return None

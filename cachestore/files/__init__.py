@@ -1,1 +1,1 @@
-"""Names and durability: every path made and parsed, publishing, safe opening, locks. Imports nothing by itself."""
+"""Files of a store: names, durable publishing, safe opening, locks."""

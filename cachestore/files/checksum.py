@@ -1,4 +1,4 @@
-"""Checksums of files and of what goes into them: xxh3_128. They guard against accidents, not against tampering."""
+"""xxh3_128 checksums of files and of their parts. They detect accidents, not tampering."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,11 +13,11 @@ Buffer = bytes | bytearray | memoryview
 _BLOCK_BYTES: Final = 1024 * 1024
 
 Checksum = xxhash.xxh3_128
-"""A checksum in the making, of its first bytes if there are some: `update`, then `digest` or `hexdigest`."""
+"""A checksum to `update` with bytes; then take `digest` or `hexdigest`."""
 
 
 def digest_of(chunks: Iterable[Buffer]) -> str:
-    """xxh3_128 over the chunks in order, 32 hex digits."""
+    """Return the xxh3_128 over the chunks in order, 32 hex digits."""
     state = Checksum()
     for chunk in chunks:
         state.update(chunk)
@@ -25,7 +25,7 @@ def digest_of(chunks: Iterable[Buffer]) -> str:
 
 
 def read_blocks(descriptor: int) -> Iterator[tuple[int, memoryview]]:
-    """A file from its start, as (offset, block). The buffer is used again, so each block is good until the next; 1 MiB stays in cache."""
+    """Yield a file from its start as (offset, block) with up to 1 MiB, which stays in the CPU's cache. The next block reuses the buffer."""
     buffer = memoryview(bytearray(_BLOCK_BYTES))
     offset = 0
     while count := read_into(descriptor, buffer, offset):
@@ -34,6 +34,6 @@ def read_blocks(descriptor: int) -> Iterator[tuple[int, memoryview]]:
 
 
 def digest_file(path: Path) -> str:
-    """xxh3_128 of a regular file's content. Raises FormatError for anything but a regular file, OSError as it comes."""
+    """Return the xxh3_128 of a file. Raises FormatError for anything but a regular file, FileNotFoundError, ReadFailed."""
     with opened(path) as (descriptor, _status):
         return digest_of(block for _offset, block in read_blocks(descriptor))

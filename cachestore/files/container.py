@@ -1,7 +1,7 @@
-"""The safetensors container: the header's length (8 bytes), a JSON header padded with spaces to 64 bytes, and the data without holes.
+"""The safetensors container: the header's length (8 bytes), a JSON header padded to 64 bytes with spaces, and data without gaps.
 
-The stock library opens such files. It also opens things that are refused here: one name twice, odd alignment, unknown fields,
-names with NUL, zero-size shapes of 2^62 and headers of a million tensors.
+The safetensors library opens these files. It also opens files that are refused here: with a name twice, odd alignment, unknown fields,
+names with NUL, zero-size shapes of 2^62, or headers of a million tensors.
 """
 
 import json
@@ -32,8 +32,8 @@ DTYPE_BYTES: Final[Mapping[str, int]] = {name: dtype.size for name, dtype in DTY
 """Bytes of one element by safetensors dtype name."""
 
 
-class TensorPlace(NamedTuple):
-    """One tensor of a container; offsets count from the start of the data."""
+class TensorInfo(NamedTuple):
+    """One tensor of a container; offsets in bytes from the start of the data."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -45,35 +45,36 @@ class TensorPlace(NamedTuple):
 class Header:
     """A parsed header: tensors in the order of their bytes."""
 
-    tensors: Mapping[str, TensorPlace]
+    tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, str]
     data_start: int
 
 
 def size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor. Raises FormatError for a dtype that safetensors does not know."""
+    """Return the bytes of a tensor. Raises FormatError for a dtype that safetensors does not know."""
     if dtype not in DTYPE_BYTES:
         raise FormatError(f"dtype {dtype!r} cannot be stored; safetensors knows {', '.join(DTYPE_BYTES)}")
     return DTYPE_BYTES[dtype] * prod(shape)
 
 
 def is_shape(shape: tuple[int, ...]) -> bool:
-    """Whether a container holds tensors of this shape: at most 16 dimensions, each from 0 to below 2^50."""
+    """Return whether a container can hold a tensor of this shape: at most 16 dimensions, each from 0 to below 2^50."""
     return len(shape) <= _RANK_LIMIT and _are_sizes(list(shape))
 
 
-def build_header(tensors: Mapping[str, TensorPlace], metadata: Mapping[str, str]) -> bytes:
-    """The length field and the header, padded so that data starts at a multiple of 64. Raises FormatError above the caps."""
-    return join_header([f"{field_start(name, place.dtype, place.shape)}{place.start},{place.end}]}}" for name, place in tensors.items()], metadata)
+def build_header(tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> bytes:
+    """Return the length field and the header, padded so that data starts at a multiple of 64. Raises FormatError above the limits."""
+    fields = [f"{field_start(name, info.dtype, info.shape)}{info.start},{info.end}]}}" for name, info in tensors.items()]
+    return join_header(fields, metadata)
 
 
 def field_start(name: str, dtype: str, shape: tuple[int, ...]) -> str:
-    """A tensor's field of the header up to its offsets; `START,END]}` completes it."""
+    """A tensor's field of a header, up to its offsets. `START,END]}` completes it."""
     return f'{encode_basestring(name)}:{{"dtype":"{dtype}","shape":[{",".join(map(str, shape))}],"data_offsets":['
 
 
 def join_header(fields: Sequence[str], metadata: Mapping[str, str]) -> bytes:
-    """As `build_header`, of tensors' fields that are text already."""
+    """As `build_header`, of fields that are JSON already. Raises FormatError above the limits."""
     of_file = json.dumps({_METADATA: dict(metadata)}, separators=(",", ":"), ensure_ascii=False)
     text = ",".join([of_file[:-1], *fields]).encode("utf-8", "surrogatepass") + b"}"
     text += b" " * (-(len(text) + _LENGTH_BYTES) % ALIGNMENT)
@@ -84,7 +85,7 @@ def join_header(fields: Sequence[str], metadata: Mapping[str, str]) -> bytes:
 
 
 def read_header(descriptor: int, file_bytes: int, *, where: Path, is_whole: bool = True) -> Header:
-    """Read and check the header of an open container; with `is_whole=False` also of one that was cut short, or grew. Raises FormatError."""
+    """Read and check the header of an open container. `is_whole=False` accepts a file that was cut short, or grew. Raises FormatError."""
     raw = read_at(descriptor, _LENGTH_BYTES, 0)
     length = int.from_bytes(raw, "little")
     if len(raw) < _LENGTH_BYTES or length > min(HEADER_LIMIT_BYTES, file_bytes - _LENGTH_BYTES):
@@ -93,12 +94,12 @@ def read_header(descriptor: int, file_bytes: int, *, where: Path, is_whole: bool
 
 
 def parse_header(text: bytes | bytearray, file_bytes: int | None, *, where: Path) -> Header:
-    """Check a header's text against every rule above, but for the file's size where that is None. Raises FormatError with what is wrong."""
+    """Parse a header's text and check every rule above; with `file_bytes` None the file's size is not checked. Raises FormatError."""
     try:
         fields = _parse_json(text)
         metadata = fields.pop(_METADATA, {})
         _check_metadata(metadata)
-        tensors = {name: _parse_place(name, value) for name, value in fields.items()}
+        tensors = {name: _parse_info(name, value) for name, value in fields.items()}
         data_start = _LENGTH_BYTES + len(text)
         _check_offsets(tensors, None if file_bytes is None else file_bytes - data_start)
     except _Malformed as error:
@@ -108,7 +109,7 @@ def parse_header(text: bytes | bytearray, file_bytes: int | None, *, where: Path
 
 
 class _Malformed(ValueError):
-    """A rule of the header does not hold; turned into FormatError at the edge, where the file's name is known."""
+    """The header breaks a rule. It becomes FormatError where the file's name is known."""
 
 
 def _parse_json(text: bytes | bytearray) -> dict[str, Any]:
@@ -140,7 +141,7 @@ def _check_metadata(metadata: Any) -> None:
         raise _Malformed("__metadata__ does not map names to strings")
 
 
-def _parse_place(name: str, value: Any) -> TensorPlace:
+def _parse_info(name: str, value: Any) -> TensorInfo:
     if not name or len(name) > _NAME_LIMIT or "\0" in name:
         raise _Malformed(f"a tensor's name has 1 to {_NAME_LIMIT} characters and no NUL; {name[:40]!r} does not")
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:  # pyright: ignore[reportUnknownArgumentType]
@@ -150,24 +151,24 @@ def _parse_place(name: str, value: Any) -> TensorPlace:
         raise _Malformed(f"{name[:80]!r} has the unknown dtype {dtype!r}")
     if not (_are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2 and len(shape) <= _RANK_LIMIT):  # pyright: ignore[reportUnknownArgumentType]
         raise _Malformed(f"{name[:80]!r} has a shape or offsets that are not small whole numbers")
-    place = TensorPlace(dtype, tuple(shape), offsets[0], offsets[1])  # pyright: ignore[reportUnknownArgumentType]
-    need = DTYPE_BYTES[dtype] * prod(place.shape)
-    if place.end - place.start != need:
-        raise _Malformed(f"{name[:80]!r} has {place.end - place.start} bytes, but its dtype and shape need {need}")
-    if place.start % DTYPE_BYTES[dtype]:
+    info = TensorInfo(dtype, tuple(shape), offsets[0], offsets[1])  # pyright: ignore[reportUnknownArgumentType]
+    need = DTYPE_BYTES[dtype] * prod(info.shape)
+    if info.end - info.start != need:
+        raise _Malformed(f"{name[:80]!r} has {info.end - info.start} bytes, but its dtype and shape need {need}")
+    if info.start % DTYPE_BYTES[dtype]:
         raise _Malformed(f"{name[:80]!r} does not start at a multiple of its element's size")
-    return place
+    return info
 
 
 def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < _SIZE_LIMIT for value in values)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
-def _check_offsets(tensors: Mapping[str, TensorPlace], data_bytes: int | None) -> None:
+def _check_offsets(tensors: Mapping[str, TensorInfo], data_bytes: int | None) -> None:
     position = 0
-    for place in sorted(tensors.values(), key=lambda place: (place.start, place.end)):
-        if place.start != position:
-            raise _Malformed(f"there is a hole or an overlap at byte {min(position, place.start)} of the data")
-        position = place.end
+    for info in sorted(tensors.values(), key=lambda info: (info.start, info.end)):
+        if info.start != position:
+            raise _Malformed(f"there is a hole or an overlap at byte {min(position, info.start)} of the data")
+        position = info.end
     if data_bytes is not None and position != data_bytes:
         raise _Malformed(f"the tensors end at byte {position}, the data at {data_bytes}")

@@ -1,6 +1,6 @@
-"""Named places where a test can make a process die. Inert unless the environment names one.
+"""Named points in the code where a test can kill the process. They do nothing unless the environment names one.
 
-`CACHESTORE_FAILPOINT=segment.after_place:3` kills this process with SIGKILL the third time it reaches that place.
+`CACHESTORE_FAILPOINT=publish.after_link:3` kills this process with SIGKILL the third time it reaches that point.
 """
 
 import os
@@ -12,9 +12,9 @@ _reached: dict[str, int] = {}
 
 
 def failpoint(name: str) -> None:
-    """Die here if the environment says so; otherwise cost one look into the environment."""
-    place, _, count = os.environ.get(VARIABLE, "").partition(":")
-    if place != name:
+    """Kill this process if the environment names this point."""
+    point, _, count = os.environ.get(VARIABLE, "").partition(":")
+    if point != name:
         return
     _reached[name] = _reached.get(name, 0) + 1
     if _reached[name] >= int(count or 1):

@@ -1,7 +1,6 @@
-"""Fingerprints of model files: SHA-256 of their bytes under names that do not depend on where they lie.
+"""Fingerprints of model files: SHA-256 of their bytes, under names that do not depend on the folder they are in.
 
-Knows how to avoid reading a file twice, not where that memory is kept: the cache is a mapping that the caller passes in, and may
-live in a store. No torch, no model.
+The caller passes in a mapping in which digests are kept, so that no file is read twice. It may be in a store. No torch, no model.
 """
 
 import hashlib
@@ -16,21 +15,21 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, canonical, digest_parts
 
 SETTLED_NS = 2_000_000_000
-"""A file modified more recently than this may change again within the same time stamp, so its digest is not remembered."""
+"""The digest of a file modified more recently than this is not kept: the file may change again without a new time stamp."""
 
 _remembered: dict[str, str] = {}
 
 
 def identity(path: Path, status: os.stat_result) -> str:
-    """The name under which a file's digest is remembered: where it lies, its size, its time of modification and its inode."""
+    """Return the name under which a file's digest is kept: its path, size, modification time and inode."""
     return f"{path.absolute()}|{status.st_size}|{status.st_mtime_ns}|{status.st_ino}"
 
 
 def digest_file(path: Path, cache: MutableMapping[str, str]) -> str:
-    """SHA-256 (64 hex digits) of a file's bytes, taken from the cache where the file did not change since.
+    """Return the SHA-256 (64 hex digits) of a file's bytes, from the cache if the file did not change since.
 
-    A file that changes while it is read, or changed within the last two seconds, is digested but not remembered.
-    Raises BadInput for a path that is missing or no file.
+    A file that changes while it is read, or changed within the last two seconds, is not cached. Raises BadInput for a path that is missing
+    or not a file.
     """
     try:
         with path.open("rb", buffering=0) as file:
@@ -51,10 +50,10 @@ def digest_file(path: Path, cache: MutableMapping[str, str]) -> str:
 def fingerprint(files: "Sequence[str | os.PathLike[str]]" = (), **settings: Json) -> str:
     """Digest model files and settings into 64 hex digits, to build keys with: `cs.key(fingerprint, ...)`.
 
-    A file counts by its base name and contents. A folder counts by all files below it, with their paths relative to it; names that
-    begin with a dot are passed over, as download tools keep their notes there. So a model may be moved and keeps its fingerprint.
-    The order of `files` counts. Digests are remembered for the life of the process. No files and no settings give a fixed value.
-    Raises BadInput for a missing file, a folder without files or one that cannot be listed, and for settings that are not JSON.
+    A file counts by its base name and contents. A folder counts by all files below it, with their paths relative to it. Names that begin
+    with a dot are ignored, as download tools keep their own files there. So a model that was moved keeps its fingerprint. The order of
+    `files` counts. Digests are cached for the life of the process. No files and no settings give a fixed value. Raises BadInput for a
+    missing file, a folder without files or one that cannot be listed, and for settings that are not JSON.
     """
     paths = [as_path("a file", item) for item in as_many("files", files, "a list of paths")]
     contents = [[[name, digest_file(path, _remembered)] for name, path in _below(path)] for path in paths]
@@ -62,7 +61,7 @@ def fingerprint(files: "Sequence[str | os.PathLike[str]]" = (), **settings: Json
 
 
 def _below(root: Path) -> Iterator[tuple[str, Path]]:
-    """The files that count for a path, under the names they count by, sorted by name."""
+    """Yield (name, path) of the files that count for a path, sorted by name."""
     try:
         is_folder = stat.S_ISDIR(root.stat().st_mode)
     except OSError as error:
@@ -81,5 +80,5 @@ def _below(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _refuse(error: OSError) -> None:
-    """Raise BadInput for a folder that cannot be listed: without its files another model would have the same fingerprint."""
+    """Raise BadInput for a folder that cannot be listed: without its files another model could have the same fingerprint."""
     raise BadInput(f"cannot fingerprint {error.filename}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Locks that save work and never make anything correct. Made at the moment of use, never kept over a fork.
+"""File locks. They avoid double work; correctness does not depend on them. They are made when needed and never kept over a fork.
 
 filelock is imported inside the functions: it takes 60 ms, and readers must not load it.
 """
@@ -28,19 +28,19 @@ _HELD: Final = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK}
 def _make(path: Path, bits: int) -> "BaseFileLock":
     from filelock import FileLock
 
-    # A soft fall-back would leave a marker that outlives a killed process; a lock that does nothing only costs duplicates.
+    # filelock's soft lock would leave a file behind when a process is killed. Having no lock only costs double work.
     return FileLock(path, thread_local=False, mode=bits, fallback_to_soft=False)
 
 
 @contextmanager
 def locked(path: Path, *, seconds: float, mode: Mode = Mode.PRIVATE) -> Generator[None]:
-    """Hold a lock for the block. Raises LockTimeout, naming the path, if it is not free within `seconds` or cannot be had at all."""
+    """Hold a lock during the block. Raises LockTimeout with the path if the lock is not free within `seconds`, or does not work there."""
     from filelock import Timeout
 
     lock = _make(path, mode.file_bits)
     try:
         if not path.parent.is_dir():
-            path.parent.mkdir(exist_ok=True)  # not those above: only creating a store makes its root
+            path.parent.mkdir(exist_ok=True)  # without its parents: only creating a store makes its root
             with suppress(OSError):  # another user made it a moment ago
                 path.parent.chmod(mode.folder_bits)
         lock.acquire(timeout=seconds, poll_interval=0.02)
@@ -49,15 +49,15 @@ def locked(path: Path, *, seconds: float, mode: Mode = Mode.PRIVATE) -> Generato
     try:
         yield
     finally:
-        with suppress(OSError):  # it goes with the process
+        with suppress(OSError):  # the lock ends with the process
             lock.release()
 
 
 class LifeLock:
-    """A lock that a worker holds until it ends, however it ends. Where the file system has no locks it holds nothing, and says so.
+    """A lock that a worker holds until it ends, however it ends. `is_held` is False if the file system gave no lock.
 
-    What is granted is probed at once: some file systems grant every lock to everybody. A file whose lock cannot be held is removed,
-    so that nobody takes its yielding for a death. `is_held` tells whether the file system granted it, and grants it to nobody else.
+    Some file systems grant every lock to every process, which is tested at once. The file of a lock that does not work is removed, so that
+    it does not look like that of a dead worker.
     """
 
     def __init__(self, path: Path, *, bits: int = 0o664) -> None:
@@ -68,7 +68,7 @@ class LifeLock:
         try:
             self._lock.acquire(timeout=0)
             self.is_held = is_locked(path) is True
-        except Timeout:  # somebody else's, and so is the file
+        except Timeout:  # another process has the lock and the file
             self.is_held = False
             return
         except (NotImplementedError, OSError):
@@ -80,7 +80,7 @@ class LifeLock:
                 path.unlink()
 
     def release(self) -> None:
-        """Give the lock back; a forked child does nothing here. One that the file system does not take back goes with the process."""
+        """Release the lock, or leave that to the end of the process if the file system refuses. In a forked child this does nothing."""
         if self.is_held and self._pid == os.getpid():
             self.is_held = False
             with suppress(OSError):
@@ -94,9 +94,9 @@ class LifeLock:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether somebody holds this lock now: True, False, or None where the file system cannot tell or the file is gone.
+    """Return whether a process holds this lock now; None if the file system cannot tell or the file is gone.
 
-    The probe makes no file, and two probes do not see each other: one that took the lock itself would look like its holder.
+    The test makes no file. It takes only a shared lock, so two tests at once do not see each other as the holder.
     """
     if fcntl is None:
         return _is_locked_by_taking(path)
@@ -114,7 +114,7 @@ def is_locked(path: Path) -> bool | None:
 
 
 def _is_locked_by_taking(path: Path) -> bool | None:
-    """The probe where there are no shared locks: take it for a moment. Another probe at that moment may see this one as the holder."""
+    """The test without shared locks: take the lock for a moment. Another test at that moment may see this one as the holder."""
     from filelock import Timeout
 
     if not path.exists():

@@ -1,7 +1,7 @@
-"""The file that makes a folder a store: what it says, and whether the store that was opened is still the one at its path.
+"""The file that makes a folder a store, and checks that the store at a path is still the one that was opened.
 
-A disk may be unmounted while a store on it is open, a folder moved, and another store may come to lie at the path. The id in the marker
-tells stores apart. It is read anew at every look, and device and inode numbers play no part: the same store, mounted again, goes on.
+While a store is open, its disk may be unmounted or its folder moved, and another store may appear at the path. The id in the marker tells
+stores apart. It is read again at every check. Device and inode numbers do not count, so the same store may be mounted again.
 """
 
 import os
@@ -23,38 +23,38 @@ _HAS_DESCRIPTORS: Final = {os.open, os.stat} <= os.supports_dir_fd and hasattr(o
 
 
 def read_marker(layout: Layout, *, folder: int | None = None) -> dict[str, Any]:
-    """What the marker says; `folder` is the store's root where it is open already. Raises FormatError, FileNotFoundError, ReadFailed."""
+    """Return the marker's body. `folder` is a descriptor of the store's root, if any. Raises FormatError, FileNotFoundError, ReadFailed."""
     raw = read_whole(layout.marker, limit_bytes=_LIMIT_BYTES, folder=folder)
     return decode_record(FORMAT, VERSION, raw, where=layout.marker)
 
 
 def check_for_reading(layout: Layout) -> None:
-    """Raise ReadFailed if the store that was opened is not at its path any more: a listing of that path then says nothing about it.
+    """Raise ReadFailed if the opened store is no longer at its path: a listing of the path then says nothing about the store.
 
-    Does nothing for a layout without an id, which is that of a path that was not opened.
+    Does nothing for a layout without an id, whose path was not opened.
     """
     if layout.store_id:
         with _root_of(layout) as folder:
             _check(layout, folder, None)
 
 
-def check_for_writing(layout: Layout, placed: Path | None = None, *, folder: int | None = None) -> None:
-    """As `check_for_reading`, but raises WriteFailed; also if the file that was `placed` is not in the store that was opened.
+def check_for_writing(layout: Layout, published: Path | None = None, *, folder: int | None = None) -> None:
+    """As `check_for_reading`, but raises WriteFailed; also if the file that was `published` is not in the store that was opened.
 
-    Both are asked of one open root (`folder`, where it is open already): no store that came to the path for a moment can have taken the
-    file in its place.
+    Both checks use one descriptor of the root (`folder`, if it is open already). So the file cannot be in another store that was at the
+    path for a moment.
     """
     if layout.store_id:
         try:
             with _root_of(layout) if folder is None else nullcontext(folder) as root:
-                _check(layout, root, placed)
+                _check(layout, root, published)
         except ReadFailed as error:
             raise numbered(WriteFailed(f"{error}; nothing was reported as stored"), error) from error
 
 
 @contextmanager
 def noticing_its_end(layout: Layout) -> Generator[None]:
-    """For work in which a file that is not there any more means that the store went away meanwhile: raises ReadFailed in that case."""
+    """Turn the FileNotFoundError for a file that existed a moment ago into ReadFailed: the store may have gone away."""
     try:
         yield
     except FileNotFoundError as error:
@@ -68,7 +68,7 @@ def noticing_its_end(layout: Layout) -> Generator[None]:
 
 @contextmanager
 def _root_of(layout: Layout) -> Generator[int | None]:
-    """The store's own folder, opened; None where the system has no descriptors of folders (Windows)."""
+    """Yield a descriptor of the store's root; None if the system has no descriptors of folders (Windows)."""
     if not _HAS_DESCRIPTORS:
         yield None
         return
@@ -84,7 +84,7 @@ def _root_of(layout: Layout) -> Generator[int | None]:
         os.close(descriptor)
 
 
-def _check(layout: Layout, folder: int | None, placed: Path | None) -> None:
+def _check(layout: Layout, folder: int | None, published: Path | None) -> None:
     try:
         found = read_marker(layout, folder=folder).get("store_id")
     except FileNotFoundError as error:
@@ -96,9 +96,9 @@ def _check(layout: Layout, folder: int | None, placed: Path | None) -> None:
             f"the store at {layout.root} is not the one that was opened (was another disk mounted, or another folder moved"
             " there?); put the first one back, or open this one, then run the same command again"
         )
-    if placed is not None and not _is_there(layout, folder, placed):
+    if published is not None and not _is_there(layout, folder, published):
         raise ReadFailed(
-            f"{placed} is not in the store that was opened (was its disk unmounted during the write?); run the same command again"
+            f"{published} is not in the store that was opened (was its disk unmounted during the write?); run the same command again"
         )
 
 

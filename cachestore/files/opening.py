@@ -1,7 +1,7 @@
-"""Safe opening and reading: never follows a link, never blocks on a fifo, never trusts a size.
+"""Safe opening and reading: it follows no link, never blocks on a fifo, and trusts no size.
 
-Positional reads only, because a forked child shares the offset of a descriptor with its parent. What the file system refuses is raised
-as ReadFailed, with path, reason and `errno`; a file that is not there as FileNotFoundError, as callers then look elsewhere.
+Every read states its offset, because a forked child shares the position of a descriptor with its parent. Errors of the file system become
+ReadFailed, with path, reason and `errno`. A missing file stays FileNotFoundError, as callers then look elsewhere.
 """
 
 import errno
@@ -20,7 +20,7 @@ from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed, num
 from cachestore.files.paths import to_verify
 
 READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-"""For `os.open` to read, through links too. Windows translates line ends without O_BINARY."""
+"""Flags of `os.open` for reading, also through links. Without O_BINARY, Windows translates line ends."""
 _OPEN_FLAGS: Final = READ_FLAGS | getattr(os, "O_NOFOLLOW", 0)
 
 _BUFFERS_A_CALL: Final = 1024
@@ -28,12 +28,12 @@ _BUFFERS_A_CALL: Final = 1024
 _ABSENT: Final = (FileNotFoundError, NotADirectoryError)
 _PRESENT_ONLY: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 _seeking: Final = threading.Lock()
-"""Held where there are no positional reads; systems that fork have them."""
+"""Held while seeking and reading, on systems without positional reads. Systems that fork have them."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """Tells whether a file is still the one that was looked at: any change of content or identity changes one of these."""
+    """Tells whether a file is still the same: any change of its content or identity changes one of these fields."""
 
     device: int
     inode: int
@@ -43,15 +43,15 @@ class FileIdentity:
 
     @classmethod
     def of(cls, status: os.stat_result) -> "FileIdentity":
-        """The identity in a stat result."""
+        """Return the identity in a stat result."""
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def open_regular(path: Path, *, folder: int | None = None) -> tuple[int, os.stat_result]:
     """Open a regular file for reading and return (descriptor, status); the caller closes it.
 
-    With `folder`, the descriptor of the folder that it lies in, the path above is not looked up again.
-    Raises FormatError for a link, fifo, device or folder under that name, FileNotFoundError, ReadFailed.
+    `folder` is a descriptor of the file's folder; then the path above it is not looked up again. Raises FormatError for a link, fifo,
+    device or folder of that name, FileNotFoundError, ReadFailed.
     """
     try:
         descriptor = os.open(path if folder is None else path.name, _OPEN_FLAGS, dir_fd=folder)
@@ -76,8 +76,8 @@ def open_regular(path: Path, *, folder: int | None = None) -> tuple[int, os.stat
 
 
 def is_link(path: Path) -> bool:
-    """Whether a name is a link; no, where the file system does not answer: whoever then opens or lists it gets the reason."""
-    return os.path.islink(path)  # noqa: PTH114 - the same question of a Path raises
+    """Return whether a path is a link; False if the file system does not answer. Opening or listing the path then gives the reason."""
+    return os.path.islink(path)  # noqa: PTH114 - Path.is_symlink may raise
 
 
 def _no_regular_file(path: Path) -> str:
@@ -86,7 +86,7 @@ def _no_regular_file(path: Path) -> str:
 
 @contextmanager
 def opened(path: Path, *, folder: int | None = None) -> Generator[tuple[int, os.stat_result]]:
-    """`open_regular` as a context that closes the descriptor. What is refused inside of it is raised as ReadFailed too."""
+    """`open_regular` as a context manager that closes the descriptor. Errors of the file system in the block become ReadFailed too."""
     descriptor, status = open_regular(path, folder=folder)
     try:
         yield descriptor, status
@@ -97,7 +97,7 @@ def opened(path: Path, *, folder: int | None = None) -> Generator[tuple[int, os.
 
 
 def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Fill `buffer` from `offset` on; returns the bytes read, fewer only at the end of the file. Moves no offset where it can be helped."""
+    """Fill `buffer` from `offset` on. Returns the bytes read, fewer only at the end of the file. The position moves only on Windows."""
     total = 0
     while total < len(buffer):
         count = _read_some(descriptor, buffer[total:], offset + total)
@@ -108,7 +108,7 @@ def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
 
 
 def _read_some(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """One positional read. Windows has none: there, seek and read, one thread at a time."""
+    """One read at an offset. Windows has none: there one thread at a time seeks and reads."""
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [buffer], offset)
     if hasattr(os, "pread"):
@@ -122,7 +122,7 @@ def _read_some(descriptor: int, buffer: memoryview, offset: int) -> int:
 
 
 def read_scattered(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Fill these buffers one after the other from `offset` on; returns the bytes read, fewer only at the end of the file."""
+    """Fill these buffers one after the other from `offset` on. Returns the bytes read, fewer only at the end of the file."""
     total = 0
     for start in range(0, len(buffers), _BUFFERS_A_CALL):
         some = buffers[start : start + _BUFFERS_A_CALL]
@@ -137,7 +137,7 @@ def read_scattered(descriptor: int, buffers: Sequence[memoryview], offset: int) 
 
 
 def read_present(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int | None:
-    """As `read_scattered`, but stops before the first byte that a disk would have to be asked for. None where nobody can tell."""
+    """As `read_scattered`, but stops before the first byte that is not in memory. None if the system cannot tell."""
     if not _PRESENT_ONLY:
         return None
     try:
@@ -151,7 +151,7 @@ def read_present(descriptor: int, buffers: Sequence[memoryview], offset: int) ->
 
 
 def _read_rest(descriptor: int, buffers: Sequence[memoryview], done: int, offset: int) -> int:
-    """Go on after the first `done` bytes of these buffers, whose first stands at `offset`; one buffer a read."""
+    """Continue after the first `done` bytes of these buffers, with one read each. The first buffer belongs at `offset`."""
     total = 0
     for buffer in buffers:
         skipped = min(done, len(buffer))
@@ -166,7 +166,7 @@ def _read_rest(descriptor: int, buffers: Sequence[memoryview], done: int, offset
 
 @contextmanager
 def _optional() -> Generator[None]:
-    """For what may be refused."""
+    """Ignore errors of the system, but not those of a signal handler."""
     try:
         yield
     except OSError as error:
@@ -175,9 +175,9 @@ def _optional() -> Generator[None]:
 
 
 def ask_for(descriptor: int, offset: int, size: int) -> None:
-    """Have a part of a file brought into memory, without waiting for it. Does nothing where the system cannot."""
+    """Ask the system to read a part of a file into memory, without waiting. Does nothing if the system cannot."""
     if hasattr(os, "posix_fadvise"):
-        with _optional():  # a file system may know no such advice
+        with _optional():  # some file systems do not support it
             os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
 
@@ -198,7 +198,7 @@ def read_at(descriptor: int, size: int, offset: int) -> bytearray:
 
 
 def read_whole(path: Path, *, limit_bytes: int, folder: int | None = None) -> bytearray:
-    """Read a regular file; `folder` as for `open_regular`. Raises FormatError above `limit_bytes`, FileNotFoundError, ReadFailed."""
+    """Read a regular file; `folder` as in `open_regular`. Raises FormatError above `limit_bytes`, FileNotFoundError, ReadFailed."""
     with opened(path, folder=folder) as (descriptor, status):
         if status.st_size > limit_bytes:
             raise FormatError(f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have")
@@ -206,9 +206,9 @@ def read_whole(path: Path, *, limit_bytes: int, folder: int | None = None) -> by
 
 
 def map_whole(path: Path, *, limit_bytes: int) -> memoryview:
-    """A regular file's bytes as a read-only view that takes memory only where it is looked at. Raises as `read_whole`.
+    """Return a regular file's bytes as a read-only view that takes memory only for the parts in use. Raises as `read_whole`.
 
-    Only for files that nobody shortens: looking behind the end of one that was cut ends the process.
+    Only for files that are never shortened: reading beyond the end of a shortened file kills the process (SIGBUS).
     """
     with opened(path) as (descriptor, status):
         if status.st_size > limit_bytes:
@@ -219,18 +219,18 @@ def map_whole(path: Path, *, limit_bytes: int) -> memoryview:
 
 
 def let_go(view: memoryview) -> None:
-    """Give back the memory of a mapped view; looking at it again reads the file again. Does nothing where the system cannot."""
+    """Release the memory of a mapped view; using it again reads the file again. Does nothing if the system cannot."""
     mapping = view.obj
     if isinstance(mapping, mmap.mmap) and hasattr(mapping, "madvise"):
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def names_in(folder: Path, *, is_root: bool = False) -> list[str]:
-    """The names in a folder, sorted; one that does not exist, or is no folder, is empty.
+    """Return the names in a folder, sorted; empty if it does not exist or is not a folder.
 
-    Existence in a store is decided by listing: on NFS a look-up of a name that once was missing stays negative for 30 s,
-    while a fresh listing is right at once. Raises ReadFailed, as what cannot be listed is not empty, and FormatError for a link to a
-    folder, unless it is the store's root, which is the user's own path: what lies behind another one is not a part of the store.
+    A store decides by listing whether a file exists: on NFS a name that was missing once stays missing for 30 s, while a fresh listing is
+    right at once. Raises ReadFailed if the folder cannot be listed, and FormatError for a link to a folder, because what is behind it is
+    not part of the store. Only the store's root may be a link (`is_root`).
     """
     if not is_root and is_link(folder):
         raise FormatError(
@@ -245,7 +245,7 @@ def names_in(folder: Path, *, is_root: bool = False) -> list[str]:
 
 
 def look_at(path: Path) -> os.stat_result | None:
-    """What a path leads to, or None where there is nothing. Raises ReadFailed."""
+    """Return the status of a path, through links; None if nothing is there. Raises ReadFailed."""
     try:
         return path.stat()
     except _ABSENT:
@@ -255,7 +255,7 @@ def look_at(path: Path) -> os.stat_result | None:
 
 
 def free_bytes(folder: Path) -> int:
-    """How many bytes this user may still write where a folder lies. Raises ReadFailed, FileNotFoundError."""
+    """Return how many bytes this user may still write to the file system of a folder. Raises ReadFailed, FileNotFoundError."""
     try:
         return shutil.disk_usage(folder).free
     except OSError as error:
@@ -263,24 +263,24 @@ def free_bytes(folder: Path) -> int:
 
 
 def refuse_reading(path: Path, error: OSError) -> NoReturn:
-    """Raise what a refused look is raised as: ReadFailed; an error of ours, and that of a file that is not there, as they are."""
+    """Raise ReadFailed for an error of the system. Errors of cachestore, of a missing file and of a signal handler are raised unchanged."""
     if isinstance(error, (CacheStoreError, *_ABSENT)) or is_of_a_signal(error):
         raise error
     raise numbered(ReadFailed(f"cannot read {path}: {reason_of(error)}; fix that, then run the same command again"), error) from error
 
 
 def is_of_a_signal(error: Exception) -> bool:
-    """Whether a signal's handler raised this, such as a watchdog's TimeoutError: what the system refuses bears a number."""
+    """Return whether a signal handler raised this, such as a watchdog's TimeoutError. Errors of the system have an `errno`."""
     return isinstance(error, OSError) and type(error) is not OSError and error.errno is None and not isinstance(error, CacheStoreError)
 
 
 def reason_of(error: OSError) -> str:
-    """Why the file system refused something, in its words alone."""
+    """Return why the system refused something, in its own words."""
     return error.strerror or (os.strerror(error.errno) if error.errno else str(error))
 
 
 def descriptor_limit(default: int = 1024) -> int:
-    """How many descriptors this process may open at once; `default` where the system does not say."""
+    """Return how many descriptors this process may open at once; `default` if unknown."""
     try:
         import resource
     except ImportError:  # Windows

@@ -1,6 +1,6 @@
-"""Every path of a store, made and parsed in one place. Knows the grammar of names; opens nothing.
+"""Every path of a store is made and parsed here. Opens nothing.
 
-One table of templates makes and parses every name; what does not parse is not ours. Numbers have no leading zeros.
+One table of templates makes and parses every name. A name that does not parse is not from cachestore. Numbers have no leading zeros.
 """
 
 import re
@@ -22,7 +22,7 @@ MARKER: Final = "cachestore.json"
 """The file that makes a folder a store."""
 
 _NAMES: Final = 1 << 15
-"""Names of claims and ledgers whose parts are remembered: thousands are listed again at every look."""
+"""How many parsed names of claims and ledgers are cached: thousands are listed again and again."""
 _NAME_LIMIT: Final = 200
 
 Value = TypeVar("Value")
@@ -37,13 +37,13 @@ _TEXTS: Final[Mapping[str, str]] = {
     "name": "([^/]+)",
     "any": r"(?!cachestore\.json)([^/]+)",
 }
-"""What stands for a field of a template that is a text."""
+"""Regular expressions for the text fields of a template."""
 _NUMBER: Final = "(0|[1-9][0-9]{0,17})"
-"""What stands for every other field."""
+"""The regular expression for all other fields."""
 
 
 class Mode(Enum):
-    """Who may write the store. Decides the permission bits of everything in it, whatever the umask."""
+    """Who may write the store. It decides the permission bits of all its files and folders, whatever the umask."""
 
     PRIVATE = "private"
     GROUP = "group"
@@ -60,14 +60,14 @@ class Mode(Enum):
 
 
 class IndexName(NamedTuple):
-    """What an index file's name says. Sorts by number; equal numbers sort by digest, so that every reader picks the same."""
+    """The fields of an index file's name. They sort by number, then by digest, so that every reader picks the same index."""
 
     number: int
     digest: str
 
 
 class ClaimName(NamedTuple):
-    """What a claim's name says: the n-th claim of a partition in a round."""
+    """The fields of a claim's name: the n-th claim of a partition in a round."""
 
     round: int
     recipe: int
@@ -76,7 +76,7 @@ class ClaimName(NamedTuple):
 
 
 class LedgerName(NamedTuple):
-    """What a ledger's name says."""
+    """The fields of a ledger's name."""
 
     round: int
     recipe: int
@@ -84,7 +84,7 @@ class LedgerName(NamedTuple):
 
 
 class AttemptName(NamedTuple):
-    """What an attempt's name says: the n-th unit that a worker does alone, by its place in the plan."""
+    """The fields of an attempt's name: the n-th unit that a worker does alone, by its unit index."""
 
     worker: str
     n: int
@@ -92,9 +92,9 @@ class AttemptName(NamedTuple):
 
 
 class FileKind(Generic[Value]):
-    """A row of the table of a store's files: the folder that a kind lies in, and the names that one template makes and parses.
+    """One kind of file in a store: its folder, and the template that makes and parses its names.
 
-    The template is relative to the store; `value` takes the fields of a name, and is what the name says.
+    The template is relative to the store. `value` takes the fields of a name and returns its parsed form.
     """
 
     def __init__(self, template: str, value: Callable[..., Value]) -> None:
@@ -106,17 +106,16 @@ class FileKind(Generic[Value]):
         self._value = value
 
     def make(self, *fields: object) -> str:
-        """The name with these fields."""
+        """Return the name with these fields."""
         return self._form.format(*fields)
 
     def parse(self, name: str) -> Value | None:
-        """What a name says, or None for a name that `make` does not make."""
+        """Return what a name says, or None if `make` does not make such a name."""
         match = self._pattern.fullmatch(name)
         return self._value(*(read(text) for read, text in zip(self._fields, match.groups(), strict=True))) if match else None
 
 
 def _pattern_of(template: str) -> str:
-    """A template as a regular expression with a group for each field."""
     parts = _FIELD.split(template)
     return "".join(_TEXTS.get(part, _NUMBER) if number % 2 else re.escape(part) for number, part in enumerate(parts))
 
@@ -134,19 +133,19 @@ _LEDGER: Final = FileKind("plans/{digest}/{number}/ledgers/{round}.{recipe}.{par
 _ATTEMPT: Final = FileKind("plans/{digest}/{number}/attempts/{worker}.{n}.{unit}", AttemptName)
 _WORKER: Final = FileKind("workers/{worker}.json", str)
 _WORKER_LOCK: Final = FileKind("workers/{worker}.lock", str)
-_CONDEMNED: Final = FileKind("condemned/{digest}.json", str)
+_MARKED: Final = FileKind("condemned/{digest}.json", str)
 _LOST: Final = FileKind("quarantine/{digest}.lost.json", str)
 _TEMPORARY: Final = FileKind("tmp/{digest}.tmp", str)
 _PLAN_FOLDER: Final = FileKind("plans/{digest}", str)
 _PASS_FOLDER: Final = FileKind("plans/{digest}/{number}", int)
 
 PASS_KINDS: Final = (_ROUND, _CLAIM, _LEDGER, _ATTEMPT)
-"""What lies in the folders of a pass."""
+"""The kinds of file in the folder of a pass."""
 _FILES: Final[tuple[str, ...]] = (
     MARKER,
     *(
         kind.template
-        for kind in (_SEGMENT, _INDEX, _CATALOG, _DROPPED, _LISTING, _LISTED, _RECIPE, *PASS_KINDS, _WORKER, _WORKER_LOCK, _CONDEMNED)
+        for kind in (_SEGMENT, _INDEX, _CATALOG, _DROPPED, _LISTING, _LISTED, _RECIPE, *PASS_KINDS, _WORKER, _WORKER_LOCK, _MARKED)
     ),
     "plans/{digest}/plan.safetensors",
     "plans/{digest}/{number}/done.json",
@@ -155,7 +154,7 @@ _FILES: Final[tuple[str, ...]] = (
 _FILE: Final = re.compile("|".join(map(_pattern_of, _FILES)))
 _FOLDER: Final = re.compile("|".join({_pattern_of(str(folder)) for file in _FILES for folder in PurePosixPath(file).parents[:-1]}))
 _INSIDE: Final = re.compile(rf"(.*?)/(?:{_FILE.pattern})")
-"""A file in a store, by its path: (the store)."""
+"""The path of a file in a store; the group is the store."""
 FOLDERS: Final = tuple(dict.fromkeys(top for file in _FILES for top, slash, _rest in [file.partition("/")] if slash))
 """The folders at the root of a store."""
 
@@ -172,35 +171,35 @@ parse_ledger = lru_cache(_NAMES)(_LEDGER.parse)
 parse_attempt = _ATTEMPT.parse
 parse_worker = _WORKER.parse
 parse_worker_lock = _WORKER_LOCK.parse
-parse_condemned = _CONDEMNED.parse
+parse_marked = _MARKED.parse
 parse_lost = _LOST.parse
 parse_plan = _PLAN_FOLDER.parse
 parse_pass = _PASS_FOLDER.parse
 
 
 def is_own_file(where: str) -> bool:
-    """Whether a path relative to a store is one that a file of ours has."""
+    """Return whether a path relative to a store can be that of a file of cachestore."""
     return _FILE.fullmatch(where) is not None
 
 
 def is_own_folder(where: str) -> bool:
-    """Whether a path relative to a store is one that a folder of ours has."""
+    """Return whether a path relative to a store can be that of a folder of cachestore."""
     top, _slash, name = where.partition("/")
     return _FOLDER.fullmatch(where) is not None and (not name or top not in {"catalogs", "listings"} or decode_name(name) is not None)
 
 
 def is_worker(text: object) -> bool:
-    """Whether this names a worker: 32 hex digits. What a claim or an attempt says must be that before a path is made of it."""
+    """Return whether this names a worker: 32 hex digits. Text from a claim or an attempt is checked before a path is made of it."""
     return isinstance(text, str) and re.fullmatch(_DIGEST, text) is not None
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a name in `tmp/` is of our own making."""
+    """Return whether cachestore makes such names in `tmp/`."""
     return _TEMPORARY.parse(name) is not None
 
 
 class _Inside:
-    """A file or folder that has the same place below the `root` of every store, or of every pass."""
+    """A file or folder with the same path below the `root` of every store, or of every pass."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -211,12 +210,12 @@ class _Inside:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The paths of one store, the mode its files are made with, and which store it is."""
+    """The paths of one store, the mode of its files, and its id."""
 
     root: Path
     mode: Mode = Mode.PRIVATE
     store_id: str = ""
-    """The id in the marker of the store that was opened; empty for a path that was not opened."""
+    """The id in the marker of the opened store; empty if the path was not opened."""
 
     marker = _Inside(MARKER)
     segments = _Inside("segments")
@@ -227,17 +226,17 @@ class Layout:
     plans = _Inside("plans")
     workers = _Inside("workers")
     digests = _Inside("digests")
-    condemned = _Inside("condemned")
+    marked = _Inside("condemned")
     quarantine = _Inside("quarantine")
     temporary = _Inside("tmp")
 
     @classmethod
     def at(cls, path: object, argument: str = "path") -> Self:
-        """The paths of the store at a caller's path; `argument` is what the caller knows it as. Raises BadInput for what is no path."""
+        """Return the paths of the store at a caller's path; errors call it `argument`. Raises BadInput for something that is not a path."""
         return cls(as_path(argument, path).absolute())
 
     def command(self, words: str) -> str:
-        """A command for this store as it can be pasted: of `repair --refill`, "`cachestore repair STORE --refill`"."""
+        """Return a command for this store, ready to paste: `repair --refill` gives "`cachestore repair STORE --refill`"."""
         return _command(words, self.root)
 
     def segment(self, digest: str) -> Path:
@@ -249,7 +248,7 @@ class Layout:
         return self.indexes / _INDEX.make(*name)
 
     def catalog_folder(self, name: str) -> Path:
-        """The folder of one name's generations."""
+        """The folder of a data set's catalogs."""
         return self.catalogs / encode_name(name)
 
     def catalog(self, name: str, generation: int) -> Path:
@@ -257,7 +256,7 @@ class Layout:
         return self.catalog_folder(name) / _CATALOG.make(generation)
 
     def dropped(self, name: str, generation: int) -> Path:
-        """The path of what says that a data set was dropped, up to a generation."""
+        """The path of the mark that a data set was dropped, up to a generation."""
         return self.catalog_folder(name) / _DROPPED.make(generation)
 
     def listing_folder(self, name: str) -> Path:
@@ -289,27 +288,27 @@ class Layout:
         return self.plan_folder(plan) / _PASS_FOLDER.make(number)
 
     def worker(self, worker: str) -> Path:
-        """The path of a worker's beat."""
+        """The path of a worker's heartbeat."""
         return self.workers / _WORKER.make(worker)
 
     def worker_lock(self, worker: str) -> Path:
-        """The path of the lock that a worker holds for life."""
+        """The path of the lock that a worker holds while it runs."""
         return self.workers / _WORKER_LOCK.make(worker)
 
-    def condemned_list(self, digest: str) -> Path:
-        """The path of a list of segments that are to go, by the digest of its bytes."""
-        return self.condemned / _CONDEMNED.make(digest)
+    def marked_list(self, digest: str) -> Path:
+        """The path of a list of segments marked for deletion, by the digest of its bytes."""
+        return self.marked / _MARKED.make(digest)
 
     def lost_list(self, digest: str) -> Path:
         """The path of the list of entries that were lost with a segment."""
         return self.quarantine / _LOST.make(digest)
 
     def lock(self, word: str) -> Path:
-        """The path of a lock that saves work."""
+        """The path of a lock."""
         return self.root / "locks" / f"{word}.lock"
 
     def new_temporary(self, digest: str = "") -> Path:
-        """A path in `tmp/` that nobody uses, or the one with these 32 hexadecimal digits."""
+        """A new path in `tmp/`, or the one with these 32 hex digits."""
         return self.temporary / _TEMPORARY.make(digest or secrets.token_hex(16))
 
 
@@ -343,18 +342,18 @@ class PassFolder:
 
 
 def command_for(words: str, path: Path) -> str:
-    """As `Layout.command`, for the store that a file lies in, by the file's place alone; without a store where that is none of ours."""
+    """As `Layout.command`, for the store of this file; the store is left out if the path is not one of a store."""
     match = _INSIDE.fullmatch(str(path))
     return _command(words, Path(match[1] or "/") if match else None)
 
 
 def to_repair(path: Path) -> str:
-    """What mends the store that a file lies in."""
+    """Return the command that repairs the store of this file."""
     return command_for("repair", path)
 
 
 def to_verify(path: Path) -> str:
-    """What tells of the store that a file lies in."""
+    """Return the command that checks the store of this file."""
     return command_for("verify", path)
 
 
@@ -364,13 +363,13 @@ def _command(words: str, root: Path | None) -> str:
 
 
 def encode_name(name: str) -> str:
-    """A data set's name as a folder name: any text, percent-encoded, so that no name leaves its folder.
+    """Return a data set's name as a folder name: any text, percent-encoded, so that no name leaves its folder.
 
-    Raises BadInput for the empty name, for one longer than 200 bytes when encoded, and for one that is not Unicode text.
+    Raises BadInput for an empty name, for one longer than 200 bytes when encoded, and for one that is not Unicode text.
     """
     try:
         encoded = quote(unicodedata.normalize("NFC", name), safe=" ")
-    except UnicodeEncodeError:  # half a surrogate pair: how Python shows bytes of a file name that are not UTF-8
+    except UnicodeEncodeError:  # a lone surrogate, which is how Python shows bytes of a file name that are not UTF-8
         encoded = ""
     if encoded.startswith("."):
         encoded = "%2E" + encoded[1:]
@@ -380,7 +379,7 @@ def encode_name(name: str) -> str:
 
 
 def decode_name(folder: str) -> str | None:
-    """The data set's name behind a folder name, or None where the folder is not ours."""
+    """Return the data set's name for a folder name, or None if the folder is not from cachestore."""
     try:
         name = unquote(folder, errors="strict")
         return name if encode_name(name) == folder else None

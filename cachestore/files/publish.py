@@ -1,14 +1,14 @@
 """How a file becomes visible: complete, durable, under a name that is never reused.
 
     temporary file in tmp/ -> write -> permission bits -> fsync -> read back and compare
-    -> look whether the store at the path is the one that was opened
-    -> place without replacing (link) -> remove the temporary name -> fsync the folder -> look again -> only then acknowledge
+    -> check that the store at the path is the one that was opened
+    -> place without replacing (link) -> remove the temporary name -> fsync the folder -> check again -> only then acknowledge
 
-The looks are what makes an acknowledgement true: a disk that was unmounted, or a folder that was moved, leaves a path at which files
-can be made that no reader of the store will find. There is one before the first byte too, so that little is written in vain.
+The checks are needed because a disk may be unmounted, or a folder moved: files can still be made at that path, but no reader of the
+store finds them. One more check, before the first byte, avoids writing in vain.
 
-The comparison checks memory and file system, not the platter. A failed fsync is never tried again on the same descriptor:
-the kernel marks the pages clean, so a second one would lie. Nothing else in the project makes a file in a store.
+The comparison finds faults of memory and file system, not of the disk. A failed fsync is never tried again on the same descriptor:
+the kernel has marked the pages clean, so a second one would report success. All files of a store are made here.
 """
 
 import contextlib
@@ -43,9 +43,9 @@ _durable: Final[set[Path]] = set()
 
 
 def make_root(layout: Layout) -> None:
-    """Make a store's own folder and those above it, durably; one that exists is fine. Only creating a store does this.
+    """Make a store's root and the folders above it, durably; existing ones are fine. Only creating a store does this.
 
-    Anything else that made them would write to a place where no store is: below the mount point of a disk that was unmounted.
+    Anything else that did could write where no store is: below the mount point of a disk that was unmounted.
     """
     missing: list[Path] = []
     folder = layout.root
@@ -58,13 +58,13 @@ def make_root(layout: Layout) -> None:
 
 
 def make_folder(layout: Layout, *folders: Path) -> None:
-    """Make folders below the store's root and those between, with the store's bits, durably. One that exists is fine.
+    """Make folders below the store's root and those between, with the store's permission bits, durably. Existing ones are fine.
 
-    Raises WriteFailed, also where the store's root is gone or another store's.
+    Raises WriteFailed, also if the store's root is gone or belongs to another store.
     """
     for folder in folders:
         unsure: list[Path] = []
-        # One that is there may have been made by a process that died before it synced the name, so each process syncs it once.
+        # The process that made an existing folder may have died before it synced the name, so each process syncs it once.
         while folder != layout.root and (folder not in _durable or not _is_folder(folder)):
             unsure.append(folder)
             folder = folder.parent  # noqa: PLW2901
@@ -82,7 +82,7 @@ def make_folder(layout: Layout, *folders: Path) -> None:
 def _make_one(layout: Layout, path: Path) -> None:
     try:
         if is_link(path) and path != layout.root and path.is_relative_to(layout.root):
-            raise OSError(errno.ELOOP, "it is a link, and links inside a store are refused")  # noqa: TRY301 - told as any refusal
+            raise OSError(errno.ELOOP, "it is a link, and links inside a store are refused")  # noqa: TRY301 - reported as any OSError
         if not _is_folder(path):
             path.mkdir()
             path.chmod(layout.mode.folder_bits)
@@ -92,9 +92,9 @@ def _make_one(layout: Layout, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable. Does nothing where folders cannot be opened (Windows) or synced (some network file systems).
+    """Make the names in a folder durable. Does nothing if folders cannot be opened (Windows) or synced (some network file systems).
 
-    Raises WriteFailed: what lies in a folder that this user may not open cannot be acknowledged.
+    Raises WriteFailed, also if this user may not open the folder: then its files cannot be acknowledged.
     """
     if not hasattr(os, "O_DIRECTORY"):
         return
@@ -112,7 +112,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _sync_above(folder: Path) -> None:
-    """Make the store's own name durable, where that can be had: above it one may be allowed to make files, but not to list them."""
+    """Make the store's own name durable if possible: a user may be allowed to make files above it, but not to list them."""
     try:
         sync_folder(folder)
     except WriteFailed as error:
@@ -126,10 +126,10 @@ def _is_folder(path: Path) -> bool:
 
 
 def publish(layout: Layout, final: Path, chunks: Iterable[Buffer], *, read_only: bool = False) -> bool:
-    """Publish a file durably under a name of its own; True if this call placed it, False if the name was taken already.
+    """Publish a file durably under a name of its own. Returns True if this call placed it, False if the name was taken already.
 
-    Raises WriteFailed, naming the path and the reason; the temporary file is then removed where possible and nothing is
-    acknowledged. The caller may call again: a new temporary file is written.
+    Raises WriteFailed with path and reason. The temporary file is then removed if possible, and nothing is acknowledged. The caller may
+    call again, which writes a new temporary file.
     """
     chunks = list(chunks)
     with _made_visible(layout, final, size_bytes=sum(memoryview(chunk).nbytes for chunk in chunks)) as temporary:
@@ -141,7 +141,7 @@ def publish(layout: Layout, final: Path, chunks: Iterable[Buffer], *, read_only:
 
 @contextlib.contextmanager
 def _made_visible(layout: Layout, final: Path, *, size_bytes: int = 0, temporary: Path | None = None) -> Generator[Path]:
-    """A path in `tmp/` for what is about to become `final`; it is gone afterwards. What the system refuses is raised as WriteFailed."""
+    """Yield a path in `tmp/` for the file that becomes `final`, and remove it afterwards. Errors of the system become WriteFailed."""
     temporary = temporary or layout.new_temporary()
     try:
         check_for_writing(layout)
@@ -153,7 +153,7 @@ def _made_visible(layout: Layout, final: Path, *, size_bytes: int = 0, temporary
 
 
 def publish_file(layout: Layout, temporary: Path, final: Path) -> bool:
-    """Publish a file that was built under a temporary path of `layout`; otherwise as `publish`. The temporary name is gone afterwards."""
+    """Publish a file that was built at a temporary path of `layout`, else as `publish`. The temporary name is gone afterwards."""
     with _made_visible(layout, final, temporary=temporary):
         temporary.chmod(_READ_ONLY_BITS)
         descriptor, _status = open_regular(temporary)
@@ -165,19 +165,19 @@ def publish_file(layout: Layout, temporary: Path, final: Path) -> bool:
 
 
 def note(layout: Layout, final: Path, data: Buffer) -> bool:
-    """Create a small advisory file that may be lost in a power cut: complete when visible, but not synced. True if this call made it.
+    """Create a small advisory file: complete when visible, but not synced, so a power cut may lose it. Returns True if this call made it.
 
-    Nothing is acknowledged by it, so there is no look afterwards. The one before keeps a worker from claiming for ever in a strange store.
+    It acknowledges nothing, so the store is checked only before. That check keeps a worker from claiming forever in another store.
     """
     with _made_visible(layout, final, size_bytes=memoryview(data).nbytes) as temporary:
         _write_unsynced(layout, temporary, data)
-        return _place(layout, temporary, final)
+        return _link(layout, temporary, final)
 
 
 def overwrite(layout: Layout, final: Path, data: Buffer) -> None:
-    """Replace a worker's beat by a newer one, atomically and without syncing: the only file of a store that is ever overwritten.
+    """Replace a worker's heartbeat atomically and without syncing. No other file of a store is ever overwritten.
 
-    As for `note`, the look before is the only one: a worker that goes on must not show its beats in a strange store.
+    As in `note`, the store is checked only before, so that a worker shows no heartbeats in another store.
     """
     with _made_visible(layout, final, size_bytes=memoryview(data).nbytes) as temporary:
         _write_unsynced(layout, temporary, data)
@@ -185,7 +185,7 @@ def overwrite(layout: Layout, final: Path, data: Buffer) -> None:
 
 
 def write_outside(final: Path, data: Buffer) -> None:
-    """Write a file that is no part of a store: beside its place, synced, then renamed over what stood there. Raises WriteFailed."""
+    """Write a file outside a store: into a temporary file beside it, synced, then renamed over the old file. Raises WriteFailed."""
     temporary = final.parent / f".{secrets.token_hex(8)}.cachestore-tmp"
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -201,10 +201,10 @@ def write_outside(final: Path, data: Buffer) -> None:
 
 
 def move(layout: Layout, source: Path, target: Path) -> None:
-    """Move a file to another folder of the store durably, without replacing one there; one that somebody else moved is left to them."""
+    """Move a file to another folder of the store durably, without replacing a file there. If another process moved it, do nothing."""
     check_for_writing(layout)
     try:
-        if _place(layout, source, target):
+        if _link(layout, source, target):
             sync_folder(target.parent)  # before the old name goes, or a power cut could take both
             check_for_writing(layout, target)
             source.unlink(missing_ok=True)
@@ -229,10 +229,10 @@ def _write(temporary: Path, chunks: Sequence[Buffer], bits: int) -> None:
 
 
 def _blocks(chunks: Sequence[Buffer]) -> Iterator[Buffer]:
-    """The bytes of these chunks in large, aligned pieces; each is good until the next.
+    """Yield the bytes of these chunks in large, aligned blocks; each is valid until the next.
 
-    Linux keeps a file in memory in pieces that fit what was written at once: chunks of 512 KiB written one after the other behind a
-    header are read at 0.79 of the speed of copies out of a mapped file, the same bytes in large blocks at 0.89 to 0.96.
+    Linux keeps a file in memory in pieces of the size that was written at once. Chunks of 512 KiB written one by one behind a header are
+    read at 0.79 of the speed of copies from a mapped file; the same bytes in large blocks at 0.89 to 0.96.
     """
     if len(chunks) < 2:
         yield from chunks
@@ -268,32 +268,32 @@ def _write_all(descriptor: int, data: Buffer) -> None:
 
 
 def _finish(layout: Layout, temporary: Path, final: Path) -> bool:
-    failpoint("publish.before_place")
+    failpoint("publish.before_link")
     with _still_in(layout, final):
-        placed = _place(layout, temporary, final)
-        failpoint("publish.after_place")
+        published = _link(layout, temporary, final)
+        failpoint("publish.after_link")
         _remove(temporary)
         sync_folder(final.parent)
     failpoint("publish.after_folder_fsync")
-    return placed
+    return published
 
 
 @contextlib.contextmanager
 def _still_in(layout: Layout, final: Path) -> Generator[None]:
-    """Look again whether the store is the one that was opened: before a file is placed, and once it was.
+    """Check that the store is the one that was opened, before a file is placed and after.
 
-    After the first of these a store that comes to the path gets no file: it has no temporary one to make it of. What was placed
-    stays where the second fails, as another writer may count on it already.
+    After the first check, another store that appears at the path cannot get the file: it does not have the temporary file to link. If the
+    second check fails, the placed file stays, as another writer may already count on it.
     """
     check_for_writing(layout)
     yield
     check_for_writing(layout, final)
 
 
-def _place(layout: Layout, temporary: Path, final: Path) -> bool:
-    """Give a file its final name without replacing: by `link`, or where there are no links by check-then-rename under a lock."""
+def _link(layout: Layout, temporary: Path, final: Path) -> bool:
+    """Give a file its final name without replacing: by `link`, or without links by check-then-rename under a lock."""
     if not hasattr(os, "link"):
-        return _place_by_rename(layout, temporary, final)
+        return _rename(layout, temporary, final)
     try:
         final.hardlink_to(temporary)
     except FileExistsError:
@@ -302,12 +302,12 @@ def _place(layout: Layout, temporary: Path, final: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        return _place_by_rename(layout, temporary, final)
+        return _rename(layout, temporary, final)
     return True
 
 
-def _place_by_rename(layout: Layout, temporary: Path, final: Path) -> bool:
-    """The way without links. The lock narrows the race; if it cannot be had in 2 s, go on: equal names hold interchangeable content."""
+def _rename(layout: Layout, temporary: Path, final: Path) -> bool:
+    """Place without links. The lock narrows the race. After 2 s it goes on without: equal names hold interchangeable content."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(LockTimeout):
             stack.enter_context(locked(layout.lock("rename"), seconds=_RENAME_LOCK_SECONDS, mode=layout.mode))

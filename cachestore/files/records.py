@@ -1,6 +1,6 @@
-"""Small JSON files with a format name and a checksum: recipes, rounds, claims, ledgers, beats, `done.json`, `cachestore.json`.
+"""Small JSON files with a format name and a checksum: recipes, rounds, claims, ledgers, heartbeats, `done.json`, `cachestore.json`.
 
-From format 2 on the checksum covers the format too. So one flipped bit in a `/1` is damage, and never looks like a newer version.
+From format 2 on the checksum covers the format too. So one flipped bit in a `/1` is found as damage, and never looks like a newer version.
 """
 
 import json
@@ -15,11 +15,11 @@ from cachestore.files.opening import read_whole
 from cachestore.files.paths import to_repair, to_verify
 
 RECORD_LIMIT_BYTES: Final = 256 * 1024 * 1024
-"""Largest record that is read. A round that reopens ten million units stays below it."""
+"""Largest record that is read. A round that opens ten million units again is smaller."""
 
 
 def encode_record(kind: str, version: int, body: Mapping[str, Json]) -> bytes:
-    """The bytes of a record. Pure: equal bodies give equal bytes."""
+    """Return the bytes of a record. Equal bodies give equal bytes."""
     raw = canonical(dict(body))
     checksum = _checksum(raw, kind, version).encode()
     return b'{"body":' + raw + b',"checksum":"' + checksum + b'","format":"' + f'{kind}/{version}"}}\n'.encode()
@@ -30,7 +30,7 @@ def _checksum(raw: bytes, kind: str, version: int) -> str:
 
 
 def decode_record(kind: str, version: int, data: bytes | bytearray, *, where: Path) -> dict[str, Any]:
-    """The body of a record. Raises FormatError if it is damaged, of another kind, or newer than `version`."""
+    """Return the body of a record. Raises FormatError if it is damaged, of another kind, or newer than `version`."""
     try:
         record = json.loads(bytes(data))
         found_kind, _, found_version = str(record["format"]).partition("/")

@@ -1,7 +1,7 @@
-"""How a file leaves a store: by its name within an open folder, so that no link is followed and no path looked up twice.
+"""Removes files from a store: by name within an open folder, so that no link is followed and no path is looked up twice.
 
-Only regular files and empty folders are ever removed, one name at a time and never recursively. Who calls has parsed the name with
-`paths`: what does not parse is not ours. A removal is not synced: a file that comes back after a power cut is as it was.
+It removes only regular files and empty folders, one at a time, never recursively. The caller has parsed the name with `paths`, as other
+names are not from cachestore. A removal is not synced: a file that comes back after a power cut is unchanged.
 """
 
 import errno
@@ -22,23 +22,23 @@ _GONE: Final = {errno.ENOENT, getattr(errno, "ESTALE", errno.ENOENT)}
 
 
 def remove_file(layout: Layout, path: Path) -> int:
-    """Remove a regular file of a store; returns its bytes, 0 where it is gone already.
+    """Remove a regular file of a store. Returns its bytes, or 0 if it is gone already.
 
-    Raises FormatError where the name, or a folder on the way to it, is a link or no regular file: it is left alone. Raises WriteFailed,
-    also where the store that was opened is not at its path any more: what has the same name in another one is not superfluous there.
+    Raises FormatError if the path, or a folder above it, is a link or not a regular file; nothing is removed then. Raises WriteFailed, also
+    if the opened store is no longer at its path: another store may need its file of the same name.
     """
     return _remove(layout, path, stat.S_ISREG, os.unlink, absent=_GONE) or 0
 
 
 def remove_folder(layout: Layout, path: Path) -> bool:
-    """Remove an empty folder of a store; False where it is not empty, or gone. Raises FormatError, WriteFailed as `remove_file`."""
+    """Remove an empty folder of a store. Returns False if it is not empty, or gone. Raises FormatError, WriteFailed as `remove_file`."""
     return _remove(layout, path, stat.S_ISDIR, os.rmdir, absent={*_GONE, errno.ENOTEMPTY, errno.EEXIST}) is not None
 
 
 def _remove(
     layout: Layout, path: Path, is_kind: Callable[[int], bool], remove: Callable[..., None], *, absent: Collection[int]
 ) -> int | None:
-    """Remove a name of one kind; returns the bytes that it had, or None where the system's answer is one of `absent`."""
+    """Remove a name of one kind. Returns the bytes that it had, or None if the system's error is one of `absent`."""
     try:
         with _folder_of(layout, path) as folder:
             name = path.name if folder is not None else path
@@ -57,7 +57,7 @@ def _remove(
 
 
 def age_seconds(path: Path, now: float) -> float | None:
-    """For how long a regular file was not written, by its time and `now` (seconds since the epoch); None for anything else."""
+    """Return how long ago a regular file was written, by its mtime and `now` (seconds since the epoch); None for anything else."""
     with suppress(OSError):
         status = path.lstat()
         if stat.S_ISREG(status.st_mode):
@@ -66,16 +66,16 @@ def age_seconds(path: Path, now: float) -> float | None:
 
 
 def is_older(path: Path, seconds: float, *, now: float) -> bool:
-    """Whether a regular file was not written for longer than so many seconds."""
+    """Return whether a regular file was last written more than `seconds` ago."""
     return (age_seconds(path, now) or 0.0) > seconds
 
 
 @contextmanager
 def _folder_of(layout: Layout, path: Path) -> Generator[int | None]:
-    """The folder that a path lies in, opened from the root on, one name after the other; None where the system has no such calls."""
+    """Yield a descriptor of a path's folder, opened from the root one name at a time; None if the system has no such calls."""
     if not _HAS_DESCRIPTORS:
         check_for_writing(layout)
-        # A link on the way is refused, one that is put there just now is not.
+        # This finds a link that is there now, but not one that appears after the check.
         if any(is_link(folder) for folder in path.parents if folder != layout.root and folder.is_relative_to(layout.root)):
             _refuse_strange(path)
         yield None

@@ -1,8 +1,8 @@
 """A table: named columns with a checksum each in one safetensors file. Plans and catalogs are tables.
 
-Three kinds of column are enough: numbers (int64), strings (UTF-8 bytes with offsets) and digests (rows of fixed width). Lists
-are a column of offsets into another column. Columns are read as views of one buffer, so a million rows cost no objects until
-they are looked at, and go to disk again as they are. Numbers are little-endian.
+There are three kinds of column: numbers (int64), strings (UTF-8 bytes with offsets) and digests (rows of fixed width). A list is a column
+of offsets into another column. Columns are views of one buffer, so a million rows cost no objects until they are used, and are written
+again as they are. Numbers are little-endian.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeVar, overload
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Json, canonical
 from cachestore.files.checksum import Buffer, digest_of
-from cachestore.files.container import ALIGNMENT, TensorPlace, build_header, parse_header
+from cachestore.files.container import ALIGNMENT, TensorInfo, build_header, parse_header
 from cachestore.files.container import read_header as read_container_header
 from cachestore.files.opening import let_go, map_whole, open_regular, opened, read_at, read_whole
 from cachestore.files.paths import to_repair, to_verify
@@ -36,39 +36,39 @@ T = TypeVar("T")
 B = TypeVar("B", bound=bytes)
 
 Column = tuple[str, tuple[int, ...], Buffer]
-"""(dtype, shape, bytes) of one column as it goes to disk."""
+"""(dtype, shape, bytes) of one column as it is written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that was read and checked."""
+    """A table that was read."""
 
     header: Mapping[str, Any]
     columns: "Mapping[str, memoryview | Span]"
     digest: str
     """xxh3_128 over the header's text and the columns' dtypes, shapes and checksums: equal tables have equal digests."""
     checksums: Mapping[str, Any]
-    """[dtype, shape, xxh3_128] of each column: equal columns have equal checksums, whichever table they are in."""
+    """[dtype, shape, xxh3_128] of each column: equal columns have equal checksums, also in different tables."""
 
     def numbers(self, name: str) -> "memoryview[int] | Numbers":
-        """A column of int64; empty if the table has no such column. A matrix comes flat."""
+        """Return a column of int64; empty if the table has no such column. A matrix comes flat."""
         found = self.columns.get(name, memoryview(b""))
         return Numbers(found) if isinstance(found, Span) else found.cast("q")
 
     def strings(self, name: str) -> "Strings":
-        """A column of strings; empty if the table has no such column."""
+        """Return a column of strings; empty if the table has no such column."""
         return Strings(self.columns.get(f"{name}.text", memoryview(b"")), self.numbers(f"{name}.offsets"))
 
     def digests(self, name: str, width: int) -> "Digests":
-        """A column of rows of `width` bytes; empty if the table has no such column."""
+        """Return a column of rows of `width` bytes; empty if the table has no such column."""
         return Digests(self.columns.get(name, memoryview(b"")), width)
 
 
 class Span:
-    """A part of a file that is kept open, read where it is looked at; stands where a view of memory would. Closed when it is forgotten.
+    """A part of an open file that is read when it is used, in place of a view of memory. The file is closed with the last part.
 
-    Slices of one step only, within the part; one raises FormatError where the file was cut short. A forked copy reads on: positions are no
-    state of the descriptor.
+    It takes only slices with step 1, and raises FormatError if the file was cut short. A forked child can use it too, as no read depends on
+    the descriptor's position.
     """
 
     __slots__ = ("_end", "_file", "_start")
@@ -124,13 +124,13 @@ class Numbers(Sequence[int]):
         if isinstance(index, slice):
             first, last, step = index.indices(len(self))
             if step != 1:
-                return [self[place] for place in range(first, last, step)]
+                return [self[row] for row in range(first, last, step)]
             return self._span[first * _NUMBER_BYTES : last * _NUMBER_BYTES].cast("q").tolist()
-        place = range(len(self))[index]
-        return self._span[place * _NUMBER_BYTES : (place + 1) * _NUMBER_BYTES].cast("q")[0]
+        row = range(len(self))[index]
+        return self._span[row * _NUMBER_BYTES : (row + 1) * _NUMBER_BYTES].cast("q")[0]
 
     def tolist(self) -> list[int]:
-        """All numbers."""
+        """Return all numbers as a list."""
         return self[:]
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
@@ -141,9 +141,9 @@ class Numbers(Sequence[int]):
 
 
 class Strings(Sequence[str]):
-    """A read-only sequence of strings over their bytes; each is decoded when it is looked at.
+    """A read-only sequence of strings over their bytes. Each is decoded when it is used.
 
-    `offsets` has one number more than there are strings, or none at all for no strings.
+    `offsets` has one number more than there are strings, or is empty for no strings.
     """
 
     __slots__ = ("_offsets", "_text")
@@ -161,12 +161,12 @@ class Strings(Sequence[str]):
         return len(self._text)
 
     def as_columns(self) -> tuple[memoryview, "memoryview[int]"]:
-        """(text, offsets) as they stand on disk."""
+        """Return (text, offsets) as they are on disk."""
         offsets = self._offsets[:]
         return self._text[:], offsets if isinstance(offsets, memoryview) else memoryview(array("q", offsets))
 
     def __iter__(self) -> Iterator[str]:
-        """The strings in order; faster than looking up one after the other."""
+        """Yield the strings in order. This is faster than one look-up each."""
         text, offsets = bytes(self._text), self._offsets.tolist()
         return (str(text[start:end], "utf-8", "surrogatepass") for start, end in pairwise(offsets))
 
@@ -176,14 +176,14 @@ class Strings(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> "str | list[str]":
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        place = range(len(self))[index]  # refuses what is out of range, and counts from the end
-        return str(self._text[self._offsets[place] : self._offsets[place + 1]], "utf-8", "surrogatepass")
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = range(len(self))[index]  # raises IndexError, and counts negative numbers from the end
+        return str(self._text[self._offsets[row] : self._offsets[row + 1]], "utf-8", "surrogatepass")
 
-    def take(self, places: Iterable[int]) -> list[str]:
-        """The strings at these places, all of which are there, counted from 0; half the time of one look for each."""
+    def take(self, rows: Iterable[int]) -> list[str]:
+        """Return the strings with these numbers, counted from 0 and not checked. This takes half the time of single look-ups."""
         text, offsets = self._text, self._offsets
-        return [str(text[offsets[place] : offsets[place + 1]], "utf-8", "surrogatepass") for place in places]
+        return [str(text[offsets[row] : offsets[row + 1]], "utf-8", "surrogatepass") for row in rows]
 
 
 class Digests(Sequence[bytes]):
@@ -200,7 +200,7 @@ class Digests(Sequence[bytes]):
 
     @property
     def raw(self) -> memoryview:
-        """All rows, one after the other."""
+        """All rows, concatenated."""
         return self._raw[:]
 
     @overload
@@ -209,23 +209,23 @@ class Digests(Sequence[bytes]):
     def __getitem__(self, index: slice) -> list[bytes]: ...
     def __getitem__(self, index: int | slice) -> "bytes | list[bytes]":
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        place = range(len(self))[index] * self._width
-        return bytes(self._raw[place : place + self._width])
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = range(len(self))[index] * self._width
+        return bytes(self._raw[row : row + self._width])
 
-    def take(self, places: Iterable[int], kind: type[B] = bytes) -> list[B]:
-        """The rows at these places, all of which are there, counted from 0; as a kind of bytes that is as long as they are."""
+    def take(self, rows: Iterable[int], kind: type[B] = bytes) -> list[B]:
+        """Return the rows with these numbers, counted from 0 and not checked, as `kind`: bytes, or a subclass for values of this width."""
         raw, width, make = self._raw, self._width, bytes.__new__
-        return [make(kind, raw[place * width : (place + 1) * width]) for place in places]
+        return [make(kind, raw[row * width : (row + 1) * width]) for row in rows]
 
     def __iter__(self) -> Iterator[bytes]:
-        """The rows in order; much faster than looking up one after the other."""
+        """Yield the rows in order. This is much faster than one look-up each."""
         raw, width = bytes(self._raw), self._width
-        return (raw[place : place + width] for place in range(0, len(raw), width))
+        return (raw[row : row + width] for row in range(0, len(raw), width))
 
 
 class Texts:
-    """Strings gathered one after the other without an object for each; `strings` is what was gathered."""
+    """Collects strings without an object for each; `strings` returns them."""
 
     __slots__ = ("_offsets", "_text")
 
@@ -242,36 +242,36 @@ class Texts:
         self._offsets.append(len(self._text))
 
     def strings(self) -> Strings:
-        """All that was gathered; nothing may be added afterwards."""
+        """Return all collected strings. Add nothing afterwards."""
         return Strings(memoryview(self._text), memoryview(self._offsets))
 
 
-def take(values: Sequence[T], places: Sequence[int]) -> list[T]:
-    """The items at these places, all of which are there, counted from 0."""
+def take(values: Sequence[T], rows: Sequence[int]) -> list[T]:
+    """Return the items with these numbers, counted from 0 and not checked."""
     if isinstance(values, Strings | Digests):
-        return values.take(places)  # pyright: ignore[reportReturnType] - a column of strings is a sequence of strings
-    return [values[place] for place in places]
+        return values.take(rows)  # pyright: ignore[reportReturnType] - a column of strings is a sequence of strings
+    return [values[row] for row in rows]
 
 
 def number_column(values: "Iterable[int] | memoryview[int]", *, width: int = 1) -> Column:
-    """A column of int64; `width` numbers a row."""
+    """Return a column of int64 with `width` numbers a row."""
     raw = values if isinstance(values, memoryview) else memoryview(array("q", values))
     shape = (len(raw),) if width == 1 else (len(raw) // width, width)
     return ("I64", shape, raw.cast("B"))
 
 
 def digest_column(rows: Sequence[bytes], *, width: int) -> Column:
-    """A column of byte strings, all `width` long."""
+    """Return a column of byte strings, all `width` long."""
     return ("U8", (len(rows), width), run_of(rows))
 
 
 def run_of(rows: Sequence[bytes]) -> bytes | memoryview:
-    """Byte strings one after the other; without a copy where they lie so."""
+    """Return byte strings concatenated, without a copy if they already are."""
     return rows.raw if isinstance(rows, Digests) else b"".join(rows)
 
 
 def string_columns(name: str, values: Sequence[str]) -> dict[str, Column]:
-    """The two columns of a sequence of strings: their bytes and their offsets."""
+    """Return the two columns of a sequence of strings: their bytes and their offsets."""
     if isinstance(values, Strings) and len(values):
         text, offsets = values.as_columns()
         return {f"{name}.text": ("U8", (len(text),), text), f"{name}.offsets": number_column(offsets)}
@@ -281,13 +281,13 @@ def string_columns(name: str, values: Sequence[str]) -> dict[str, Column]:
 
 
 def never_falls(numbers: Sequence[int]) -> bool:
-    """Whether each list starts where the one before ends, or later. In C, as a million rows are checked each time."""
+    """Return whether no number is smaller than the one before it. It runs in C, as a million rows are checked each time."""
     listed = numbers.tolist() if isinstance(numbers, memoryview) else numbers
     return all(map(le, listed, islice(listed, 1, None)))
 
 
 def offsets_of(lengths: Iterable[int]) -> Iterator[int]:
-    """Where each list starts, and where the last one ends: one number more than there are lists."""
+    """Yield where each list starts, and where the last one ends: one number more than there are lists."""
     position = 0
     yield position
     for length in lengths:
@@ -296,12 +296,12 @@ def offsets_of(lengths: Iterable[int]) -> Iterator[int]:
 
 
 def encode_table(kind: str, version: int, header: Mapping[str, Json], columns: Mapping[str, Column]) -> list[Buffer]:
-    """The chunks of a table's file, pure in its arguments. Wide columns stand first, so that every number is aligned."""
+    """Return the chunks of a table's file; they depend only on the arguments. Numbers come first, so that each is aligned."""
     ordered = sorted(columns.items(), key=lambda item: (item[1][0] != "I64", item[0]))
-    tensors: dict[str, TensorPlace] = {}
+    tensors: dict[str, TensorInfo] = {}
     position = 0
     for name, (dtype, shape, raw) in ordered:
-        tensors[name] = TensorPlace(dtype, shape, position, position + len(raw))
+        tensors[name] = TensorInfo(dtype, shape, position, position + len(raw))
         position += len(raw)
     metadata = {
         "format": f"{kind}/{version}",
@@ -313,9 +313,9 @@ def encode_table(kind: str, version: int, header: Mapping[str, Json], columns: M
 
 
 def read_table(path: Path, kind: str, version: int, *, io: Literal["pread", "mmap"] = "pread") -> Table:
-    """Read a table whole and check it. Raises FormatError if it is damaged, of another kind or newer than `version`; FileNotFoundError.
+    """Read a whole table and check it. Raises FormatError if it is damaged, of another kind or newer than `version`; FileNotFoundError.
 
-    With `io="mmap"` its columns take memory only where they are looked at; a file that is cut short afterwards ends the process.
+    With `io="mmap"` only the parts in use take memory, but a file that is cut short afterwards kills the process (SIGBUS).
     """
     raw = (map_whole if io == "mmap" else read_whole)(path, limit_bytes=TABLE_LIMIT_BYTES)
     length = int.from_bytes(raw[:8], "little")
@@ -325,8 +325,8 @@ def read_table(path: Path, kind: str, version: int, *, io: Literal["pread", "mma
     header, checksums = _parse_metadata(container.metadata, kind, version, where=path)
     whole = memoryview(raw)
     view = whole[container.data_start :]
-    columns = {name: view[place.start : place.end] for name, place in container.tensors.items()}
-    found = {name: [place.dtype, list(place.shape), digest_of(_pieces(columns[name]))] for name, place in container.tensors.items()}
+    columns = {name: view[info.start : info.end] for name, info in container.tensors.items()}
+    found = {name: [info.dtype, list(info.shape), digest_of(_pieces(columns[name]))] for name, info in container.tensors.items()}
     if checksums != found:
         raise FormatError(f"{path} does not match its checksums; run {to_repair(path)}")
     for name, column in columns.items():
@@ -336,7 +336,7 @@ def read_table(path: Path, kind: str, version: int, *, io: Literal["pread", "mma
 
 
 def _are_strings(text: memoryview, raw: memoryview) -> bool:
-    """Whether offsets cut a text into whole strings of UTF-8. A piece of a mapped text is in memory at once, as for its checksum."""
+    """Return whether offsets cut a text into whole UTF-8 strings. Of a mapped text, one piece at a time is in memory."""
     import numpy as np
 
     if len(raw) % _NUMBER_BYTES or not len(raw):
@@ -346,9 +346,9 @@ def _are_strings(text: memoryview, raw: memoryview) -> bool:
         return False
     start = 0
     while start < len(text):
-        # From the start of one string to that of another, so that no character is cut where the strings are right.
-        place = int(np.searchsorted(offsets, start + _PIECE_BYTES, side="right")) - 1
-        end = int(offsets[place]) if offsets[place] > start else int(offsets[np.searchsorted(offsets, start, side="right")])
+        # A piece starts and ends where a string starts, so it cuts no character of valid strings.
+        row = int(np.searchsorted(offsets, start + _PIECE_BYTES, side="right")) - 1
+        end = int(offsets[row]) if offsets[row] > start else int(offsets[np.searchsorted(offsets, start, side="right")])
         if not _is_text(text[start:end], offsets[(offsets >= start) & (offsets < end)] - start):
             return False
         let_go(text)
@@ -357,7 +357,7 @@ def _are_strings(text: memoryview, raw: memoryview) -> bool:
 
 
 def _is_text(piece: memoryview, starts: Any) -> bool:
-    """Whether bytes are UTF-8, and every string starts where a character does."""
+    """Return whether bytes are UTF-8, and every string starts with a whole character."""
     import numpy as np
 
     try:
@@ -368,35 +368,35 @@ def _is_text(piece: memoryview, starts: Any) -> bool:
 
 
 def open_table(path: Path, kind: str, version: int) -> Table:
-    """A table whose columns are read where they are looked at, and not checked: for who knows that somebody else has just checked them.
+    """Open a table whose columns are read when they are used, and not checked: for a table that was just checked elsewhere.
 
-    Costs no memory, and a read for each look. Raises as `read_table`, but for damage to columns.
+    It takes no memory, but one read for each look-up. Raises as `read_table`, except for damage to columns.
     """
     with opened(path) as (descriptor, status):
         container = read_container_header(descriptor, status.st_size, where=path)
     header, checksums = _parse_metadata(container.metadata, kind, version, where=path)
     file = _OpenFile(path)
     start = container.data_start
-    columns = {name: Span(file, start + place.start, start + place.end) for name, place in container.tensors.items()}
+    columns = {name: Span(file, start + info.start, start + info.end) for name, info in container.tensors.items()}
     return Table(header, columns, container.metadata["digest"], checksums)
 
 
 def _pieces(column: memoryview) -> Iterator[memoryview]:
-    """The bytes of a column; of a mapped one, no more than a piece is in memory at once."""
+    """Yield the bytes of a column. Of a mapped one, one piece at a time is in memory."""
     for start in range(0, len(column), _PIECE_BYTES):
         yield column[start : start + _PIECE_BYTES]
         let_go(column)
 
 
 def read_header(path: Path, kind: str, version: int) -> Mapping[str, Any]:
-    """Read and check a table's header alone, however long its columns are, which are neither read nor checked. Raises as `read_table`."""
+    """Read and check a table's header. The columns are neither read nor checked. Raises as `read_table`."""
     with opened(path) as (descriptor, status):
         container = read_container_header(descriptor, status.st_size, where=path)
     return _parse_metadata(container.metadata, kind, version, where=path)[0]
 
 
 def _parse_metadata(metadata: Mapping[str, str], kind: str, version: int, *, where: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """(header, checksums of the columns) from a container's metadata, held against their digest."""
+    """Return (header, checksums of the columns) from a container's metadata, checked against their digest."""
     found = metadata.get("format", "")
     found_kind, _, number = found.partition("/")
     if found_kind != kind or not (number.isascii() and number.isdecimal() and len(number) < _VERSION_DIGITS):
@@ -416,6 +416,6 @@ def _parse_metadata(metadata: Mapping[str, str], kind: str, version: int, *, whe
 
 
 def _digest(header: str, checksums: str, written_as: str) -> str:
-    """Of a header's two texts. From format 2 on it covers the format too, so that a flipped bit in a `/1` never looks like a newer one."""
+    """Digest a header's two texts. From format 2 on it covers the format too, so a flipped bit in a `/1` never looks like a newer one."""
     parts = [header.encode("utf-8", "surrogatepass"), b"\0", checksums.encode("utf-8", "surrogatepass")]
     return digest_of(parts if written_as.endswith("/1") else [*parts, b"\0", written_as.encode()])

@@ -1,1 +1,1 @@
-"""Caches of other trainers, in and out."""
+"""Imports caches of other trainers, and exports data sets as such caches."""

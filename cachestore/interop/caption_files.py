@@ -1,4 +1,4 @@
-"""What a trainer makes of the caption files beside pictures: its own white space, by which files are named, and sometimes other words."""
+"""How trainers read the caption files beside pictures. Their white space decides file names, and some trainers encode other words."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ from cachestore.source.remarks import Remarks
 
 SUFFIXES: Final = (".txt", ".caption")
 _MARK: Final = "\ufeff"
-"""What may stand in front of UTF-8. Trainers keep it."""
+"""A byte order mark that may start a UTF-8 file. Trainers keep it in the caption."""
 
 
 def text_beside(files: Files, reference: str) -> str | None:
-    """What stands in the caption file beside a picture, as it is; None where there is none that can be read."""
+    """Return the exact text of the caption file beside a picture; None if no such file can be read."""
     for suffix in SUFFIXES:
         try:
             return files.read(str(PurePosixPath(reference).with_suffix(suffix)))[0].decode("utf-8")
@@ -31,33 +31,33 @@ def text_beside(files: Files, reference: str) -> str | None:
 
 @dataclass
 class EncodedCaptions:
-    """The captions of a source as a trainer encoded them, and as it read them."""
+    """Compares the captions of a source with those that a trainer read from the same files and encoded."""
 
     wanted: Format
     files: Files | None
-    """The source's files, if its captions lie in files of their own; else None."""
+    """The source's files, if its captions are in separate files; else None."""
     caption_lines: CaptionLines
     added: Added
     read_as: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """By caption, how the trainer reads it."""
+    """For each caption, the forms in which the trainer reads it, with its own white space."""
     cut: list[str] = field(default_factory=list[str])
-    """Samples with several lines, of which the trainer took one."""
+    """Ids of samples whose caption has several lines, of which the trainer encoded only one."""
     other: list[str] = field(default_factory=list[str])
-    """Samples for which the trainer encoded other words than the source has."""
+    """Ids of samples for which the trainer encoded other words than the source has."""
 
     def take(self, sample: Sample) -> tuple[str, ...]:
-        """The captions of a sample in the data set: the source's own, if the trainer has the same words."""
+        """Return a sample's captions for the data set: the source's own, or what the trainer encoded if the words differ."""
         text = self._text_of(sample)
         if self.wanted.captions_of is None or not sample.captions or (text is None and self.wanted.name == SD_SCRIPTS):
-            return sample.captions  # sd-scripts takes the first line of files alone
+            return sample.captions  # sd-scripts cuts only captions from files to their first line
         read = self.wanted.captions_of(sample.captions[0] if text is None else text, self.added)
-        kept = self._kept(sample, read[0]) if self.wanted.is_one_caption else sample.captions
-        for caption in kept:
+        captions = self._encoded_caption(sample, read[0]) if self.wanted.is_one_caption else sample.captions
+        for caption in captions:
             self.read_as.setdefault(caption, []).extend(one for one in read if same_words(one, caption))
-        return kept
+        return captions
 
-    def _kept(self, sample: Sample, read: str) -> tuple[str, ...]:
-        """The one caption that the trainer encoded, written as in the source if the words are the same."""
+    def _encoded_caption(self, sample: Sample, read: str) -> tuple[str, ...]:
+        """Return the one caption that the trainer encoded, written as in the source if only white space differs."""
         whole = sample.captions[0]
         own = next((one.strip() for one in (whole, *whole.splitlines()) if same_words(one, read)), None)
         if own is None:
@@ -67,14 +67,14 @@ class EncodedCaptions:
         return (" ".join(read.split()) if own is None else own,)
 
     def _text_of(self, sample: Sample) -> str | None:
-        """What stands in the file that a sample's captions were read from; None where they come from elsewhere."""
+        """Return the text of the file that a sample's captions were read from; None if they came from elsewhere."""
         reference = next(iter(sample.images.get(IMAGE, ())), None)
         text = None if reference is None or self.files is None else text_beside(self.files, reference)
         own = None if text is None else captions_in(text.removeprefix(_MARK), self.caption_lines, sample.id, Remarks())
         return text if own == sample.captions else None
 
     def remarks(self) -> Iterator[str]:
-        """What differs from the source's own captions."""
+        """Yield remarks on captions that differ from the source's."""
         if self.cut:
             yield (
                 f"{len(self.cut)} captions have several lines. {self.wanted.name} encodes only the first line, so this import"

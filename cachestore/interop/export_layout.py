@@ -1,4 +1,4 @@
-"""A data set as another trainer names it: which columns are exported, of which family, and under which names. Reads no entry."""
+"""Which columns of a data set are exported, for which family, and under which file names. Reads no entries."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +20,7 @@ from cachestore.source.memory import MEMORY
 from cachestore.storage.catalog import Catalog, KeyColumn
 
 STEP: Final = 64
-"""Of the sides of buckets, where a data set does not say."""
+"""Sides of buckets are multiples of this many pixels, unless the data set says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,21 @@ class ExportLayout:
     catalog: Catalog
     format: Format
     writing: Writing
-    said: Family | None
-    """As the user says; None where the data set is to tell."""
+    given: Family | None
+    """The family that the user named; None: find it from the data set."""
     resolution: int | None
-    variant: int | None
+    crop_number: int | None
     leave_out: Collection[str]
-    """Of several resolutions and crops the one that is exported, and what else is not; where the format does not keep all."""
+    """What is not exported: `flips`, `masks`. `resolution` and `crop_number` choose one of several resolutions and random crops."""
 
     @cached_property
     def captions(self) -> KeyColumn | None:
-        """The column of captions, where there is one."""
+        """The column of captions; None if there is none."""
         return next((one for one in self.catalog.columns if one.role == CAPTION), None)
 
     @cached_property
     def pictures(self) -> tuple[KeyColumn, ...]:
-        """The columns of pictures, one for each resolution that is exported."""
+        """The columns of pictures, one for each exported resolution. Raises BadInput if the data set lacks the chosen one."""
         found = tuple(one for one in self.catalog.columns if one.role == IMAGE)
         if self.resolution is None:
             return found
@@ -66,47 +66,47 @@ class ExportLayout:
 
     @cached_property
     def family_of(self) -> Mapping[str, Family]:
-        """By encoder."""
+        """The family of each exported encoder."""
         return {column.encoder: self.family(column) for column in self.columns}
 
     @cached_property
     def roots(self) -> Mapping[str, Path]:
-        """Where each of several sources is, by what it is called; nothing of one alone."""
+        """The folder of each source, by label; empty if there is only one source."""
         hints = (self.catalog.request.get(column.encoder, {}) for column in self.columns)
         sources = [Source(**source) for source in next((hint["sources"] for hint in hints if hint.get("sources")), ())]
         return {} if is_alone(sources) else {label: _folder(one.data) for label, one in zip(labels_of(sources), sources, strict=True)}
 
     def source(self, row: int) -> str:
-        """What the source of a row is called; nothing where there is one alone."""
+        """Return the label of a row's source; empty if there is only one source."""
         return str(json.loads(self.catalog.extras[row]).get(SOURCE, "")) if self.roots else ""
 
     def root(self, row: int) -> Path:
-        """The folder to which a row's references are relative."""
+        """Return the folder to which a row's references are relative."""
         hints = self.catalog.request.get(self.columns[-1].encoder, {})
         return self.roots.get(self.source(row)) or _folder(str(hints.get("data", "")))
 
     def tree(self, row: int, column: KeyColumn) -> str:
-        """The folder, with `/` behind it, in which a cell's file lies: of its source, and of its resolution where each has one."""
+        """Return the folder of a cell's file as `SOURCE/RESOLUTION/`, without the parts that the format or the data set does not need."""
         has_each = self.writing.resolutions == "a folder each" and len(self.pictures) > 1
         return "".join(f"{part}/" for part in (self.source(row), str(_resolution(column)) if has_each else "") if part)
 
     def text_trees(self, row: int) -> Sequence[str]:
-        """The folders in which a row's text is looked for."""
+        """Return the folders in which the trainer looks for a row's text."""
         if self.writing.text_by == "caption":
             return ("",)
         source = self.source(row)
         return tuple(dict.fromkeys(self.tree(row, column) for column in self.pictures)) or (f"{source}/" if source else "",)
 
     def check(self) -> None:
-        """Raise BadInput for a family, or something in the data set, that the format has no form for."""
+        """Raise BadInput if the format cannot hold the family or something in the data set."""
         for column in self.columns:
             family = self.family_of[column.encoder]
-            family.written_as(self.format.name)  # raises where it has no name
+            family.written_as(self.format.name)  # raises if the trainer has no name for it
             if column.role == CAPTION and self.format.name not in family.text:
                 able = ", ".join(sorted(family.text)) or "none"
                 raise BadInput(f"{self.format.name} has no files for the text of {family.name}; these have: {able}")
         for column in self.pictures:
-            self._check_views(column)
+            self._check_variants(column)
         if len(self.pictures) > 1 and self.family_of[self.pictures[0].encoder].name in self.writing.one_resolution:
             several = ", ".join(str(_resolution(column)) for column in self.pictures)
             raise BadInput(
@@ -115,7 +115,7 @@ class ExportLayout:
         if any(len(masks.keys) for masks in self.masks):
             self._check_takes("masks", "masks, which it reads from their own files")
 
-    def _check_views(self, column: KeyColumn) -> None:
+    def _check_variants(self, column: KeyColumn) -> None:
         options = column.options
         if sides_each(options) > 1 and "flips" not in self.leave_out:
             self._check_takes("flips", "mirrored pictures")
@@ -124,21 +124,21 @@ class ExportLayout:
                 f"{self.format.name} finds only latents of centre crops, but these are of random crops: precompute with --crop"
                 " center under another --name, and export that"
             )
-        variants, variant = cells_each(options) // sides_each(options), self.variant
-        if variants > 1 and variant is None:
-            of = f"{self.format.name} keeps one crop of each picture, but {self.catalog.name!r} has {variants}"
-            raise BadInput(f"{of}: pass --variant-only with a number from 0 to {variants - 1}")
-        if variant is not None and not 0 <= variant < variants:
-            raise BadInput(f"--variant-only must be a number from 0 to {variants - 1} for {self.catalog.name!r}, not {variant}")
+        crops, crop_number = cells_each(options) // sides_each(options), self.crop_number
+        if crops > 1 and crop_number is None:
+            of = f"{self.format.name} keeps one crop of each picture, but {self.catalog.name!r} has {crops}"
+            raise BadInput(f"{of}: pass --variant-only with a number from 0 to {crops - 1}")
+        if crop_number is not None and not 0 <= crop_number < crops:
+            raise BadInput(f"--variant-only must be a number from 0 to {crops - 1} for {self.catalog.name!r}, not {crop_number}")
 
     def _check_takes(self, what: Extra, words: str) -> None:
         if what not in self.writing.takes:
             raise BadInput(f"{self.format.name} does not cache {words}: pass --leave-out {what} to export the rest")
 
     def family(self, column: KeyColumn) -> Family:
-        """The family of a column's values: as imported, else of the text's pipeline. Raises BadInput where nothing tells it."""
-        if self.said is not None:
-            return self.said
+        """Return a column's family: as the user named it, as imported, of its pipeline, or by the VAE's constants. Raises BadInput."""
+        if self.given is not None:
+            return self.given
         own, texts = column.fingerprint, [one.fingerprint for one in self.columns if one.role == CAPTION]
         for make in (self.catalog.recipes[fingerprint].make for fingerprint in (own, *texts)):
             if "family" in make:
@@ -148,7 +148,7 @@ class ExportLayout:
         return self._family_of_constants(self.catalog.recipes[own])
 
     def _family_of_constants(self, recipe: Recipe) -> Family:
-        """The family whose VAE has these channels and constants, where the data set holds latents alone."""
+        """Return the family whose VAE has these channels and constants. Raises BadInput if there is not exactly one."""
         scale, channels = scale_of(recipe.read), recipe.read.get("channels")
         alike = [
             family
@@ -161,35 +161,35 @@ class ExportLayout:
             raise BadInput(f"the model family of the latents of {self.catalog.name!r} is not known: pass --family, such as --family flux")
         return alike[0]
 
-    def named(self, row: int, column: KeyColumn, place: int) -> Named:
-        """What the name of a cell's file is made of."""
+    def named(self, row: int, column: KeyColumn, index: int) -> Named:
+        """Return what the name of a cell's file is made from."""
         at, references = self.catalog.images.get(IMAGE, ([0] * (len(self.catalog) + 1), ()))
         reference = references[at[row]] if at[row] < at[row + 1] else self.catalog.ids[row]
-        source, facts = self.source(row), column.cell(place).facts
+        source, facts = self.source(row), column.cell(index).facts
         captions = self.catalog.row_captions(row)
-        number = place - column.at[row] if column.role == CAPTION else 0
+        number = index - column.at[row] if column.role == CAPTION else 0
         widths = {"size": 2, "bucket": 2, "resized": 2, "crop": 4}
-        told: dict[str, Any] = {name: tuple(facts[name][:width]) for name, width in widths.items() if name in facts}
-        told |= {"tokens": facts["tokens"][0]} if "tokens" in facts else {}
-        told |= {"is_part": WITHIN in framing_of(json.loads(self.catalog.extras[row])), "is_prompt": at[row] == at[row + 1]}
+        known: dict[str, Any] = {name: tuple(facts[name][:width]) for name, width in widths.items() if name in facts}
+        known |= {"tokens": facts["tokens"][0]} if "tokens" in facts else {}
+        known |= {"is_part": WITHIN in framing_of(json.loads(self.catalog.extras[row])), "is_prompt": at[row] == at[row + 1]}
         caption = captions[number] if number < len(captions) else ""
         if reference.removeprefix(f"{source}/").startswith(MEMORY):
             reference = self.catalog.ids[row]
-        return Named(reference.removeprefix(f"{source}/") if source else reference, caption, **told)
+        return Named(reference.removeprefix(f"{source}/") if source else reference, caption, **known)
 
-    def places(self, row: int, column: KeyColumn) -> Sequence[int]:
-        """The cells of a row's first picture that are exported: of one crop, and of that one mirrored."""
-        first = column.at[row] + (self.variant or 0) * sides_each(column.options)
+    def indices(self, row: int, column: KeyColumn) -> Sequence[int]:
+        """Return the cells of a row's first picture that are exported: those of one crop, plain and mirrored."""
+        first = column.at[row] + (self.crop_number or 0) * sides_each(column.options)
         count = 1 if "flips" in self.leave_out else sides_each(column.options)
         return range(first, first + count) if column.count(row) else ()
 
 
 def _resolution(column: KeyColumn) -> int | None:
-    """The resolution of a column of pictures; None where it was imported, and where each source has its own."""
+    """Return the resolution of a column of pictures; None if it was imported, or differs between sources."""
     return None if RESOLUTIONS in column.options else column.options.get("resolution")
 
 
 def _folder(data: str) -> Path:
-    """The folder to which the references of a source are relative: a manifest's own."""
+    """Return the folder to which the references of a source are relative; for a manifest, the folder it lies in."""
     path = Path(data)
     return path.parent if path.suffix.lower() == ".jsonl" and not path.is_dir() else path

@@ -1,4 +1,4 @@
-"""What another trainer makes of an export: which files it will find, put into batches, and read as other text."""
+"""What another trainer will do with an export: which files it finds, which latents it puts into one batch, which text it reads."""
 
 import json
 from collections import Counter
@@ -15,50 +15,50 @@ from cachestore.core.words import first_of
 from cachestore.interop.caption_files import text_beside
 from cachestore.interop.export_layout import STEP, ExportLayout
 from cachestore.interop.formats.families import AI_TOOLKIT
-from cachestore.interop.formats.matching import Added, Named, Rule, View, same_words
+from cachestore.interop.formats.matching import Added, ExportVariant, Named, Rule, same_words
 from cachestore.source.files import Folder
 from cachestore.storage.catalog import KeyColumn
 
 
 @dataclass
 class Taken:
-    """Holds what is written against what the trainer looks for."""
+    """Compares the written files with what the trainer looks for."""
 
     layout: ExportLayout
     folder: Path
-    """Where files are written to. If the trainer caches beside the pictures, it may hold their captions."""
+    """The folder that files are written to. If the trainer caches beside the pictures, it may contain their captions."""
     latents: int = 0
     """How many latents were compared with what the trainer looks for."""
     missed: list[str] = field(default_factory=list[str])
     """Samples whose latents the trainer does not look for."""
     batches: dict[Hashable, Counter[Hashable]] = field(default_factory=dict[Hashable, Counter[Hashable]])
-    """For each group from which the trainer makes batches, how many latents have which shape."""
+    """For each group from which the trainer makes batches: how many latents have each shape."""
     reworded: list[str] = field(default_factory=list[str])
-    """Samples with a caption for which the trainer reads other text in the file."""
+    """Samples whose caption file gives the trainer other text than was encoded."""
     unread: int = 0
-    """Captions whose files are not here."""
+    """How many captions have no caption file here."""
 
-    def weigh(self, row: int, column: KeyColumn, view: View) -> None:
-        """Count whether the trainer would look for latents like these, and what it would put into one batch with them.
+    def weigh(self, row: int, column: KeyColumn, variant: ExportVariant) -> None:
+        """Count whether the trainer will look for these latents, and which latents it may put into one batch with them.
 
-        What the trainer itself cached is not counted, as it finds that.
+        Latents that the trainer itself cached are not counted, because it finds them.
         """
         recipe = self.layout.catalog.recipes[column.fingerprint]
         if recipe.make.get("format") == self.layout.format.name:
             return
-        resolution = self.looked_at(row, column)
+        resolution = self.resolution_of(row, column)
         rule = Rule(resolution, int(column.options.get("step", STEP)), bool(column.options.get("upscale", True)))
         if self.layout.writing.finds is not None:
             self.latents += 1
-            if not self.layout.writing.finds(self.layout.family_of[column.encoder], view.named, rule):
+            if not self.layout.writing.finds(self.layout.family_of[column.encoder], variant.named, rule):
                 self.missed.append(self.layout.catalog.ids[row])
         if self.layout.writing.stacks is not None:
-            controls = tuple(raw[1] for raw in view.controls)
-            batch = (self.layout.tree(row, column), self.layout.writing.stacks(view.named, resolution), controls)
-            self.batches.setdefault(batch, Counter())[view.latents.tensor[1]] += 1
+            controls = tuple(raw[1] for raw in variant.controls)
+            batch = (self.layout.tree(row, column), self.layout.writing.stacks(variant.named, resolution), controls)
+            self.batches.setdefault(batch, Counter())[variant.latents.tensor[1]] += 1
 
-    def looked_at(self, row: int, column: KeyColumn) -> int:
-        """The resolution at which the trainer would look at a row's picture: the data set's, else what its largest bucket tells."""
+    def resolution_of(self, row: int, column: KeyColumn) -> int:
+        """Return the resolution at which the trainer would load a row's picture: the data set's, else a guess from its largest bucket."""
         of_source: Mapping[str, int] = column.options.get(RESOLUTIONS, {})
         source = str(json.loads(self.layout.catalog.extras[row]).get(SOURCE, "")) if of_source else ""
         known = of_source.get(source, column.options.get("resolution"))
@@ -66,16 +66,16 @@ class Taken:
 
     @cached_property
     def guessed(self) -> Mapping[str, int]:
-        """By encoder, the resolution in steps of 64 that fits its largest bucket."""
+        """For each encoder, the multiple of 64 nearest to the side of a square with the area of its largest bucket."""
         guessed: dict[str, int] = {}
         for column in self.layout.pictures:
-            buckets = (column.cell(place).facts.get("bucket", (0, 0)) for place in range(len(column.keys)))
+            buckets = (column.cell(index).facts.get("bucket", (0, 0)) for index in range(len(column.keys)))
             largest = isqrt(max((width * height for width, height in buckets), default=0))
             guessed[column.encoder] = max(STEP, (largest + STEP // 2) // STEP * STEP)
         return guessed
 
     def as_read(self, row: int, named: Named) -> Named:
-        """Add the caption as the trainer reads it from the file beside the picture, if the name of text is its digest."""
+        """Add the caption as the trainer reads it from the file beside the picture, if text is named by the caption's digest."""
         captions_of = self.layout.format.captions_of
         if captions_of is None or self.layout.writing.text_by == "picture" or named.is_prompt:
             return named
@@ -93,13 +93,13 @@ class Taken:
 
     @cached_property
     def added(self) -> Added:
-        """What stands in each caption of the data set besides what its file holds."""
+        """The trigger word (or prefix) and the default caption that were added to the text of caption files."""
         hints: Mapping[str, Any] = {} if self.layout.captions is None else self.layout.catalog.request.get(self.layout.captions.encoder, {})
         prefix = str(self.layout.catalog.texts.get("prefix", "")).strip() or None
         return Added(hints.get("trigger_word") or prefix, hints.get("caption") if "trigger_word" in hints else None)
 
     def left_out(self) -> Iterator[str]:
-        """What has no place in the files and needs no choice, in words."""
+        """Yield what the format cannot hold, in words: control images, videos, further captions of a picture."""
         controls = sum(len(column.keys) for column in self.layout.catalog.columns if column.role == CONTROL)
         if controls and "controls" not in self.layout.writing.takes:
             yield f"{controls} latents of control images"
@@ -112,7 +112,7 @@ class Taken:
                 yield f"{further} captions after the first one of their picture"
 
     def not_taken(self) -> Iterator[str]:
-        """What the trainer will not find, or cannot put into batches, in words."""
+        """Yield what the trainer will not find or cannot put into batches, in words."""
         trainer = self.layout.format.name
         if self.missed:
             yield (
@@ -129,7 +129,7 @@ class Taken:
             yield f"{trainer} reads other text from the files of {len(self.reworded)} captions, and encodes that again itself ({named})"
 
     def remarks(self) -> Iterator[str]:
-        """What a user should know of what is written."""
+        """Yield what the user should know about the written files."""
         if self.unread:
             yield (
                 f"{self.unread} captions have no caption file here: {self.layout.format.name} finds their text only if each"

@@ -1,4 +1,4 @@
-"""Entries of a data set in the state and dtype of another trainer's cache."""
+"""Reads entries and converts them to the scaling state and dtype of another trainer's cache."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from cachestore.core.raw_tensors import Latents, Raw, Text, cast, to_state
 from cachestore.core.samples import CONTROL, MASK
 from cachestore.encode import families
 from cachestore.interop.export_layout import ExportLayout
-from cachestore.interop.formats.matching import View
+from cachestore.interop.formats.matching import ExportVariant
 from cachestore.jobs.declared_model import scale_of
 from cachestore.storage.catalog import KeyColumn
 from cachestore.store.reader import Reader
@@ -20,58 +20,58 @@ from cachestore.store.reader import Reader
 
 @dataclass(frozen=True)
 class ExportValues:
-    """Reads entries and brings them into a format's form."""
+    """Reads entries and converts them for a format."""
 
     reader: Reader
     layout: ExportLayout
     casts: dict[str, None] = field(default_factory=dict[str, None])
-    """Which tensors are not bit for bit what is stored, and how they were made of it."""
+    """In words, how tensors differ from what is stored. A dict keeps the order, without repeats; its values are unused."""
 
-    def view(self, row: int, column: KeyColumn, place: int) -> tuple[View, Key]:
-        """A cell as the format takes it, and its key. Raises EncodeFailed, and whatever reading raises."""
-        key, stored, meta = self.entry(column, place)
+    def variant(self, row: int, column: KeyColumn, index: int) -> tuple[ExportVariant, Key]:
+        """Return a cell as a variant for the format, and its key. Raises EncodeFailed, and the errors of reading."""
+        key, stored, meta = self.entry(column, index)
         trainer, pictures = self.layout.format.name, column.count(row) // cells_each(column.options)
         if pictures > 1:
             raise EncodeFailed(f"it has {pictures} pictures, but {trainer} keeps one for each sample")
         if "own crops" not in self.layout.writing.takes and WITHIN in framing_of(json.loads(self.layout.catalog.extras[row])):
             raise EncodeFailed(f"it has its own crop, but {trainer} puts whole pictures into buckets: crop the file itself")
-        number = place - column.at[row]
+        number = index - column.at[row]
         is_flipped = number % sides_each(column.options) == 1
         latents = self.latents(column, stored, meta, self.layout.catalog.ids[row])
         controls = self.control_latents(row, column, number)
-        return View(self.layout.named(row, column, place), latents, is_flipped, self.mask(row, column, number), controls), key
+        return ExportVariant(self.layout.named(row, column, index), latents, is_flipped, self.mask(row, column, number), controls), key
 
     def control_latents(self, row: int, column: KeyColumn, number: int) -> tuple[Raw, ...]:
-        """The latents of a row's control images that go with a view of its picture; none where the format keeps none."""
+        """Return the latents of a row's control images for one variant of its picture; empty if the format has none."""
         each = cells_each(column.options)
         those = (one for one in self.layout.catalog.columns if (one.role, dict(one.options)) == (CONTROL, dict(column.options)))
         controls = next(those, None) if "controls" in self.layout.writing.takes else None
         if controls is None:
             return ()
-        places = range(controls.at[row] + number, controls.at[row + 1], each)
-        return tuple(self.latents(controls, *self.entry(controls, place)[1:], self.layout.catalog.ids[row]).tensor for place in places)
+        indices = range(controls.at[row] + number, controls.at[row + 1], each)
+        return tuple(self.latents(controls, *self.entry(controls, index)[1:], self.layout.catalog.ids[row]).tensor for index in indices)
 
     def mask(self, row: int, column: KeyColumn, number: int) -> Raw | None:
-        """The mask of a view of a row's picture; None where there is none, or it is not wanted."""
+        """Return the mask for one variant of a row's picture; None if there is none, or if masks are left out."""
         masks = next((one for one in self.layout.masks if dict(one.options) == dict(column.options)), None)
         if masks is None or not masks.count(row):
             return None
-        self.say("masks", "the mean of the mask over the pixels of each latent, as float32 from 0 to 1")
+        self.note_cast("masks", "the mean of the mask over the pixels of each latent, as float32 from 0 to 1")
         return self.entry(masks, masks.at[row] + number)[1][MASK]
 
-    def entry(self, column: KeyColumn, place: int) -> tuple[Key, Mapping[str, Raw], Mapping[str, Any]]:
-        """Key, tensors and JSON value of a cell. Raises EncodeFailed where it was not made, and whatever reading raises."""
-        key = column.cell(place).key
+    def entry(self, column: KeyColumn, index: int) -> tuple[Key, Mapping[str, Raw], Mapping[str, Any]]:
+        """Return key, tensors and JSON value of a cell. Raises EncodeFailed if it was not encoded, and the errors of reading."""
+        key = column.cell(index).key
         if key is None:
             raise EncodeFailed("it was not encoded; run `cachestore why` for the reason")
         return key, *self.stored(key)
 
     def stored(self, key: Key) -> tuple[Mapping[str, Raw], Mapping[str, Any]]:
-        """Tensors and JSON value of an entry. Raises whatever reading raises."""
+        """Return the tensors and the JSON value of an entry. Raises the errors of reading."""
         return self.reader.get_raw([key])[0], self.reader.describe(key).meta
 
     def text(self, column: KeyColumn, stored: Mapping[str, Raw], meta: Mapping[str, Any]) -> Text:
-        """An entry's text, in the dtypes of the format. Raises EncodeFailed where it is not all of the family's."""
+        """Return an entry's text in the dtypes of the format. Raises EncodeFailed if a tensor of the family is missing."""
         family = self.layout.family_of[column.encoder]
         own = families.stored_names(families.text_family(family.pipeline))
         if lacking := sorted(set(own) - set(stored)):
@@ -82,47 +82,47 @@ class ExportValues:
         return Text(tensors, {name: raw for name, raw in stored.items() if name not in tensors}, _info(meta))
 
     def latents(self, column: KeyColumn, stored: Mapping[str, Raw], meta: Mapping[str, Any], sample: str) -> Latents:
-        """An entry's latents, in the state and dtype of the format."""
+        """Return an entry's latents in the scaling state and dtype of the format."""
         recipe, family = self.layout.catalog.recipes[column.fingerprint], self.layout.family_of[column.encoder]
         state = family.states[self.layout.format.name]
         kind = str(recipe.read["stored"])
         others = {name: raw for name, raw in stored.items() if name != kind}
         if kind == "moments":
             raw = _drawn(stored[kind], sample if state.kind == "sample" else None)
-            self.say("latents", f"{'drawn' if state.kind == 'sample' else 'the mean taken'} from stored moments")
+            self.note_cast("latents", f"{'drawn' if state.kind == 'sample' else 'the mean taken'} from stored moments")
         else:
             raw = stored[kind]
             if kind != state.kind:
-                self.say("latents", f"a {kind}, but the trainer caches a {state.kind}")
+                self.note_cast("latents", f"a {kind}, but the trainer caches a {state.kind}")
         was_scaled = bool(recipe.read.get("scaled", False))
         if was_scaled != state.is_scaled:
             how = "normalised" if state.is_scaled else "normalising undone"
-            self.say("latents", f"{how} in {'float64' if raw[0] == 'F64' else 'float32'}, then in the stored dtype {raw[0]}")
+            self.note_cast("latents", f"{how} in {'float64' if raw[0] == 'F64' else 'float32'}, then in the stored dtype {raw[0]}")
         made = to_state(raw, scale_of(recipe.read), was_scaled=was_scaled, is_scaled=state.is_scaled)
         tensor = self.cast("latents", cast(made, raw[0]), self.layout.writing.latents_casts)
         return Latents(tensor, state.is_scaled, state.kind, others, {}, _info(meta))
 
     def cast(self, name: str, raw: Raw, casts: Mapping[str, str]) -> Raw:
-        """A tensor in the dtype of the format; that it is another one is tallied."""
+        """Return a tensor in the dtype of the format; note in `casts` if that is another one."""
         dtype = casts.get(raw[0], raw[0])
         if dtype != raw[0]:
             exact = f"{raw[0]} as {dtype}, which holds each of its numbers exactly"
-            self.say(name, f"F64 rounded to {dtype}" if raw[0] == "F64" else exact)
+            self.note_cast(name, f"F64 rounded to {dtype}" if raw[0] == "F64" else exact)
         return cast(raw, dtype)
 
-    def say(self, tensor: str, how: str) -> None:
-        """Remember that a tensor is not bit for bit what is stored."""
+    def note_cast(self, tensor: str, how: str) -> None:
+        """Note that a tensor is not written bit for bit as stored."""
         self.casts[f"{tensor}: {how}"] = None
 
 
 def _info(meta: Mapping[str, Any]) -> Mapping[str, Json]:
-    """What the trainer wrote beside the tensors, where an entry was imported."""
+    """Return what the trainer wrote beside the tensors, if the entry was imported."""
     imported: Mapping[str, Any] = meta.get("imported") or {}
     return imported.get("info") or {}
 
 
 def _drawn(moments: Raw, sample: str | None) -> Raw:
-    """The raw latents that a data set draws of stored moments at seed 0 and epoch 0; their mean where no sample is named."""
+    """Return the raw latents that a data set samples from stored moments at seed 0 and epoch 0; their mean without a sample id."""
     from cachestore.core.read_block import LatentsBlock
     from cachestore.core.tensors import to_raw, to_torch
     from cachestore.loading.latents import noise_seed, read_latents

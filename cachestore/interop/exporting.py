@@ -1,4 +1,4 @@
-"""`export`: a data set as the files that another trainer would have cached. Knows a store to read, and a folder to write."""
+"""`export`: writes a data set as the files that another trainer would have cached."""
 
 import json
 import os
@@ -30,16 +30,16 @@ from cachestore.storage.catalog import Catalog, list_generations, list_names, re
 from cachestore.store.reader import Reader
 
 NOTE: Final = ".cachestore-export.json"
-"""In an exported folder: which files are ours, and what was written to them."""
+"""A file in the exported folder. It lists the files that exports wrote, with their digests."""
 _FORMAT: Final = "cachestore-export/1"
 _NAMED: Final = 1000
 LEAVABLE: Final = ("flips", "masks")
-"""What of a data set may be left out, where a format has no place for it."""
+"""What `leave_out` may name."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExportReport:
-    """What became of an export: what `cachestore export --json` prints."""
+    """The result of an export, as `cachestore export --json` prints it."""
 
     format: str
     folder: str
@@ -49,29 +49,29 @@ class ExportReport:
     written: int
     unchanged: int
     bytes: int
-    """Of what was written."""
+    """Size of the written files."""
     foreign: tuple[str, ...] = ()
-    """Files that are there with other bytes, and were left as they are not an earlier export's."""
+    """Existing files with other bytes that no earlier export wrote; they were not changed."""
     failures: tuple[Mapping[str, str], ...] = ()
-    """What could not be exported: sample, encoder, reason."""
+    """What could not be exported: sample, encoder and reason of each."""
     casts: tuple[str, ...] = ()
-    """Which tensors are not bit for bit what is stored, and how they were made of it; every other one is."""
+    """Which tensors are not written bit for bit as stored, and how they differ."""
     left_out: tuple[str, ...] = ()
-    """What of the data set has no place in the files, in words."""
+    """What the format cannot hold, in words."""
     not_taken: tuple[str, ...] = ()
-    """What was written, but the trainer will not find or cannot put into batches, in words with counts."""
+    """What was written, but the trainer will not find or cannot put into batches; in words, with counts."""
     remarks: tuple[str, ...] = ()
-    """What a user should know of the rest."""
+    """What else the user should know."""
 
     @property
     def complete(self) -> bool:
-        """Whether each value of each complete sample is in the folder, and the trainer will take it from there."""
+        """Whether every value of every complete sample is in the folder, and the trainer will use it."""
         return not self.foreign and not self.failures and not self.not_taken
 
     __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
-        """The report as one JSON object."""
+        """Return the report as one JSON object."""
         listed = {name: list(getattr(self, name)) for name in ("foreign", "casts", "left_out", "not_taken", "remarks")}
         return {**asdict(self), "complete": self.complete, **listed, "failures": [dict(failure) for failure in self.failures]}
 
@@ -91,32 +91,32 @@ def export_cache(
 ) -> ExportReport:
     """Write a data set as another trainer caches it, so that the trainer finds everything cached.
 
-    What is stored is written bit for bit where the format keeps its dtype and scaling state; `casts` of the report names all else. Of
-    stored moments the sample of (seed 0, epoch 0, sample id) is written, or the mean where the trainer caches that. Run again, only what is
-    missing or different is written.
+    Values are written bit for bit if the format has the same dtype and scaling state; the report's `casts` names all others. From stored
+    moments, the sample of (seed 0, epoch 0, sample id) is written, or the mean if the trainer caches that. A second call writes only what
+    is missing or different.
 
-    Several resolutions, mirrored pictures and masks are written as far as the trainer can read them (docs/interop.md); where it cannot,
-    nothing is written, and the error names the argument that chooses. Of several sources each has a tree of its own, named as it is called.
+    Several resolutions, mirrored pictures and masks are written if the trainer can read them (docs/interop.md). Otherwise nothing is
+    written, and the error names the argument that chooses. Each of several sources gets its own folder, named by its label.
 
     Args:
         store: the store's folder.
-        name: of the data set.
+        name: the name of the data set.
         format: "sd-scripts", "simpletuner", "musubi" or "ai-toolkit".
-        folder: where to; made if it does not exist. Of sd-scripts and ai-toolkit, which cache beside the pictures, it may be DATA itself.
+        folder: where to write; made if it does not exist. sd-scripts and ai-toolkit cache beside the pictures, so it may be DATA itself.
         generation: of the data set; the newest by default.
-        family: such as "flux", where the data set does not tell it: one of latents alone may be of several.
-        resolution_only: of several resolutions this one alone.
-        variant_only: of several random crops of each picture this one, from 0 on.
-        leave_out: "flips", "masks" or both: not to be written, although the data set has them.
-        replace: overwrite files that are not an earlier export's.
+        family: such as "flux", if the data set does not say it. Latents alone may fit several families.
+        resolution_only: export only this one of several resolutions.
+        variant_only: export only this one of several random crops of each picture, counted from 0.
+        leave_out: "flips", "masks" or both: do not write them, although the data set has them.
+        replace: overwrite files that no earlier export wrote.
 
     Returns:
-        What was written; samples that are not complete in the store are not exported, and count as `failures`.
+        What was written. Samples that are not complete in the store are not exported, and count as `failures`.
 
     Raises:
         StoreNotFound: there is no store there.
-        BadInput: no such data set, or one that the format has no form for; nothing was written.
-        WriteFailed: the disk refuses; the same call goes on from there.
+        BadInput: there is no such data set, or the format cannot hold it; nothing was written.
+        WriteFailed: a file cannot be written; the same call goes on from there.
     """
     store, folder = as_path("store", store), as_path("folder", folder).absolute()
     generation = None if generation is None else as_whole("generation", generation, least=0)
@@ -126,10 +126,10 @@ def export_cache(
     wanted, writing = written_format(format)
     if unknown := sorted(set(leave_out) - set(LEAVABLE)):
         raise BadInput(f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can")
-    said = None if family is None else family_named(family)
+    given = None if family is None else family_named(family)
     with Reader(store) as reader:
         catalog = _catalog(reader, name, generation)
-        layout = ExportLayout(catalog, wanted, writing, said, resolution_only, variant_only, leave_out)
+        layout = ExportLayout(catalog, wanted, writing, given, resolution_only, variant_only, leave_out)
         export, target = _Export(layout, ExportValues(reader, layout), Taken(layout, folder)), _Target(folder, may_replace=replace)
         export.write(target)
         return ExportReport(
@@ -161,7 +161,7 @@ def _catalog(reader: Reader, name: str, generation: int | None) -> Catalog:
 
 
 def _encoded(wanted: Format, contents: Contents) -> bytes:
-    """The bytes of a file. Raises EncodeFailed for what its container cannot hold."""
+    """Return the bytes of a file. Raises EncodeFailed if its container cannot hold the contents."""
     match wanted.container:
         case "npz":
             return write_npz({name: as_array(raw) for name, raw in contents.tensors.items()})
@@ -175,20 +175,20 @@ def _encoded(wanted: Format, contents: Contents) -> bytes:
 
 @dataclass
 class _Target:
-    """The folder that is written to, which belongs to somebody else as well: a note in it says which files are ours."""
+    """The folder that is written to. Other programs may have files there too; a note in it says which files are ours."""
 
     folder: Path
     may_replace: bool
     written: int = 0
     unchanged: int = 0
     size_bytes: int = 0
-    """Of what was written."""
+    """Size of the written files."""
     foreign: list[str] = field(default_factory=list[str])
-    """Files of strangers."""
+    """Files with other bytes that no export wrote."""
 
     @cached_property
     def _ours(self) -> dict[str, str]:
-        """Digests of what earlier exports wrote, by path; nothing where the note is missing or makes no sense."""
+        """Digests of what earlier exports wrote, by path; empty if the note is missing or invalid."""
         try:
             body = json.loads((self.folder / NOTE).read_bytes())
             return {str(path): str(digest) for path, digest in body["files"].items()} if body["format"] == _FORMAT else {}
@@ -196,9 +196,9 @@ class _Target:
             return {}
 
     def put(self, path: str, data: bytes) -> bool:
-        """Have a file hold these bytes, unless it is a stranger's: whether it does.
+        """Write a file, unless one with other bytes exists that no export wrote. Return whether it has these bytes now.
 
-        Raises WriteFailed, EncodeFailed for a path that leads elsewhere.
+        Raises WriteFailed, and EncodeFailed for a path outside of the folder.
         """
         final = self._inside(path)
         digest = digest_of([data])
@@ -216,20 +216,20 @@ class _Target:
         return True
 
     def _inside(self, path: str) -> Path:
-        """The file's place. A name from a catalog never leads out of the folder. Raises EncodeFailed."""
+        """Return the path of a file. Raises EncodeFailed for a name that leads out of the folder."""
         final = Path(os.path.normpath(self.folder / path))
         if not final.is_relative_to(self.folder) or final == self.folder:
             raise EncodeFailed(f"{path} leads out of {self.folder}")
         return final
 
     def close(self) -> None:
-        """Remember which files are ours."""
+        """Write the note of which files are ours."""
         body = {"format": _FORMAT, "files": dict(sorted(self._ours.items()))}
         write_outside(self.folder / NOTE, json.dumps(body, indent=0).encode())
 
 
 def _digest_there(path: Path) -> str | None:
-    """Digest of what stands at a path; None where nothing does, empty for what is no file."""
+    """Return the digest of a file; None if there is none, empty if it cannot be read."""
     try:
         return digest_of([path.read_bytes()])
     except FileNotFoundError:
@@ -240,7 +240,7 @@ def _digest_there(path: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A file that is to be, and what it is of: two of one name are one where that is the same."""
+    """A file to write. Two with the same path are one file if `of`, what they are made from, is equal."""
 
     encoder: str
     path: str
@@ -250,17 +250,16 @@ class _Made:
 
 @dataclass(frozen=True)
 class _Export:
-    """The files of a data set as another trainer's cache."""
+    """Writes the files of a data set as another trainer's cache."""
 
     layout: ExportLayout
     values: ExportValues
     taken: Taken
     failures: list[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
     there: dict[str, str] = field(default_factory=dict[str, str])
-    """By path of each file that is as it should be the sample that it is of."""
+    """By path: the sample of each file that has the right bytes."""
 
     def write(self, target: _Target) -> None:
-        """Write every file, then what a trainer needs beside them, then the note of what is ours."""
         for sample, made in chain(self._files(), self._empty_caption()):
             try:
                 if target.put(made.path, _encoded(self.layout.format, made.contents)):
@@ -277,7 +276,7 @@ class _Export:
             self.failures.append({"sample": sample, "encoder": encoder, "reason": str(error)})
 
     def _files(self) -> Iterator[tuple[str, _Made]]:
-        """Every file with its sample. Two that would have one name are failures, both named. Raises BadInput."""
+        """Yield every file with its sample. If two samples need one path, the second fails; the reason names the first. Raises BadInput."""
         self.layout.check()
         seen: dict[str, tuple[str, tuple[object, ...]]] = {}
         for row, sample in enumerate(self.layout.catalog.ids):
@@ -293,7 +292,7 @@ class _Export:
                     yield sample, made
 
     def _empty_caption(self) -> Iterator[tuple[str, _Made]]:
-        """The empty caption's text, to which SimpleTuner drops captions, where the store holds it and no sample has it."""
+        """Yield the text of the empty caption, which SimpleTuner uses for dropped captions, if the store has it but no sample does."""
         column, catalog = self.layout.captions, self.layout.catalog
         if column is None or self.layout.format.name != SIMPLETUNER or not len(catalog) or "" in catalog.captions:
             return
@@ -309,14 +308,14 @@ class _Export:
         yield "", _Made(column.encoder, path, (key,), contents)
 
     def _texts(self, row: int) -> Iterator[_Made]:
-        """The files of a row's captions: of its first one, or of all where a file is named by its caption. Failures are tallied."""
+        """Yield the files of a row's first caption, or of all if a file is named by its caption. Failures are recorded."""
         column = self.layout.captions
         if column is None:
             return
-        for place in range(column.at[row], column.at[row + 1])[: None if self.layout.writing.text_by == "caption" else 1]:
+        for index in range(column.at[row], column.at[row + 1])[: None if self.layout.writing.text_by == "caption" else 1]:
             try:
-                key, stored, meta = self.values.entry(column, place)
-                named = self.taken.as_read(row, self.layout.named(row, column, place))
+                key, stored, meta = self.values.entry(column, index)
+                named = self.taken.as_read(row, self.layout.named(row, column, index))
                 text = self.values.text(column, stored, meta)
                 path, contents = self.layout.writing.text(self.layout.family_of[column.encoder], named, text)
             except (CacheStoreError, OSError) as error:
@@ -326,33 +325,33 @@ class _Export:
                 yield _Made(column.encoder, f"{tree}{path}", (key, named.caption), contents)
 
     def _latents_files(self, row: int) -> Iterator[_Made]:
-        """The files of a row's picture, by view or for all of them at once. Failures are tallied."""
+        """Yield the files of a row's picture, one for each variant or one for all. Failures are recorded."""
         is_one_file = self.layout.writing.resolutions == "one file"
-        cells = [(column, place) for column in self.layout.pictures for place in self.layout.places(row, column)]
+        cells = [(column, index) for column in self.layout.pictures for index in self.layout.indices(row, column)]
         for several in [cells] if is_one_file and cells else [[cell] for cell in cells]:
             column = several[0][0]
             try:
-                views, keys = zip(*(self.values.view(row, *cell) for cell in several), strict=True)
-                path, contents = self.layout.writing.latents(self.layout.family_of[column.encoder], views)
+                variants, keys = zip(*(self.values.variant(row, *cell) for cell in several), strict=True)
+                path, contents = self.layout.writing.latents(self.layout.family_of[column.encoder], variants)
             except (CacheStoreError, OSError) as error:
                 self._fail(self.layout.catalog.ids[row], column.encoder, error)
                 continue
-            for view, cell in zip(views, several, strict=True):
-                self.taken.weigh(row, cell[0], view)
+            for variant, cell in zip(variants, several, strict=True):
+                self.taken.weigh(row, cell[0], variant)
             yield _Made(column.encoder, f"{self.layout.tree(row, column)}{path}", keys, contents)
 
     def _side_data(self) -> dict[str, object]:
-        """Further files that a trainer needs, by their paths: SimpleTuner's of sizes and crops, for each of its data sets.
+        """Return SimpleTuner's files of sizes and crops by path, for each of its data sets; empty for other trainers.
 
-        They tell of the samples whose latents stand in the folder: of a file that another sample has they would tell the wrong crop.
+        They list only samples whose own latents are in the folder. For latents of another sample, the crop would be wrong.
         """
         if self.layout.format.name != SIMPLETUNER:
             return {}
         rows: dict[str, list[tuple[str, Named]]] = {}
         for row, sample in enumerate(self.layout.catalog.ids):
             for column in self.layout.pictures:
-                for place in self.layout.places(row, column):
-                    named, tree = self.layout.named(row, column, place), self.layout.tree(row, column)
+                for index in self.layout.indices(row, column):
+                    named, tree = self.layout.named(row, column, index), self.layout.tree(row, column)
                     if self.there.get(f"{tree}{simpletuner.latents_path(named.reference)}") == sample:
                         rows.setdefault(tree, []).append((str(self.layout.root(row) / named.reference), named))
         return {

@@ -1,4 +1,4 @@
-"""The files of a cache: which of them are of which sample, and which are older than what they were made of."""
+"""The files of a cache: which samples they belong to, and which are older than their picture or caption."""
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,38 +13,38 @@ from cachestore.core.samples import IMAGE, Sample
 from cachestore.core.words import first_of
 from cachestore.files.paths import MARKER
 from cachestore.interop.caption_files import SUFFIXES, EncodedCaptions
-from cachestore.interop.file_encoder import FileEncoder, Pictures
+from cachestore.interop.file_encoder import FileEncoder, ImportedLatents
 from cachestore.interop.formats import diffusion_pipe
 from cachestore.interop.formats.families import SD_SCRIPTS, Family, family_named
-from cachestore.interop.formats.matching import Added, Kind, Looks, Matches, Place, pictures_of
+from cachestore.interop.formats.matching import Added, FileLocation, Kind, Matches, ParsedName, pictures_of
 from cachestore.interop.formats.table import Format
 from cachestore.interop.import_request import ImportRequest
 from cachestore.interop.sandbox import CacheFiles
 from cachestore.source.listing import Listing
 from cachestore.source.remarks import Remarks
 
-_TOLD_ELSEWHERE: Final = frozenset({"original_size", "crop_ltrb"})
+_IN_FACTS: Final = frozenset({"original_size", "crop_ltrb"})
 _MASKS: Final = frozenset({"alpha_mask", "mask"})
 
 FileOnDisk = tuple[str, int, int]
-"""Path relative to the cache, or name; size; mtime_ns."""
+"""Path relative to the cache, or name; size in bytes; mtime_ns."""
 
 
 @dataclass
-class Found:
-    """The files of a cache that is imported, and the samples that they may be of."""
+class CacheScan:
+    """The files of a cache, and the samples that they may belong to."""
 
     request: ImportRequest
     wanted: Format
     listing: Listing
     files: Sequence[FileOnDisk]
-    """Those that may be of a cache, sorted."""
+    """Files that may belong to a cache, sorted."""
     encoded: EncodedCaptions
     samples: Sequence[Sample]
-    """With the captions that the trainer encoded."""
+    """Samples with the captions that the trainer encoded."""
     matches: Matches
     unreadable: list[str] = field(default_factory=list[str])
-    """Remarks on files that could not be looked into."""
+    """Remarks on files that could not be read."""
 
     @cached_property
     def paths(self) -> Sequence[str]:
@@ -52,24 +52,24 @@ class Found:
         return [path for path, _size, _time in self.files]
 
     @cached_property
-    def looks(self) -> Mapping[str, Looks]:
-        """By path what files hold, of those whose names tell it."""
-        return {path: look for path in self.paths if (look := self.wanted.reading.looks(path)) is not None}
+    def names(self) -> Mapping[str, ParsedName]:
+        """By path: what the file holds. Files whose names do not tell are left out."""
+        return {path: parsed for path in self.paths if (parsed := self.wanted.reading.parse_name(path)) is not None}
 
     @cached_property
-    def by_kind(self) -> Mapping[Kind, Sequence[tuple[str, Looks]]]:
-        """The files of the family that is asked for, or of any that is known here."""
+    def by_kind(self) -> Mapping[Kind, Sequence[tuple[str, ParsedName]]]:
+        """By kind: the files of the requested family, else of all families that are known here."""
         only = self.matches.family
-        there: dict[Kind, list[tuple[str, Looks]]] = {}
-        for path, look in self.looks.items():
-            if (look.named is None or look.family is not None) and (only is None or look.family in (None, only)):
-                there.setdefault(look.kind, []).append((path, look))
+        there: dict[Kind, list[tuple[str, ParsedName]]] = {}
+        for path, parsed in self.names.items():
+            if (parsed.named is None or parsed.family is not None) and (only is None or parsed.family in (None, only)):
+                there.setdefault(parsed.kind, []).append((path, parsed))
         return there
 
     @cached_property
     def strangers(self) -> Sequence[str]:
         """A remark on files of families that are not known here."""
-        names = [look.named for look in self.looks.values() if look.named is not None and look.family is None]
+        names = [parsed.named for parsed in self.names.values() if parsed.named is not None and parsed.family is None]
         return [f"{len(names)} files belong to models that cannot be imported yet ({', '.join(sorted(set(names)))})"] if names else []
 
     @property
@@ -79,10 +79,7 @@ class Found:
         return data if data.is_dir() else data.parent
 
     def check_roots(self) -> None:
-        """Refuse a cache that lies beside the pictures and is looked at from above or below their root: paths then are others' paths.
-
-        Raises BadInput.
-        """
+        """Raise BadInput if a cache beside the pictures is above or below their root, and its paths could mean other pictures."""
         root, folder = self.root.resolve(), Path(self.request.folder).resolve()
         is_inside = folder.is_relative_to(root)
         if folder == root or not (is_inside or root.is_relative_to(folder)):
@@ -96,7 +93,7 @@ class Found:
             )
 
     def match(self, cache: CacheFiles) -> None:
-        """Find whose files these are, by their names; of a cache of shards by what each value says of itself."""
+        """Match the files to samples by name, or, for a cache of shards, by the metadata of each value."""
         if self.wanted.reading.match is not None:
             self.wanted.reading.match(self.paths, self.samples, self.matches)
             return
@@ -110,89 +107,89 @@ class Found:
     def _items(self, cache: CacheFiles) -> Iterator[diffusion_pipe.Item]:
         for path in filter(diffusion_pipe.is_table, self.paths):
             try:
-                places = diffusion_pipe.places_in(cache.root, path)
+                locations = diffusion_pipe.locations_in(cache.root, path)
             except EncodeFailed as error:
                 self.unreadable.append(str(error))
                 continue
-            for place in places:
+            for location in locations:
                 try:
-                    yield diffusion_pipe.Item(place, cache.contents(place, cache.bytes_at(place)).values)
+                    yield diffusion_pipe.Item(location, cache.contents(location, cache.bytes_at(location)).values)
                 except (EncodeFailed, OSError) as error:
-                    self.unreadable.append(f"{place.path}, byte {place.start}: {error}")
+                    self.unreadable.append(f"{location.path}, byte {location.start}: {error}")
 
     def read_sizes(self) -> list[FileOnDisk]:
-        """Take in what further files beside the pictures and beside the cache say, and give these files. Raises BadInput."""
-        tells, read_told = self.wanted.tells, self.wanted.read_told
-        if tells is None or read_told is None:
+        """Read the side files beside the pictures and beside the cache, and return their names. Raises BadInput."""
+        metadata_files, read_metadata = self.wanted.metadata_files, self.wanted.read_metadata
+        if metadata_files is None or read_metadata is None:
             return []
         folders = dict.fromkeys((self.root, Path(self.request.folder)))
-        paths = [path for folder in folders for path in sorted(folder.iterdir()) if tells.fullmatch(path.name) and path.is_file()]
+        paths = [path for folder in folders for path in sorted(folder.iterdir()) if metadata_files.fullmatch(path.name) and path.is_file()]
         references = pictures_of(self.samples)
         for path in dict.fromkeys(map(Path.resolve, paths)):
-            read_told(str(path), path.read_bytes(), references.keys(), self.matches)
+            read_metadata(str(path), path.read_bytes(), references.keys(), self.matches)
         return [(path.name, *_size_and_time(path)) for path in paths]
 
     def leave_out_older(self) -> list[str]:
-        """Of several files of one caption leave out those older than the caption beside their picture, which may have been another.
+        """Of several files of one caption, leave out those older than the caption file beside their picture; return their paths.
 
-        Where all are, all count: a copied source is younger than its cache. Gives the paths of what is left out.
+        If all are older, all are kept, because copying a source makes it younger than its cache.
         """
         left_out: list[str] = []
-        for caption, places in self.matches.text.items():
-            older = [self._is_older(place) for place in places] if len(places) > 1 else []
+        for caption, locations in self.matches.text.items():
+            older = [self._is_older(location) for location in locations] if len(locations) > 1 else []
             if any(older) and not all(older):
-                left_out += [place.path for place, is_older in zip(places, older, strict=True) if is_older]
-                self.matches.text[caption] = [place for place, is_older in zip(places, older, strict=True) if not is_older]
+                left_out += [location.path for location, is_older in zip(locations, older, strict=True) if is_older]
+                self.matches.text[caption] = [location for location, is_older in zip(locations, older, strict=True) if not is_older]
         return left_out
 
-    def _is_older(self, place: Place) -> bool:
-        return place.beside is not None and self._caption_time(place.beside) > self._time_of(place)
+    def _is_older(self, location: FileLocation) -> bool:
+        return location.beside is not None and self._caption_time(location.beside) > self._time_of(location)
 
-    def _time_of(self, place: Place) -> int:
-        return _size_and_time(Path(self.request.folder) / place.path)[1]
+    def _time_of(self, location: FileLocation) -> int:
+        return _size_and_time(Path(self.request.folder) / location.path)[1]
 
     def _caption_time(self, reference: str) -> int:
-        """When the caption beside a picture was written; 0 where there is no such file."""
+        """Return the mtime_ns of the caption file beside a picture; 0 if there is none."""
         found = (self.listing.stat(str(PurePosixPath(reference).with_suffix(suffix))) for suffix in SUFFIXES)
         return max((stat[1] for stat in found if stat is not None), default=0)
 
     @cached_property
-    def _beside(self) -> Mapping[tuple[str, str], Sequence[Place]]:
-        """Text that is found by its picture's name, by caption and reference."""
-        beside: dict[tuple[str, str], list[Place]] = {}
-        for caption, places in self.matches.text.items():
-            for place in places:
-                if place.beside is not None:
-                    beside.setdefault((caption, place.beside), []).append(place)
+    def _beside(self) -> Mapping[tuple[str, str], Sequence[FileLocation]]:
+        """By caption and reference: text that was found by its picture's name."""
+        beside: dict[tuple[str, str], list[FileLocation]] = {}
+        for caption, locations in self.matches.text.items():
+            for location in locations:
+                if location.beside is not None:
+                    beside.setdefault((caption, location.beside), []).append(location)
         return beside
 
     def stale(self, counted: Collection[str]) -> Iterator[str]:
-        """Files older than what they should be of: they may still be right, as copying a source makes it younger."""
+        """Yield files older than their picture or caption. They may still be right, because copying a source makes it younger."""
         for sample in self.samples:
             for reference in sample.images.get(IMAGE, ())[:1]:
                 source = self.listing.stat(reference)
                 latents = self.matches.latents.get(reference, ())[:1] if "latents" in counted else ()
-                yield from (place.path for place in latents if source is not None and source[1] > self._time_of(place))
+                yield from (location.path for location in latents if source is not None and source[1] > self._time_of(location))
                 for caption in sample.captions[:1] if "text" in counted else ():
-                    alone = [place for place in self.matches.text.get(caption, ())[:1] if place.beside is None]
+                    alone = [location for location in self.matches.text.get(caption, ())[:1] if location.beside is None]
                     own = self._beside.get((caption, reference), alone)
-                    yield from (place.path for place in own if self._caption_time(reference) > self._time_of(place))
+                    yield from (location.path for location in own if self._caption_time(reference) > self._time_of(location))
 
     def kinds(self, family: Family) -> Sequence[str]:
-        """The kinds to import: those asked for, else those of this family in the folder, whether or not they match a sample."""
+        """Return the kinds to import: those requested, else those of this family in the folder, whether or not they match a sample."""
         if self.request.encode:
             return self.request.encode
         matched = {"text": self.matches.text or self.matches.doubtful, "latents": self.matches.latents or self.matches.doubtful_latents}
-        held = {kind for kind, those in self.by_kind.items() if any(_may_be_of(look, family) for _path, look in those)}
-        return [kind for kind, places in matched.items() if places or kind in held]
+        held = {kind for kind, those in self.by_kind.items() if any(_may_be_of(parsed, family) for _path, parsed in those)}
+        return [kind for kind, locations in matched.items() if locations or kind in held]
 
     def unmatched(self, counted: Collection[str]) -> list[str]:
-        """Files that are no sample's, of what was asked for."""
+        """Return the files that no sample uses for the kinds in `counted`."""
         used = set[str]().union(*(self.matches.used.get(kind, ()) for kind in counted))
         return [path for path in self.paths if path not in used and not diffusion_pipe.is_table(path)]
 
     def nothing(self) -> str:
-        """Why there is nothing to import, in words."""
+        """Return why there is nothing to import, in words."""
         folder, data = self.request.folder, self.request.data
         if not self.files:
             return f"{folder} holds no file of {self.wanted.name}'s cache: pass the folder that it wrote"
@@ -200,31 +197,31 @@ class Found:
             return f"{data} lists no samples, so no file in {folder} can belong to one: pass as --data what the cache was made from"
         first, held = self.samples[0], ", ".join(map(repr, self.paths[:3]))
         sample = f"the source's first sample is {first.id!r}, its caption {first.captions[0][:60]!r}"
-        said = f"no file in {folder} belongs to {data} by the naming rules of {self.wanted.name}: it holds {held}; {sample}"
-        return "; ".join([said, *self.strangers])
+        message = f"no file in {folder} belongs to {data} by the naming rules of {self.wanted.name}: it holds {held}; {sample}"
+        return "; ".join([message, *self.strangers])
 
     def remarks(self, family: Family, counted: Collection[str]) -> Iterator[str]:
-        """What a user should know of the files."""
+        """Yield what the user should know about the files."""
         yield from (*self.matches.remarks, *self.strangers, *self.encoded.remarks())
         doubtful, doubtful_latents = self.matches.doubtful, self.matches.doubtful_latents
         captions = [caption for caption in doubtful if caption not in self.matches.text and "text" in counted]
         if captions:
             yield f"text of {len(captions)} captions is not imported: {doubtful[captions[0]]}"
-        pictures = [one for one in doubtful_latents if not self.matches.told.get(one) and "latents" in counted]
+        pictures = [one for one in doubtful_latents if not self.matches.metadata.get(one) and "latents" in counted]
         if pictures:
             yield f"latents of {_named(pictures)} are not imported: {doubtful_latents[pictures[0]]}"
-        texts = [path for path, look in self.by_kind.get("text", ()) if _may_be_of(look, family)]
+        texts = [path for path, parsed in self.by_kind.get("text", ()) if _may_be_of(parsed, family)]
         left = [path for path in texts if path not in self.matches.used.get("text", ())]
         if left and "text" in counted and self.wanted.text_may_be:
             yield f"{len(left)} of {len(texts)} files of text match no caption of the source; they may belong to {self.wanted.text_may_be}"
 
 
-def look_for(request: ImportRequest, wanted: Format, listing: Listing, seen: Remarks) -> Found:
-    """The files of a cache and the samples of a source, before any is matched. Raises BadInput."""
+def look_for(request: ImportRequest, wanted: Format, listing: Listing, seen: Remarks) -> CacheScan:
+    """Return the files of a cache and the samples of a source, not matched yet. Raises BadInput."""
     files = listing if Path(request.data).is_dir() else None
     encoded = EncodedCaptions(wanted, files, request.caption_lines, Added(request.trigger_word, request.caption))
     matches = Matches(None if request.family is None else family_named(request.family), encoded.read_as)
-    found = Found(request, wanted, listing, _list_files(Path(request.folder), wanted), encoded, (), matches)
+    found = CacheScan(request, wanted, listing, _list_files(Path(request.folder), wanted), encoded, (), matches)
     policy, has_text = CaptionPolicy.parse(request.captions), "text" in (request.encode or found.by_kind)
     found.samples = [
         replace(sample, captions=policy.texts(encoded.take(sample) if has_text else sample.captions)) for sample in listing.samples(seen)
@@ -233,7 +230,7 @@ def look_for(request: ImportRequest, wanted: Format, listing: Listing, seen: Rem
 
 
 def _list_files(folder: Path, wanted: Format) -> list[FileOnDisk]:
-    """Stores in the folder are passed over."""
+    """Return the files that may belong to the cache. Stores inside the folder are skipped."""
     found: list[FileOnDisk] = []
     for root, folders, names in os.walk(folder):
         if MARKER in names:
@@ -248,7 +245,7 @@ def _list_files(folder: Path, wanted: Format) -> list[FileOnDisk]:
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
-    """(size, mtime_ns) of a file; -1 where it is gone."""
+    """Return (size, mtime_ns) of a file; -1 for both if it is gone."""
     try:
         status = path.stat()
     except OSError:
@@ -256,22 +253,22 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _may_be_of(look: Looks, family: Family) -> bool:
-    """By name: a family that is imported has the widths of the model that is claimed."""
-    return look.family is None or look.family.name == family.name
+def _may_be_of(parsed: ParsedName, family: Family) -> bool:
+    """Whether a file may be of this family, compared by name: the imported one has the declared model's widths."""
+    return parsed.family is None or parsed.family.name == family.name
 
 
 def _named(pictures: Collection[str]) -> str:
     return f"{len(pictures)} pictures ({first_of(sorted(pictures))})"
 
 
-def kept_apart(encoders: Iterable[FileEncoder]) -> Iterator[str]:
-    """Remarks on further resolutions, and on what lay beside latents: it comes out of an export again, and no training sees it.
+def remarks_of(encoders: Iterable[FileEncoder]) -> Iterator[str]:
+    """Yield remarks on further resolutions and extra tensors. An export writes these again, but data sets do not return them.
 
-    A mask cannot have a column: whether there is one is known when the file is opened, and a plan is laid out before.
+    A mask cannot have a column: whether there is one is known when the file is opened, and the plan is made before.
     """
     for encoder in encoders:
-        if not isinstance(encoder, Pictures):
+        if not isinstance(encoder, ImportedLatents):
             continue
         if encoder.several:
             yield f"{_named(encoder.several)} have latents of several resolutions; the largest are imported"
@@ -281,7 +278,7 @@ def kept_apart(encoders: Iterable[FileEncoder]) -> Iterator[str]:
                 " their side, and they are imported like that; run `cachestore precompute` to encode them upright"
             )
         for name, pictures in sorted(encoder.beside.items()):
-            if name in _TOLD_ELSEWHERE:
+            if name in _IN_FACTS:
                 continue
             remark = f"{name} of {len(pictures)} pictures is stored beside their latents for a later export, but data sets do not return it"
             yield (

@@ -1,4 +1,4 @@
-"""What is asked of an import, and what becomes of it. Values alone."""
+"""The options and the report of an import."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,18 +14,18 @@ from cachestore.source.captions import CaptionLines
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ImportReport:
-    """What became of an import: what `cachestore import --json` prints."""
+    """The result of an import, as `cachestore import --json` prints it."""
 
     report: Report
-    """Of the pass; `encoded` counts values that were imported by it."""
+    """The report of the pass; its `encoded` counts imported values."""
     format: str
     family: str
     fingerprints: Mapping[str, str]
     """By encoder."""
     unmatched: tuple[str, ...]
-    """Files of the cache that are no sample's."""
+    """Files of the cache that belong to no sample."""
     stale: tuple[str, ...]
-    """Files older than the picture or caption they should be of."""
+    """Files older than their picture or caption."""
     remarks: tuple[str, ...]
 
     @property
@@ -36,15 +36,15 @@ class ImportReport:
     __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
-        """The report of the pass, with what an import adds."""
+        """Return the report of the pass, with the fields of the import added."""
         own = {name: list(getattr(self, name)) for name in ("unmatched", "stale", "remarks")}
-        kept = {"format": self.format, "family": self.family, "fingerprints": dict(self.fingerprints)}
-        return {**self.report.as_json(), "imported": self.report.encoded, **kept, **own}
+        facts = {"format": self.format, "family": self.family, "fingerprints": dict(self.fingerprints)}
+        return {**self.report.as_json(), "imported": self.report.encoded, **facts, **own}
 
 
 @dataclass(frozen=True, slots=True)
 class ImportRequest:
-    """Everything that `import` takes: one field for each option of the command."""
+    """All options of `import`: one field for each option of the command."""
 
     format: str
     folder: str
@@ -55,7 +55,7 @@ class ImportRequest:
     family: str | None = None
     name: str = "train"
     encode: tuple[str, ...] = ()
-    """Of `text` and `latents`; whatever the folder holds where empty."""
+    """`text`, `latents` or both; empty: what the folder holds."""
     captions: Literal["first", "all"] = "first"
     caption_lines: CaptionLines = "whole"
     caption: str | None = None
@@ -66,7 +66,7 @@ class ImportRequest:
     replace: bool = False
 
     def hints(self) -> dict[str, Json]:
-        """What a catalog's header keeps of it; paths are absolute."""
+        """Return what a catalog's header keeps of the request; paths are absolute."""
         body: dict[str, Json] = {name: value for name, value in asdict(self).items() if name not in {"store", "replace"}}
         for name in ("folder", "data", "model", "vae", "text_encoder"):
             if body[name] is not None and Path(body[name]).exists():

@@ -1,7 +1,7 @@
-"""`import`: a cache that another trainer made, as entries and a catalog of ours. One more caller of the loop: its encoders read files.
+"""`import`: reads another trainer's cache into a store, as a pass whose encoders read files.
 
-What is imported is never taken for what was made: its recipe says from which format it came and what the user claims made it, so that
-its fingerprint, and with it every key, is another. Whether the claim holds is found out by `verify --recompute`.
+Imported values never share a key with encoded ones: the recipe contains the format and the model that the user declares, so its
+fingerprint differs. `verify --recompute` checks what was declared.
 """
 
 import secrets
@@ -11,18 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
-from cachestore.core.arguments import as_many, as_mapping, as_place, check_calls
+from cachestore.core.arguments import as_many, as_mapping, as_path_str, check_calls
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch, naming_extras
 from cachestore.core.inputs import WITHIN, framing_of, request_for
 from cachestore.core.keys import Json, canonical, digest_parts
-from cachestore.core.ranks import Placement
+from cachestore.core.ranks import RankInfo
 from cachestore.core.samples import CAPTION, IMAGE, Sample
 from cachestore.files.paths import Layout
 from cachestore.interop.file_encoder import FileEncoder
 from cachestore.interop.formats.table import format_named
-from cachestore.interop.import_claims import claimed_encoders, family_of_cache, file_encoders
-from cachestore.interop.import_matching import Found, kept_apart, look_for
+from cachestore.interop.import_encoders import declared_encoders, family_of_cache, file_encoders
+from cachestore.interop.import_matching import CacheScan, look_for, remarks_of
 from cachestore.interop.import_request import ImportReport, ImportRequest
 from cachestore.interop.sandbox import CacheFiles, TorchFiles
 from cachestore.jobs.pass_loop import run_pass
@@ -61,47 +61,47 @@ def import_cache(
     on_progress: OnProgress | None = None,
     cancel: Cancel | None = None,
 ) -> ImportReport:
-    """Take what another trainer has cached into a store, with a data set that `CachedDataset` reads.
+    """Import what another trainer has cached into a store, with a data set that `CachedDataset` reads.
 
-    Files are found by the trainer's own naming rules. What the store holds already is not read again; a file that cannot be read, and a
-    sample without one, is listed in `report.failures`, and hides nobody else. Run again, it goes on where it stopped.
+    Files are found by the trainer's own naming rules. Values that the store has already are not read again. A sample without a file, or
+    with a file that cannot be read, is listed in `report.failures`; the others are imported. A second call goes on where the first stopped.
 
     Args:
         format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit" or "diffusion-pipe".
-        folder: the cache; of sd-scripts and ai-toolkit, which write beside the pictures, usually DATA itself.
+        folder: the cache; for sd-scripts and ai-toolkit, which write beside the pictures, usually DATA itself.
         store: the store's folder; made if it does not exist.
         data: what the cache was made from, as for `precompute`. Pictures are read for their digests.
-        model: which model made it. Its files are digested and become part of the fingerprint; nothing is loaded.
-        claims: settings that say so in place of a model, such as `{"model": "FLUX.1-dev"}`; part of the fingerprint.
-        family: such as "flux", where neither file names nor the model tell it, or where the folder holds several.
-        name: of the data set. What it holds of other encoders is kept, so text and latents may be imported one after the other.
+        model: the model that made it. Its files are digested and become part of the fingerprint; nothing is loaded.
+        claims: settings that declare the model instead, such as `{"model": "FLUX.1-dev"}`; part of the fingerprint.
+        family: such as "flux", if neither file names nor the model tell it, or if the folder holds several.
+        name: of the data set. Its values of other encoders are kept, so you can import text and latents one after the other.
         encode: "text", "latents" or both; by default what the folder holds.
-        captions: as for `precompute`; formats with one file a picture know the first caption only.
-        caption_lines: as for `precompute`. sd-scripts encodes the first line of a caption file alone, whatever this is.
-        caption: what a sample without a caption gets; ai-toolkit's `default_caption`.
+        captions: as for `precompute`; formats with one file for each picture have only the first caption.
+        caption_lines: as for `precompute`. sd-scripts always encodes only the first line of a caption file.
+        caption: the caption of samples without one; ai-toolkit's `default_caption`.
         trigger_word: ai-toolkit's trigger word, which it puts into every caption; the data set's captions then have it too.
-        vae: the VAE, where it is not the model's own.
-        text_encoder: the text encoder, where it is not the model's own.
-        encode_args: what `encode_prompt` was given, where that was not the default; part of the claim.
-        replace: let it take the place of other values under the same name.
+        vae: the VAE, if it is not the model's own.
+        text_encoder: the text encoder, if it is not the model's own.
+        encode_args: the arguments of `encode_prompt`, if they were not the defaults; declared with the model.
+        replace: replace other values under the same name.
         on_progress: called with the pass's counts, as for `precompute`.
-        cancel: anything with `is_set()`; set, it stops, and Incomplete is raised.
+        cancel: anything with `is_set()`; if set, the import stops and raises Incomplete.
 
     Raises:
         BadUsage: the folder holds no file of this trainer, or none that belongs to this source; or the source has nothing of that kind.
-        BadInput: a folder, source, family or claim that cannot be used.
+        BadInput: a folder, source, family or claim cannot be used.
         RecipeMismatch: the name is used for other values, and `replace` is not given.
         Incomplete: cancelled; the same call goes on from there.
-        WriteFailed: the disk refuses.
+        WriteFailed: a file cannot be written.
     """
     check_calls(on_progress, cancel)
-    places = {"model": model, "vae": vae, "text_encoder": text_encoder}
-    models = {name: None if place is None else as_place(name, place, "a path or a hub id") for name, place in places.items()}
+    paths = {"model": model, "vae": vae, "text_encoder": text_encoder}
+    models = {name: None if path is None else as_path_str(name, path, "a path or a hub id") for name, path in paths.items()}
     request = ImportRequest(
         format=format,
-        folder=as_place("folder", folder),
-        store=as_place("store", store),
-        data=as_place("data", data),
+        folder=as_path_str("folder", folder),
+        store=as_path_str("store", store),
+        data=as_path_str("data", data),
         claims={} if claims is None else dict(as_mapping("claims", claims, "a mapping of settings")),
         family=family,
         name=name,
@@ -135,7 +135,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
         matches = found.matches
         if not any((matches.text, matches.latents, matches.doubtful, matches.doubtful_latents)):
             raise BadUsage(found.nothing())
-        made = claimed_encoders(layout, request)
+        made = declared_encoders(layout, request)
         family = family_of_cache(found, made)
         kinds = found.kinds(family)
         if "latents" in kinds and not any(sample.images.get(IMAGE) for sample in found.samples):
@@ -144,7 +144,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
         cached = digest_parts("cachestore-cache", canonical([list(file) for file in (*found.files, *telling)])).hex()
         plan = _plan(found, encoders, cached)
         _check_name(plan, request, newest_catalog(layout, plan.catalog))
-        layout = create_store(Path(request.store))  # not before the input was matched: what is refused leaves nothing behind
+        layout = create_store(Path(request.store))  # only now, so that a refused import leaves no store behind
         if not is_published(layout, plan.name):
             publish_plan(layout, plan)
         job = Job(
@@ -152,7 +152,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
             plan,
             encoders,
             listing,
-            Placement(rank=None),
+            RankInfo(rank=None),
             f"own:{secrets.token_hex(8)}",
             request=request.hints(),
             cancel=cancel,
@@ -162,7 +162,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
         )
         report = run_pass(job)
     seen = replace(seen, multi_line=[]) if found.encoded.cut else seen
-    own = (*found.remarks(family, kinds), *kept_apart(encoders), *found.unreadable)
+    own = (*found.remarks(family, kinds), *remarks_of(encoders), *found.unreadable)
     return ImportReport(
         report,
         wanted.name,
@@ -187,17 +187,17 @@ def _check(request: ImportRequest) -> None:
 
 
 def _requests(role: str, sample: Sample) -> list[Request]:
-    """Its captions, or its picture with its own crop where it has one; of a sample without a picture nothing."""
+    """Return the requests of a sample: its captions, or its picture with its own crop; empty without a picture."""
     if role == CAPTION:
         return [request_for(role, {}, value, {}) for value in sample.captions]
     own = {name: value for name, value in framing_of(sample.extras).items() if name == WITHIN}
     return [request_for(role, own, value, {}) for value in sample.images.get(role, ())[:1]]
 
 
-def _plan(found: Found, encoders: Sequence[FileEncoder], cached: str) -> Plan:
-    """Lay out the plan; `cached` digests names, sizes and times of the cache's files.
+def _plan(found: CacheScan, encoders: Sequence[FileEncoder], cached: str) -> Plan:
+    """Return the plan; `cached` digests names, sizes and times of the cache's files.
 
-    It stands as an option of each column: where a file of the cache changed, all are looked at again.
+    It is an option of each column: if a file of the cache changed, all are checked again.
     """
     request, numbered = found.request, list(enumerate(encoders))
     columns = [PlanColumn(number, encoder.recipe.encoder, encoder.role, {"cached": cached}) for number, encoder in numbered]
@@ -211,19 +211,19 @@ def _plan(found: Found, encoders: Sequence[FileEncoder], cached: str) -> Plan:
         samples=found.samples,
         columns=[ColumnRequest(column, partial(_requests, column.role)) for column in columns],
         texts=CaptionPolicy.parse(request.captions).encoding(),
-        extra=[(number, {"caption": ""}) for number, encoder in numbered if encoder.role == CAPTION and "" in encoder.places],
+        extra=[(number, {"caption": ""}) for number, encoder in numbered if encoder.role == CAPTION and "" in encoder.locations],
     )
 
 
 def _check_name(plan: Plan, request: ImportRequest, previous: Catalog | None) -> None:
-    """Refuse to put imported values in the place of others under the same name. Raises RecipeMismatch."""
+    """Raise RecipeMismatch if imported values would replace others under the same name."""
     if previous is None or request.replace:
         return
     for column in plan.columns:
         earlier = previous.column(column.encoder, column.role)
         if earlier is not None and earlier.fingerprint != plan.recipes[column.recipe].fingerprint:
             raise RecipeMismatch(
-                f"the data set {plan.catalog!r} has {column.encoder} already, made, imported or claimed otherwise: pass another"
+                f"the data set {plan.catalog!r} has {column.encoder} already, made, imported or declared otherwise: pass another"
                 " --name, or --replace to replace it"
             )
     if previous.ids and plan.ids and not set(previous.ids) & set(plan.ids):

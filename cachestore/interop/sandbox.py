@@ -1,8 +1,8 @@
-"""Files of strangers: opened one at a time, and where they hold pickles read in a process that may do nothing else.
+"""Opens untrusted files one at a time. Files with pickles are read in a separate process that may do nothing else.
 
-That process is `python -m cachestore read-torch-files`. Even with `weights_only=True` a hostile file can make torch allocate without end,
-crash or hang. So the bytes go to a child through its stdin, and tensors come back through its stdout; it gets no path, may create no file,
-has a limit on memory, and a deadline for each file. What it dies of is an error of that file alone: the next one gets a new child.
+That process is `python -m cachestore read-torch-files`. Even with `weights_only=True`, a hostile file can make torch allocate without end,
+crash or hang. So the child gets the bytes through its stdin and returns tensors through its stdout. It gets no path, may create no file,
+and has a limit on memory and a deadline for each file. If it dies, only that file fails: the next one gets a new child.
 """
 
 import json
@@ -22,24 +22,24 @@ from cachestore.core.keys import canonical
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, is_finite
 from cachestore.interop.formats.containers import LARGEST_BYTES, read_npz, read_safetensors
 from cachestore.interop.formats.families import Family, marked
-from cachestore.interop.formats.matching import Place
+from cachestore.interop.formats.matching import FileLocation
 from cachestore.interop.formats.table import Format
 from cachestore.interop.formats.text import check_widths
 from cachestore.source.files import open_regular
 
 SECONDS: Final = 120.0
-"""For a file, and for the child to begin: importing torch from a slow disk takes most of it."""
+"""The time limit for a file, and for the child to start. Importing torch from a slow disk takes most of it."""
 _LENGTH_BYTES: Final = 8
 _HEADER_BYTES: Final = 1 << 24
 _ROOM_BYTES: Final = 2 * LARGEST_BYTES
-"""Beside what Python and torch take: the file, and what it unpacks to."""
+"""Memory for the file and what it unpacks to, besides what Python and torch use."""
 _CPU_SECONDS: Final = 100
 
 _Value = TypeVar("_Value", Latents, Text)
 
 
 class TorchFiles(AbstractContextManager["TorchFiles"]):
-    """Reads files of `torch.save` one after the other. The child is started with the first one. Belongs to one thread."""
+    """Reads files of `torch.save` one after the other. The first one starts the child. For one thread only."""
 
     def __init__(self, *, seconds: float = SECONDS) -> None:
         self._seconds = seconds
@@ -49,7 +49,7 @@ class TorchFiles(AbstractContextManager["TorchFiles"]):
         self.close()
 
     def read(self, data: bytes) -> Contents:
-        """The tensors and plain values of one file. Raises EncodeFailed: refused, too large, or the child died of it or took too long."""
+        """Return the tensors and plain values of one file. Raises EncodeFailed if it is refused or too large, or if the child fails."""
         if len(data) > LARGEST_BYTES:
             raise EncodeFailed(f"it has more than {LARGEST_BYTES >> 20} MiB")
         child = self._started()
@@ -75,11 +75,11 @@ class TorchFiles(AbstractContextManager["TorchFiles"]):
         return answer
 
     def close(self) -> None:
-        """End the child; nothing where there is none."""
+        """End the child, if there is one."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()
-            with suppress(OSError), child:  # which closes its pipes; what was still to be written goes nowhere
+            with suppress(OSError), child:  # closes its pipes; unwritten data is dropped
                 pass
 
     def _started(self) -> "subprocess.Popen[bytes]":
@@ -97,7 +97,7 @@ def _how(child: "subprocess.Popen[bytes]") -> str:
 
 
 def _exchange(child: "subprocess.Popen[bytes]", data: bytes) -> Contents | str:
-    """What the child makes of a file, or why nothing. Raises OSError, EOFError or ValueError where it is gone or talks nonsense."""
+    """Return the contents of a file, or why the child refused it. Raises OSError, EOFError or ValueError if the child fails."""
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdin.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
@@ -124,7 +124,7 @@ def _read(pipe: IO[bytes], size: int) -> bytes:
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """What the child does: answer one file after the other until there is none. Limits itself first."""
+    """Run the child: set its limits, then answer one file after the other until stdin ends."""
     import torch
 
     from cachestore.interop.formats.torch_files import read_torch
@@ -148,7 +148,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _limit() -> None:
-    """No new files, no core, and so much memory; where the system knows such limits."""
+    """Forbid new files and core dumps, and limit memory, if the system has such limits."""
     try:
         import resource
     except ImportError:  # Windows
@@ -161,7 +161,6 @@ def _limit() -> None:
 
 
 def _allow_seconds() -> None:
-    """So much of a processor for the next file."""
     try:
         import resource
     except ImportError:  # Windows
@@ -172,7 +171,7 @@ def _allow_seconds() -> None:
 
 
 def _address_space() -> int | None:
-    """Bytes of address space in use; None where the system does not tell."""
+    """Return the bytes of address space in use; None if the system does not say."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - a file of the kernel's
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -188,32 +187,34 @@ class CacheFiles:
     format: Format
     torch: TorchFiles
 
-    def latents(self, place: Place, data: bytes, family: Family) -> Latents:
-        """Latents of a picture. Raises EncodeFailed that names the file, OSError."""
-        return self._read(self.format.reading.latents, place, data, family)
+    def latents(self, location: FileLocation, data: bytes, family: Family) -> Latents:
+        """Return the latents of a picture. Raises OSError, and EncodeFailed that names the file."""
+        return self._read(self.format.reading.latents, location, data, family)
 
-    def text(self, place: Place, family: Family) -> Text:
-        """Text of a caption. Raises as `latents`."""
-        return self._read(self.format.reading.text, place, self.bytes_at(place), family)
+    def text(self, location: FileLocation, family: Family) -> Text:
+        """Return the text of a caption. Raises as `latents`."""
+        return self._read(self.format.reading.text, location, self.bytes_at(location), family)
 
-    def _read(self, read: Callable[[Contents, Family, Place], _Value], place: Place, data: bytes, family: Family) -> _Value:
-        """One of the two: as wide as the family's, of finite numbers, and with the trainer's name before what lies beside it."""
+    def _read(
+        self, read: Callable[[Contents, Family, FileLocation], _Value], location: FileLocation, data: bytes, family: Family
+    ) -> _Value:
+        """Read latents or text; check widths and for NaN. Names of extra tensors get the trainer's name in front."""
         try:
-            found = read(self.contents(place, data), family, place)
+            found = read(self.contents(location, data), family, location)
             if isinstance(found, Text):
                 check_widths(family, found.tensors)
         except EncodeFailed as error:
-            raise type(error)(f"{place.path}: {error}") from error
+            raise type(error)(f"{location.path}: {error}") from error
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a file may hold any shapes and values
-            raise EncodeFailed(f"{place.path}: it is not as {self.format.name} writes it ({type(error).__name__}: {error})") from error
+            raise EncodeFailed(f"{location.path}: it is not as {self.format.name} writes it ({type(error).__name__}: {error})") from error
         tensors = found.tensors if isinstance(found, Text) else {"latents": found.tensor}
         if bad := [name for name, raw in tensors.items() if not is_finite(raw)]:
-            raise EncodeFailed(f"{place.path}: {bad[0]} holds NaN or infinite numbers")
+            raise EncodeFailed(f"{location.path}: {bad[0]} holds NaN or infinite numbers")
         return replace(found, others=marked(self.format.name, found.others))
 
-    def contents(self, place: Place, data: bytes) -> Contents:
-        """What is at a place, and at those that hold the rest, by the trainer's own names. Raises EncodeFailed, OSError."""
-        parts = [self._decoded(data), *(self._decoded(self.bytes_at(other)) for other in place.more)]
+    def contents(self, location: FileLocation, data: bytes) -> Contents:
+        """Return what is at a file location and its further ones, by the trainer's own names. Raises EncodeFailed, OSError."""
+        parts = [self._decoded(data), *(self._decoded(self.bytes_at(other)) for other in location.more)]
         tensors = {name: raw for part in reversed(parts) for name, raw in part.tensors.items()}
         return Contents(tensors, {name: value for part in reversed(parts) for name, value in part.values.items()})
 
@@ -226,15 +227,15 @@ class CacheFiles:
             case "torch":
                 return self.torch.read(data)
 
-    def bytes_at(self, place: Place) -> bytes:
-        """The bytes at a place. Raises OSError, also for what is no regular file; EncodeFailed for what is too large or cut short."""
-        with open_regular(self.root / place.path) as file:
+    def bytes_at(self, location: FileLocation) -> bytes:
+        """Return the bytes at a file location. Raises OSError, also for no regular file; EncodeFailed if it is too large or cut short."""
+        with open_regular(self.root / location.path) as file:
             length = os.fstat(file.fileno()).st_size
-            size = length if place.size is None else place.size
-            if size > LARGEST_BYTES or place.start + size > length:
+            size = length if location.size is None else location.size
+            if size > LARGEST_BYTES or location.start + size > length:
                 raise EncodeFailed(
-                    f"{place.path}: it should have {size} bytes from byte {place.start} on, which is more than the file has, or"
+                    f"{location.path}: it should have {size} bytes from byte {location.start} on, which is more than the file has, or"
                     " than a value may have"
                 )
-            file.seek(place.start)
+            file.seek(location.start)
             return file.read(size)

@@ -1,1 +1,1 @@
-"""One run of a pass: from options to a report."""
+"""One run of a job: from options to a report."""

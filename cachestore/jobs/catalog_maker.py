@@ -1,4 +1,4 @@
-"""The catalog of a pass: a key column for each of the plan's, and those that earlier encoders made under the same name."""
+"""Makes the catalog of a pass: the plan's key columns, and those that other encoders made earlier under the same name."""
 
 from collections.abc import Mapping
 
@@ -16,17 +16,17 @@ from cachestore.work.plan import Plan
 
 
 def make_catalog(presence: Presence, job: Job, outcomes: Outcomes, failed: Mapping[int, str], previous: Catalog | None) -> Catalog:
-    """The catalog after a pass: a column for each of the plan's, and those of earlier encoders that it does not make."""
+    """Return the catalog after a pass: the plan's columns, and the previous catalog's columns of other encoders."""
     plan = job.plan
     columns = [_column(plan, number, outcomes, failed) for number in range(len(plan.columns))]
     made = {column.encoder for column in columns}
-    # Masks are made beside the pictures they belong to, where there are any.
+    # Masks are made together with their pictures.
     made |= {MASK} if any(column.role == IMAGE for column in columns) else set()
     request: dict[str, Json] = {column.encoder: dict(job.request) for column in columns}
     recipes = {column.fingerprint: plan.recipes[one.recipe] for column, one in zip(columns, plan.columns, strict=True)}
     if previous is not None:
         for column in (column for column in previous.columns if column.encoder not in made):
-            columns.append(_kept_column(presence, previous, column))
+            columns.append(_reused_column(presence, previous, column))
             request[column.encoder] = previous.request.get(column.encoder, {})
             recipes[column.fingerprint] = previous.recipes[column.fingerprint]
     return Catalog(
@@ -45,32 +45,32 @@ def make_catalog(presence: Presence, job: Job, outcomes: Outcomes, failed: Mappi
 
 
 def _column(plan: Plan, number: int, outcomes: Outcomes, failed: Mapping[int, str]) -> KeyColumn:
-    """A key column of this plan; a failed cell keeps what it was made from, and has no key."""
+    """A key column of this plan; a failed cell keeps its input and has no key."""
     column = plan.columns[number]
     at, units = plan.cells[number]
-    places = numbers(units)
-    cells = outcomes.cells(places)
-    cells.keys[np.isin(places, list(failed))] = 0
+    indices = numbers(units)
+    cells = outcomes.cells(indices)
+    cells.keys[np.isin(indices, list(failed))] = 0
     return key_column(column, plan.recipes[column.recipe].fingerprint, at, cells)
 
 
-def _kept_column(presence: Presence, previous: Catalog, column: KeyColumn) -> KeyColumn:
-    """An earlier encoder's column under the same name: a cell stays only while what it was made from is what the sample has now."""
+def _reused_column(presence: Presence, previous: Catalog, column: KeyColumn) -> KeyColumn:
+    """A column of the previous catalog; a cell stays only if the sample's input is still the same."""
     inputs_at, values = inputs(presence.plan, column.role)
     each = cells_each(column.options)
     at = inputs_at if each == 1 else (numbers(inputs_at) * each).tolist()
-    places = presence.earlier_cells(previous, column, at)
-    cells = cells_of(column).take(places)
+    indices = presence.earlier_cells(previous, column, at)
+    cells = cells_of(column).take(indices)
     if is_of_files(column.role, column.options):
-        for cell in np.flatnonzero(places >= 0).tolist():
+        for cell in np.flatnonzero(indices >= 0).tolist():
             presence.rise()
             row = int(np.searchsorted(numbers(at), cell, side="right")) - 1
             images = {role: images_in(presence.plan, row, role) for role in companions(column.role, column.options)}
             request = request_for(column.role, column.options, values[cell // each], images, cell % each)
             stat = (int(cells.stats[cell, 0]), int(cells.stats[cell, 1]))
             if not _is_same_input(presence, request, stat, cells.inputs[cell].tobytes()):
-                places[cell] = -1
-        cells = cells_of(column).take(places)
+                indices[cell] = -1
+        cells = cells_of(column).take(indices)
     return key_column(column, column.fingerprint, at, cells)
 
 

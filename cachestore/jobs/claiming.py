@@ -1,4 +1,4 @@
-"""Which partitions a worker takes: free ones, those of the dead, and when idle the slowest of the living. Encodes nothing."""
+"""Claims partitions for a worker: free ones, those of dead workers, and when idle that of the slowest living one. Encodes nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,47 +7,47 @@ from typing import Final
 from cachestore.core.errors import Incomplete
 from cachestore.files.paths import ClaimName
 from cachestore.jobs.task import Job, PartitionGroup
-from cachestore.work.choice import POOL_UNITS, choose, claims_to_take
+from cachestore.work.choice import GROUP_UNITS, choose, claims_to_take
 from cachestore.work.claims import Claims, Slot
 from cachestore.work.ledgers import list_ledgers
 from cachestore.work.partition import order_for
 from cachestore.work.passes import PassRef, Round
 
 STUCK_SECONDS: Final = 1800.0
-"""Without any sign of progress for so long, waiting ends with an error that says for whom."""
+"""After so long without any progress, waiting ends with an error that names the workers waited for."""
 
 WINDOWS: Final = 4
-"""How many times what may wait for a batch (`Encoder.window`) a worker likes to have claimed."""
+"""A worker claims units for this many times `Encoder.window`, the units that may wait for a batch."""
 
 
 class Claiming:
-    """Takes partitions of a job's rounds, and says whom a worker waits for."""
+    """Claims partitions of a job's rounds, and bounds the time that a worker waits for others."""
 
     def __init__(
         self, job: Job, ref: PassRef, claims: Claims, *, look_again: Callable[[], None], check_cancelled: Callable[[], None]
     ) -> None:
-        """`look_again` is called after a partition was taken over; `check_cancelled` while others are quicker."""
+        """`look_again` is called after a partition was taken over, `check_cancelled` while other workers are faster."""
         self._job = job
         self._ref = ref
         self._claims = claims
         self._look_again = look_again
         self._check_cancelled = check_cancelled
 
-    def take(self, opened: Round, recipe: int, *, is_ahead: bool = False) -> list[Slot]:
-        """Claim the next partitions of a recipe: free ones, those of the dead, and when idle the slowest one of the living.
+    def take(self, opened: Round, recipe: int, *, is_prefetch: bool = False) -> list[Slot]:
+        """Claim and return a recipe's next partitions: free ones, else one of a dead worker, else one of the slowest living worker.
 
-        With `is_ahead`, while others are still being done, free ones only and none unless plenty is left.
+        With `is_prefetch`, while earlier ones are still being done, claim only free ones, and only if many are left.
         """
-        count, world = opened.partition_count(recipe), self._job.placement.world_size
-        order = order_for(self._job.placement.rank, world, count, seed=int(self._claims.worker[:8], 16))
+        count, world = opened.partition_count(recipe), self._job.rank_info.world_size
+        order = order_for(self._job.rank_info.rank, world, count, seed=int(self._claims.worker[:8], 16))
         each = len(opened.units[recipe]) // max(1, count)
-        units = max(POOL_UNITS, WINDOWS * self._job.encoders[recipe].window)
-        lost: set[int] = set()  # taken by others though no listing shows it yet: on NFS that takes up to a minute
+        units = max(GROUP_UNITS, WINDOWS * self._job.encoders[recipe].window)
+        lost: set[int] = set()  # claimed by others, though no listing shows it yet: on NFS that takes up to a minute
         while True:
             finished = {p for of, p in list_ledgers(self._claims.folder, opened.number) if of == recipe}
             newest = {p: claim for (of, p), claim in self._claims.newest(opened.number).items() if of == recipe}
             choice = choose(order, finished=finished, claimed=lost.union(newest), each=each, world_size=world, units=units)
-            if is_ahead and not choice.is_plenty:
+            if is_prefetch and not choice.is_plenty:
                 return []
             if not choice.free:
                 return self._take_over(opened, [newest[p] for p in choice.held if p in newest])
@@ -57,7 +57,7 @@ class Claiming:
             self._check_cancelled()
 
     def _take_over(self, opened: Round, claims: Sequence[ClaimName]) -> list[Slot]:
-        """With nothing free, take one claim of a dead or silent worker, else do the slowest one over: at worst a duplicate."""
+        """Take over one claim of a dead or silent worker, else of the slowest one: at worst that makes duplicates."""
         for claim in claims_to_take(self._claims.look_at(claims)):
             slot = (claim.recipe, claim.partition)
             if self._claims.take(opened.number, slot, after=claim):
@@ -66,12 +66,12 @@ class Claiming:
         return []
 
     def group_of(self, opened: Round, slots: list[Slot]) -> PartitionGroup:
-        """The partitions as one group, with the workers that died with one of them."""
+        """Return these partitions as one group, with the workers that died while they held one of them."""
         dead = dict.fromkeys(worker for slot in slots for worker in self._claims.died_before(opened.number, slot))
         return PartitionGroup(opened, slots, list(dead))
 
     def how_they_died(self, dead: Sequence[str], alone: str) -> str:
-        """Why a unit that a dead worker was on `alone` is not tried again in this pass."""
+        """Return why a unit is not tried again in this pass: the worker `alone` died when it encoded the unit alone."""
         watch, others = self._claims.watch, [worker for worker in dead if worker != alone]
         if not others:
             return f"a worker died encoding it alone: {watch.name_of(alone)}; the next pass tries it again"
@@ -79,10 +79,7 @@ class Claiming:
         return f"two workers died encoding it: {among}; the next pass tries it again"
 
     def look(self, waits: "Patience", state: object, claims: Mapping[Slot, ClaimName]) -> None:
-        """Bound a wait for those who hold these claims. No claims at all are fine.
-
-        Raises Incomplete when neither `state` nor the claims nor the count of any holder moved for too long.
-        """
+        """Raise Incomplete if `state`, these claims (there may be none) and their holders' counts have not changed for too long."""
         watch, seen = self._claims.watch, (state, tuple(sorted(claims.values())))
         holders = [holder for claim in claims.values() if (holder := self._claims.holder(claim)) is not None]
         bound = max([STUCK_SECONDS, *(2 * watch.patience(holder) for holder in holders)])
@@ -107,12 +104,12 @@ class Claiming:
 
     def _owner(self, claim: ClaimName) -> str:
         holder = self._claims.holder(claim)
-        return "nobody (the claim cannot be read)" if holder is None else f"{self._claims.watch.last_beat(holder)} (worker {holder})"
+        return "nobody (the claim cannot be read)" if holder is None else f"{self._claims.watch.last_heartbeat(holder)} (worker {holder})"
 
 
 @dataclass(slots=True)
 class Patience:
-    """What was seen last in a wait, and since when that is so."""
+    """What a waiting worker saw last, and since when it has been so."""
 
     seen: object = None
     since: float = 0.0

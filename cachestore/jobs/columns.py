@@ -1,4 +1,4 @@
-"""Plans and catalogs as columns of arrays, without a copy, and whether two of them list the same. Pure."""
+"""Plans and catalogs as numpy arrays, without a copy, and whether they list the same samples."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,63 +16,63 @@ from cachestore.work.plan import Plan, PlanColumn
 
 
 def rows(values: Sequence[bytes], width: int) -> Bytes:
-    """Digests as rows of bytes, without a copy where they lie in one buffer."""
+    """Return digests as rows of uint8, without a copy if they are in one buffer."""
     return np.frombuffer(run_of(values), np.uint8).reshape(-1, width)
 
 
 def numbers(values: Sequence[int]) -> Numbers:
-    """Numbers as an array, without a copy where they lie in one buffer."""
+    """Return numbers as an int64 array, without a copy if they are in one buffer."""
     if isinstance(values, range):
         return np.arange(values.start, values.stop, dtype=np.int64)
     return np.frombuffer(values, np.int64) if isinstance(values, memoryview) else np.array(values, np.int64)
 
 
 def inputs(rows: Plan | Catalog, role: str) -> tuple[Sequence[int], Sequence[str]]:
-    """Where each row's captions, or references of a role, start; and all of them."""
+    """Return where each row's captions (or references of a role) start, and all of these captions or references."""
     if role == CAPTION:
         return rows.captions_at, rows.captions
     return rows.images.get(role, ([0] * (len(rows.ids) + 1), ()))
 
 
 def images_in(rows: Plan | Catalog, row: int, role: str) -> list[str]:
-    """The references of a role in a row."""
+    """Return the references of a role in a row."""
     at, references = inputs(rows, role)
-    return [references[place] for place in range(at[row], at[row + 1])]
+    return [references[index] for index in range(at[row], at[row + 1])]
 
 
 def has_same_texts(plan: Plan, catalog: Catalog, *columns: str) -> bool:
-    """Whether these columns of texts are the same, row for row, as their checksums say."""
+    """Return whether these text columns have equal checksums, so are the same row by row."""
     names = (f"{column}{part}" for column in columns for part in (".text", ".offsets"))
     return bool(plan.checksums) and all(plan.checksums.get(name) == catalog.checksums.get(name) for name in names)
 
 
 def has_same_rows(plan: Plan, catalog: Catalog, role: str) -> bool:
-    """Whether samples and inputs are the same, row for row, as the checksums of their columns say."""
+    """Return whether the sample ids and a role's inputs have equal checksums, so are the same row by row."""
     inputs = "captions" if role == CAPTION else f"images/{role}"
     starts = f"{inputs}/at"
     return has_same_texts(plan, catalog, "ids", inputs) and plan.checksums.get(starts) == catalog.checksums.get(starts)
 
 
 def lists_the_same(plan: Plan, catalog: Catalog) -> bool:
-    """Whether plan and catalog have the same samples, inputs and further columns, as the checksums say."""
+    """Return whether samples, inputs and further columns of plan and catalog have equal checksums."""
     same_inputs = set(plan.images) == set(catalog.images) and all(has_same_rows(plan, catalog, role) for role in (CAPTION, *plan.images))
     return same_inputs and has_same_texts(plan, catalog, "extras")
 
 
 def framing(rows: Plan | Catalog, row: int) -> Mapping[str, Json]:
-    """What a row says of its picture alone. Most say nothing, and are not parsed."""
+    """Return a row's own crop and size for its picture. Most rows have none, and their JSON is not parsed."""
     text = rows.extras[row]
     return framing_of(json.loads(text)) if any(f'"{column}"' in text for column in (CROP, SIZE)) else {}
 
 
 def cells_of(column: KeyColumn) -> Cells:
-    """A catalog's key column as arrays."""
+    """Return a catalog's key column as arrays."""
     facts = {name: numbers(values).reshape(-1, FACTS[name]) for name, values in column.facts.items()}
     return Cells(rows(column.keys, KEY_BYTES), rows(column.inputs, INPUT_BYTES), numbers(column.stats).reshape(-1, 2), facts)
 
 
 def key_column(column: PlanColumn | KeyColumn, fingerprint: str, at: Sequence[int], cells: Cells) -> KeyColumn:
-    """A key column from arrays; facts that no cell has are left out."""
+    """Return a key column from arrays; facts that no cell has are left out."""
     return KeyColumn(
         column.encoder,
         column.role,
@@ -87,7 +87,7 @@ def key_column(column: PlanColumn | KeyColumn, fingerprint: str, at: Sequence[in
 
 
 def count_complete(catalog: Catalog) -> int:
-    """How many rows have no empty cell in any column."""
+    """Return how many rows have no empty cell in any column."""
     complete = np.ones(len(catalog), np.bool_)
     for column in catalog.columns:
         empty = np.concatenate([[0], np.cumsum(~rows(column.keys, KEY_BYTES).any(axis=1))])
@@ -101,5 +101,5 @@ def _flat(array: Bytes | Numbers) -> memoryview:
 
 
 def as_text(keys: Bytes) -> Any:
-    """Keys as numpy's fixed-width strings, which compare as bytes do where all have one length."""
+    """Return keys as numpy's fixed-width strings, which sort as bytes do."""
     return np.ascontiguousarray(keys).view(f"S{KEY_BYTES}").reshape(-1)

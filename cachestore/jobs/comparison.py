@@ -1,6 +1,6 @@
-"""A plan held against the newest catalog of its name: what changes, and what must be asked for with `--replace`. Pure.
+"""Compares a plan with the newest catalog of its name: what changes, and which changes need `--replace`.
 
-Called when a plan is laid out, and again before its catalog takes the place of one that was published meanwhile.
+Called when a plan is built, and again before its catalog replaces one that was published meanwhile.
 """
 
 import json
@@ -16,7 +16,7 @@ from cachestore.work.plan import Plan
 
 
 def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> tuple[str, ...]:
-    """What a plan changes of the newest catalog of its name, in words. Raises RecipeMismatch where a change must be asked for."""
+    """Describe what a plan changes in the newest catalog of its name. Raises RecipeMismatch if that needs `--replace`."""
     if previous is None:
         return ()
     words: list[str] = []
@@ -37,7 +37,7 @@ def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> t
 
 
 def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:
-    """Raise RecipeMismatch where a column that the plan makes anew would lose what it has: a resolution that is added loses nothing."""
+    """Raise RecipeMismatch if a column of the plan would lose values of the earlier one. An added resolution loses nothing."""
     columns = [column for column in plan.columns if (column.encoder, column.role) == (earlier.encoder, earlier.role)]
     if not columns:
         return
@@ -56,16 +56,16 @@ def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:
 
 
 def _sources_in(extras: Sequence[str]) -> set[str]:
-    """The sources that samples are of; empty for those of one alone."""
+    """The labels of the samples' sources; "" for a single source."""
     return {str(json.loads(text).get(SOURCE, "")) for text in set(extras)}
 
 
 def _covers(plan: Plan, now: Mapping[str, Json], previous: Catalog, before: Mapping[str, Json]) -> bool:
-    """Whether a column with these options has all that one with the earlier ones has: more variants and flips are added to it."""
+    """Whether a column with options `now` contains all of one with options `before`; more variants or a flip only add to it."""
     one, other = ({name: option for name, option in some.items() if name not in {"variants", "flip"}} for some in (now, before))
     is_no_less = int(now.get("variants", 1)) >= int(before.get("variants", 1)) and bool(now.get("flip")) >= bool(before.get("flip"))
     if is_no_less and one != other and (RESOLUTIONS in now or RESOLUTIONS in before):
-        # A source that came or went since says nothing about the others.
+        # Only sources that are in both are compared.
         both = _sources_in(plan.extras) & _sources_in(previous.extras)
         return all(options_for(one, {SOURCE: label}) == options_for(other, {SOURCE: label}) for label in both)
     return is_no_less and one == other

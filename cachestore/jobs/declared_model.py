@@ -1,6 +1,7 @@
-"""What imported values are claimed to be: the recipe of the model that a user names, and holding values against it.
+"""The model that imported values are said to come from: its recipe, and the comparison of the values with what it makes.
 
-Another trainer resizes pictures with other code and draws its own sample, so latents are compared loosely: only another picture is told.
+Another trainer resizes pictures with other code and draws its own sample. So latents are compared loosely: only those of another
+picture count as different.
 """
 
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
@@ -14,34 +15,34 @@ from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.keys import Json, Key, Recipe, digest_bytes
 from cachestore.core.raw_tensors import FLOATS, Raw, Scale, cast, numbers, to_state
 from cachestore.core.samples import IMAGE
-from cachestore.encode.buckets import Placement, Size
+from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.unit import Encoder, Prepared, Read, Resolved, Result
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.planning import encoders_of
 
 if TYPE_CHECKING:
-    from cachestore.encode.views import View
+    from cachestore.encode.variants import Variant
 
 IMPORTED: Final = "imported"
 """The `kind` of an imported recipe, and the `provenance` in an entry's JSON value."""
 
 Compare = Callable[[Mapping[str, Raw], Mapping[str, Raw]], str | None]
-"""Says in words how one entry differs from another; None where it does not."""
+"""Describes how one entry differs from another; None if it does not."""
 
 FAR: Final = 0.5
-"""Latents that are farther from what the claimed VAE makes are another picture's: relative, beyond what its variance explains."""
+"""Latents farther than this from what the declared VAE makes are of another picture. Relative, after its variance is subtracted."""
 _SPREAD: Final = 1.5
-"""How many times its expected square the noise of a sample may have: for thousands of numbers it is within a few percent of it."""
+"""The squared noise of a sample may be this many times its expected value; with thousands of numbers it is within a few percent."""
 _LOGVAR_LEAST, _LOGVAR_MOST = -30.0, 20.0
 
 
 def is_imported(recipe: Recipe) -> bool:
-    """Whether a recipe's values came from another trainer's cache."""
+    """Return whether a recipe's values came from another trainer's cache."""
     return recipe.make.get("kind") == IMPORTED
 
 
 def as_made(hints: Mapping[str, Json], encoder: str, *, store: str) -> PrecomputeRequest:
-    """The request that would make what an import is claimed to hold of one encoder. Raises BadInput without a model."""
+    """Return the request that would encode the values of an import for one encoder. Raises BadInput if no model was declared."""
     model = hints.get("model")
     if model is None:
         raise BadInput(
@@ -52,45 +53,46 @@ def as_made(hints: Mapping[str, Json], encoder: str, *, store: str) -> Precomput
     return PrecomputeRequest(data, str(model), store, (encoder,), vae=vae, text_encoder=text_encoder, encode_arg=arguments)
 
 
-def claimed_encoder(
+def declared_encoder(
     recipe: Recipe, hints: Mapping[str, Json], known: MutableMapping[str, str], *, store: str
-) -> tuple["Claimed", Mapping[str, Json] | None]:
-    """Who is claimed to have made the values of an imported recipe, and the `make` block that was claimed, None where none was.
+) -> tuple["DeclaredEncoder", Mapping[str, Json] | None]:
+    """Return the encoder of the declared model for an imported recipe, and the declared `make` block or None.
 
-    Loads no weights. Raises BadInput where no model is named, or it cannot be used.
+    Loads no weights. Raises BadInput if no model was declared or it cannot be used.
     """
     made = encoders_of(as_made(hints, recipe.encoder, store=store), known)
-    claims: Mapping[str, Json] = recipe.make.get("claimed", {})
-    return Claimed(made[0], recipe), claims.get("recipe")
+    declared: Mapping[str, Json] = recipe.make.get("claimed", {})
+    return DeclaredEncoder(made[0], recipe), declared.get("recipe")
 
 
-def _view(size: Size, bucket: Size, request: Mapping[str, Json]) -> "View":
-    """How a picture was cut, as far as the catalog says; at the centre where it does not, or says what cannot be."""
-    from cachestore.encode.views import View
+def _variant(size: Size, bucket: Size, request: Mapping[str, Json]) -> "Variant":
+    """How a picture was cropped, by the catalog; at the centre if the catalog has no crop or an impossible one."""
+    from cachestore.encode.variants import Variant
 
     resized: Sequence[int] = request.get("resized", ())
     crop: Sequence[int] = request.get("crop", ())
     if len(resized) != 2 or len(crop) != 4:
-        return View.centred(size, bucket)
+        return Variant.centred(size, bucket)
     left, top, right, bottom = crop
     if (right - left, bottom - top) != tuple(bucket) or right > resized[0] or bottom > resized[1]:
-        return View.centred(size, bucket)
-    return View(size, bucket, Placement(Size(*resized), (left, top, right, bottom)), is_flipped=False, variant=None)
+        return Variant.centred(size, bucket)
+    return Variant(size, bucket, CropBox(Size(*resized), (left, top, right, bottom)), is_flipped=False, crop_number=None)
 
 
 @dataclass(slots=True)
-class Claimed:
-    """Implements `unit.Encoder` for making imported values again: requests name the entry's `key`.
+class DeclaredEncoder:
+    """Encodes imported values again. Implements `unit.Encoder`.
 
-    Of pictures also the `bucket`, and where it is known to which size they were `resized`, and the `crop` of that.
+    A request has the entry's `key` and its `caption` or `image`. For an image it also has the `bucket` and, if they are known, the size
+    to which it was `resized` and its `crop` box.
     """
 
     encoder: Encoder
     recipe: Recipe
-    """The imported one."""
+    """The imported recipe."""
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """The input of an entry, whose key is not this encoder's. Raises EncodeFailed, OSError."""
+        """Return an entry's input with the key from the request. Raises EncodeFailed, OSError."""
         key = Key.parse(request["key"])
         if "image" not in request:
             return replace(self.encoder.resolve({"caption": request["caption"]}, read), key=key)
@@ -101,36 +103,36 @@ class Claimed:
         data = read(str(request["image"]))
         digest = digest_bytes(data)
         bucket = Size(int(request["bucket"][0]), int(request["bucket"][1]))
-        view = _view(images.measure(data), bucket, request)
-        return Resolved(key, (data, view), {str(request.get("role", IMAGE)): digest}, {"input_digest": digest})
+        variant = _variant(images.measure(data), bucket, request)
+        return Resolved(key, (data, variant), {str(request.get("role", IMAGE)): digest}, {"input_digest": digest})
 
     def prepare(self, resolved: Resolved) -> Prepared:
-        """As the encoder does."""
+        """Call `encoder.prepare`."""
         return self.encoder.prepare(resolved)
 
     @property
     def window(self) -> int:
-        """The encoder's."""
+        """The window of `encoder`."""
         return self.encoder.window
 
     def batch_limit(self, group: Hashable) -> int:
-        """The encoder's."""
+        """Call `encoder.batch_limit`."""
         return self.encoder.batch_limit(group)
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
-        """As the encoder does."""
+        """Call `encoder.submit`."""
         return self.encoder.submit(batch)
 
     def close(self) -> None:
-        """Give back the encoder's memory."""
+        """Call `encoder.close`, which releases its memory."""
         self.encoder.close()
 
 
-def find_claimed_difference(recipe: Recipe, stored: Mapping[str, Raw], made: Mapping[str, Raw], compare: Compare) -> str | None:
-    """How an imported entry differs from what the claimed model makes, in words; None where it is that.
+def find_declared_difference(recipe: Recipe, stored: Mapping[str, Raw], made: Mapping[str, Raw], compare: Compare) -> str | None:
+    """Describe how an imported entry differs from what the declared model makes; None if it does not.
 
-    Text is handed to `compare` in one dtype, that of fewer bits; what else the trainer's file held is not looked at. Latents are compared
-    as the module says.
+    Text tensors are converted to the coarser of the two dtypes and passed to `compare`; further tensors of the trainer's file are ignored.
+    Latents are compared loosely, as the module's docstring says.
     """
     if recipe.encoder != "text":
         return _latents_difference(recipe, stored, made)
@@ -157,18 +159,18 @@ def _latents_difference(recipe: Recipe, stored: Mapping[str, Raw], made: Mapping
     latents = numbers(to_state(stored[kind], scale_of(recipe.read), was_scaled=was_scaled, is_scaled=False)).astype(np.float64)
     mean, deviation = _mean_and_deviation(made)
     if latents.shape != mean.shape:
-        return f"{kind} is {list(latents.shape)}, but the claimed VAE makes {list(mean.shape)}"
+        return f"{kind} is {list(latents.shape)}, but the declared VAE makes {list(mean.shape)}"
     noise = _SPREAD * float(np.square(deviation).sum()) if kind == "sample" else 0.0
     length = max(float(np.linalg.norm(mean)), float(np.linalg.norm(latents)))
     distance = sqrt(max(0.0, float(np.square(latents - mean).sum()) - noise))
     if distance > FAR * length:
-        far = f"{distance / length:.2g} of its length from what the claimed VAE makes"
+        far = f"{distance / length:.2g} of its length from what the declared VAE makes"
         return f"{kind} is {far} (another trainer's resizing stays below {FAR})"
     return None
 
 
 def _mean_and_deviation(made: Mapping[str, Raw]) -> tuple[Any, Any]:
-    """float64 arrays of what a VAE makes: of moments both, of a mean no deviation."""
+    """Mean and standard deviation as float64 arrays; a mean without moments has deviation 0."""
     if "moments" not in made:
         mean = numbers(next(iter(made.values()))).astype(np.float64)
         return mean, np.zeros_like(mean)
@@ -177,7 +179,7 @@ def _mean_and_deviation(made: Mapping[str, Raw]) -> tuple[Any, Any]:
 
 
 def scale_of(read: Mapping[str, Json]) -> Scale:
-    """The constants in a `read` block of latents."""
+    """Return the scaling constants in a `read` block of latents."""
     mean, std = read.get("latents_mean"), read.get("latents_std")
     return Scale(
         read.get("scaling_factor"),

@@ -1,6 +1,6 @@
-"""Units in batches through the encoders and into segments.
+"""Encodes units in batches and appends the results to segments.
 
-One batch is encoded while the results of the one before it are put away, and a thread appends them behind both.
+While one batch is encoded, the results of the batch before it are fetched, and a thread appends earlier ones.
 """
 
 from collections import deque
@@ -23,23 +23,23 @@ from cachestore.storage.append import Acknowledged, Appender
 from cachestore.work.ledgers import Outcome
 from cachestore.work.passes import PassRef
 from cachestore.work.stages import Stages
-from cachestore.work.workers import COUNTS, Beat
+from cachestore.work.workers import COUNTS, Heartbeat
 
 T = TypeVar("T")
 
 APPEND_DEPTH: Final = 2
-"""Batches that wait to be appended, at most: their tensors are in memory."""
+"""The most batches that wait to be appended: their tensors are in memory."""
 
 
 @dataclass(slots=True)
 class EncoderState:
-    """An encoder at work."""
+    """An encoder within a worker, with its open batches."""
 
     recipe: int
     encoder: Encoder
     batches: Batches[DecodedUnit]
     is_warm: bool = False
-    """Whether it was given a batch since it was last closed: the first one loads its model."""
+    """Whether it got a batch since it was last closed: the first batch loads its model."""
 
 
 @dataclass(slots=True)
@@ -48,81 +48,83 @@ class _Pending:
     group: PartitionGroup
     batch: Sequence[DecodedUnit]
     result: Result | Exception
-    """What waits for its tensors, or why the encoder did not take it."""
+    """The function that waits for the tensors, or the error with which the encoder refused the batch."""
     seconds: float
-    """That handing it over took."""
+    """How long submitting it took."""
     was_warm: bool
 
 
 @dataclass(slots=True)
 class _Appended:
-    """What the thread that appends tells the one that encodes."""
+    """What the thread that appends returns to the one that encodes."""
 
     then: Callable[[], None]
     acknowledged: list[Acknowledged] = field(default_factory=list[Acknowledged])
 
 
 class Encoding:
-    """Encodes what it is given and publishes it. Belongs to the worker's thread; `with behind` its results are appended beside it."""
+    """Encodes units and publishes them. For use in the worker's thread; inside `with behind`, another thread appends the results."""
 
-    def __init__(self, job: Job, ref: PassRef, beat: Beat, known: KnownEntries, stages: Stages, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, job: Job, ref: PassRef, heartbeat: Heartbeat, known: KnownEntries, stages: Stages, *, clock: Callable[[], float]
+    ) -> None:
         self._job = job
         self._ref = ref
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._known = known
         self._stages = stages
         self._clock = clock
         self._appender = Appender(job.layout, origin=ref.origin, clock=clock)
         self.behind: Behind[_Appended] = Behind(APPEND_DEPTH if job.threads > 0 else 0)
         self._under_way: deque[_Pending | Callable[[], None]] = deque()
-        """Batches that are being encoded, and what is to be done after those before it."""
+        """Batches that are being encoded, and functions to call once the batches before them have ended."""
         self._promised: set[Key] = set()
-        """Keys that are being encoded; further units with such a key are found."""
+        """Keys that are being encoded; another unit with such a key counts as found."""
 
     def discard(self) -> None:
-        """Forget what is gathered and not acknowledged."""
+        """Discard entries that are not acknowledged."""
         self._appender.discard()
 
-    def tell(self) -> None:
-        """Say how far this worker is."""
+    def report_progress(self) -> None:
+        """Call `on_progress` with this worker's counts."""
         if self._job.on_progress:
-            counts = {name: getattr(self._beat, name) for name in COUNTS}
+            counts = {name: getattr(self._heartbeat, name) for name in COUNTS}
             self._job.on_progress({"plan": self._ref.plan, "pass": self._ref.number, **counts})
 
     def check_cancelled(self) -> None:
-        """Raise Incomplete if the job is cancelled; what is encoded is published first."""
+        """If the job is cancelled, publish what is encoded and raise Incomplete."""
         if self._job.cancel is None or not self._job.cancel.is_set():
             return
-        self.publish_gathered()
+        self.publish_pending()
         raise Incomplete(f"stopped on request; what was encoded is in {self._job.layout.root}. Run the same command again to continue")
 
     def add(self, state: EncoderState, group: PartitionGroup, unit: DecodedUnit | Outcome) -> None:
-        """Put a unit where it belongs: finished, waiting for a batch of its kind, or found because another unit makes its key."""
+        """Record a unit that is finished, or found because another unit makes its key; put any other into a batch."""
         if isinstance(unit, Outcome):
             group.outcomes[unit.unit] = unit
         elif unit.key in self._promised or self._known.is_own(unit.key):
-            group.outcomes[unit.unit.place] = outcome_of(unit.unit, "found", unit.resolved, unit.stat, unit.facts)
+            group.outcomes[unit.unit.index] = outcome_of(unit.unit, "found", unit.resolved, unit.stat, unit.facts)
         else:
             self._promised.add(unit.key)
             if batch := state.batches.add(unit.prepared, unit):
                 self._encode(state, group, batch)
 
     def encode_rest(self, state: EncoderState, group: PartitionGroup) -> None:
-        """Begin what waits for a full batch."""
+        """Begin the batches that are not full."""
         for batch in state.batches.rest():
             self._encode(state, group, batch)
 
     def after_all(self, then: Callable[[], None]) -> None:
-        """Publish the open segment once the batches so far have ended, and do this when it is durable."""
+        """Publish the open segment once the batches so far have ended; call `then` when it is durable."""
         self._under_way.append(lambda: self._take_in(self.behind.hand(partial(self._close_segment, then))))
 
     def finish(self) -> None:
-        """End everything that is under way."""
+        """Wait for all batches that are under way."""
         self.land(0)
         self._take_in(self.behind.wait())
 
     def land(self, left: int) -> None:
-        """End what is under way, in order, until so much is left."""
+        """End the batches and functions that are under way, in order, until `left` of them are left."""
         while len(self._under_way) > left:
             first = self._under_way.popleft()
             if isinstance(first, _Pending):
@@ -130,12 +132,12 @@ class Encoding:
             else:
                 first()
 
-    def publish_gathered(self) -> None:
-        """Acknowledge what is encoded, though its partitions are not finished; who takes them over finds it. Nothing gathered is fine."""
+    def publish_pending(self) -> None:
+        """Publish what is encoded, even if its partitions are not finished: the worker that takes them over finds it."""
         pending = [one for one in self._under_way if isinstance(one, _Pending)]
         self._under_way.clear()
         for one in pending:
-            with suppress(Exception):  # what failed is not tried again: that is not what stopping means
+            with suppress(Exception):  # this worker stops, so a failed batch is not tried again
                 tensors = _made(one)
                 self._take_in(self.behind.hand(partial(self._append, one.group, one.batch, tensors)))
         self._take_in(self.behind.wait())
@@ -143,52 +145,52 @@ class Encoding:
         self._take_in(self.behind.wait())
 
     def _encode(self, state: EncoderState, group: PartitionGroup, batch: Sequence[DecodedUnit]) -> None:
-        """Begin a batch, then end the one before it: while a GPU is at this one, that one's results are put away."""
+        """Begin a batch, then end the one before it: its results are fetched while the GPU computes this one."""
         begun = self._begin(state, group, batch)
         self._under_way.append(begun)
-        self.land(0 if isinstance(begun.result, Exception) else 1)  # before another of its size is tried
+        self.land(0 if isinstance(begun.result, Exception) else 1)  # a failure is handled before another batch of this size is tried
         self.check_cancelled()
 
     def _begin(self, state: EncoderState, group: PartitionGroup, batch: Sequence[DecodedUnit]) -> _Pending:
-        """Hand a batch to the encoder. Whatever it raises is told when the batch ends, so that those before it end first."""
+        """Submit a batch to the encoder. An error is handled when the batch ends, after the batches before it."""
         was_warm, state.is_warm = state.is_warm, True
         if not was_warm:
-            self._beat.rise(phase="loading")
+            self._heartbeat.rise(phase="loading")
         begun = self._clock()
         result = self._tried(lambda: state.encoder.submit([(unit.key, unit.prepared.payload) for unit in batch]))
         seconds = self._clock() - begun
-        self._beat.rise(phase="working")
+        self._heartbeat.rise(phase="working")
         if self._job.on_loaded is not None and not was_warm and not isinstance(result, Exception):
             self._job.on_loaded(state.encoder)
         return _Pending(state, group, batch, result, seconds, was_warm)
 
     def _end(self, one: _Pending) -> None:
-        """Wait for a batch and hand its entries on. What fails together is tried in halves, so that nobody's neighbour suffers."""
+        """Wait for a batch and hand its entries on. A batch that fails is tried in halves, so that only the bad units fail."""
         begun = self._clock()
         tensors = self._tried(lambda: _made(one))
-        del one.result  # and the memory that it holds
+        del one.result  # frees the memory that it holds
         if isinstance(tensors, Exception):
             self._fall_back(one.state, one.group, one.batch, tensors)
             return
-        if one.was_warm:  # else it took as long as loading the model does, and nobody would notice for minutes that this worker hangs
-            self._beat.batch_took(one.seconds + self._clock() - begun)
+        if one.was_warm:  # the first batch also loads the model: counted as slowest, it would hide for minutes that this worker hangs
+            self._heartbeat.batch_took(one.seconds + self._clock() - begun)
         self._take_in(self.behind.hand(partial(self._append, one.group, one.batch, tensors)))
 
     def _tried(self, work: Callable[[], T]) -> T | Exception:
-        """What an encoder gives, or raises. BadInput goes on: a model that cannot be loaded would fail a million samples one by one.
+        """Return what an encoder returns or the error that it raises. Raises BadInput, such as for a model that cannot be loaded.
 
-        The error comes without its traceback, whose frames hold the memory that the halves of a batch will need.
+        The error has no traceback: its frames would hold the memory that the halves of the batch need.
         """
         with self._stages.busy("encode"):
             try:
                 return work()
             except BadInput:
                 raise
-            except Exception as error:  # noqa: BLE001 - the boundary to encoders, which are the caller's own: any error is an outcome
+            except Exception as error:  # noqa: BLE001 - encoders may be the caller's own: any error is an outcome
                 return error.with_traceback(None)
 
     def _fall_back(self, state: EncoderState, group: PartitionGroup, batch: Sequence[DecodedUnit], error: Exception) -> None:
-        """Try a batch in halves; a unit that fails alone has failed."""
+        """Try a batch in halves; a unit that fails alone is recorded as failed."""
         is_memory = is_lack_of_memory(error)
         if len(batch) > 1:
             half = state.batches.did_not_fit(batch[0].prepared.group, len(batch)) if is_memory else len(batch) // 2
@@ -198,11 +200,11 @@ class Encoding:
             self._fail(group, batch[0], words_of(error), is_transient=is_memory or isinstance(error, OSError))
 
     def _fail(self, group: PartitionGroup, unit: DecodedUnit, reason: str, *, is_transient: bool = False) -> None:
-        group.outcomes[unit.unit.place] = Outcome(unit.unit.place, "failed", unit.key, reason=reason, is_transient=is_transient)
+        group.outcomes[unit.unit.index] = Outcome(unit.unit.index, "failed", unit.key, reason=reason, is_transient=is_transient)
         self._promised.discard(unit.key)
 
     def _append(self, group: PartitionGroup, batch: Sequence[DecodedUnit], tensors: Mapping[Key, Mapping[str, Any]]) -> _Appended:
-        """Put the entries of a batch into the open segment. Runs beside the thread that encodes, and touches the appender alone."""
+        """Append the entries of a batch to the open segment. Runs in the appending thread, and uses only the appender."""
         refused: dict[int, str] = {}
         appended = _Appended(partial(self._note, group, batch, refused))
         with self._stages.busy("append"):
@@ -211,38 +213,38 @@ class Encoding:
                     meta = {**unit.resolved.meta, **unit.prepared.facts}
                     appended.acknowledged += self._appender.put(unit.key, to_raw(tensors[unit.key]), meta)
                 except BadInput as error:
-                    refused[unit.unit.place] = str(error)
+                    refused[unit.unit.index] = str(error)
             if self._appender.is_due:
                 appended.acknowledged += self._appender.close_segment()
         return appended
 
     def _note(self, group: PartitionGroup, batch: Sequence[DecodedUnit], refused: Mapping[int, str]) -> None:
-        """Write down what became of a batch that was appended, but for entries that cannot be stored."""
+        """Record the outcomes of an appended batch; units in `refused` could not be stored."""
         for unit in batch:
-            if (reason := refused.get(unit.unit.place)) is not None:
+            if (reason := refused.get(unit.unit.index)) is not None:
                 self._fail(group, unit, reason)
             else:
-                group.outcomes[unit.unit.place] = outcome_of(unit.unit, "made", unit.resolved, unit.stat, unit.facts)
+                group.outcomes[unit.unit.index] = outcome_of(unit.unit, "made", unit.resolved, unit.stat, unit.facts)
 
     def _close_segment(self, then: Callable[[], None]) -> _Appended:
-        """Publish what is gathered. Runs where `_append` does; `then` is called in the thread that encodes."""
+        """Publish the open segment. Runs in the appending thread; `then` is called in the thread that encodes."""
         with self._stages.busy("append"):
             return _Appended(then, self._appender.close_segment())
 
-    def _take_in(self, told: Iterable[_Appended]) -> None:
-        """Remember what was put away: segments that are durable now, and what follows from that."""
-        for appended in told:
+    def _take_in(self, batches: Iterable[_Appended]) -> None:
+        """Record the segments that are durable now, and call what waits for them."""
+        for appended in batches:
             for segment in appended.acknowledged:
                 self._known.add(segment)
-                self._promised.difference_update(segment.places)
-                self._beat.encoded += len(segment.places)
-                self._beat.write()
-                self.tell()
+                self._promised.difference_update(segment.locations)
+                self._heartbeat.encoded += len(segment.locations)
+                self._heartbeat.write()
+                self.report_progress()
             appended.then()
 
 
 def _made(one: _Pending) -> Mapping[Key, Mapping[str, Any]]:
-    """Wait for the tensors of a batch: of exactly the keys that were asked for. Raises whatever the encoder does."""
+    """Wait for the tensors of a batch and check their keys. Raises EncodeFailed, or any error of the encoder."""
     if isinstance(one.result, Exception):
         raise one.result
     answer, who = one.result(), f"the encoder {one.state.encoder.recipe.encoder!r}"

@@ -1,4 +1,4 @@
-"""What a pass will do, before it does it: counts, buckets, truncated captions, bytes and time. Encodes nothing."""
+"""Forecasts what a pass will do: counts, buckets, truncated captions, bytes and time. Encodes nothing."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ from cachestore.work.outcomes import FAILED, Mask, Numbers
 from cachestore.work.passes import PassRef, list_rounds
 from cachestore.work.plan import Plan
 from cachestore.work.progress import pass_status
-from cachestore.work.workers import lived, read_beats
+from cachestore.work.workers import lived, read_heartbeats
 
 if TYPE_CHECKING:
     from cachestore.encode.buckets import Size
@@ -37,10 +37,10 @@ HEADER_BYTES: Final = 256 * 1024
 TRAINING_BATCH: Final = 8
 """The batch size in the lines of Python that are printed; buckets with fewer samples give no full batch."""
 
-LOOKED_AT: Final = 2000
-"""Captions and picture headers that are looked at beforehand, at most; the rest is said as an estimate."""
-LOOKED_UP: Final = 100_000
-"""Captions that are looked up by their keys, at most: a second's work."""
+MAX_INSPECTED: Final = 2000
+"""The most captions and picture headers that are read before a run; the rest is estimated."""
+MAX_LOOKUPS: Final = 100_000
+"""The most captions that are looked up by their keys, which takes about a second."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -50,57 +50,56 @@ class Forecast:
     samples: int
     wanted: int
     present: int
-    """Units that catalog and ledgers show to be there, without reading their bytes."""
+    """Units that are present by catalog and ledgers; their bytes are not read."""
     to_encode: int
-    """The rest: an upper bound, as some may turn out to be present."""
+    """All other units. An upper bound, as some may turn out to be present."""
     estimated_bytes: int
     estimated_seconds: float | None
-    """From the rate of earlier workers in this store; None where there were none."""
+    """By the rate of earlier workers in this store; None if there were none."""
     free_bytes: int
     buckets: Mapping[str, int]
-    """Samples by bucket, `<width>x<height>`, of videos `<width>x<height>x<frames>`; of several resolutions each sample is in a bucket of
-    each."""
+    """Samples by bucket: `<width>x<height>`, for videos `<width>x<height>x<frames>`. A sample has a bucket at each resolution."""
     truncated_captions: int
     distinct_captions: int
     is_estimate: bool
-    """Whether only a part was looked at."""
+    """Whether only a part of the units was looked at."""
     remarks: tuple[str, ...] = ()
-    """What was noticed when the sources were listed, in words: captions that are missing or of several lines, samples that come or go."""
+    """Remarks from listing the sources: missing captions, captions of several lines, new samples, samples no longer listed."""
     is_guess: bool = False
-    """Whether the bytes are a guess: the text of a pipeline without a row may take much more, which only loading it shows."""
+    """Whether the bytes are a guess: text of a pipeline without a row in docs/families.md may take much more, known once it is loaded."""
     not_made_here: tuple[str, ...] = ()
-    """What the model is trained with beside what is made of it: conditions, audio and more, in words."""
+    """Descriptions of inputs that the model is trained with but that are not made here, such as conditions or audio."""
     published: int = 0
-    """Units that an unfinished pass has published or found, as `cachestore status` counts them; 0 without one. More than `present` where
-    partitions are not finished: what is published of those counts in `to_encode`, and is found when the pass goes on."""
+    """Units that an unfinished pass has published or found, as `cachestore status` counts them; 0 without such a pass. Units of
+    unfinished partitions count here and in `to_encode`; they are found when the pass continues."""
 
     __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
-        """The object as JSON."""
+        """Return the forecast as JSON."""
         return asdict(self) | {"remarks": list(self.remarks), "not_made_here": list(self.not_made_here)}
 
 
 def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int], *, look_at_all: bool) -> Forecast:
-    """Look ahead. `missing` names the units not known to be there, by their place in the plan.
+    """Return the forecast of a pass. `missing` are the indices of the units that are not known to be present.
 
-    A file that cannot be looked at is left to the pass itself, which says why.
+    Files that cannot be read are skipped: the pass itself reports them.
     """
     layout, plan = wanted.layout, wanted.plan
     by_encoder: dict[str, Any] = {encoder.recipe.encoder: encoder for encoder in wanted.encoders}
-    limit = len(missing) if look_at_all else LOOKED_AT
+    limit = len(missing) if look_at_all else MAX_INSPECTED
     held = _held(reconciler, _units_by(plan, missing, "text"))
-    missing = [place for place in missing if place not in held]
+    missing = [index for index in missing if index not in held]
     captions, images, masks = (_units_by(plan, missing, encoder) for encoder in ("text", "latents", MASK))
-    looks = cache(partial(_measure, wanted.listing)), cache(partial(_glance, wanted.listing))  # as one file may be many units
-    facts = _buckets_of(plan, images, limit, *looks)
+    measures = cache(partial(_measure, wanted.listing)), cache(partial(_glance, wanted.listing))  # cached, as one file may have many units
+    facts = _buckets_of(plan, images, limit, *measures)
     is_trained_on = _first_units_of(plan, IMAGE, VIDEO)
-    buckets = Counter(bucket for place, bucket in facts.items() if is_trained_on[place])
+    buckets = Counter(bucket for index, bucket in facts.items() if is_trained_on[index])
     buckets.update(_known_buckets(reconciler, missing, is_trained_on))
-    tokens = _count(by_encoder.get("text"), [plan.unit(place).request for place in captions[:limit]])
-    # Of those looked at, scaled up to all.
+    tokens = _count(by_encoder.get("text"), [plan.unit(index).request for index in captions[:limit]])
+    # The bytes of the units that were looked at, scaled up to all.
     size = _bytes_of_pictures(by_encoder.get("latents"), list(facts.values()), len(images))
-    size += _bytes_of_pictures(by_encoder.get(MASK), list(_buckets_of(plan, masks, limit, *looks).values()), len(masks))
+    size += _bytes_of_pictures(by_encoder.get(MASK), list(_buckets_of(plan, masks, limit, *measures).values()), len(masks))
     if tokens:
         size += sum(by_encoder["text"].entry_bytes(count) for count in tokens) * len(captions) // len(tokens)
     limit_tokens = getattr(by_encoder.get("text"), "max_tokens", 0)
@@ -124,7 +123,7 @@ def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int]
 
 
 def _published(layout: Layout, ref: PassRef) -> int:
-    """What `status` counts of a pass as there; 0 where it was not begun, or where it cannot be looked at."""
+    """Units that `status` counts as published or found in a pass; 0 if it was not begun or cannot be read."""
     if not list_rounds(ref.folder(layout)):
         return 0
     try:
@@ -134,25 +133,25 @@ def _published(layout: Layout, ref: PassRef) -> int:
     return status.reused + status.encoded
 
 
-def _units_by(plan: Plan, places: Sequence[int], encoder: str) -> list[int]:
-    return [place for place in places if plan.recipes[plan.recipe_of(place)].encoder == encoder]
+def _units_by(plan: Plan, indices: Sequence[int], encoder: str) -> list[int]:
+    return [index for index in indices if plan.recipes[plan.recipe_of(index)].encoder == encoder]
 
 
 def _held(reconciler: Reconciler, captions: Sequence[int]) -> set[int]:
-    """Those captions that another data set of the store has already. Pictures have no key before they are read."""
+    """The captions that another data set of the store has already. A picture's key is not known before it is read."""
     with closing(load_snapshot(reconciler.job.layout, for_planning=True)) as snapshot:
-        return set(reconciler.held_elsewhere(captions[:LOOKED_UP], snapshot)) if len(snapshot) else set()
+        return set(reconciler.held_elsewhere(captions[:MAX_LOOKUPS], snapshot)) if len(snapshot) else set()
 
 
 def _distinct_captions(plan: Plan) -> int:
-    """How many different captions the samples have: the units of a column of captions, where there is one."""
+    """How many different captions the samples have: counts the units of a caption column, if there is one."""
     found = (units for column, (_at, units) in zip(plan.columns, plan.cells, strict=True) if column.role == CAPTION)
     units = next(found, None)
     return len(set(plan.captions)) if units is None else int(_marked(plan, units).sum())
 
 
 def _first_units_of(plan: Plan, *roles: str) -> Mask:
-    """Which units samples refer to first in columns of these roles: views share a bucket. A picture in two roles is two units."""
+    """Mask of each sample's first unit in columns of these roles: variants share a bucket. A picture in two roles is two units."""
     cells = [_first_cells(at, units) for column, (at, units) in zip(plan.columns, plan.cells, strict=True) if column.role in roles]
     return _marked(plan, *cells)
 
@@ -170,17 +169,17 @@ def _marked(plan: Plan, *cells: "Sequence[int] | Numbers") -> Mask:
 
 
 def _buckets_of(
-    plan: Plan, places: Iterable[int], limit: int, measure: "Callable[[str], Size]", glance: "Callable[[str], Video]"
+    plan: Plan, indices: Iterable[int], limit: int, measure: "Callable[[str], Size]", glance: "Callable[[str], Video]"
 ) -> dict[int, tuple[int, ...]]:
-    """The buckets of pictures and videos that are to be encoded, from their headers, by unit; a mask has its picture's.
+    """The buckets of pictures and videos to encode, from their headers, by unit index; a mask has its picture's bucket.
 
-    Of a video its header is believed: of all its packets the pass itself makes sure.
+    A video's header is trusted here; the pass itself checks all packets.
     """
-    from cachestore.encode.views import bucket_of
+    from cachestore.encode.variants import bucket_of
 
     found: dict[int, tuple[int, ...]] = {}
-    for place in places:
-        request = plan.unit(place).request
+    for index in indices:
+        request = plan.unit(index).request
         if len(found) >= limit:
             break
         try:
@@ -188,9 +187,9 @@ def _buckets_of(
                 from cachestore.encode.clips import clip_of
 
                 video = glance(str(request[VIDEO]))
-                found[place] = (*bucket_of(request, video.size), clip_of(request, video.timeline)[0])
-            else:  # a mask is cut as its picture is, every other image as it is itself
-                found[place] = bucket_of(request, measure(str(request[LIKE if request.get("role") == MASK else "image"])))
+                found[index] = (*bucket_of(request, video.size), clip_of(request, video.timeline)[0])
+            else:  # a mask is cropped like its picture, any other image by its own size
+                found[index] = bucket_of(request, measure(str(request[LIKE if request.get("role") == MASK else "image"])))
         except (EncodeFailed, OSError):
             continue
     return found
@@ -204,7 +203,7 @@ def _glance(listing: Listing, reference: str) -> "Video":
 
 
 def _measure(listing: Listing, reference: str) -> "Size":
-    """A picture's size from the start of its file; from all of it where the header is long."""
+    """A picture's size from the first 256 KiB of its file, or from the whole file if its header is longer."""
     from cachestore.encode.images import measure
 
     try:
@@ -226,7 +225,7 @@ def _known_buckets(reconciler: Reconciler, missing: Sequence[int], is_trained_on
 
 
 def _count(encoder: Encoder | None, requests: Sequence[Mapping[str, Json]]) -> list[int]:
-    """The tokens of each caption, and about those of the images that are shown beside it."""
+    """The tokens of each caption, plus about those of the images that the encoder sees with it."""
     count = getattr(encoder, "count_tokens", None)
     if count is None or not requests:
         return []
@@ -242,15 +241,15 @@ def _bytes_of_pictures(encoder: Any, buckets: Sequence[tuple[int, ...]], images:
 
 
 def _seconds(layout: Layout, units: int) -> float | None:
-    """Units over the rate of the workers that ran in this store before; a rough guess, and none where none ran."""
+    """A rough guess: units divided by the rate of earlier workers in this store; None without such workers."""
     if units == 0:
         return 0.0
-    rates = [beat["encoded"] / lived(beat) for beat in read_beats(layout) if lived(beat) and beat["encoded"]]
+    rates = [heartbeat["encoded"] / lived(heartbeat) for heartbeat in read_heartbeats(layout) if lived(heartbeat) and heartbeat["encoded"]]
     return round(units / (sum(rates) / len(rates)), 1) if rates else None
 
 
 def in_words(forecast: Forecast, root: Path, batch_size: int = TRAINING_BATCH) -> list[str]:
-    """The forecast as lines for a person."""
+    """Return the forecast as lines for a person."""
     about = "about " if forecast.is_estimate else ""
     units = f"{forecast.wanted} units: {forecast.present} present, {forecast.to_encode} to encode"
     lines = [not_made(forecast.not_made_here)] if forecast.not_made_here else []
@@ -274,7 +273,7 @@ def in_words(forecast: Forecast, root: Path, batch_size: int = TRAINING_BATCH) -
 
 
 def room_in_words(forecast: Forecast, root: Path) -> str:
-    """How many bytes are needed, and how many are free."""
+    """Return a line with the bytes that are needed and those that are free."""
     about = "about " if forecast.is_estimate else ""
     guess = (
         (

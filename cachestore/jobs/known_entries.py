@@ -15,50 +15,50 @@ from cachestore.work.plan import Unit
 
 
 class KnownEntries:
-    """Says of a key whether its entry is there. Reading threads may ask while the worker's own thread publishes and commits."""
+    """Knows which keys have an entry. Threads may call `find` while the worker's own thread publishes and commits."""
 
     def __init__(self, layout: Layout, ref: PassRef) -> None:
         self._layout = layout
         self._ref = ref
         self.snapshot = load_snapshot(layout, for_planning=True)
         self._own: dict[Key, str] = {}
-        """Segments of the keys that this worker has published."""
+        """The segment of each key that this worker has published."""
         self._published = 0
-        """Segments since the snapshot was taken."""
+        """Segments that this worker has published since the snapshot was taken."""
         self._stale: list[Snapshot] = []
-        """Earlier snapshots, into which reading threads may still look."""
+        """Earlier snapshots that threads may still use."""
         self._tokens: dict[str, dict[Key, Json]] = {}
 
     def close(self) -> None:
-        """Close every snapshot."""
+        """Close all snapshots."""
         self.close_stale()
         self.snapshot.close()
 
     def forget(self) -> None:
-        """Believe nothing remembered, and look at what is there."""
+        """Forget all that was remembered, and take a new snapshot."""
         self._own.clear()
         self._tokens.clear()
         self.look_again()
 
     def look_again(self) -> None:
-        """See what others have acknowledged. Nobody reads meanwhile."""
+        """Take a new snapshot, with what others have acknowledged. No thread may use the old one."""
         before = self.snapshot
         self.snapshot = load_snapshot(self._layout, earlier=before, for_planning=True)
         before.close()
 
     def is_own(self, key: Key) -> bool:
-        """Whether this worker has published an entry of this key."""
+        """Return whether this worker has published an entry with this key."""
         return key in self._own
 
     def add(self, segment: Acknowledged) -> None:
-        """Remember a segment of this worker's own that is durable now."""
-        self._own.update(dict.fromkeys(segment.places, segment.digest))
+        """Remember a segment of this worker that is durable now."""
+        self._own.update(dict.fromkeys(segment.locations, segment.digest))
         self._published += 1
 
     def find(self, unit: Unit, resolved: Resolved, stat: tuple[int, int]) -> Outcome | None:
-        """The outcome of a unit whose key the store holds, or this worker has acknowledged."""
+        """Return the outcome of a unit whose key is in the store or was published by this worker; else None."""
         own = self._own.get(resolved.key)
-        segments = [] if own else [place.segment for place in self.snapshot.find([resolved.key])[0]]
+        segments = [] if own else [location.segment for location in self.snapshot.find([resolved.key])[0]]
         if not own and not segments:
             return None
         was_made_here = own is not None or any(segment.origin == self._ref.origin for segment in segments)
@@ -66,7 +66,7 @@ class KnownEntries:
         return outcome_of(unit, "made" if was_made_here else "found", resolved, stat, facts)
 
     def _stored_facts(self, key: Key, digest: str) -> dict[str, Json]:
-        """Facts known only when a caption was encoded, from its entry's JSON value."""
+        """Return the facts that are known only after a caption was encoded, from its entry's JSON value."""
         if digest not in self._tokens:
             try:
                 contents = self.snapshot.uncovered.get(digest) or read_contents(self._layout.segment(digest))
@@ -77,7 +77,7 @@ class KnownEntries:
         return {} if tokens is None else {"tokens": tokens}
 
     def commit_if_due(self) -> None:
-        """Commit when many segments are uncovered. Reading threads may still look into the snapshot that was; it is closed later."""
+        """Commit if the index lacks many segments. The old snapshot is closed later, as threads may still use it."""
         before = self.snapshot
         if self._published > UNCOVERED_LIMIT:
             self._published = 0
@@ -89,6 +89,6 @@ class KnownEntries:
             self.snapshot = newer
 
     def close_stale(self) -> None:
-        """Close the snapshots that nobody looks into any more."""
+        """Close the earlier snapshots, which no thread may use any more."""
         while self._stale:
             self._stale.pop().close()

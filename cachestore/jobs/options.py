@@ -1,7 +1,7 @@
-"""What `precompute` may be asked: the one table of its options.
+"""The table of all options of `precompute`.
 
-Each field of PrecomputeRequest is an option. Its metadata make the command line and `--help`, read TOML files, check what Python callers
-pass, and say what workers are told (JSON) and what a catalog keeps (hints). Imports neither torch nor numpy: `--help` reads it.
+Each field of PrecomputeRequest is an option. From its metadata come the command line and `--help`, the reading of TOML files, the checks
+of Python arguments, the JSON for workers, and the hints in a catalog. Imports neither torch nor numpy, to keep `--help` fast.
 """
 
 import json
@@ -28,10 +28,10 @@ from cachestore.source.combined import IN_MEMORY, labelled
 from cachestore.source.tars import SUFFIX
 
 LATENTS: Final = "latents"
-"""The encoder of pictures and videos."""
+"""The value of `encode` for pictures and videos."""
 
 LOADED: Final = "(loaded "
-"""How the model of a request is called that has no name, as it is an object of the caller's."""
+"""How the name of a model in memory begins, such as "(loaded FluxPipeline)"."""
 
 Latents = Literal["moments", "mean", "sample"]
 Crop = Literal["center", "random"]
@@ -43,34 +43,34 @@ _PATHS: Final = ("model", "vae", "text_encoder")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """How the values of an option are read."""
+class OptionType:
+    """How an option's values are read and checked."""
 
     wanted: str
-    """What a value is, in words."""
+    """What a value must be, for messages."""
     read: Callable[[Any], Any]
-    """A value of Python, TOML or JSON -> as a request holds it. Raises TypeError, ValueError or BadInput for any other."""
+    """Turns a value from Python, TOML or JSON into that of a request. Raises TypeError, ValueError or BadInput if it is wrong."""
     parse: Callable[[Any], Any] = str
-    """The text of a command line -> what `read` takes. Raises ValueError."""
+    """Turns the text of a command line into what `read` takes. Raises ValueError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is known of an option beside its default."""
+    """An option's metadata; its default is that of the field."""
 
-    kind: Kind
+    kind: OptionType
     group: str
-    """The heading in `--help` under which it stands; empty for those above all groups."""
+    """Its heading in `--help`; empty for options above all groups."""
     help: str
     metavar: str | None = None
     is_hint: bool = True
-    """Whether a catalog keeps it: whatever decides what is made, and nothing of the group "how"."""
+    """Whether a catalog keeps it. True for options that decide what is made, False for the group "how"."""
     is_for_files: bool = True
-    """Whether it may stand in a TOML file."""
+    """Whether a TOML file may contain it."""
 
 
 def _option(
-    default: Any, kind: Kind, group: str, words: str, metavar: str | None = None, *, is_hint: bool = True, is_for_files: bool = True
+    default: Any, kind: OptionType, group: str, words: str, metavar: str | None = None, *, is_hint: bool = True, is_for_files: bool = True
 ) -> Any:
     about = {"option": Option(kind, group, words, metavar, is_hint=is_hint and group != "how", is_for_files=is_for_files)}
     return field(default_factory=default, metadata=about) if isinstance(default, type) else field(default=default, metadata=about)
@@ -81,7 +81,7 @@ def _switch(group: str, words: str, *, is_hint: bool = True) -> Any:
 
 
 def option_of(one: "Field[Any]") -> Option:
-    """What is known of a field of PrecomputeRequest."""
+    """Return the metadata of a field of PrecomputeRequest."""
     return one.metadata["option"]
 
 
@@ -94,8 +94,8 @@ def _whole(least: int, value: Any) -> int:
     return number if number >= least else _refuse()
 
 
-def _whole_from(least: int) -> Kind:
-    return Kind(f"a whole number of at least {least}", lambda value: _whole(least, value), int)
+def _whole_from(least: int) -> OptionType:
+    return OptionType(f"a whole number of at least {least}", lambda value: _whole(least, value), int)
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
@@ -118,17 +118,17 @@ def _rate(value: Any) -> float:
     return (value if type(value) is int else rate) if isfinite(rate) and _LEAST_FPS <= rate <= _MOST_FPS else _refuse()
 
 
-def _word(*words: str) -> Kind:
-    return Kind(f"{', '.join(words[:-1])} or {words[-1]}", lambda value: value if value in words else _refuse())
+def _word(*words: str) -> OptionType:
+    return OptionType(f"{', '.join(words[:-1])} or {words[-1]}", lambda value: value if value in words else _refuse())
 
 
-def _place(value: Any) -> str:
-    place = os.fspath(cast("os.PathLike[Any]", value))
-    return place if isinstance(place, str) and place else _refuse()
+def _path(value: Any) -> str:
+    path = os.fspath(cast("os.PathLike[Any]", value))
+    return path if isinstance(path, str) and path else _refuse()
 
 
 def _switched(value: Any) -> bool:
-    return bool(value) if type(value).__name__ in {"bool", "bool_"} else _refuse()  # numpy's has either name, by its version
+    return bool(value) if type(value).__name__ in {"bool", "bool_"} else _refuse()  # numpy's type has either name, depending on the version
 
 
 def _text(value: Any) -> str:
@@ -180,22 +180,22 @@ def _failures(value: Any) -> str:
 
 
 def _allowed(text: str) -> tuple[float, bool] | None:
-    """The number in `3` or `2%` and whether it is a share; None for anything else."""
-    number, is_share = text.removesuffix("%"), text.endswith("%")
+    """The number in `3` or `2%`, and whether it is a percentage; None for anything else."""
+    number, is_percent = text.removesuffix("%"), text.endswith("%")
     try:
-        value = float(number) if is_share else int(number)
+        value = float(number) if is_percent else int(number)
     except ValueError:
         return None
-    return (value, is_share) if value >= 0 and not (is_share and value > 100) else None
+    return (value, is_percent) if value >= 0 and not (is_percent and value > 100) else None
 
 
 def allowed_failures(text: str, units: int) -> int:
-    """How many of these units may fail: a count, or a share of the units such as `2%`. Raises BadInput."""
+    """Return how many of `units` may fail. `text` is a count, or a share such as `2%`. Raises BadInput."""
     found = _allowed(text)
     if found is None:
         raise BadInput(f"max_failures must be {_FAILURES.wanted}, not {text!r}")
-    value, is_share = found
-    return int(units * value / 100) if is_share else int(value)
+    value, is_percent = found
+    return int(units * value / 100) if is_percent else int(value)
 
 
 def _sources(value: Any) -> tuple[Source, ...]:
@@ -203,34 +203,34 @@ def _sources(value: Any) -> tuple[Source, ...]:
     return tuple(one if isinstance(one, Source) else Source(**one) for one in listed)
 
 
-_PLACE: Final = Kind("a path or a hub id", _place)
-_STORE: Final = Kind("a path (str or pathlib.Path, and not empty)", _place)
-_TEXT: Final = Kind("a text", _text)
-_SWITCH: Final = Kind("true or false", _switched, lambda given: given)
-_DTYPE: Final = Kind(f"auto or one of {', '.join(DTYPES)}", _word("auto", *DTYPES).read)
-_FAILURES: Final = Kind("a count or a share such as 2%", _failures)
-_NUMBERS: Final = Kind("a whole number of at least 1, or several of them", _numbers, _parse_numbers)
-_SIZES: Final = Kind(_NUMBERS.wanted, _sizes, _parse_numbers)
-_RATE: Final = Kind(f"a number of frames a second from {_LEAST_FPS} to {_MOST_FPS}", _rate, float)
-_THREADS: Final = Kind("a number of threads, 0 or more", lambda value: _whole(0, value), int)
-_BATCH: Final = Kind("auto or a whole number of at least 1", _batch_size, lambda text: text if text == "auto" else int(text))
-_ARGUMENTS: Final = Kind("NAME=VALUE (in a file a table, from Python a mapping)", _arguments, _parse_arguments)
-_POLICY: Final = Kind("first, all, random, or a CaptionPolicy (as JSON, or as a table)", _captions, _parse_captions)
-_ENCODERS: Final = Kind(
+_MODEL: Final = OptionType("a path or a hub id", _path)
+_STORE: Final = OptionType("a path (str or pathlib.Path, and not empty)", _path)
+_TEXT: Final = OptionType("a text", _text)
+_SWITCH: Final = OptionType("true or false", _switched, lambda given: given)
+_DTYPE: Final = OptionType(f"auto or one of {', '.join(DTYPES)}", _word("auto", *DTYPES).read)
+_FAILURES: Final = OptionType("a count or a share such as 2%", _failures)
+_NUMBERS: Final = OptionType("a whole number of at least 1, or several of them", _numbers, _parse_numbers)
+_SIZES: Final = OptionType(_NUMBERS.wanted, _sizes, _parse_numbers)
+_RATE: Final = OptionType(f"a number of frames a second from {_LEAST_FPS} to {_MOST_FPS}", _rate, float)
+_THREADS: Final = OptionType("a number of threads, 0 or more", lambda value: _whole(0, value), int)
+_BATCH: Final = OptionType("auto or a whole number of at least 1", _batch_size, lambda text: text if text == "auto" else int(text))
+_ARGUMENTS: Final = OptionType("NAME=VALUE (in a file a table, from Python a mapping)", _arguments, _parse_arguments)
+_POLICY: Final = OptionType("first, all, random, or a CaptionPolicy (as JSON, or as a table)", _captions, _parse_captions)
+_ENCODERS: Final = OptionType(
     "a list of names, such as text,latents or text_encoder,text_encoder_2",
     _names,
     lambda text: [one.strip() for one in text.split(",") if one.strip()],
 )
-_SOURCES: Final = Kind('a list of objects with the fields of cs.Source, such as [{"data": PATH, "repeats": 2}]', _sources, json.loads)
+_SOURCES: Final = OptionType('a list of objects with the fields of cs.Source, such as [{"data": PATH, "repeats": 2}]', _sources, json.loads)
 
 
 @dataclass(frozen=True, slots=True)
 class PrecomputeRequest:
-    """Everything `precompute` takes that can travel to another process: one field for each option of the command."""
+    """All options of `precompute` that can be sent to another process; one field for each option of the command."""
 
     data: str = _option(MISSING, _TEXT, "", "a path; empty if `sources` lists the sources", is_for_files=False)
     model: str = _option(
-        MISSING, _PLACE, "", "a diffusers folder or hub id, or a transformers text encoder; the denoiser's weights are never read"
+        MISSING, _MODEL, "", "a diffusers folder or hub id, or a transformers text encoder; the denoiser's weights are never read"
     )
     store: str = _option(MISSING, _STORE, "", "the store's folder; made if it does not exist", is_hint=False)
     encode: tuple[str, ...] = _option(("text", LATENTS), _ENCODERS, "what", "text, latents or both; some encoders alone by name", "LIST")
@@ -255,7 +255,7 @@ class PrecomputeRequest:
     sources: tuple[Source, ...] = _option(
         (), _SOURCES, "what", "instead of DATA: a list of objects with the fields of cs.Source", "JSON", is_for_files=False
     )
-    """Where there are several, or one with settings of its own; the data of each is a path, or IN_MEMORY."""
+    """Used for several sources, or one with its own settings. The `data` of each is a path or IN_MEMORY."""
     replace: bool = _switch("what", "allow this source, model or resolution to replace the earlier one of this name", is_hint=False)
     resolution: int | tuple[int, ...] = _option(
         1024, _SIZES, "pictures", "buckets have an area of about R*R pixels; with several, each sample is encoded at each of them", "R[,R]"
@@ -273,9 +273,9 @@ class PrecomputeRequest:
     )
     fps: float | None = _option(None, _RATE, "videos", "frames a second to take (default: the file's own frame rate)", "R")
     clips: int = _option(1, _whole_from(1), "videos", "clips from each video, evenly spread; 1 takes its beginning", "N")
-    vae: str | None = _option(None, _PLACE, "model", "where to take the VAE from: a folder, a hub id, or one .safetensors file", "PATH")
+    vae: str | None = _option(None, _MODEL, "model", "where to take the VAE from: a folder, a hub id, or one .safetensors file", "PATH")
     text_encoder: str | None = _option(
-        None, _PLACE, "model", "take the text encoder from here: a folder, a hub id, or one .safetensors file", "PATH"
+        None, _MODEL, "model", "take the text encoder from here: a folder, a hub id, or one .safetensors file", "PATH"
     )
     revision: str | None = _option(None, _TEXT, "model", "the revision of a hub model", "R")
     variant: str | None = _option(None, _TEXT, "model", "the variant of the weights, such as fp16", "V")
@@ -286,7 +286,7 @@ class PrecomputeRequest:
     vae_dtype: str = _option("auto", _DTYPE, "model", "float32, bfloat16 or float16; auto chooses by model family", "D")
     latents: Latents = _option("moments", _word(*get_args(Latents)), "model", "what to store of the VAE's posterior", "moments|mean|sample")
     procs: int | None = _option(None, _whole_from(1), "how", "start N local ranks (default: one for each GPU, else 1)", "N")
-    device: str = _option("auto", Kind(f"one of {_DEVICES}", _device), "how", "auto, cpu, cuda or cuda:i")
+    device: str = _option("auto", OptionType(f"one of {_DEVICES}", _device), "how", "auto, cpu, cuda or cuda:i")
     batch_size: int | Literal["auto"] = _option("auto", _BATCH, "how", "auto or a number", "N")
     compile: bool = _switch("how", "compile the VAE's encoder for shapes with enough pictures")
     workers: int | None = _option(None, _THREADS, "how", "threads that read and decode (default: by the number of processors)", "N")
@@ -299,7 +299,7 @@ class PrecomputeRequest:
 
     @property
     def policy(self) -> CaptionPolicy:
-        """Which captions are encoded. Raises BadInput for what is no policy."""
+        """The caption policy. Raises BadInput if `captions` is not one."""
         return CaptionPolicy.parse(self.captions)
 
     @property
@@ -308,7 +308,7 @@ class PrecomputeRequest:
         return tuple(dict.fromkeys(self.resolution if isinstance(self.resolution, tuple) else (self.resolution,)))
 
     def check(self) -> None:
-        """Raise BadInput for options that are malformed in themselves, or do not go with each other."""
+        """Raise BadInput for options that are malformed or cannot be combined."""
         for one in fields(self):
             read_value(one, getattr(self, one.name), in_command(one.name))
         for name in ("data", "model", "vae", "text_encoder", "store"):
@@ -323,33 +323,33 @@ class PrecomputeRequest:
             raise BadInput("--fps and --clips are for videos, which need --frames: add it, or leave them out")
 
     def as_json(self) -> dict[str, Json]:
-        """Every option as JSON; the inverse is `from_json`."""
+        """Return all options as JSON; the inverse is `from_json`."""
         return {one.name: _as_json(getattr(self, one.name)) for one in fields(self)}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], where: str = "") -> "PrecomputeRequest":
-        """The request that JSON objects, tables and Python arguments say. Names that are no options are passed over.
+        """Return the request for a JSON object, a TOML table or Python arguments. Unknown names are ignored.
 
-        Raises BadInput that names the option, after `where`, for a value that cannot be meant.
+        Raises BadInput for a wrong value; its message begins with `where` and the option's name.
         """
         known = {one.name: one for one in fields(cls)}
         return cls(**{name: read_value(known[name], value, f"{where}{name}") for name, value in body.items() if name in known})
 
     def absolute(self) -> "PrecomputeRequest":
-        """The same request for a process that runs in another folder: the paths of files and folders that exist are absolute."""
-        places = {name: str(Path(place).absolute()) for name in _PATHS if (place := getattr(self, name)) and Path(place).exists()}
+        """Return the request with absolute paths, for a process in another folder. Paths that do not exist stay as they are."""
+        paths = {name: str(Path(path).absolute()) for name in _PATHS if (path := getattr(self, name)) and Path(path).exists()}
         sources = tuple(replace(source, data=_as_hint(source.data)) for source in self.sources)
-        return replace(self, data=_as_hint(self.data), sources=sources, store=str(Path(self.store).absolute()), **places)
+        return replace(self, data=_as_hint(self.data), sources=sources, store=str(Path(self.store).absolute()), **paths)
 
     def hints(self) -> dict[str, Json]:
-        """What a catalog's header keeps of the request, so that `repair --refill` can ask for the same again; paths are absolute."""
+        """Return the options that a catalog's header keeps, so that `repair --refill` can encode the same again. Paths are absolute."""
         body = replace(self, sources=tuple(labelled(self.sources))).absolute().as_json()
-        is_kept = {one.name: option_of(one).is_hint and (one.name != "sources" or bool(self.sources)) for one in fields(self)}
-        return {name: value for name, value in body.items() if is_kept[name]}
+        is_hint = {one.name: option_of(one).is_hint and (one.name != "sources" or bool(self.sources)) for one in fields(self)}
+        return {name: value for name, value in body.items() if is_hint[name]}
 
     @classmethod
     def from_hints(cls, hints: Mapping[str, Any], *, store: str) -> "PrecomputeRequest":
-        """The request behind a catalog, for a store that may have moved. Raises BadInput where the catalog was not made by `precompute`."""
+        """Return the request that made a catalog; `store` may have moved. Raises BadInput if the hints are not enough to run it again."""
         if "imported" in hints:
             raise BadInput(f"this was imported from {hints['imported']}; run `cachestore import` with {hints.get('folder')} again")
         if "data" not in hints or "model" not in hints:
@@ -361,12 +361,12 @@ class PrecomputeRequest:
         return cls.from_json({**hints, "store": store})
 
     def made_by(self, encoders: Collection[str]) -> tuple[str, ...]:
-        """What of `encode` these encoders make; all of it where that is nothing."""
+        """Return the names in `encode` that these encoders make; all names if they make none."""
         return tuple(name for name in self.encode if _makes(name) & set(encoders)) or self.encode
 
 
 class SharedOptions(TypedDict, total=False):
-    """The options of `cs.precompute` that have defaults there and hold for all ranks: fields of PrecomputeRequest with their types."""
+    """The options of `cs.precompute` that have defaults and are the same on all ranks."""
 
     name: str
     captions: Literal["first", "all"] | CaptionPolicy
@@ -397,7 +397,7 @@ class SharedOptions(TypedDict, total=False):
 
 
 class Options(SharedOptions, total=False):
-    """All options of `cs.precompute` and `cs.plan` that have defaults there."""
+    """All options of `cs.precompute` and `cs.plan` that have defaults."""
 
     procs: int | None
     workers: int | None
@@ -406,19 +406,19 @@ class Options(SharedOptions, total=False):
 
 
 def in_command(name: str) -> str:
-    """An option as the command line spells it."""
+    """Return an option's name on the command line."""
     return "DATA" if name == "data" else f"--{name.replace('_', '-')}"
 
 
 def spelled(default: object) -> str:
-    """A default as a person would type it; empty for none."""
+    """Return a default as a person would type it; empty for none."""
     if isinstance(default, tuple):
         return ",".join(map(str, cast("tuple[object, ...]", default)))
     return str(default) if isinstance(default, str | int) else ""
 
 
 def read_value(one: "Field[Any]", value: object, where: str) -> Any:
-    """A value as a request holds it; None where that is the default. Raises BadInput that begins with `where` for what cannot be meant."""
+    """Return a value as a request holds it. Raises BadInput for a wrong value; its message begins with `where`."""
     if value is None and one.default is None:
         return None
     kind = option_of(one).kind
@@ -429,7 +429,7 @@ def read_value(one: "Field[Any]", value: object, where: str) -> Any:
 
 
 def parse_value(one: "Field[Any]", text: Any, where: str) -> Any:
-    """A value as a request holds it, from the text of a command line (or the texts of an option that may be repeated). Raises BadInput."""
+    """Return the value for the text of a command line, or for the texts of an option that may be repeated. Raises BadInput."""
     kind = option_of(one).kind
     try:
         value = kind.parse(text)
@@ -438,7 +438,7 @@ def parse_value(one: "Field[Any]", text: Any, where: str) -> Any:
     return read_value(one, value, where)
 
 
-def _refusal(kind: Kind, where: str, value: object, error: Exception) -> str:
+def _refusal(kind: OptionType, where: str, value: object, error: Exception) -> str:
     own = str(error) if isinstance(error, BadInput) else ""
     return f"{where} must be {kind.wanted}, not {value!r}" + (f": {own}" if own else "")
 
@@ -456,13 +456,13 @@ def _as_json(value: object) -> Json:
 
 
 def _as_hint(data: str) -> str:
-    """A path that will be found from anywhere; what was in memory, as such; nothing for nothing."""
+    """The absolute path if it exists or is of tars, IN_MEMORY for rows of a source in memory, else `data` itself."""
     if is_temporary(Path(data).name):
         return IN_MEMORY
-    is_place = bool(data) and (Path(data).exists() or Path(data).suffix.lower() == SUFFIX)  # a range of tars exists under no name
-    return str(Path(data).absolute()) if is_place else data
+    is_path = bool(data) and (Path(data).exists() or Path(data).suffix.lower() == SUFFIX)  # a range of tars is no file of that name
+    return str(Path(data).absolute()) if is_path else data
 
 
 def _makes(name: str) -> set[str]:
-    """The encoders that work where this is asked for: masks are made beside the latents of their pictures."""
+    """The encoders that run for a name in `encode`: "latents" includes masks."""
     return {encoder_of(name), MASK} if name == LATENTS else {encoder_of(name)}

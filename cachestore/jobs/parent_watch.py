@@ -1,4 +1,4 @@
-"""In a worker: end with the process that started this one."""
+"""Ends a worker when the process that started it is gone."""
 
 import os
 import signal
@@ -9,20 +9,20 @@ from contextlib import suppress
 from typing import Final
 
 PARENT: Final = "CACHESTORE_PARENT"
-"""Tells a worker the process that started it; the other end of its stdin is that process's alone."""
+"""The variable with the pid of the process that started a worker. That process alone holds the other end of the worker's stdin."""
 
 LEAVE_SECONDS: Final = 60.0
-"""A worker whose parent is gone leaves after so long, published or not."""
+"""How long after its parent's end a worker exits, even if it has not published."""
 
 PARENT_SECONDS: Final = 0.5
 
 
 def watch_parent(environment: MutableMapping[str, str]) -> bool:
-    """In a process that another one of ours started: stop as on SIGTERM when that one is gone, and leave for good 60 s later.
+    """Watch the `cachestore` process that started this one: send this process SIGTERM when it is gone, and exit 60 s later.
 
-    Returns whether there is such a parent; without one, nothing is watched. The two threads that watch are this process's own and end
-    with it. Stdin ends with the parent, unless a process that the parent forked holds the other end too: so the parent's number, which
-    changes when it dies, is watched as well.
+    Return whether there is such a parent; without one, nothing is watched. Two daemon threads watch. One reads stdin, which ends with the
+    parent, unless a process that the parent forked holds the other end too. So the other thread watches the parent's pid, which changes
+    when the parent dies.
     """
     named = environment.pop(PARENT, "")
     if not named.isdecimal():

@@ -1,4 +1,4 @@
-"""What a pass has to report: what it made, what failed and for which samples, and which files changed meanwhile."""
+"""What a pass reports: what it made, which samples failed, and which files changed meanwhile."""
 
 import time
 from collections.abc import Mapping
@@ -22,38 +22,37 @@ _TOGETHER: Final = 65_536
 
 
 def list_changed(presence: Presence, outcomes: Outcomes) -> list[Json]:
-    """References whose file is another now than when it was read: the pass holds what it was. Looks for a few seconds at most.
+    """Return the references of files that have changed since the pass read them. Looks for 5 seconds at most.
 
-    Of a unit of several files all are named, as which one it was is not recorded.
+    If a unit has several files, all are named, as it is not recorded which one changed.
     """
     found: set[str] = set()
     until = time.monotonic() + _LOOK_SECONDS
-    for place in np.flatnonzero(presence.of_files() & (outcomes.states == MADE) & (outcomes.stats[:, 0] >= 0)).tolist():
+    for index in np.flatnonzero(presence.of_files() & (outcomes.states == MADE) & (outcomes.stats[:, 0] >= 0)).tolist():
         if time.monotonic() > until or len(found) >= _NAMED_CHANGES:
             break
-        if not presence.is_unchanged(place, outcomes):
-            found.update(references_of(presence.plan.unit(place).request))
+        if not presence.is_unchanged(index, outcomes):
+            found.update(references_of(presence.plan.unit(index).request))
     return list[Json](sorted(found))
 
 
 def count_made(outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot) -> tuple[int, int]:
-    """How many keys a pass made, each once, and the bytes of their entries."""
+    """Return how many distinct keys a pass made, and the bytes of their entries."""
     made = outcomes.states == MADE
     made[list(failed)] = False
     keys = np.unique(as_text(outcomes.keys[made]))
     count = size_bytes = 0
     for start in range(0, len(keys), _TOGETHER):
         some = Digests(memoryview(keys[start : start + _TOGETHER].tobytes()), KEY_BYTES)
-        sizes = [places[0].size_bytes for places in snapshot.find([Key(raw) for raw in some]) if places]
+        sizes = [locations[0].size_bytes for locations in snapshot.find([Key(raw) for raw in some]) if locations]
         count, size_bytes = count + len(sizes), size_bytes + sum(sizes)
     return count, size_bytes
 
 
 def list_failures(plan: Plan, failed: Mapping[int, str]) -> list[Json]:
-    """A row for each sample affected; units that no sample refers to, such as the empty caption, stand with an empty sample.
+    """Return rows of sample, encoder and reason, each once: all variants of a damaged picture give one row.
 
-    Such a unit of `fill` stands with its key. Where several units of a sample fail for one reason, as all views of a damaged picture do,
-    it stands once.
+    A failed unit that no sample refers to, such as the empty caption, has "" as its sample; with `fill` it has its key.
     """
     if not failed:
         return []
@@ -65,8 +64,8 @@ def list_failures(plan: Plan, failed: Mapping[int, str]) -> list[Json]:
             named.add(units[cell])
             rows[plan.ids[row], column.encoder, failed[units[cell]]] = None
     alone = [
-        (plan.unit_ids[place].hex() if plan.ids_are_keys else "", plan.recipes[plan.recipe_of(place)].encoder, failed[place])
-        for place in sorted(set(failed) - named)
+        (plan.unit_ids[index].hex() if plan.ids_are_keys else "", plan.recipes[plan.recipe_of(index)].encoder, failed[index])
+        for index in sorted(set(failed) - named)
     ]
-    told = [*rows, *alone][:_NAMED_FAILURES]
-    return [{"sample": sample, "encoder": encoder, "reason": reason} for sample, encoder, reason in told]
+    listed = [*rows, *alone][:_NAMED_FAILURES]
+    return [{"sample": sample, "encoder": encoder, "reason": reason} for sample, encoder, reason in listed]

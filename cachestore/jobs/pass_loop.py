@@ -1,6 +1,6 @@
-"""One loop for every job: join a pass, work on its rounds until it has ended, return its report.
+"""The loop of every job: join a pass, work on its rounds until it has ended, return its report.
 
-Every process that runs it on the same store and plan shares the work with all others, whoever started them and whenever.
+All processes that run it on the same store and plan share the work, no matter how and when they were started.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
 from cachestore.core.keys import Json, Key
-from cachestore.core.ranks import Placement
+from cachestore.core.ranks import RankInfo
 from cachestore.core.words import in_short
 from cachestore.encode.unit import Encoder
 from cachestore.files.marker import check_for_reading, noticing_its_end
@@ -25,7 +25,7 @@ from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.agreement import wait_for_rank_0
 from cachestore.work.passes import Done, PassRef, join_pass, list_rounds, read_done, read_round
 from cachestore.work.plan import Plan, Unit
-from cachestore.work.workers import Beat, Life
+from cachestore.work.workers import Heartbeat, Life
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -35,7 +35,7 @@ class Report:
     complete: bool
     samples: int
     wanted: int
-    """Units: distinct captions and images, for each recipe."""
+    """Units of the plan: distinct captions and images, for each recipe."""
     reused: int
     encoded: int
     failed: int
@@ -44,32 +44,32 @@ class Report:
     """Entries that this run published."""
     seconds: float
     bytes: int
-    """Of the entries that the pass made."""
+    """The size of the entries that the pass made."""
     store: str
     name: str
     plan: str
     generation: int
-    """Of the catalog; of the index for `fill`."""
+    """The number of the catalog's version; for `fill`, of the index's."""
     failures: tuple[Mapping[str, Json], ...] = ()
     changed: tuple[str, ...] = ()
-    """Files that were replaced, touched or removed while the pass went on, up to 100: the next call looks at them again."""
+    """Up to 100 files that were replaced, touched or removed during the pass: the next call checks them again."""
     stages: Mapping[str, Json] = field(default_factory=dict[str, Json])
     catalog_digest: str = ""
     usable: int | None = None
-    """Samples of the data set for which every encoder succeeded, those of earlier passes too: `len` of a CachedDataset. None for `fill`."""
+    """Samples of the data set for which every encoder succeeded, also in earlier passes: `len` of a CachedDataset. None for `fill`."""
     not_made_here: tuple[str, ...] = ()
-    """What the model is trained with beside what is made of it, in words."""
+    """Descriptions of inputs that the model is trained with but that are not made here."""
 
     __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
-        """The report as one JSON object."""
+        """Return the report as one JSON object."""
         several = {name: list(getattr(self, name)) for name in ("changed", "not_made_here")}
         return asdict(self) | {"failures": [dict(failure) for failure in self.failures], **several}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], *, encoded_here: int | None = None) -> "Report":
-        """The inverse of `as_json`; fields of a newer version are passed over."""
+        """Return the report from the result of `as_json`; unknown fields of a newer version are left out."""
         known = {one.name: body[one.name] for one in fields(cls) if one.name in body}
         known |= {name: tuple(body.get(name, ())) for name in ("failures", "changed", "not_made_here")}
         known["encoded_here"] = body.get("encoded_here", 0) if encoded_here is None else encoded_here
@@ -77,7 +77,7 @@ class Report:
 
 
 def held_to(report: Report, allowed: int, *, strict: bool) -> Report:
-    """The report, complete if no more units failed than allowed. Raises EncodeFailed where more did and the run is strict."""
+    """Return the report, complete if at most `allowed` units failed. Raises EncodeFailed if more failed and the run is strict."""
     if report.failed > allowed and strict:
         named = "; ".join(f"{failure['sample']!r} ({failure['encoder']}): {failure['reason']}" for failure in report.failures[:3])
         counts = f"{report.failed} of {report.wanted} captions and pictures could not be encoded"
@@ -86,66 +86,66 @@ def held_to(report: Report, allowed: int, *, strict: bool) -> Report:
 
 
 def run_pass(job: Job) -> Report:
-    """Take part in a pass until it has ended, whoever does the work; every process that took part gets the same report.
+    """Take part in a pass until it has ended. Every process that takes part returns the same report.
 
-    Raises Incomplete when cancelled or stuck, WriteFailed when the disk refuses, Superseded where the data set was listed again and
-    published since; what is published stays, and a later call goes on.
+    Raises Incomplete if cancelled or stuck, WriteFailed if writing fails, Superseded if another run has listed the source later and
+    published the data set. What is published stays, and a later call continues.
     """
-    own = Beat(job.layout, "", 0, job.launch, job.placement.rank, job.placement.world_size)
-    beating = own if job.beat is None else nullcontext(job.beat)
-    with noticing_its_end(job.layout), beating as beat:
+    own = Heartbeat(job.layout, "", 0, job.launch, job.rank_info.rank, job.rank_info.world_size)
+    context = own if job.heartbeat is None else nullcontext(job.heartbeat)
+    with noticing_its_end(job.layout), context as heartbeat:
         for recipe in job.plan.recipes:
             publish_recipe(job.layout, recipe)
-        report = _take_part(job, beat)
-    check_for_reading(job.layout)  # another store may hold a pass over the same plan, and the end of that
+        report = _take_part(job, heartbeat)
+    check_for_reading(job.layout)  # if another store took its place, the report may be of a pass there over the same plan
     return report
 
 
-Start = tuple[Path, str, int | None]
-"""A store, a plan, and as which rank."""
+Invocation = tuple[Path, str, int | None]
+"""(store, name of the plan, rank): the invocations with equal values are counted together."""
 
-_starts: dict[Start, int] = {}
-"""How often this process took part in a pass over a plan: a second call in one launch is another start, and gets no old report."""
-
-
-def start_of(layout: Layout, plan: Plan, placement: Placement) -> Start:
-    """What a start is counted by."""
-    return layout.root, plan.name, placement.rank
+_invocations: dict[Invocation, int] = {}
+"""How many invocations of this process have ended, by store, plan and rank. A second call in one launch must not get the old report."""
 
 
-def numbered(launch: str, start: Start) -> str:
-    """The launch's name for this start."""
-    return f"{launch}#{_starts[start]}" if _starts.get(start) else launch
+def invocation_of(layout: Layout, plan: Plan, rank_info: RankInfo) -> Invocation:
+    """Return the values by which this process counts its invocations."""
+    return layout.root, plan.name, rank_info.rank
 
 
-def count_start(start: Start) -> None:
-    """Remember that a start has ended."""
-    _starts[start] = _starts.get(start, 0) + 1
+def numbered(launch: str, invocation: Invocation) -> str:
+    """Return the launch's name for this invocation: with `#` and a number from the second one on."""
+    return f"{launch}#{_invocations[invocation]}" if _invocations.get(invocation) else launch
 
 
-def _take_part(job: Job, beat: Beat) -> Report:
-    start = start_of(job.layout, job.plan, job.placement)
-    job = replace(job, launch=numbered(job.launch, start))
+def count_invocation(invocation: Invocation) -> None:
+    """Count an invocation that has ended."""
+    _invocations[invocation] = _invocations.get(invocation, 0) + 1
+
+
+def _take_part(job: Job, heartbeat: Heartbeat) -> Report:
+    invocation = invocation_of(job.layout, job.plan, job.rank_info)
+    job = replace(job, launch=numbered(job.launch, invocation))
     ref = join_pass(job.layout, job.plan.name, job.launch)
     if (done := read_done(job.layout, ref)) is not None:
-        count_start(start)
+        count_invocation(invocation)
         return Report.from_json(done.report, encoded_here=0)
-    beat.join(ref.plan, ref.number, job.launch)
-    reconciler = Reconciler(job, ref, key_without_reading(job.encoders), beat.rise, beat.pass_seconds)
-    with closing(Worker(job, ref, beat)) as worker:
-        if beat.rank not in {0, None}:
-            wait_for_rank_0(job.layout, beat, lambda: bool(list_rounds(ref.folder(job.layout))))
+    heartbeat.join(ref.plan, ref.number, job.launch)
+    reconciler = Reconciler(job, ref, key_without_reading(job.encoders), heartbeat.rise, heartbeat.pass_seconds)
+    with closing(Worker(job, ref, heartbeat)) as worker:
+        if heartbeat.rank not in {0, None}:
+            wait_for_rank_0(job.layout, heartbeat, lambda: bool(list_rounds(ref.folder(job.layout))))
         reconciler.open_pass(worker.snapshot)
         if job.on_open:
             job.on_open()
-        beat.rise(phase="working")
+        heartbeat.rise(phase="working")
         done = _work(job, ref, reconciler, worker)
-    count_start(start)
-    return Report.from_json(done.report, encoded_here=beat.encoded)
+    count_invocation(invocation)
+    return Report.from_json(done.report, encoded_here=heartbeat.encoded)
 
 
 def key_without_reading(encoders: Sequence[Encoder]) -> Callable[[Unit], Key | None]:
-    """How to know a unit's key without its bytes: resolve it, and give up where it wants to read."""
+    """Return a function that gives a unit's key, or None if that takes reading a file or resolving fails."""
 
     def key_of(unit: Unit) -> Key | None:
         try:
@@ -157,7 +157,7 @@ def key_without_reading(encoders: Sequence[Encoder]) -> Callable[[Unit], Key | N
 
 
 class _Unread:
-    """Reads nothing. Implements `unit.Read`."""
+    """Refuses to read. Implements `unit.Read`."""
 
     def __call__(self, reference: str, /) -> bytes:
         raise OSError(reference)
@@ -176,7 +176,7 @@ def _work(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker) -> Don
 
 
 def _newest_round(job: Job, ref: PassRef) -> int:
-    """The last round that was opened. Raises ReadFailed where the store is gone, Incomplete where the pass alone is."""
+    """Return the number of the newest round. Raises ReadFailed if the store is gone, Incomplete if only the pass is gone."""
     rounds = list_rounds(ref.folder(job.layout))
     if not rounds:
         check_for_reading(job.layout)
@@ -185,12 +185,12 @@ def _newest_round(job: Job, ref: PassRef) -> int:
 
 
 def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, number: int) -> Done | None:
-    """Reconcile a round, or wait for who does: rank 0 at once, anybody else a moment later or when the other has died.
+    """Reconcile a round, or wait for the worker that does: rank 0 begins at once, others a moment later or when that worker has died.
 
-    None when another round was opened. Raises Incomplete when cancelled or when nothing moves any more.
+    Return None if another round was opened. Raises Incomplete if cancelled or if no progress is made any more.
     """
     slot = (len(job.plan.recipes), 0)
-    is_first = job.placement.rank in (0, None)
+    is_first = job.rank_info.rank in (0, None)
     waits = Patience()
     while True:
         if (done := read_done(job.layout, ref)) is not None:
@@ -200,12 +200,12 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
         claim = worker.claims.newest(number).get(slot)
         is_free = is_first if claim is None else worker.claims.life(claim) is not Life.LIVE
         if is_free and worker.claims.take(number, slot, after=claim):
-            worker.beat.rise(phase="reconciling")
+            worker.heartbeat.rise(phase="reconciling")
             with closing(load_snapshot(job.layout, earlier=worker.snapshot, for_planning=True)) as snapshot:
                 return reconciler.close_round(read_round(job.layout, ref, job.plan, number), snapshot)
-        if not is_first:  # rank 0 may still be telling what will be done, and has in memory what reconciling needs
+        if not is_first:  # rank 0 may still be printing its forecast, and has in memory what reconciling needs
             is_first = True
-            wait_for_rank_0(job.layout, worker.beat, lambda: _is_closed(job, ref, worker, number))
+            wait_for_rank_0(job.layout, worker.heartbeat, lambda: _is_closed(job, ref, worker, number))
         worker.wait(waits, None, {slot: claim} if claim else {})
 
 

@@ -1,4 +1,4 @@
-"""The plan that follows from what `precompute` is asked for, the same on every rank. Nothing here encodes."""
+"""Makes the plan of a request, the same on every rank. Encodes nothing."""
 
 import importlib.util
 import operator
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
-from cachestore.core.inputs import RANDOM, RESOLUTIONS, SHOWN, cells_each, options_for, request_for
+from cachestore.core.inputs import IMAGES, RANDOM, RESOLUTIONS, cells_each, options_for, request_for
 from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample
 from cachestore.core.words import first_of
@@ -20,7 +20,7 @@ from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
 from cachestore.jobs.comparison import compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
-from cachestore.source.combined import IN_MEMORY, Brought, files_of, files_of_sources, list_path, list_sources, resolutions_of
+from cachestore.source.combined import IN_MEMORY, InMemory, files_of, files_of_sources, list_path, list_sources, resolutions_of
 from cachestore.source.files import IMAGE_SUFFIXES, Files
 from cachestore.source.listing import Listing
 from cachestore.source.remarks import Remarks
@@ -28,7 +28,7 @@ from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
 from cachestore.work.agreement import Intent, counted, wait_for_rank_0
 from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, plan_name, publish_plan, read_plan
-from cachestore.work.workers import Beat, host_name
+from cachestore.work.workers import Heartbeat, host_name
 
 if TYPE_CHECKING:
     from cachestore.encode.loaded import LoadedModel
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 
 PLAN_SECONDS: Final = 5.0
-"""For so long a rank other than 0 looks for the plan where it sees no rank 0, before it lays it out itself."""
+"""How long a rank other than 0 waits for the plan if it sees no rank 0. Then it builds the plan itself."""
 
 _PYAV: Final = "av"
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A request that was looked at: what the source lists, who encodes, and the plan. Nothing is loaded."""
+    """A request with its listing, encoders and plan. No model is loaded."""
 
     layout: Layout
     request: PrecomputeRequest
@@ -52,26 +52,26 @@ class Wanted:
     encoders: tuple[Encoder, ...]
     plan: Plan
     remarks: tuple[str, ...]
-    """What a user should know beforehand, in words."""
+    """What a user should know before the run."""
     intent: Intent
-    """What other starts see of it."""
+    """What other invocations see of it."""
     not_made_here: tuple[str, ...] = ()
-    """What the model is trained with beside what is made of it, in words."""
+    """Descriptions of inputs that the model is trained with but that are not made here."""
     unlike_scripts: tuple[str, ...] = ()
-    """How the values differ from what diffusers' own training script makes, in words."""
+    """How the values differ from those of diffusers' own training script."""
 
 
-def list_request(request: PrecomputeRequest, brought: Brought | None = None) -> Listing:
-    """What the sources of a request list; `brought` are those in memory. Raises BadInput."""
+def list_request(request: PrecomputeRequest, in_memory: InMemory | None = None) -> Listing:
+    """Return the listing of a request's sources; `in_memory` are those in memory. Raises BadInput."""
     if not request.sources:
         return list_path(request.data, caption_lines=request.caption_lines, caption=request.caption, videos=bool(request.frames))
     return list_sources(
-        request.sources, brought or {}, caption_lines=request.caption_lines, caption=request.caption, videos=bool(request.frames)
+        request.sources, in_memory or {}, caption_lines=request.caption_lines, caption=request.caption, videos=bool(request.frames)
     )
 
 
 def files_of_request(request: PrecomputeRequest) -> Files:
-    """What the references of a request lead to, with as little listed as can be. Raises BadInput."""
+    """Return the files of a request's sources, with as little listed as possible. Raises BadInput."""
     return files_of_sources(request.sources) if request.sources else files_of(request.data)
 
 
@@ -79,30 +79,30 @@ def look_at_request(
     layout: Layout,
     request: PrecomputeRequest,
     *,
-    beat: Beat | None = None,
+    heartbeat: Heartbeat | None = None,
     loaded: "LoadedModel | None" = None,
-    brought: Brought | None = None,
+    in_memory: InMemory | None = None,
     listing: Listing | None = None,
 ) -> Wanted:
-    """List the source, digest the model's files and lay out the plan; publish the plan if nobody has.
+    """List the source, digest the model's files and build the plan; publish the plan if it is not published yet.
 
-    `brought` are the listings of sources in memory; `listing` is that of all sources, where it was made already. With a `beat`, which
-    rises meanwhile, others see what this start is about to do, and a rank other than 0 leaves it to rank 0 to lay out the plan.
+    `in_memory` are the listings of sources in memory; `listing` is that of all sources, if it was made already. With a `heartbeat`,
+    others see what this invocation is about to do, and a rank other than 0 waits for rank 0 to build the plan.
 
-    Raises BadInput for a source or model that cannot be used, BadUsage for a source without what is asked for, RecipeMismatch
-    where a name is used already for something else.
+    Raises BadInput for a source or model that cannot be used, BadUsage if the source has nothing to encode, RecipeMismatch if the name
+    is used already for something else.
     """
     from cachestore.encode.scripts import unlike_script
 
     request.check()
-    request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as its folder is spelled
+    request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as in the name of its folder
     policy = _named(request.policy)
-    listing = listing or list_request(request, brought)
+    listing = listing or list_request(request, in_memory)
     encoders = _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded)
     needs = needs_of_request(request, loaded)
     _check_latents(request, encoders)
     columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
-    # Masks follow from the rest, and whether there are any is known only once the source was gone through.
+    # Masks follow from the rest, and only a whole pass over the source shows whether there are any.
     asked_for = [encoder for encoder in encoders if encoder.recipe.encoder != MASK]
     described = [[one.encoder, one.role, dict(one.options)] for one in (column.column for column in columns) if one.encoder != MASK]
     arguments = digest_parts("cachestore-arguments", request.name, policy, canonical(described)).hex()
@@ -110,22 +110,22 @@ def look_at_request(
     asked = digest_parts("cachestore-request", arguments, *(encoder.recipe.fingerprint for encoder in asked_for)).hex()
     name = plan_name(asked, content)
     intent = Intent(arguments, {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in asked_for}, content, name)
-    if beat is not None:
-        beat.detail = intent.as_json()
-        beat.write()
-        if beat.rank not in {0, None}:
-            wait_for_rank_0(layout, beat, lambda: is_published(layout, name), unseen_seconds=PLAN_SECONDS)
+    if heartbeat is not None:
+        heartbeat.detail = intent.as_json()
+        heartbeat.write()
+        if heartbeat.rank not in {0, None}:
+            wait_for_rank_0(layout, heartbeat, lambda: is_published(layout, name), unseen_seconds=PLAN_SECONDS)
     previous = newest_catalog(layout, request.name, io="mmap")
     plan = published = _published(layout, name)
     if plan is None:
         seen = Remarks()
-        samples = listing.samples(seen) if beat is None else counted(listing.samples(seen), beat)
+        samples = listing.samples(seen) if heartbeat is None else counted(listing.samples(seen), heartbeat)
         plan = replace(_build(request, samples, encoders, columns, (asked, content)), remarks=seen.in_words())
         _refuse_without_captions(request, seen)
     _refuse_nothing(request, plan, previous)
     if published is None:
         publish_plan(layout, plan)
-        plan = _published(layout, name) or plan  # as read it takes less memory
+        plan = _published(layout, name) or plan  # as it is read from disk, it takes less memory
     encoders = encoders[: len(plan.recipes)]
     remarks = (*plan.remarks, *_what_lacks(plan, request), *compare(plan, previous, replace_allowed=request.replace))
     not_made = _not_made(needs, plan)
@@ -136,9 +136,9 @@ def look_at_request(
 
 
 def needs_of_request(request: PrecomputeRequest, loaded: "LoadedModel | None" = None) -> "tuple[Need, ...]":
-    """What the model is trained with that is not made here, as far as its configurations tell; nothing of it is loaded or digested.
+    """Return the inputs that the model is trained with but that are not made here, as far as its configuration files show.
 
-    Of a model that is still to be downloaded nothing is known. Raises BadUsage where `strict` refuses it whatever the source lists.
+    Loads and digests nothing; empty for a model that is not downloaded yet. Raises BadUsage if `strict` refuses the model for any source.
     """
     from cachestore.encode.recipes import needs_for
 
@@ -149,7 +149,7 @@ def needs_of_request(request: PrecomputeRequest, loaded: "LoadedModel | None" = 
 
 
 def _not_made(needs: "Sequence[Need]", plan: Plan) -> tuple[str, ...]:
-    """Those of the needs that are not made, in words: all but those that the samples' own pictures meet."""
+    """Describe the needs that are not made: all but those met by the samples' own pictures."""
     roles = {column.role for column, (_starts, units) in zip(plan.columns, plan.cells, strict=True) if len(units)}
     return tuple(need.words for need in needs if need.role not in roles)
 
@@ -167,7 +167,7 @@ def _build(
     columns: Sequence[ColumnRequest],
     digests: tuple[str, str],
 ) -> Plan:
-    """Lay out the plan of a request: (request, content) are its digests."""
+    """Build the plan of a request; `digests` are those of (request, content)."""
     return build_plan(
         catalog=request.name,
         request=digests[0],
@@ -176,13 +176,15 @@ def _build(
         samples=_with_texts(_of_asked_kinds(request, samples), request.policy),
         columns=columns,
         texts=request.policy.encoding(),
-        # Where a text encoder is shown images, the empty caption is another value for each sample, and without any it is none.
-        extra=[(n, {"caption": ""}) for n, encoder in enumerate(encoders) if encoder.recipe.encoder == "text" and not _shown_to(encoder)],
+        # If a text encoder also sees the sample's images, the empty caption has another value for each sample.
+        extra=[
+            (n, {"caption": ""}) for n, encoder in enumerate(encoders) if encoder.recipe.encoder == "text" and not _picture_role(encoder)
+        ],
     )
 
 
 def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> None:
-    """Refuse what the VAE could not encode, before anything is loaded: resolutions, a step, videos. Raises BadInput, MissingExtra."""
+    """Raise BadInput for resolutions, a step or videos that the VAE cannot encode, MissingExtra without PyAV. Loads nothing."""
     from cachestore.encode.clips import check_frames
     from cachestore.encode.latents import LatentsEncoder
 
@@ -203,7 +205,7 @@ def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> N
 
 
 def _published(layout: Layout, name: str) -> Plan | None:
-    """The plan that another rank or an earlier run published; None without one, or where it is damaged: this one's own is the same."""
+    """The published plan; None if there is none or it is damaged: the one built here is the same."""
     if not is_published(layout, name):
         return None
     try:
@@ -221,9 +223,9 @@ def _encoders(layout: Layout, request: PrecomputeRequest) -> tuple[Encoder, ...]
 
 
 def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loaded: "LoadedModel | None" = None) -> tuple[Encoder, ...]:
-    """The encoders that a request asks for, with nothing loaded. `known` remembers the digests of model files. Raises BadInput.
+    """Return the encoders of a request, with no model loaded. `known` caches the digests of model files. Raises BadInput.
 
-    A model that the caller has `loaded` takes the place of the one that the request names. Beside latents the last one makes masks.
+    A `loaded` model replaces the one that the request names. If there are latents, the last encoder makes masks.
     """
     from cachestore.encode.latents import LatentsEncoder
     from cachestore.encode.masks import MaskEncoder
@@ -241,7 +243,7 @@ def _model_request(request: PrecomputeRequest, loaded: "LoadedModel | None") -> 
 
 
 def _of_asked_kinds(request: PrecomputeRequest, samples: Iterable[Sample]) -> Iterable[Sample]:
-    """The samples. Raises BadUsage for a video to be encoded where nothing says how many frames to take of it."""
+    """Yield the samples. Raises BadUsage for a video that should be encoded if the request has no `frames`."""
     without_videos = LATENTS in request.encode and not request.frames
     for sample in samples:
         if without_videos and sample.images.get(VIDEO):
@@ -250,14 +252,13 @@ def _of_asked_kinds(request: PrecomputeRequest, samples: Iterable[Sample]) -> It
 
 
 def _with_texts(samples: Iterable[Sample], policy: CaptionPolicy) -> Iterable[Sample]:
-    """The samples with the texts that are encoded of their captions, in place of these."""
     for sample in samples:
         texts = policy.texts(sample.captions)
         yield sample if texts == sample.captions else replace(sample, captions=texts)
 
 
 def _named(policy: CaptionPolicy) -> str:
-    """What a policy has encoded, for digests."""
+    """A name for the texts that a policy encodes, for digests."""
     encoding = policy.encoding()
     if policy.each > 1 or policy.prefix:
         return canonical(encoding).decode()
@@ -265,12 +266,11 @@ def _named(policy: CaptionPolicy) -> str:
 
 
 def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[ColumnRequest]:
-    """What an encoder is asked to make of each sample, a column for each role and resolution."""
-    name, shown = encoder.recipe.encoder, _shown_to(encoder)
+    name, shown = encoder.recipe.encoder, _picture_role(encoder)
     if shown is not None:
-        _check_shown(request)
+        _check_pictures(request)
     if name == "text":
-        wanted = [(CAPTION, {} if shown is None else {SHOWN: shown})]
+        wanted = [(CAPTION, {} if shown is None else {IMAGES: shown})]
     else:
         roles = (MASK,) if name == MASK else (IMAGE, CONTROL, VIDEO) if request.frames else (IMAGE, CONTROL)
         wanted = [(role, _options(request, role, size)) for role in roles for size in request.resolutions]
@@ -280,7 +280,7 @@ def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[
     ]
 
 
-def _check_shown(request: PrecomputeRequest) -> None:
+def _check_pictures(request: PrecomputeRequest) -> None:
     if request.flip:
         raise BadInput("--flip cannot be used with this model, whose text encoder sees the unmirrored pictures: leave it out")
     if request.policy.dropout:
@@ -291,7 +291,7 @@ def _check_shown(request: PrecomputeRequest) -> None:
 
 
 def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str, Json]:
-    """What tells a column of images from others: nothing that has its default, so that a store made before it existed is found again."""
+    """The options of an image column. Options at their default are left out, so that columns of older stores stay equal."""
     resolution, by_source = resolutions_of(request.sources, resolution)
     options: dict[str, Json] = {"resolution": resolution, "step": request.bucket_step}
     options |= {RESOLUTIONS: dict(by_source)} if by_source else {}
@@ -306,7 +306,7 @@ def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str
 
 
 def _requests(role: str, options: Mapping[str, Json], sample: Sample) -> list[Request]:
-    """What a column asks of a sample, in the order of its cells. Raises BadInput for images that do not go together."""
+    """A sample's requests for a column, in the order of the cells. Raises BadInput for images that cannot be combined."""
     if role == CAPTION:
         return [request_for(role, options, value, sample.images) for value in sample.captions]
     values = sample.images.get(role, ())
@@ -332,16 +332,16 @@ def _check_video(options: Mapping[str, Json], sample: Sample) -> None:
         )
 
 
-def _shown_to(encoder: Encoder) -> str | None:
-    """The role of the images that a text encoder is shown beside a caption; None for one that reads captions alone."""
+def _picture_role(encoder: Encoder) -> str | None:
+    """The role of the images that a text encoder sees with a caption; None if it reads captions alone."""
     pictures: Mapping[str, Json] = encoder.recipe.make.get("pictures") or {}
     return pictures.get("role")
 
 
 def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
-    """Raise BadUsage for a source from which this request would encode nothing. Reads no more of it than that takes.
+    """Raise BadUsage if this request would encode nothing from its source. Reads only as many samples as that takes.
 
-    Only for a data set that does not exist yet: samples may leave one that exists.
+    Only for a data set that does not exist yet: all samples may leave an existing one.
     """
     count, seen, is_wanted, needs_text = 0, Remarks(), False, _asks_for_text(request)
     for sample in _of_asked_kinds(request, listing.samples(seen)):
@@ -364,26 +364,26 @@ def _refuse_without_captions(request: PrecomputeRequest, seen: Remarks) -> None:
 
 
 def _refuse_nothing(request: PrecomputeRequest, plan: Plan, previous: Catalog | None) -> None:
-    """Raise BadUsage for a plan without a unit, unless it is for a data set whose samples all leave, which has rules of its own."""
+    """Raise BadUsage for a plan without units, unless all samples leave an existing data set: `compare` handles that."""
     if not plan.unit_count and (plan.ids or previous is None):
         raise BadUsage(_nothing_in_words(request, len(plan.ids), plan.remarks))
 
 
 def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequence[str]) -> str:
-    """Why a source has nothing to encode: most likely another one was meant. `samples` is how many it lists."""
+    """Why a source with this many samples has nothing to encode. Most likely the user meant another source."""
     paths = [source.data for source in request.sources] or [request.data]
-    places = ", ".join("memory" if path == IN_MEMORY else path for path in paths)
+    names = ", ".join("memory" if path == IN_MEMORY else path for path in paths)
     if samples:
         asked = ", ".join(request.encode)
-        return f"there is nothing to encode in {places}: none of {samples} samples has a picture, and --encode asks for {asked} alone"
+        return f"there is nothing to encode in {names}: none of {samples} samples has a picture, and --encode asks for {asked} alone"
     kinds = ", ".join(sorted(IMAGE_SUFFIXES))
-    return "; ".join((f"there is nothing to encode in {places}: no picture ({kinds}), no row, no prompt", *remarks))
+    return "; ".join((f"there is nothing to encode in {names}: no picture ({kinds}), no row, no prompt", *remarks))
 
 
 def _what_lacks(plan: Plan, request: PrecomputeRequest) -> tuple[str, ...]:
-    """What to say where a data set loses all samples, or where pictures are encoded and not all have one: a column may be misspelt.
+    """Remarks if a data set loses all samples, or if only some samples have a picture: a column's name may be misspelt.
 
-    Captions alone are a data set of their own kind: nothing is said of these.
+    A data set of captions alone gets no remark.
     """
     if not plan.ids:
         return (_nothing_in_words(request, 0, ()),)

@@ -1,4 +1,4 @@
-"""`precompute`: a data set in, a report out; in this process, or in workers that it starts. `plan` says beforehand what it would do."""
+"""`precompute` encodes a data set, in this process or in workers that it starts. `plan` reports beforehand what it would do."""
 
 import json
 import logging
@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from cachestore.core.arguments import as_mapping, as_place, check_calls
+from cachestore.core.arguments import as_mapping, as_path_str, check_calls
 from cachestore.core.errors import BadInput, Incomplete, WriteFailed, naming_extras
 from cachestore.core.keys import Json
-from cachestore.core.ranks import Placement
+from cachestore.core.ranks import RankInfo
 from cachestore.encode.needs import NOT_MADE
 from cachestore.encode.unit import Encoder
 from cachestore.files.marker import noticing_its_end
@@ -24,23 +24,23 @@ from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
 from cachestore.jobs.comparison import compare
 from cachestore.jobs.options import LOADED, Options, PrecomputeRequest, allowed_failures
-from cachestore.jobs.pass_loop import Report, count_start, held_to, key_without_reading, numbered, run_pass, start_of
-from cachestore.jobs.placement import (
+from cachestore.jobs.pass_loop import Report, count_invocation, held_to, invocation_of, key_without_reading, numbered, run_pass
+from cachestore.jobs.planning import Wanted, check_listing, list_request, look_at_request, needs_of_request
+from cachestore.jobs.processes import LISTING, WORK, Care, joined_report, run_child, run_children
+from cachestore.jobs.ranks import (
     Say,
-    find_placement,
+    find_rank,
     handed_on,
     launch_of,
     open_for_pass,
-    own_place,
+    own_rank,
     process_count,
     say_conflict,
     threads_for,
 )
-from cachestore.jobs.planning import Wanted, check_listing, list_request, look_at_request, needs_of_request
-from cachestore.jobs.processes import LISTING, WORK, Care, joined_report, run_child, run_children
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.jobs.task import Cancel, Job, OnProgress
-from cachestore.source.combined import Brought, as_sources, files_of_brought, gather_all
+from cachestore.source.combined import InMemory, as_sources, files_in_memory, list_in_memory
 from cachestore.source.listing import Listing
 from cachestore.source.memory import write_rows
 from cachestore.storage.listing_numbers import listing_number, number_if_there
@@ -48,7 +48,7 @@ from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.agreement import check_agreement
 from cachestore.work.passes import PassRef, list_passes, read_done
 from cachestore.work.progress import Observer
-from cachestore.work.workers import Beat
+from cachestore.work.workers import Heartbeat
 
 if TYPE_CHECKING:
     from cachestore.encode.loaded import LoadedModel
@@ -71,32 +71,32 @@ def precompute(
     inline: bool = False,
     **options: Unpack[Options],
 ) -> Report:
-    """Encode a data set into a store, on any number of ranks; what is there already is not made again.
+    """Encode a data set into a store, on any number of ranks. What the store holds already is not encoded again.
 
     Args:
-        data: the path of a folder of images or videos, a manifest `.jsonl`, a list of prompts `.txt`, or tars; a sequence of `cs.Sample`
-            or a data set of Hugging Face, whose pictures in memory this process hands to the workers while it waits for them; a `cs.Source`
-            around any of these; or a list of sources and paths, which are one data set (docs/sources.md).
-        model: a diffusers folder or hub id, or a transformers text encoder; the denoiser's weights are never read. Or a model in memory: a
-            diffusers pipeline, or a mapping such as `{"_class_name": "FluxPipeline", "text_encoder": module, "tokenizer": ...}`. It is
-            used here (`inline`) as it is, on its device and in its dtype, told by what it holds (docs/numerics.md), and left as it
-            was; nothing of it is kept.
+        data: one of these, or a list of several sources and paths, which become one data set (docs/sources.md):
+            the path of a folder of images or videos, a manifest `.jsonl`, a list of prompts `.txt`, or tars;
+            a sequence of `cs.Sample` or a Hugging Face data set, whose pictures in memory this process passes to the workers;
+            a `cs.Source` around any of these.
+        model: a diffusers folder or hub id, or a transformers text encoder; the denoiser's weights are never read. Or a model in memory:
+            a diffusers pipeline, or a mapping such as `{"_class_name": "FluxPipeline", "text_encoder": module, "tokenizer": ...}`. It is
+            used in this process (`inline`), on its device and in its dtype, and identified by its contents (docs/numerics.md). It is
+            left unchanged, and no reference to it is kept.
         store: the store's folder; made if it does not exist.
-        encode: "text", "latents" or both; in place of "text" some of the model's text encoders by name ("text_encoder_2"), where its
+        encode: "text", "latents" or both. Instead of "text", names of some of the model's text encoders ("text_encoder_2"), if its
             family can call them alone.
         encode_args: arguments for the pipeline's `encode_prompt`.
-        max_failures: how many units may fail (a count, or a share such as "2%") before `complete` is false for it.
-        on_progress: called in the calling thread, about once a second and at the end, with units published so far over all ranks:
+        max_failures: how many units may fail (a count, or a share such as "2%"). If more fail, `complete` is False.
+        on_progress: called in the calling thread, about once a second and at the end, with the counts of units over all ranks:
             `{"plan", "pass", "reused", "encoded", "failed", "total"}`.
-        cancel: anything with `is_set()`; set, it ends the work after the present batch: what is encoded is published, and Incomplete
-            raised.
-        inline: encode in this process. Otherwise `python -m cachestore` is started (one for each rank of a launcher, else as many as
-            `procs` says, else one for each GPU), so that no thread, no GPU memory and no tokenizer of ours stays in the caller. Where
-            nothing is to be encoded no process is started, and this one does the rest, without torch. The workers stop when this
-            process dies.
-        **options: every other option of `cachestore precompute`, with underscores: resolution (a number, or several of
+        cancel: anything with `is_set()`. Once it is set, the work ends after the current batch: what is encoded is published, and
+            Incomplete is raised.
+        inline: encode in this process. Otherwise `python -m cachestore` is started, so that no thread, GPU memory or tokenizer stays in
+            the caller: one process for each rank of a launcher, else `procs` of them, else one for each GPU. If nothing has to be
+            encoded, no process is started and torch is not loaded. The workers stop when this process dies.
+        **options: all other options of `cachestore precompute`, with underscores: resolution (a number, or several of
             them), variants, crop, crop_seed, flip, bucket_step, no_upscale, frames (a number, or several), fps, clips, name,
-            captions ("first", "all" or a CaptionPolicy: what the data set may ask for under it is encoded), caption_lines, caption,
+            captions ("first", "all", or a CaptionPolicy: all texts that it may ask for are encoded), caption_lines, caption,
             vae, text_encoder, revision, variant, text_dtype, vae_dtype, latents, procs, device, batch_size, compile, workers, rank,
             world_size, strict, replace.
 
@@ -104,30 +104,30 @@ def precompute(
         The report of the pass, the same on every rank.
 
     Raises:
-        BadInput: a source, model or option that cannot be used. BadUsage: a source with nothing to encode; with `strict` a model
-            that is trained with more than is made here.
-        RecipeMismatch: the name is used for another model or resolution.
-        EncodeFailed: with `strict`, if a unit failed.
-        Incomplete: cancelled, or every worker died; the same call goes on from there.
+        BadInput: a source, model or option that cannot be used.
+        BadUsage: a source with nothing to encode; with `strict`, a model that also needs inputs which are not made here.
+        RecipeMismatch: the name is used already for another model or resolution.
+        EncodeFailed: with `strict`, if more units failed than `max_failures`.
+        Incomplete: cancelled, or every worker died; the same call continues from there.
         Superseded: another run listed the source later and has published it; what was encoded stays in the store.
         MissingExtra: a package of the extra [encode] is not installed.
-        WriteFailed: the disk refuses.
+        WriteFailed: writing failed, for example because the disk is full.
     """
     check_calls(on_progress, cancel)
     asked = {"encode": encode, "encode_arg": encode_args, "max_failures": max_failures, **options}
     request, held, loaded = read_arguments("precompute", data, model, store, asked)
-    find_placement(request.rank, request.world_size)  # refused now, before a store is made
+    find_rank(request.rank, request.world_size)  # raises now, before a store is made
     observer = Observer(Layout.at(request.store))
     tell = observer.following(on_progress) if on_progress else None
     with number_if_there(Layout.at(request.store), request.name) as number:
-        brought = gather_all(request.sources, held, caption_lines=request.caption_lines, caption=request.caption)
+        in_memory = list_in_memory(request.sources, held, caption_lines=request.caption_lines, caption=request.caption)
         if loaded is not None:
             with loaded.evaluating(), _as_it_was(os.environ):
-                report = precompute_here(request, on_progress=tell, cancel=cancel, loaded=loaded, brought=brought, number=number)
+                report = precompute_here(request, on_progress=tell, cancel=cancel, loaded=loaded, in_memory=in_memory, number=number)
         elif inline:
-            report = precompute_here(request, on_progress=tell, cancel=cancel, brought=brought, number=number)
+            report = precompute_here(request, on_progress=tell, cancel=cancel, in_memory=in_memory, number=number)
         else:
-            report = _in_processes(request, Care(observer.look_at, on_progress, cancel), brought, number)
+            report = _in_processes(request, Care(observer.look_at, on_progress, cancel), in_memory, number)
     if on_progress and (ended := observer.newest(report.plan)) is not None:
         on_progress(ended.counts())
     return report
@@ -143,13 +143,12 @@ def plan(
     encode_args: Mapping[str, Json] | None = None,
     **options: Unpack[Options],
 ) -> "Forecast":
-    """What `precompute` with the same arguments would do, as `cachestore precompute --plan-only` prints it. Encodes nothing.
+    """Return what `precompute` would do with the same arguments, as `cachestore precompute --plan-only` prints it. Encodes nothing.
 
-    Every caption and the header of every picture is looked at. In a store that exists the plan is published, which is no more than its
-    name for what is asked; where there is none, none is made.
+    Reads every caption and the header of every picture. If the store exists, the plan is published in it; otherwise no store is made.
 
     Returns:
-        Counts of samples, units and buckets, the bytes and seconds that are estimated, and what the model needs that is not made.
+        Counts of samples, units and buckets, estimated bytes and seconds, and inputs that the model needs but that are not made.
 
     Raises:
         BadInput, BadUsage, RecipeMismatch, MissingExtra: as `precompute`.
@@ -157,20 +156,20 @@ def plan(
     asked = {"encode": encode, "encode_arg": encode_args, **options}
     request, held, loaded = read_arguments("plan", data, model, store, asked)
     with _as_it_was(os.environ):
-        brought = gather_all(request.sources, held, caption_lines=request.caption_lines, caption=request.caption)
-        return look_ahead(request, loaded, brought)
+        in_memory = list_in_memory(request.sources, held, caption_lines=request.caption_lines, caption=request.caption)
+        return forecast_of(request, loaded, in_memory)
 
 
 def read_arguments(
     caller: str, data: object, model: object, store: object, asked: Mapping[str, object]
 ) -> "tuple[PrecomputeRequest, dict[int, object], LoadedModel | None]":
-    """The arguments of `precompute` or `plan`: the request, its sources in memory by number, and a model in memory. Raises BadInput."""
+    """Return the request, its sources in memory by number, and a model in memory; checks the arguments of `caller`. Raises BadInput."""
     known = {one.name for one in fields(PrecomputeRequest)}
     if unknown := sorted(set(asked) - known):
         raise BadInput(f"{caller} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
     loaded = None
     if isinstance(model, str | os.PathLike):
-        named = as_place("model", cast("object", model), "a path or a hub id")
+        named = as_path_str("model", cast("object", model), "a path or a hub id")
     else:
         from cachestore.encode.loaded import read_loaded
 
@@ -179,50 +178,56 @@ def read_arguments(
     path, sources, held = as_sources(data)
     given = asked["encode_arg"]
     arguments: Mapping[str, Any] = {} if given is None else as_mapping("encode_args", given, "a mapping of arguments")
-    fixed: dict[str, Any] = {"data": path, "sources": sources, "model": named, "store": as_place("store", store), "encode_arg": arguments}
+    fixed: dict[str, Any] = {
+        "data": path,
+        "sources": sources,
+        "model": named,
+        "store": as_path_str("store", store),
+        "encode_arg": arguments,
+    }
     request = PrecomputeRequest.from_json({**asked, **fixed})
     request.check()
     return request, held, loaded
 
 
-def _in_processes(request: PrecomputeRequest, care: Care, brought: Brought, number: int) -> Report:
-    """Let processes of their own encode: one that stands for this rank of a launch, or several that are a launch of their own.
+def _in_processes(request: PrecomputeRequest, care: Care, in_memory: InMemory, number: int) -> Report:
+    """Encode in other processes: one for this rank of a launch, or several that form a launch of their own.
 
-    Where nothing is to be encoded none is started. Of sources in memory they get the rows as files, and the rest by asking.
+    If nothing has to be encoded, none is started. For sources in memory they get the rows as files, and ask for the pictures.
     """
-    placement = find_placement(request.rank, request.world_size)
-    launch = launch_of(placement)
-    listing = _list_first(request, brought)
+    rank_info = find_rank(request.rank, request.world_size)
+    launch = launch_of(rank_info)
+    listing = _list_first(request, in_memory)
     if _is_model_here(request):  # else it would be downloaded, and the hub's client starts threads
-        report, launch = _look_first(request, placement, launch, brought, listing=listing, number=number)
+        report, launch = _look_first(request, rank_info, launch, in_memory, listing=listing, number=number)
         if report is not None:
             return report
     count = process_count(request)
     layout = open_for_pass(request.store)
-    care = replace(care, pictures=files_of_brought(brought) if brought else None)
-    with _written(layout, request, brought) as written:
+    care = replace(care, pictures=files_in_memory(in_memory) if in_memory else None)
+    with _written(layout, request, in_memory) as written:
         if request.procs is None and count == 1:
-            told = own_place(placement, launch) | handed_on(layout) | {LISTING: str(number)}
+            variables = own_rank(rank_info, launch) | handed_on(layout) | {LISTING: str(number)}
             with handed_over(written) as work:
-                report = Report.from_json(joined_report(run_child(work, told, care)))
+                report = Report.from_json(joined_report(run_child(work, variables, care)))
         else:
             report = run_ranks(layout, written, count, care, {LISTING: str(number)})
-    count_start((Path(request.store).absolute(), report.plan, placement.rank))
+    count_invocation((Path(request.store).absolute(), report.plan, rank_info.rank))
     return _held_to(report, request)
 
 
-def run_ranks(layout: Layout, request: PrecomputeRequest, count: int, care: Care, told: Mapping[str, str] | None = None) -> Report:
-    """Let `count` workers do a request as a launch of their own, and wait for them. `told` are variables for all of them.
+def run_ranks(layout: Layout, request: PrecomputeRequest, count: int, care: Care, variables: Mapping[str, str] | None = None) -> Report:
+    """Start `count` workers for a request as a new launch, and return their report. `variables` are environment variables for all of them.
 
-    Raises what a worker ended with, or Incomplete where none reached the end.
+    Raises the error that a worker reported, or Incomplete if none reached the end.
     """
     with handed_over(request) as work:
-        return Report.from_json(joined_report(run_children(work, count, care, {**handed_on(layout), **(told or {})}), warn=care.warn))
+        return Report.from_json(joined_report(run_children(work, count, care, {**handed_on(layout), **(variables or {})}), warn=care.warn))
 
 
 @contextmanager
 def handed_over(request: PrecomputeRequest) -> Generator[list[str]]:
-    """The arguments with which a worker is started: the request is a JSON file, which is removed afterwards."""
+    """Yield the arguments with which a worker is started. The request is a JSON file, which is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="cachestore-") as folder:
         path = Path(folder) / "request.json"
         path.write_text(json.dumps(replace(request, procs=None).as_json()), encoding="utf-8")
@@ -230,11 +235,11 @@ def handed_over(request: PrecomputeRequest) -> Generator[list[str]]:
 
 
 @contextmanager
-def _written(layout: Layout, request: PrecomputeRequest, brought: Brought) -> Generator[PrecomputeRequest]:
-    """The request with the rows of sources in memory as files, which are removed afterwards."""
+def _written(layout: Layout, request: PrecomputeRequest, in_memory: InMemory) -> Generator[PrecomputeRequest]:
+    """Yield the request with the rows of sources in memory as files, which are removed afterwards."""
     sources, paths = list(request.sources), list[Path]()
     try:
-        for number, listing in brought.items():
+        for number, listing in in_memory.items():
             path = write_rows(layout, listing, str(number))
             paths.append(path)
             sources[number] = replace(sources[number], data=str(path))
@@ -251,40 +256,40 @@ def _is_model_here(request: PrecomputeRequest) -> bool:
 
 
 def _look_first(
-    request: PrecomputeRequest, placement: Placement, launch: str, brought: Brought, *, listing: Listing | None, number: int
+    request: PrecomputeRequest, rank_info: RankInfo, launch: str, in_memory: InMemory, *, listing: Listing | None, number: int
 ) -> tuple[Report | None, str]:
-    """The report of a pass with nothing to encode, made in this process without torch; None where something is to be encoded.
+    """Return the report if nothing has to be encoded, else None; and the launch's name for this invocation. Runs without torch.
 
-    Ranks that look while others still work get None too: to wait is a worker's business. And the launch's name for this start.
+    The report is also None while other ranks still work: only workers wait for others.
     """
     if request.strict:
-        needs_of_request(request)  # refused now, before a store is made
+        needs_of_request(request)  # raises now, before a store is made
     layout = open_for_pass(request.store)
-    beating = Beat(layout, "", 0, launch, placement.rank, placement.world_size)
-    with _as_it_was(os.environ), noticing_its_end(layout), beating as beat:
-        wanted = look_at_request(layout, request, beat=beat, brought=brought, listing=listing)
-        launch = numbered(launch, start_of(layout, wanted.plan, placement))
-        reconciler, missing = _unknown(wanted, beat.rise)
+    context = Heartbeat(layout, "", 0, launch, rank_info.rank, rank_info.world_size)
+    with _as_it_was(os.environ), noticing_its_end(layout), context as heartbeat:
+        wanted = look_at_request(layout, request, heartbeat=heartbeat, in_memory=in_memory, listing=listing)
+        launch = numbered(launch, invocation_of(layout, wanted.plan, rank_info))
+        reconciler, missing = _unknown(wanted, heartbeat.rise)
         if not missing:
-            before_any_work = threading.Event()  # cancels what would encode or wait: a pass with nothing to do never asks
+            before_any_work = threading.Event()  # cancels all that would encode or wait; a pass with nothing to do never checks it
             before_any_work.set()
             with suppress(Incomplete):
-                return _run(wanted, placement, beat, number, cancel=before_any_work, complete=reconciler), launch
+                return _run(wanted, rank_info, heartbeat, number, cancel=before_any_work, complete=reconciler), launch
     return None, launch
 
 
-def _list_first(request: PrecomputeRequest, brought: Brought | None) -> Listing | None:
-    """List the sources if there is no store yet, so that none is made for a source that cannot be used; None if there is a store."""
+def _list_first(request: PrecomputeRequest, in_memory: InMemory | None) -> Listing | None:
+    """List the sources if there is no store yet, so that none is made for an unusable source. Return None if there is a store."""
     if look_at(Layout.at(request.store).marker) is not None:
         return None
-    listing = list_request(request, brought)
+    listing = list_request(request, in_memory)
     check_listing(request, listing)
     return listing
 
 
 @contextmanager
 def _as_it_was(environment: MutableMapping[str, str]) -> Generator[None]:
-    """Leave the environment as it was: what our libraries want is no business of the caller's."""
+    """Restore the environment afterwards: variables for libraries must not stay in the caller's process."""
     before = dict(environment)
     try:
         yield
@@ -295,19 +300,19 @@ def _as_it_was(environment: MutableMapping[str, str]) -> Generator[None]:
 
 
 def _unknown(wanted: Wanted, rise: Callable[[], None]) -> tuple[Reconciler, list[int]]:
-    """The units not known to be present in the pass that a run would join or begin, which is not begun here."""
+    """The reconciler of the pass that a run would join or begin, and the units not known to be present. Begins no pass."""
     numbers = list_passes(wanted.layout, wanted.plan.name)
     ref = PassRef(wanted.plan.name, numbers[-1] if numbers else 0)
     if numbers and read_done(wanted.layout, ref) is not None:
         ref = PassRef(ref.plan, ref.number + 1)
-    job = Job(wanted.layout, wanted.plan, wanted.encoders, wanted.listing, Placement(), "")
+    job = Job(wanted.layout, wanted.plan, wanted.encoders, wanted.listing, RankInfo(), "")
     reconciler = Reconciler(job, ref, key_without_reading(wanted.encoders), rise)
     with closing(load_snapshot(wanted.layout, for_planning=True)) as snapshot:
         return reconciler, reconciler.unknown(snapshot)
 
 
 def _to_log(line: str) -> None:
-    """Log a command's line for a caller in Python. What is not made is a warning, so that it shows without logging being set up."""
+    """Log a line for a caller in Python. Lines about inputs that are not made are warnings, which show without any logging setup."""
     _log.log(logging.WARNING if line.startswith(NOT_MADE) else logging.INFO, "%s", line)
 
 
@@ -318,37 +323,37 @@ def precompute_here(
     on_progress: OnProgress | None = None,
     cancel: Cancel | None = None,
     loaded: "LoadedModel | None" = None,
-    brought: Brought | None = None,
+    in_memory: InMemory | None = None,
     number: int | None = None,
     store_id: str = "",
 ) -> Report:
-    """Do one worker's part of `precompute` in this process. `say` gets lines for a person.
+    """Do one worker's part of `precompute` in this process; return the report. `say` gets lines for a person.
 
-    `loaded` stands in for the request's model; `brought` are the listings of its sources that are in memory. `number` is that of the
-    caller's listing; without one this process takes a number of its own. With a `store_id` only that store is written, and none is made.
+    `loaded` replaces the request's model; `in_memory` are the listings of its sources in memory. `number` is the number of the caller's
+    listing; without it this process takes a new number. With a `store_id`, only that store is written, and none is made.
     """
     from cachestore.encode.environment import set_library_defaults
 
     set_library_defaults(os.environ)
     if request.strict:
-        needs_of_request(request, loaded)  # refused now, before a store is made
-    listing = _list_first(request, brought)
+        needs_of_request(request, loaded)  # raises now, before a store is made
+    listing = _list_first(request, in_memory)
     layout = open_for_pass(request.store, store_id)
-    placement = find_placement(request.rank, request.world_size)
-    say_conflict(placement, say)
+    rank_info = find_rank(request.rank, request.world_size)
+    say_conflict(rank_info, say)
     if listing is not None:  # it was listed before there was a store
         number = number or 0
     numbered = nullcontext(number) if number is not None else listing_number(layout, request.name)
-    beating = Beat(layout, "", 0, launch_of(placement), placement.rank, placement.world_size)
-    with noticing_its_end(layout), numbered as listed, beating as beat:
-        wanted = look_at_request(layout, request, beat=beat, loaded=loaded, brought=brought, listing=listing)
-        return _run(wanted, placement, beat, listed, say=say, on_progress=on_progress, cancel=cancel)
+    context = Heartbeat(layout, "", 0, launch_of(rank_info), rank_info.rank, rank_info.world_size)
+    with noticing_its_end(layout), numbered as listed, context as heartbeat:
+        wanted = look_at_request(layout, request, heartbeat=heartbeat, loaded=loaded, in_memory=in_memory, listing=listing)
+        return _run(wanted, rank_info, heartbeat, listed, say=say, on_progress=on_progress, cancel=cancel)
 
 
 def _run(
     wanted: Wanted,
-    placement: Placement,
-    beat: Beat,
+    rank_info: RankInfo,
+    heartbeat: Heartbeat,
     listed: int,
     *,
     say: Say = _to_log,
@@ -356,58 +361,58 @@ def _run(
     cancel: Cancel | None = None,
     complete: Reconciler | None = None,
 ) -> Report:
-    """Take part in the pass over what was looked at, as the worker that this beat shows. `listed` is the number of the listing.
+    """Take part in the pass as the worker of this heartbeat. `listed` is the number of the listing.
 
-    `complete` is the reconciler that found every unit present a moment ago.
+    `complete` is the reconciler that has just found every unit present, if there is one.
     """
     layout, request = wanted.layout, wanted.request
-    check_agreement(layout, wanted.intent, beat, say, strict=request.strict)
-    tells = placement.rank in {0, None}
+    check_agreement(layout, wanted.intent, heartbeat, say, strict=request.strict)
+    is_reporting = rank_info.rank in {0, None}
     job = Job(
         layout,
         wanted.plan,
         wanted.encoders,
         wanted.listing,
-        placement,
-        beat.launch,
+        rank_info,
+        heartbeat.launch,
         request=request.hints(),
-        threads=threads_for(request.workers, placement.local_world_size),
+        threads=threads_for(request.workers, rank_info.local_world_size),
         cancel=cancel,
         on_progress=on_progress,
-        on_open=partial(_tell_beforehand, wanted, beat.rise, say, complete) if tells else None,
-        on_loaded=partial(_look_again, wanted, beat.rise, say),
-        beat=beat,
+        on_open=partial(_tell_beforehand, wanted, heartbeat.rise, say, complete) if is_reporting else None,
+        on_loaded=partial(_look_again, wanted, heartbeat.rise, say),
+        heartbeat=heartbeat,
         listing=listed,
         compare=partial(compare, wanted.plan, replace_allowed=request.replace),
     )
     return replace(_held_to(run_pass(job), request), not_made_here=wanted.not_made_here)
 
 
-def look_ahead(request: PrecomputeRequest, loaded: "LoadedModel | None" = None, brought: Brought | None = None) -> "Forecast":
-    """What `precompute` would do, looking at all captions and headers; opens no pass. Raises as `precompute`.
+def forecast_of(request: PrecomputeRequest, loaded: "LoadedModel | None" = None, in_memory: InMemory | None = None) -> "Forecast":
+    """Return what `precompute` would do. Reads all captions and headers; opens no pass. Raises as `precompute`.
 
-    Where there is no store yet it looks at an empty one elsewhere: whoever only asks finds nothing made.
+    If there is no store yet, it uses an empty temporary one, so that nothing is left behind.
     """
     from cachestore.encode.environment import set_library_defaults
 
     set_library_defaults(os.environ)
-    place = Path(request.store).absolute()
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        return _look_ahead(open_for_pass(request.store), request, loaded, brought)
-    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    root = Path(request.store).absolute()
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        return _forecast_of(open_for_pass(request.store), request, loaded, in_memory)
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
     with tempfile.TemporaryDirectory(prefix="cachestore-") as scratch:
-        found = _look_ahead(open_for_pass(scratch), request, loaded, brought)
+        found = _forecast_of(open_for_pass(scratch), request, loaded, in_memory)
         return replace(found, free_bytes=shutil.disk_usage(there).free)
 
 
-def _look_ahead(layout: Layout, request: PrecomputeRequest, loaded: "LoadedModel | None", brought: Brought | None) -> "Forecast":
-    return _forecast(look_at_request(layout, request, loaded=loaded, brought=brought), lambda: None, look_at_all=True)[0]
+def _forecast_of(layout: Layout, request: PrecomputeRequest, loaded: "LoadedModel | None", in_memory: InMemory | None) -> "Forecast":
+    return _forecast(look_at_request(layout, request, loaded=loaded, in_memory=in_memory), lambda: None, look_at_all=True)[0]
 
 
 def _forecast(
     wanted: Wanted, rise: Callable[[], None], complete: Reconciler | None = None, *, look_at_all: bool = False
 ) -> tuple["Forecast", int]:
-    """What a run would do, and the number of the pass that it would join or begin; none is begun here. `complete` as for `_run`."""
+    """What a run would do, and the number of the pass that it would join or begin. Begins no pass. `complete` as for `_run`."""
     from cachestore.jobs.forecast import make_forecast
 
     reconciler, missing = _unknown(wanted, rise) if complete is None else (complete, list[int]())
@@ -415,30 +420,30 @@ def _forecast(
 
 
 def _tell_beforehand(wanted: Wanted, rise: Callable[[], None], say: Say, complete: Reconciler | None) -> None:
-    """Say what will be done, and refuse what the disk cannot hold."""
+    """Print the forecast; raise WriteFailed if the disk has not enough space."""
     from cachestore.jobs.forecast import in_words
 
-    looked, number = _forecast(wanted, rise, complete)
-    if number > 1 or looked.present:
-        say(f"{looked.present} of {looked.wanted} units are present already, and are not encoded again")
-    for line in in_words(looked, wanted.layout.root):
+    forecast, number = _forecast(wanted, rise, complete)
+    if number > 1 or forecast.present:
+        say(f"{forecast.present} of {forecast.wanted} units are present already, and are not encoded again")
+    for line in in_words(forecast, wanted.layout.root):
         say(line)
-    _check_room(wanted.layout, looked)
+    _check_room(wanted.layout, forecast)
 
 
 def _look_again(wanted: Wanted, rise: Callable[[], None], say: Say, encoder: Encoder) -> None:
-    """Where only loading shows what an entry takes: say what is needed now, and refuse what the disk cannot hold."""
+    """If only loading shows an entry's size, print the bytes needed; raise WriteFailed if the disk has not enough space."""
     from cachestore.jobs.forecast import room_in_words
 
     if getattr(encoder, "found_bytes", None) is not None:
-        looked, _number = _forecast(wanted, rise)
-        say(f"now that the text encoder is loaded: {room_in_words(looked, wanted.layout.root)}")
-        _check_room(wanted.layout, looked)
+        forecast, _number = _forecast(wanted, rise)
+        say(f"now that the text encoder is loaded: {room_in_words(forecast, wanted.layout.root)}")
+        _check_room(wanted.layout, forecast)
 
 
-def _check_room(layout: Layout, looked: "Forecast") -> None:
-    if looked.estimated_bytes > looked.free_bytes:
-        need = f"about {looked.estimated_bytes} bytes are needed, {looked.free_bytes} are free"
+def _check_room(layout: Layout, forecast: "Forecast") -> None:
+    if forecast.estimated_bytes > forecast.free_bytes:
+        need = f"about {forecast.estimated_bytes} bytes are needed, {forecast.free_bytes} are free"
         raise WriteFailed(f"{need} at {layout.root}; make room, then run the same command again")
 
 

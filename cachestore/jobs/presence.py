@@ -1,4 +1,4 @@
-"""Which units of a plan are present and unchanged: what catalogs and ledgers say of them, held against the store and the files."""
+"""Which units of a plan are present and unchanged: compares catalogs and ledgers with the store and the files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,29 +22,29 @@ from cachestore.core.keys import KEY_BYTES, Json, Key, digest_opened
 from cachestore.core.samples import VIDEO
 from cachestore.files.table import Digests
 from cachestore.jobs.columns import as_text, cells_of, framing, has_same_rows, has_same_texts, images_in, inputs, numbers, rows
-from cachestore.jobs.task import Source
+from cachestore.jobs.task import FileReader
 from cachestore.storage.catalog import FACTS, Catalog, KeyColumn
 from cachestore.storage.snapshot import Snapshot
 from cachestore.work.outcomes import FOUND, Bytes, Mask, Numbers, Outcomes
 from cachestore.work.plan import Plan, Unit
 
 _FEW: Final = 8
-"""Keys are looked up one by one where the store holds more than so many times as many."""
+"""Keys are looked up one by one if the store has more than this many times as many keys."""
 
 
 @dataclass(slots=True)
 class Presence:
-    """Says of the units of a plan what is known of them, and whether that is still true."""
+    """Finds out what is known of the units of a plan, and whether it is still true."""
 
     plan: Plan
-    source: Source
+    files: FileReader
     key_of: Callable[[Unit], Key | None] = lambda _unit: None
-    """The key of a unit where it is known without reading anything: of captions."""
+    """Returns a unit's key if it is known without reading a file, as for captions; else None."""
     rise: Callable[[], None] = lambda: None
-    """Called now and then while files are looked at, so that others see this worker live."""
+    """Called now and then while files are checked, so that others see that this worker lives."""
 
     def known_before(self, catalog: Catalog | None) -> Outcomes:
-        """What is known of units before a pass: cells of the newest catalog, and keys of units that no row refers to."""
+        """Return what is known of units before a pass: cells of the newest catalog, and keys of units that no row refers to."""
         known = Outcomes(self.plan.unit_count, FACTS)
         if self.plan.ids_are_keys:
             known.keys[:] = rows(self.plan.unit_ids, KEY_BYTES)
@@ -53,32 +53,32 @@ class Presence:
         referenced = np.zeros(self.plan.unit_count, np.bool_)
         for _at, units in self.plan.cells:
             referenced[numbers(units)] = True
-        for place in np.flatnonzero(~referenced).tolist():
-            if (key := self.key_of(self.plan.unit(place))) is not None:
-                known.keys[place] = np.frombuffer(key, np.uint8)
-                known.states[place] = FOUND
+        for index in np.flatnonzero(~referenced).tolist():
+            if (key := self.key_of(self.plan.unit(index))) is not None:
+                known.keys[index] = np.frombuffer(key, np.uint8)
+                known.states[index] = FOUND
         if catalog is not None:
             self._take_cells(known, catalog)
         return known
 
     def _take_cells(self, known: Outcomes, catalog: Catalog) -> None:
-        """Cells of an earlier catalog as outcomes of this plan's units: the same recipe, options, caption or reference."""
+        """Use the cells of an earlier catalog that have the same recipe, options, and caption or reference."""
         for number, column in enumerate(self.plan.columns):
             wanted = (column.encoder, column.role, self.plan.recipes[column.recipe].fingerprint, dict(column.options))
             earlier = next((c for c in catalog.columns if (c.encoder, c.role, c.fingerprint, dict(c.options)) == wanted), None)
             if earlier is None:
                 continue
             at, units = self.plan.cells[number]
-            places = self.earlier_cells(catalog, earlier, at)
-            cells = cells_of(earlier).take(places)
-            made = (places >= 0) & cells.keys.any(axis=1)
+            indices = self.earlier_cells(catalog, earlier, at)
+            cells = cells_of(earlier).take(indices)
+            made = (indices >= 0) & cells.keys.any(axis=1)
             known.put(numbers(units)[made], cells if made.all() else cells.take(np.flatnonzero(made)))
 
     def earlier_cells(self, catalog: Catalog, earlier: KeyColumn, at: Sequence[int]) -> Numbers:
-        """For each cell of this plan, its place in an earlier column; -1 where the sample, caption or reference is another now.
+        """Return for each cell of this plan its index in an earlier column; -1 if the sample, caption or reference has changed.
 
-        A caption is another where the references to the images that are shown beside it are others; a mask where its picture's is. A
-        picture is another where the sample's own crop is, or the size that it should have.
+        A caption has also changed if the images that the encoder sees with it have other references; a mask, if its picture has another
+        one; a picture, if the sample's own crop or size is another.
         """
         others, each = companions(earlier.role, earlier.options), cells_each(earlier.options)
         is_same = all(has_same_rows(self.plan, catalog, role) for role in (earlier.role, *others))
@@ -96,30 +96,30 @@ class Presence:
             if has_frames and framing(self.plan, row) != framing(catalog, other):
                 continue
             cells = zip(range(at[row], at[row + 1]), range(earlier.at[other], earlier.at[other + 1]), strict=False)
-            for number, (cell, place) in enumerate(cells):
+            for number, (cell, index) in enumerate(cells):
                 n = number // each
                 is_there = at_now[row] + n < at_now[row + 1] and at_before[other] + n < at_before[other + 1]
                 if is_there and now[at_now[row] + n] == before[at_before[other] + n]:
-                    found[cell] = place
+                    found[cell] = index
         return found
 
-    def kept(self, known: Outcomes, snapshot: Snapshot) -> Mask:
-        """Units that are present, and whose file is as it was recorded."""
-        kept = self.present(known, snapshot)
-        for place in np.flatnonzero(kept & self.of_files()).tolist():
+    def reusable(self, known: Outcomes, snapshot: Snapshot) -> Mask:
+        """Return which units are present and have unchanged files, as a mask."""
+        reusable = self.present(known, snapshot)
+        for index in np.flatnonzero(reusable & self.of_files()).tolist():
             self.rise()
-            kept[place] = self.is_unchanged(place, known)
-        return kept
+            reusable[index] = self.is_unchanged(index, known)
+        return reusable
 
     def present(self, known: Outcomes, snapshot: Snapshot) -> Mask:
-        """Units whose key is known and in the store."""
+        """Return which units have a known key that is in the store, as a mask."""
         keyed = known.keyed
         present = np.zeros(len(known), np.bool_)
         present[keyed] = held_keys(snapshot, known.keys[keyed])
         return present
 
     def of_files(self) -> Mask:
-        """Units that are made from files; captions alone are in the plan itself."""
+        """Return which units are made from files, as a mask; captions are in the plan itself."""
         of_files = np.zeros(self.plan.unit_count, np.bool_)
         for column in self.plan.columns:
             if is_of_files(column.role, column.options):
@@ -127,61 +127,61 @@ class Presence:
                 of_files[units.start : units.stop] = True
         return of_files
 
-    def is_unchanged(self, place: int, known: Outcomes) -> bool:
-        """Whether the files of a unit are as they were recorded."""
-        references = references_of(self.plan.unit(place).request)
-        stat = (int(known.stats[place, 0]), int(known.stats[place, 1]))
+    def is_unchanged(self, index: int, known: Outcomes) -> bool:
+        """Return whether the files of a unit have the recorded size and mtime."""
+        references = references_of(self.plan.unit(index).request)
+        stat = (int(known.stats[index, 0]), int(known.stats[index, 1]))
         return not references or (stat != NO_STAT and self.stat(references) == stat)
 
     def stat(self, references: Sequence[str]) -> Stat | None:
-        """What stands for (size, mtime_ns) of these files now; None where one is gone."""
-        stats = [self.source.stat(reference) for reference in references]
+        """Return the combined (size, mtime_ns) of these files now; None if one is gone."""
+        stats = [self.files.stat(reference) for reference in references]
         there = [stat for stat in stats if stat is not None]
         return combined_stat(there) if len(there) == len(stats) else None
 
     def digest(self, request: Mapping[str, Json]) -> tuple[bytes, Stat]:
-        """Digest of what a request's unit would be made from now, and what stands for (size, mtime_ns). Raises OSError."""
+        """Return the digest of a request's files as they are now, and their combined (size, mtime_ns). Raises OSError."""
         if VIDEO in request:
-            with self.source.open(str(request[VIDEO])) as (file, stat):
+            with self.files.open(str(request[VIDEO])) as (file, stat):
                 return bytes.fromhex(digest_opened(file)), stat
-        read = [self.source.read(reference) for reference in references_of(request)]
+        read = [self.files.read(reference) for reference in references_of(request)]
         inputs = digests_of(request, [data for data, _stat in read])
         return bytes.fromhex(combined_digest(inputs)), combined_stat([stat for _data, stat in read])
 
-    def has_other_bytes(self, place: int, outcomes: Outcomes) -> bool:
-        """Whether the files behind a unit hold other bytes now. If only their time changed, the new time is kept."""
+    def has_other_bytes(self, index: int, outcomes: Outcomes) -> bool:
+        """Return whether the files of a unit contain other bytes now. If not, record their new size and time."""
         try:
-            digest, stat = self.digest(self.plan.unit(place).request)
+            digest, stat = self.digest(self.plan.unit(index).request)
         except OSError:
             return True
-        if digest != outcomes.inputs[place].tobytes():
+        if digest != outcomes.inputs[index].tobytes():
             return True
-        outcomes.stats[place] = stat
+        outcomes.stats[index] = stat
         return False
 
 
 def held_keys(snapshot: Snapshot, keys: Bytes) -> Mask:
-    """Which of these keys the store holds."""
+    """Return which of these keys are in the store, as a mask."""
     if len(keys) * _FEW < len(snapshot):
         found = snapshot.find([Key(raw) for raw in Digests(memoryview(keys.tobytes()), KEY_BYTES)])
-        return np.array([bool(places) for places in found], np.bool_)
+        return np.array([bool(locations) for locations in found], np.bool_)
     return _among(keys, np.frombuffer(snapshot.raw_keys(), np.uint8).reshape(-1, KEY_BYTES))
 
 
 def _among(keys: Bytes, present: Bytes) -> Mask:
-    """Which keys are among others. By their first halves, which is four times as fast as by texts; those that share one by the whole."""
+    """Which keys are in `present`. First halves are compared first: four times as fast as texts. If these are equal, whole keys decide."""
     if not len(present):
         return np.zeros(len(keys), np.bool_)
     halves, wanted = _first_halves(present), _first_halves(keys)
     order = np.argsort(halves, kind="stable")
     halves, present = halves[order], present[order]
-    places = np.minimum(np.searchsorted(halves, wanted), len(halves) - 1)
-    found = (present[places] == keys).all(axis=1)
-    doubtful = ~found & (halves[places] == wanted)
+    indices = np.minimum(np.searchsorted(halves, wanted), len(halves) - 1)
+    found = (present[indices] == keys).all(axis=1)
+    doubtful = ~found & (halves[indices] == wanted)
     if doubtful.any():
         found[doubtful] = np.isin(as_text(keys[doubtful]), as_text(present))
     return found
 
 
 def _first_halves(keys: Bytes) -> "np.ndarray[Any, np.dtype[np.uint64]]":
-    return np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)[:, 0].astype(np.uint64)  # sorted as the keys are: an index lists them so
+    return np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)[:, 0].astype(np.uint64)  # big-endian, so that they sort as the keys do

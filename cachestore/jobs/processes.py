@@ -1,7 +1,7 @@
-"""Workers as processes of their own: `python -m cachestore …`, never `multiprocessing`.
+"""Starts workers as separate processes: `python -m cachestore …`, never `multiprocessing`.
 
-No `__main__` guard is needed and notebooks work; the caller's process starts no tokenizer, OpenMP or CUDA threads of ours, gets its
-memory back, and may fork afterwards: no process, thread or descriptor of ours is left.
+So no `__main__` guard is needed, and notebooks work. The caller's process gets no tokenizer, OpenMP or CUDA threads, and may fork
+afterwards: no process, thread, descriptor or memory of the workers is left.
 """
 
 import codecs
@@ -27,34 +27,34 @@ from cachestore.files.opening import read_at
 from cachestore.jobs.parent_watch import PARENT
 from cachestore.jobs.task import Cancel
 from cachestore.source.files import Files
-from cachestore.source.pipe import ASK, Answers
+from cachestore.source.pipe import PIPE, Answers
 from cachestore.work.progress import WAITING, PassStatus, RankStatus
 
 WORK: Final = "work"
 """The command that a worker runs: `python -m cachestore work REQUEST`."""
 
 LISTING: Final = "CACHESTORE_LISTING"
-"""Tells a worker the number under which its parent lists the source (`storage/listing_numbers`)."""
+"""The variable with the number of the listing that a worker's parent made (`storage/listing_numbers`)."""
 
 STOP_SECONDS: Final = 30.0
 
 STOP_BATCHES: Final = 3.0
-"""A worker that is asked to stop is killed after 30 s, or three times its slowest batch."""
+"""A worker that was asked to stop is killed after 30 s or three times its slowest batch, whichever is longer."""
 
 STILL_SECONDS: Final = 1800.0
 
 STILL_BATCHES: Final = 3.0
-"""A worker whose count has not risen for 30 minutes, or three times its slowest batch, hangs."""
+"""A worker whose count has not risen for 30 minutes or three times its slowest batch, whichever is longer, hangs."""
 
 UNSEEN_SECONDS: Final = 4 * 3600.0
-"""So long a worker may list its source and digest its model before it shows a first count."""
+"""How long a worker may list its source and digest its model before it is seen in its pass."""
 
 POLL_SECONDS: Final = 0.05
 
 LOOK_SECONDS: Final = 1.0
 
 WATCH_SECONDS: Final = 10.0
-"""How often the counts are looked at where somebody wants to know them, and where it is only to see whether a worker hangs."""
+"""Counts are read every second if there is an `on_progress`; every 10 s otherwise, to notice a worker that hangs."""
 
 _USAGE: Final = 2
 
@@ -84,34 +84,34 @@ _log = logging.getLogger("cachestore")
 
 @dataclass(frozen=True, slots=True)
 class Care:
-    """What is seen to while workers run; all of it in the calling thread, between two looks at the processes."""
+    """What to watch and call while workers run; all of it in the calling thread."""
 
     look: Callable[[Collection[int]], PassStatus | None] = lambda _pids: None
-    """How far the pass is on which processes work. One that is never seen is given more time than one whose count stands still."""
+    """Returns how far the pass is on which these pids work; None if it is not known. A worker not yet seen in it is given more time."""
     on_progress: Callable[[Mapping[str, Json]], None] | None = None
     cancel: Cancel | None = None
-    """Set, it stops the workers; each publishes what it has encoded."""
+    """Once it is set, the workers stop; each publishes what it has encoded."""
     warn: Callable[[str], None] = _log.warning
-    """Told when a worker ended badly while others go on."""
+    """Called with a line when a worker failed while others continue."""
     pictures: Files | None = None
-    """What stands in this process's memory and workers ask for; None where nothing does."""
+    """What is in this process's memory and workers ask for; None if there is nothing."""
     words: Literal["copied", "inherited"] = "copied"
-    """Where the first worker's stderr goes: copied to `sys.stderr` as it comes, which a notebook shows, or straight to ours, a terminal."""
+    """The first worker's stderr: copied to `sys.stderr`, which a notebook shows, or inherited from this process, as for a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One ended worker process."""
+    """A worker process that has ended."""
 
     pid: int
     returncode: int
     report: Mapping[str, Any] | None
-    """The object it printed; None where it ended without one."""
+    """The JSON object that it printed; None if it printed none."""
     last_words: str
-    """The end of what it wrote to stderr; empty where that went straight to ours."""
+    """The end of what it wrote to stderr; empty if it inherited this process's stderr."""
     rank: int = 0
     how: str = ""
-    """How it ended, in words; empty where it ended well."""
+    """How it failed; empty if it ended well."""
 
     @property
     def is_well(self) -> bool:
@@ -127,7 +127,7 @@ class _Running:
     err: IO[bytes] | None
     started: float
     sign: RankStatus | None = None
-    """What it showed last."""
+    """Its last status that was seen."""
     reason: str = ""
     """Why it was asked to stop."""
     asked_at: float | None = None
@@ -136,7 +136,7 @@ class _Running:
     _decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def ask_to_stop(self, reason: str) -> None:
-        """Let it publish what it has encoded, and end. Asked once."""
+        """Send SIGTERM, once: it then publishes what it has encoded, and ends."""
         if self.asked_at is None:
             self.asked_at, self.reason = time.monotonic(), reason
             self.process.terminate()
@@ -161,22 +161,22 @@ class _Running:
 def run_children(
     arguments: Sequence[str], count: int, care: Care | None = None, environment: Mapping[str, str] | None = None
 ) -> list[Child]:
-    """Run `count` workers with the same arguments as one launch, each with its own rank, and wait for all of them.
+    """Run `count` workers with the same arguments as one launch, each with its own rank; wait, and return them in the order of ranks.
 
-    `environment` goes to all of them, over what they inherit. Returns as they ended, in the order of ranks. Whatever ends the call stops
-    them all: each publishes what it has encoded. Raises Incomplete where `care.cancel` did and none reached the end.
+    `environment` is added to what all of them inherit. Any error or interrupt stops them all: each publishes what it has encoded.
+    Raises Incomplete if `care.cancel` stopped them and none reached the end.
     """
     launch = f"procs:{secrets.token_hex(8)}"
     return _run(arguments, [{**(environment or {}), **_as_rank(rank, count, launch)} for rank in range(count)], care or Care())
 
 
 def run_child(arguments: Sequence[str], environment: Mapping[str, str], care: Care | None = None) -> list[Child]:
-    """As `run_children`, for one worker of a launch that others started; `environment` says which, over what it inherits."""
+    """Like `run_children`, for one worker of an existing launch. `environment` names launch and rank, and is added to what it inherits."""
     return _run(arguments, [environment], care or Care())
 
 
 def gpu_count() -> int:
-    """NVIDIA GPUs that a process started here may use, without loading torch."""
+    """Return the number of NVIDIA GPUs that a process started here may use, without loading torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([one for one in visible.split(",") if one.strip() and one.strip() != "-1"])
@@ -185,7 +185,7 @@ def gpu_count() -> int:
 
 
 def _run(arguments: Sequence[str], environments: Sequence[Mapping[str, str]], care: Care) -> list[Child]:
-    """One worker for each environment; the first one's words are shown."""
+    """Run one worker for each environment; only the first one's stderr is shown."""
     if care.cancel is not None and care.cancel.is_set():
         raise Incomplete(_CANCELLED)
     if not sys.executable:
@@ -199,9 +199,9 @@ def _run(arguments: Sequence[str], environments: Sequence[Mapping[str, str]], ca
         try:
             _start(arguments, environments, care, stack, running, answers=answers)
             _attend(running, care, oom_kills, answers)
-        except BaseException:  # whatever interrupts the wait must leave no worker behind
+        except BaseException:  # also after an interrupt, no worker may be left
             if answers is not None:
-                answers.close()  # nobody waits for an answer any more
+                answers.close()
             _stop(running)
             raise
         children = [one.child for one in running if one.child is not None]
@@ -222,7 +222,7 @@ def _start(
     *,
     answers: Answers | None,
 ) -> None:
-    """Start the workers. Their stdin ends when this process does: nobody ever writes to it."""
+    """Start the workers. Nothing is written to their stdin, which ends when this process ends."""
     if answers is not None and os.name != "posix":
         raise BadInput("samples in memory are passed to workers over pipes, which this system does not have: pass inline=True, or paths")
     theirs, ours = os.pipe()
@@ -233,15 +233,15 @@ def _start(
             out, err = _temporary(stack), None if is_inherited else _temporary(stack)
             quiet = [] if own.get("CACHESTORE_RANK", "0") == "0" else ["--quiet"]
             line = answers.new_line() if answers is not None else ()
-            asks = {ASK: ",".join(map(str, line))} if line else {}
+            pipe = {PIPE: ",".join(map(str, line))} if line else {}
             try:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "cachestore", *arguments, "--json", *quiet],
                     stdin=theirs,
                     stdout=out,
                     stderr=err,
-                    # The stack of a worker that crashes in a library is among its last words.
-                    env={**os.environ, "PYTHONFAULTHANDLER": "1", **own, **asks, PARENT: str(os.getpid())},
+                    # A worker that crashes in a library then prints its stack.
+                    env={**os.environ, "PYTHONFAULTHANDLER": "1", **own, **pipe, PARENT: str(os.getpid())},
                     pass_fds=line,
                 )
             finally:
@@ -257,9 +257,8 @@ def _temporary(stack: ExitStack) -> IO[bytes]:
 
 
 def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None, answers: Answers | None) -> None:
-    """Wait until all workers have ended, and see to what `care` says meanwhile."""
     pass_time = time.sleep if answers is None else answers.serve
-    looked_at, pause = float("-inf"), LOOK_SECONDS if care.on_progress is not None else WATCH_SECONDS
+    seen_at, pause = float("-inf"), LOOK_SECONDS if care.on_progress is not None else WATCH_SECONDS
     while True:
         left = _still_running(running, care, oom_kills)
         for first in running[:1]:
@@ -269,8 +268,8 @@ def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None, answ
         if care.cancel is not None and care.cancel.is_set():
             for one in left:
                 one.ask_to_stop(_CANCELLED)
-        if time.monotonic() - looked_at >= pause:
-            looked_at = time.monotonic()
+        if time.monotonic() - seen_at >= pause:
+            seen_at = time.monotonic()
             _look(left, care)
         for one in left:
             _judge(one, time.monotonic())
@@ -278,7 +277,7 @@ def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None, answ
 
 
 def _still_running(running: Sequence[_Running], care: Care, oom_kills: int | None) -> list[_Running]:
-    """The workers that have not ended; of those that have, how they did is noted."""
+    """Return the workers that have not ended; record how the others ended."""
     for one in running:
         if one.child is None and one.process.poll() is not None:
             one.child = _ended(one, _risen(oom_kills))
@@ -307,9 +306,9 @@ def _judge(one: _Running, now: float) -> None:
 
 
 def hangs(sign: RankStatus | None, age_seconds: float) -> str:
-    """Why a worker is taken to hang, in words; empty where it is not. `age_seconds` is how long ago it was started.
+    """Return why a worker seems to hang; empty if it does not. `age_seconds` is how long ago it was started.
 
-    One that waits for others is not judged: its own patience is bounded.
+    A worker that waits for others does not hang: it gives up by itself.
     """
     if sign is None:
         return f"hung: it reported no count within {age_seconds:.0f} s" if age_seconds > UNSEEN_SECONDS else ""
@@ -323,18 +322,18 @@ def _as_rank(rank: int, count: int, launch: str) -> dict[str, str]:
     own = {"CACHESTORE_LAUNCH": launch, "CACHESTORE_RANK": str(rank), "CACHESTORE_WORLD_SIZE": str(count)}
     own |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
     if "OMP_NUM_THREADS" not in os.environ:
-        # Otherwise each rank starts as many threads as there are processors, and they push each other aside: 3 times slower on 2 cores.
+        # Otherwise each rank starts as many threads as there are processors, and they compete: 3 times slower on 2 cores.
         own["OMP_NUM_THREADS"] = str(max(1, processors() // count))
     return own
 
 
 def processors() -> int:
-    """How many processors this process may use: of a container or a batch job, not of the whole machine."""
+    """Return how many processors this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _stop(running: Sequence[_Running]) -> None:
-    """Ask the workers to publish and end; kill those that do not in time, or at once when this is interrupted as well."""
+    """Ask the workers to publish and end. Kill those that do not end in time; after another interrupt, kill them at once."""
     left = [one for one in running if one.process.poll() is None]
     for one in left:
         one.ask_to_stop("stopped with its parent")
@@ -353,7 +352,7 @@ def _stop(running: Sequence[_Running]) -> None:
 
 
 def _say(text: str) -> None:
-    """To whatever `sys.stderr` is just now: nothing, a file, a notebook's cell. One that is closed is no reason to stop."""
+    """Write to the current `sys.stderr`, which may be None, a file or a notebook's cell. Errors are ignored, as if it is closed."""
     if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison] - None in a program without a console
         with suppress(OSError, ValueError):
             sys.stderr.write(text)
@@ -381,7 +380,7 @@ def _printed(out: IO[bytes]) -> Mapping[str, Any] | None:
 
 
 def how_it_ended(returncode: int, *, last_words: str = "", oom_kills: int = 0) -> str:
-    """How a process ended, in words. `oom_kills` says how many processes the system killed for memory meanwhile."""
+    """Describe how a process ended. `oom_kills` is the number of processes that the system killed for memory meanwhile."""
     if returncode == -getattr(signal, "SIGKILL", 9) and oom_kills:
         return f"was killed by SIGKILL as the system ran out of memory ({oom_kills} processes were killed for it): {_LESS_MEMORY}"
     if returncode < 0:
@@ -416,7 +415,7 @@ def _risen(before: int | None) -> int:
 
 
 def _tell_of(child: Child, running: Sequence[_Running], care: Care) -> None:
-    """Say at once that one of several workers died. What it says itself in its report is said by who joins the reports."""
+    """Warn at once if one of several workers died. An error in its own report is left to `joined_report`."""
     is_expected = child.is_well or child.report is not None or child.returncode == _USAGE
     was_cancelled = any(one.reason == _CANCELLED for one in running)
     if len(running) > 1 and not is_expected and not was_cancelled:
@@ -432,10 +431,10 @@ def _quoted(child: Child) -> str:
 
 
 def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _log.warning) -> dict[str, Any]:
-    """The report that the surviving workers agree on, with what all of them published in `encoded_here`.
+    """Return the report of the workers that reached the end; `encoded_here` is the sum over all workers.
 
-    Raises the error that a worker ended with, as its own class, or Incomplete where none of them reached the end; `warn` is told of
-    workers that ended with an error while others reached the end.
+    If none did, raises the error that a worker reported, as its own class, or Incomplete. If some did, `warn` gets a line for each
+    worker that reported an error.
     """
     ended = [child for child in children if child.is_well]
     if ended:
@@ -451,9 +450,9 @@ def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _l
     if any(child.returncode == _USAGE for child in children):
         message = next((child.last_words for child in children if child.returncode == _USAGE and child.last_words), "")
         raise BadInput(message or "the arguments were refused")
-    said = "; ".join(_named(child) for child in children[:4])
+    names = "; ".join(_named(child) for child in children[:4])
     last = next((_quoted(child) for child in children if child.last_words), "")
-    raise Incomplete(f"no worker finished: {said}. Run the same command again: it continues where it stopped.{last}")
+    raise Incomplete(f"no worker finished: {names}. Run the same command again: it continues where it stopped.{last}")
 
 
 def _class_of(kind: str) -> type[CacheStoreError]:

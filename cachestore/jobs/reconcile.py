@@ -1,7 +1,7 @@
-"""Reconcile: compare what is wanted with what is present, reopen what is missing, commit when nothing is.
+"""Reconcile: compare what is wanted with what is present. What is missing goes into a new round; if nothing is, commit.
 
-Any worker may do any of it: every file is create-only, and what is present is read from the segments, not from ledgers. All of it works
-on columns, so that a pass over a million units that are there takes seconds.
+Any worker may do it: files are never overwritten, and what is present is read from the segments, not from ledgers. It works on arrays,
+so that a pass over a million units that are present takes seconds.
 """
 
 import time
@@ -30,18 +30,16 @@ from cachestore.work.outcomes import FAILED, Mask, Outcomes
 from cachestore.work.passes import ROUND_LIMIT, Done, PassRef, Round, list_rounds, publish_done, publish_round, read_round
 from cachestore.work.plan import Unit
 from cachestore.work.stages import sum_stages
-from cachestore.work.workers import read_beats, seconds_of_pass
+from cachestore.work.workers import read_heartbeats, seconds_of_pass
 
 
 @dataclass(slots=True)
 class _History:
-    """What the rounds and ledgers of a pass say so far."""
-
     outcomes: Outcomes
     earlier: Mask
-    """Units recorded before this launch opened a round: their files may have changed since, and failures may have passed."""
+    """Units recorded before this launch opened a round: their files may have changed, and failed ones may succeed now."""
     tries: "np.ndarray[Any, np.dtype[np.int8]]"
-    """In how many rounds a unit was."""
+    """In how many rounds each unit was."""
 
 
 @dataclass(slots=True)
@@ -51,67 +49,67 @@ class Reconciler:
     job: Job
     ref: PassRef
     key_of: Callable[[Unit], Key | None] = lambda _unit: None
-    """The key of a unit where it is known without reading anything: of captions."""
+    """Returns a unit's key if it is known without reading a file, as for captions; else None."""
     rise: Callable[[], None] = lambda: None
-    """Called now and then while files are looked at and ledgers read, so that others see this worker live."""
+    """Called now and then while files and ledgers are read, so that others see that this worker lives."""
     seconds: Callable[[], float] = lambda: 0.0
-    """How long the pass has gone on, as far as this worker knows."""
+    """Returns the seconds that the pass has taken, as far as this worker knows."""
     _presence: Presence = field(init=False)
     _read: Catalog | None = field(init=False, default=None)
     """The catalog that was read last."""
 
     def __post_init__(self) -> None:
-        self._presence = Presence(self.job.plan, self.job.source, self.key_of, self.rise)
+        self._presence = Presence(self.job.plan, self.job.files, self.key_of, self.rise)
 
     def open_pass(self, snapshot: Snapshot) -> None:
         """Begin round 0 with the units that the newest catalog does not show to be present and unchanged."""
         if 0 in list_rounds(self.ref.folder(self.job.layout)):
             return
         catalog = self._newest()
-        kept = self._presence.kept(self._presence.known_before(catalog), snapshot)
-        generation = catalog.generation if catalog is not None and kept.any() else None
-        self._publish_round(0, ~kept, generation)
+        reusable = self._presence.reusable(self._presence.known_before(catalog), snapshot)
+        generation = catalog.generation if catalog is not None and reusable.any() else None
+        self._publish_round(0, ~reusable, generation)
 
     def unknown(self, snapshot: Snapshot) -> list[int]:
-        """Units that neither an unfinished pass nor the newest catalog shows to be present; no file is read for it."""
+        """Return the units that neither an unfinished pass nor the newest catalog shows to be present. Reads no source file."""
         known = self.outcomes()
         if list_rounds(self.ref.folder(self.job.layout)):
-            kept = self._presence.present(known, snapshot) & (known.states != FAILED)
+            reusable = self._presence.present(known, snapshot) & (known.states != FAILED)
         else:
-            kept = self._presence.kept(known, snapshot)
-        return np.flatnonzero(~kept).tolist()
+            reusable = self._presence.reusable(known, snapshot)
+        return np.flatnonzero(~reusable).tolist()
 
-    def held_elsewhere(self, places: Sequence[int], snapshot: Snapshot) -> list[int]:
-        """Of units that are not known to be present those whose entry is in the store, such as captions of another data set.
+    def held_elsewhere(self, indices: Sequence[int], snapshot: Snapshot) -> list[int]:
+        """Return those of these units whose entry is in the store all the same, such as captions of another data set.
 
-        Looks at those whose key is known without reading anything.
+        Checks only units whose key is known without reading a file.
         """
-        keys = ((place, self.key_of(self.job.plan.unit(place))) for place in places)
-        known = {place: key for place, key in keys if key is not None}
+        keys = ((index, self.key_of(self.job.plan.unit(index))) for index in indices)
+        known = {index: key for index, key in keys if key is not None}
         held = held_keys(snapshot, np.frombuffer(b"".join(known.values()), np.uint8).reshape(-1, KEY_BYTES))
-        return [place for place, is_held in zip(known, held.tolist(), strict=True) if is_held]
+        return [index for index, is_held in zip(known, held.tolist(), strict=True) if is_held]
 
     def outcomes(self) -> Outcomes:
-        """What is known of each unit: from what round 0 left out, and from all ledgers, later ones last; before that, from the catalog."""
+        """Return what is known of each unit: from the ledgers and what round 0 left out; before round 0, from the newest catalog."""
         if list_rounds(self.ref.folder(self.job.layout)):
             return self._history().outcomes
         return self._presence.known_before(self._newest())
 
     def close_round(self, opened: Round, snapshot: Snapshot) -> Done | None:
-        """Reopen what is missing and return None, or commit, publish the catalog and end the pass.
+        """Open a round for what is missing and return None; or commit, publish the catalog and end the pass.
 
-        Every partition of the round must have a ledger. None also where something that was counted on went meanwhile, such as by garbage
-        collection: look again, with a newer snapshot.
+        Every partition of the round must have a ledger. Also returns None if a segment disappeared meanwhile, such as by garbage
+        collection: call again with a newer snapshot.
         """
         history = self._history()
         missing = self._missing(history, snapshot)
-        # Not those that failed for good now, nor those that had three rounds.
+        # Not units that failed for good in this launch, nor those that had three rounds.
         is_final = (history.outcomes.states == FAILED) & ~history.outcomes.transient
         reopened = missing & (history.earlier | (~is_final & (history.tries < ROUND_LIMIT)))
         if reopened.any():
             self._publish_round(opened.number + 1, reopened, opened.generation)
             return None
-        failed = {place: history.outcomes.reason(place) for place in np.flatnonzero(missing).tolist()}
+        failed = {index: history.outcomes.reason(index) for index in np.flatnonzero(missing).tolist()}
         return self._finish(history.outcomes, failed, snapshot)
 
     def _publish_round(self, number: int, chosen: Mask, generation: int | None) -> None:
@@ -123,7 +121,7 @@ class Reconciler:
     # What is known
 
     def _newest(self) -> Catalog | None:
-        """The newest catalog of the plan's name that can be read; None without one."""
+        """Return the newest readable catalog of the plan's name, or None."""
         for generation in reversed(list_generations(self.job.layout, self.job.plan.catalog) if self.job.plan.catalog else []):
             with suppress(OSError):
                 if (catalog := self._catalog(generation)) is not None:
@@ -131,7 +129,7 @@ class Reconciler:
         return None
 
     def _catalog(self, generation: int | None) -> Catalog | None:
-        """A generation of the plan's catalog; None without one, or where it is damaged: its units are then missing, and come back."""
+        """Return a generation of the plan's catalog; None if it is gone or damaged: its units then count as missing."""
         if generation is not None and (self._read is None or self._read.generation != generation):
             with suppress(FormatError, FileNotFoundError):
                 self._read = read_catalog(self.job.layout.catalog(self.job.plan.catalog, generation), generation=generation, io="mmap")
@@ -146,8 +144,8 @@ class Reconciler:
         for number in list_rounds(folder):
             opened = read_round(self.job.layout, self.ref, self.job.plan, number)
             if opened.launch == self.job.launch and not began:
-                # Opening it, this launch looked at all that was there. Were others' later ledgers looked at again each time, two
-                # launches at once would reopen what fails for good for ever.
+                # This launch checked everything when it opened the round. If it checked the later ledgers of others again each time,
+                # two launches at once would reopen permanent failures for ever.
                 began = True
                 history.earlier[:] = False
             worked = np.zeros(count, np.bool_)
@@ -160,27 +158,27 @@ class Reconciler:
             history.tries += worked
             for ledger in read_ledgers(folder, number):
                 self.rise()
-                places = [outcome.unit for outcome in ledger.outcomes]
-                if max(places, default=0) >= max(count, 1):  # of another plan: its units count as missing
+                indices = [outcome.unit for outcome in ledger.outcomes]
+                if max(indices, default=0) >= max(count, 1):  # of another plan: its units count as missing
                     continue
                 history.outcomes.record(ledger.outcomes)
-                history.earlier[places] = not (began or ledger.launch == self.job.launch)
+                history.earlier[indices] = not (began or ledger.launch == self.job.launch)
         return history
 
     def _missing(self, history: _History, snapshot: Snapshot) -> Mask:
-        """Units without a present entry. Those recorded before this launch whose file has another time are digested again."""
+        """Units without a present entry. Files with a new size or time that were recorded before this launch are digested again."""
         outcomes = history.outcomes
         missing = ~self._presence.present(outcomes, snapshot) | (outcomes.states == FAILED)
-        for place in np.flatnonzero(history.earlier & ~missing & self._presence.of_files()).tolist():
+        for index in np.flatnonzero(history.earlier & ~missing & self._presence.of_files()).tolist():
             self.rise()
-            if not self._presence.is_unchanged(place, outcomes) and self._presence.has_other_bytes(place, outcomes):
-                missing[place] = True
+            if not self._presence.is_unchanged(index, outcomes) and self._presence.has_other_bytes(index, outcomes):
+                missing[index] = True
         return missing
 
     # The end
 
     def _finish(self, outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot) -> Done | None:
-        """Commit, publish the catalog and end the pass. None where a segment that was counted on went or was condemned meanwhile."""
+        """Commit, publish the catalog and end the pass. Return None if a segment disappeared or was marked for deletion meanwhile."""
         failpoint("reconcile.before_commit")
         with closing(commit(self.job.layout, snapshot=snapshot)) as committed:
             failpoint("reconcile.after_commit")
@@ -189,23 +187,25 @@ class Reconciler:
                 catalog, generation, digest = self._publish(outcomes, failed)
                 usable, listing = count_complete(catalog), catalog.listing
             failpoint("reconcile.before_done")
-            # Who collects garbage condemns before it looks what catalogs need; this looks what is condemned after its catalog stands.
-            # So one of the two sees the other, however long either was stopped in between.
+            # gc marks segments for deletion before it reads what catalogs need. This code reads what is marked after its catalog is
+            # published. So one of the two sees the other, however long either pauses in between.
             if not snapshot.listed <= visible_segments(self.job.layout):
                 return None
             report = self._report(outcomes, failed, generation, digest, committed)
-        beats = [beat for beat in read_beats(self.job.layout, plan=self.job.plan.name) if beat["pass"] == self.ref.number]
-        report |= {"stages": sum_stages(beats), "usable": usable, "listing": listing}
-        launches = [*(str(beat["launch"]) for beat in beats), self.job.launch]
+        heartbeats = [
+            heartbeat for heartbeat in read_heartbeats(self.job.layout, plan=self.job.plan.name) if heartbeat["pass"] == self.ref.number
+        ]
+        report |= {"stages": sum_stages(heartbeats), "usable": usable, "listing": listing}
+        launches = [*(str(heartbeat["launch"]) for heartbeat in heartbeats), self.job.launch]
         return publish_done(self.job.layout, self.ref, report, launches, self.job.request)
 
     def _publish(self, outcomes: Outcomes, failed: Mapping[int, str]) -> tuple[Catalog, int, str]:
-        """Publish the catalog as the generation after the one that it was compared with; returns it with its generation and digest.
+        """Publish the catalog as the generation after the one that it was compared with; return catalog, generation and digest.
 
-        If another generation was published meanwhile, that one is compared too. Raises RecipeMismatch, Superseded.
+        If another generation was published meanwhile, compare with that one, too. Raises RecipeMismatch, Superseded.
         """
         while True:
-            # Looked up first: a generation that comes now has the number that is tried.
+            # Looked up first: if a generation is published from here on, the number that is tried below is taken.
             last = last_generation(self.job.layout, self.job.plan.catalog)
             previous = self._newest()
             if previous is not None:
@@ -227,9 +227,9 @@ class Reconciler:
                 return draft.catalog, last + 1, draft.digest
 
     def _may_follow(self, previous: Catalog) -> bool:
-        """Whether this listing may replace that of an earlier catalog: a newer one may, and this pass's own.
+        """Whether this listing may replace an earlier catalog: if it is newer, or if it is this pass's own.
 
-        An older one may add an encoder to the same samples: it replaces nothing that the newer one made.
+        An older listing may add an encoder to the same samples: then it replaces nothing of the newer one.
         """
         if self.job.listing > previous.listing:
             return True
@@ -238,16 +238,16 @@ class Reconciler:
         return lists_the_same(self.job.plan, previous) and (adds or 0 < self.job.listing == previous.listing)
 
     def _is_awaited(self, previous: Catalog) -> bool:
-        """Whether a listing that is older than this one and newer than the newest catalog's may still be published.
+        """Whether a run may still publish a listing older than this one and newer than the newest catalog's.
 
-        A catalog equal to the newest is then published all the same, so that the older listing finds a newer one there.
+        If so, a catalog equal to the newest is published all the same, so that the other run finds a newer listing.
         """
         return any(previous.listing < number < self.job.listing for number in listing_numbers(self.job.layout, previous.name))
 
     def rebuild_catalog(self, generation: int, digest: str, listing: int) -> bool:
-        """Publish a generation that this pass ended with once more, from plan and ledgers; False where it would not have its digest.
+        """Publish again, from plan and ledgers, the generation with which this pass ended.
 
-        So nothing is published that was not published before.
+        Return False, and publish nothing, if the catalog made now does not have `digest`.
         """
         outcomes = self._history().outcomes
         without = (outcomes.states == FAILED) | ~outcomes.keyed

@@ -1,6 +1,6 @@
 """One worker's part of a pass: claim partitions, resolve units, encode what is missing, append, and write ledgers.
 
-It waits for nobody while there is anything to do, and what it waits for then is bounded. Rank and world size only order the work.
+A worker waits for others only if nothing is left to do, and only for a limited time. Rank and world size decide the order alone.
 """
 
 import time
@@ -12,14 +12,14 @@ from typing import Final
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.inputs import combined_stat
 from cachestore.encode.batches import Batches
-from cachestore.encode.pipeline import ahead
+from cachestore.encode.pipeline import prefetch
 from cachestore.encode.unit import Encoder
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import ClaimName, LedgerName
 from cachestore.jobs.claiming import Claiming, Patience
 from cachestore.jobs.encoding import EncoderState, Encoding
 from cachestore.jobs.known_entries import KnownEntries
-from cachestore.jobs.task import DecodedUnit, Job, PartitionGroup, Reading, words_of
+from cachestore.jobs.task import DecodedUnit, Job, PartitionGroup, UnitReader, words_of
 from cachestore.storage.snapshot import Snapshot
 from cachestore.work.attempts import Attempts
 from cachestore.work.choice import poll_seconds
@@ -28,58 +28,58 @@ from cachestore.work.ledgers import Ledger, Outcome, list_ledgers, publish_ledge
 from cachestore.work.passes import PassRef, Round
 from cachestore.work.plan import Unit
 from cachestore.work.stages import Stages
-from cachestore.work.workers import Beat, Watch
+from cachestore.work.workers import Heartbeat, Watch
 
 WAITING_BYTES: Final = 1 << 30
-"""While prepared units take more memory than this, no further one is begun: of videos a few do."""
+"""While prepared units take more memory than this, no further one is begun; a few videos are enough."""
 
 _Step = tuple[PartitionGroup, Unit | None]
 """A unit of a group; None at the group's end."""
 
 
 class Worker:
-    """Does a worker's share of rounds. Belongs to one thread; those that read ahead and append behind it end before a call returns."""
+    """Does one worker's part of rounds. For use in one thread; the threads that prefetch and append end before a call returns."""
 
     def __init__(
         self,
         job: Job,
         ref: PassRef,
-        beat: Beat,
+        heartbeat: Heartbeat,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.job = job
-        self.beat = beat
-        self.claims = Claims(job.layout, ref.folder(job.layout), beat.worker, Watch(job.layout, clock))
-        self.attempts = Attempts(job.layout, self.claims.folder, beat.worker)
+        self.heartbeat = heartbeat
+        self.claims = Claims(job.layout, ref.folder(job.layout), heartbeat.worker, Watch(job.layout, clock))
+        self.attempts = Attempts(job.layout, self.claims.folder, heartbeat.worker)
         self._known = KnownEntries(job.layout, ref)
         self._stages = Stages(clock)
-        self._encoding = Encoding(job, ref, beat, self._known, self._stages, clock=clock)
+        self._encoding = Encoding(job, ref, heartbeat, self._known, self._stages, clock=clock)
         self._claiming = Claiming(job, ref, self.claims, look_again=self._known.look_again, check_cancelled=self._encoding.check_cancelled)
         self._states = [EncoderState(n, encoder, Batches(encoder.batch_limit)) for n, encoder in enumerate(job.encoders)]
         self._sleep = sleep
 
     @property
     def snapshot(self) -> Snapshot:
-        """The store as this worker saw it last."""
+        """This worker's latest snapshot of the store."""
         return self._known.snapshot
 
     def close(self) -> None:
-        """Give back models and files; what is gathered and not acknowledged is forgotten."""
+        """Release models and files; discard entries that are not acknowledged."""
         self._encoding.discard()
         for encoder in self.job.encoders:
             encoder.close()
         self._known.close()
 
     def do_round(self, opened: Round) -> None:
-        """Work until every partition of a round has a ledger, whoever wrote it.
+        """Work until every partition of a round has a ledger, by this worker or another.
 
-        Raises Incomplete when cancelled or when nothing moves any more, WriteFailed when the disk refuses.
+        Raises Incomplete if cancelled or if no progress is made any more, WriteFailed if writing fails.
         """
         recipes = range(len(self.job.plan.recipes))
         waits = Patience()
-        if opened.number > 0:  # it was opened because something is missing: look at what is there, and believe nothing remembered
+        if opened.number > 0:  # it was opened because something is missing: do not trust what was remembered
             self._known.forget()
         while True:
             worked = False
@@ -94,14 +94,14 @@ class Worker:
                 self.wait(waits, len(finished), {slot: newest[slot] for slot in missing if slot in newest})
 
     def wait(self, waits: Patience, state: object, claims: Mapping[Slot, ClaimName]) -> None:
-        """Idle for one poll: others hold all that is left. No claims at all are fine.
+        """Wait for one poll, as others hold all that is left. `claims` may be empty.
 
-        Raises Incomplete when cancelled, or when neither `state` nor the claims nor the count of any holder moved for too long.
+        Raises Incomplete if cancelled, or if `state`, the claims and their holders' counts have not changed for too long.
         """
         self._claiming.look(waits, state, claims)
         self._encoding.check_cancelled()
-        self._encoding.tell()
-        self._sleep(poll_seconds(self.job.placement.world_size))
+        self._encoding.report_progress()
+        self._sleep(poll_seconds(self.job.rank_info.world_size))
 
     def _do_recipe(self, opened: Round, state: EncoderState) -> bool:
         worked = False
@@ -113,8 +113,8 @@ class Worker:
         return worked
 
     def _do_group(self, state: EncoderState, group: PartitionGroup) -> None:
-        """Do a group of partitions, and while plenty is free what comes after them."""
-        self.beat.rise(phase="working")
+        """Do a group of partitions, and further ones while many are free."""
+        self.heartbeat.rise(phase="working")
         with self._encoding.behind, self._stages.stretch(max(1, self.job.threads)):
             try:
                 if group.dead:
@@ -123,15 +123,15 @@ class Worker:
                     self._do_in_batches(state, group)
                 self._encoding.finish()
             except (KeyboardInterrupt, SystemExit):
-                self._encoding.publish_gathered()
+                self._encoding.publish_pending()
                 raise
         self._known.close_stale()
-        self.beat.stages = self._stages.as_json()
-        self.beat.write()
+        self.heartbeat.stages = self._stages.as_json()
+        self.heartbeat.write()
 
     def _do_in_batches(self, state: EncoderState, group: PartitionGroup) -> None:
         encoder, threads = state.encoder, self.job.threads
-        decoded = ahead(
+        decoded = prefetch(
             partial(self._decode_step, encoder),
             self._units(state, group),
             threads=threads,
@@ -139,22 +139,22 @@ class Worker:
             weigh=lambda step: step[1].waiting_bytes if isinstance(step[1], DecodedUnit) else 0,
             most=WAITING_BYTES,
         )
-        with closing(decoded):  # its threads end here, however this ends
+        with closing(decoded):  # its threads end here, also after an error
             for of, unit in decoded:
                 self._encoding.check_cancelled()
                 if unit is None:
                     self._finish(state, of)
                 else:
                     self._encoding.add(state, of, unit)
-                self.beat.rise(phase="working")
+                self.heartbeat.rise(phase="working")
 
     def _units(self, state: EncoderState, group: PartitionGroup) -> Iterator[_Step]:
-        """The units of a group, its end, then those of the next one, which is claimed when somebody asks for them."""
+        """Yield the units of a group and its end, then those of the next group, which is claimed only then."""
         while True:
             for _recipe, p in group.slots:
-                yield from ((group, self.job.plan.unit(place)) for place in group.opened.partition(state.recipe, p))
+                yield from ((group, self.job.plan.unit(index)) for index in group.opened.partition(state.recipe, p))
             yield group, None
-            taken = self._claiming.take(group.opened, state.recipe, is_ahead=True)
+            taken = self._claiming.take(group.opened, state.recipe, is_prefetch=True)
             if not taken:
                 return
             group = self._claiming.group_of(group.opened, taken)
@@ -164,45 +164,45 @@ class Worker:
         return group, None if unit is None else self._decode(encoder, unit)
 
     def _do_one_by_one(self, state: EncoderState, group: PartitionGroup) -> None:
-        """Do what somebody died of without dying of it: each unit alone, named before it is read, and none that a dead one named."""
+        """Do partitions with which workers died: each unit alone, named in a file first. Units that dead workers named are failed."""
         named = self.attempts.last_units()
         deadly = {named[worker]: self._claiming.how_they_died(group.dead, worker) for worker in group.dead if worker in named}
         try:
-            for place in (place for _recipe, p in group.slots for place in group.opened.partition(state.recipe, p)):
+            for index in (index for _recipe, p in group.slots for index in group.opened.partition(state.recipe, p)):
                 self._encoding.check_cancelled()
-                if place in deadly:
-                    group.outcomes[place] = Outcome(place, "failed", reason=deadly[place])
+                if index in deadly:
+                    group.outcomes[index] = Outcome(index, "failed", reason=deadly[index])
                     continue
-                self.attempts.begin(place)
-                self._encoding.add(state, group, self._decode(state.encoder, self.job.plan.unit(place)))
+                self.attempts.begin(index)
+                self._encoding.add(state, group, self._decode(state.encoder, self.job.plan.unit(index)))
                 self._encoding.encode_rest(state, group)
                 self._encoding.land(0)
-                self.beat.rise(phase="working")
+                self.heartbeat.rise(phase="working")
             self._finish(state, group)
         finally:
             self.attempts.end()
 
     def _finish(self, state: EncoderState, group: PartitionGroup) -> None:
-        """Encode what waits, then let the segment be closed, as every unit of the group was looked at."""
+        """Encode the batches that are not full, close the segment, then write the ledgers of the group."""
         self._encoding.encode_rest(state, group)
         self._encoding.after_all(partial(self._write_ledgers, state, group))
 
     def _write_ledgers(self, state: EncoderState, group: PartitionGroup) -> None:
-        """Say what became of the units of a group. Their entries are acknowledged."""
+        """Write the ledgers of a group, whose entries are acknowledged."""
         failpoint("worker.before_ledger")
         for slot in group.slots:
-            outcomes = tuple(group.outcomes[place] for place in group.opened.partition(state.recipe, slot[1]))
+            outcomes = tuple(group.outcomes[index] for index in group.opened.partition(state.recipe, slot[1]))
             name = LedgerName(group.opened.number, *slot)
-            publish_ledger(self.job.layout, self.claims.folder, Ledger(name, self.beat.worker, self.job.launch, outcomes))
-        self.beat.reused += sum(1 for outcome in group.outcomes.values() if outcome.result == "found")
-        self.beat.failed += sum(1 for outcome in group.outcomes.values() if outcome.result == "failed")
-        self.beat.write()
-        self._encoding.tell()
+            publish_ledger(self.job.layout, self.claims.folder, Ledger(name, self.heartbeat.worker, self.job.launch, outcomes))
+        self.heartbeat.reused += sum(1 for outcome in group.outcomes.values() if outcome.result == "found")
+        self.heartbeat.failed += sum(1 for outcome in group.outcomes.values() if outcome.result == "failed")
+        self.heartbeat.write()
+        self._encoding.report_progress()
         self._known.commit_if_due()
 
     def _decode(self, encoder: Encoder, unit: Unit) -> DecodedUnit | Outcome:
-        """Resolve a unit, and prepare it if the store does not hold its key. Called from reading threads; touches only what they may."""
-        reading = Reading(self.job.source)
+        """Resolve a unit, and prepare it if its key is not in the store. Runs in threads, so it uses only what is safe there."""
+        reading = UnitReader(self.job.files)
         try:
             with self._stages.busy("read"):
                 resolved = encoder.resolve(unit.request, reading)
@@ -213,8 +213,8 @@ class Worker:
             with self._stages.busy("prepare"):
                 return DecodedUnit(unit, resolved, encoder.prepare(resolved), stat)
         except BadInput:
-            raise  # the request or the model itself is wrong: every unit would fail alike
+            raise  # the request or the model itself is wrong: every unit would fail
         except EncodeFailed as error:
-            return Outcome(unit.place, "failed", reason=str(error))
+            return Outcome(unit.index, "failed", reason=str(error))
         except (OSError, MemoryError) as error:
-            return Outcome(unit.place, "failed", reason=words_of(error), is_transient=True)
+            return Outcome(unit.index, "failed", reason=words_of(error), is_transient=True)

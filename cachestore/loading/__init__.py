@@ -1,1 +1,1 @@
-"""Keys to batches, for a trainer: data set, collate, bucket sampler. No model, no lock. Imports nothing by itself."""
+"""Turn keys into batches for a trainer: data set, collate, bucket sampler. Loads no model, takes no lock, imports nothing by itself."""

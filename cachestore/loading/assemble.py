@@ -1,7 +1,7 @@
-"""Stored entries straight to a batch: read once, into the place in the batch where they belong. Knows no data set and no catalog.
+"""Read stored entries straight into a batch: once, and to their final position.
 
-What `collate` makes of samples, bit for bit, where the samples are alike; anything out of the ordinary (a tensor that is missing, of
-another type or too long, an entry that is damaged) is left to that slower way, which gives the batch or says what is wrong.
+Gives bit for bit what `collate` makes of samples, if the samples are alike. Anything unusual (a tensor that is missing, too long or of
+another type, a damaged entry) is left to that slower way, which makes the batch or says what is wrong.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,15 +18,15 @@ from cachestore.loading.buffers import BatchBuffers, Rows
 from cachestore.loading.latents import LatentsAs, batch_shape, is_as_stored, mask_shape, read_latents, read_latents_into, read_masks_into
 from cachestore.loading.texts import fill_mask, fill_padding, pad_rows, padded_length, read_outputs, start_of
 from cachestore.storage.entry import Specs, TensorSpec
-from cachestore.storage.places import Located
+from cachestore.storage.locations import Located
 
 _ALIGNMENT: Final = 64
-"""Of what is read to one side: any dtype may be looked at there."""
+"""Alignment of tensors in scratch memory, enough for a view of any dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """One text encoder's share of a batch."""
+    """What one text encoder adds to a batch."""
 
     block: TextBlock
     keys: Sequence[Key]
@@ -35,7 +35,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class LatentsPart:
-    """One VAE's share of a batch, under `name`."""
+    """What one VAE adds to a batch, under `name`."""
 
     name: str
     block: LatentsBlock
@@ -47,36 +47,36 @@ class LatentsPart:
 
 @dataclass(frozen=True, slots=True)
 class MaskPart:
-    """The masks of a batch, under `name`, as they are stored too."""
+    """The masks of a batch. `name` is also their name in the entries."""
 
     name: str
     patch: int
     """As for `read_mask`."""
     cells: Sequence[Key | None]
-    """Of each sample; who has no mask has one of 1 everywhere."""
+    """One for each sample. A sample without a mask gets ones."""
     shape: tuple[int, ...] | None
-    """Of the masks of those that have none, as it is handed out; None where every sample has one, or they are not of one shape."""
+    """Shape of the missing masks in the batch. None if no mask is missing, or if the shapes differ."""
 
     @property
     def keys(self) -> Sequence[Key]:
-        """One for each sample that has a mask."""
+        """The keys of the samples that have a mask."""
         return [key for key in self.cells if key is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class ControlsPart:
-    """Several latents of each sample, under `name`: a list for each, as they may be of different sizes."""
+    """Several latents for each sample, under `name`, as a list for each, as sizes may differ."""
 
     name: str
     block: LatentsBlock
     wanted: LatentsAs
-    """Never "sample" of moments: nothing is drawn."""
+    """Not "sample" for stored moments: control latents are never drawn."""
     cells: Sequence[Sequence[Key]]
-    """Of each sample."""
+    """The keys of each sample."""
 
     @property
     def keys(self) -> Sequence[Key]:
-        """Those of a sample after those of the one before it."""
+        """Keys, concatenated in sample order."""
         return [key for keys in self.cells for key in keys]
 
 
@@ -85,8 +85,8 @@ Part = TextPart | LatentsPart | MaskPart | ControlsPart
 _NOTHING: Final = torch.empty(0)
 
 
-class Source(Protocol):
-    """Who looks entries up and reads them: a Reader, or what stands for several."""
+class EntryReader(Protocol):
+    """Looks up and reads entries: a Reader, or an object that stands for several."""
 
     def locate(self, keys: Sequence[Key]) -> Located:
         """As `Reader.locate`."""
@@ -98,16 +98,16 @@ class Source(Protocol):
 
 
 class _Irregular(Exception):
-    """These entries do not make a batch in the straight way."""
+    """These entries cannot be read straight into a batch."""
 
 
 class _Column(NamedTuple):
-    """The tensor of one name of each sample's entry."""
+    """The tensors of one name, one for each sample."""
 
     rows: Sequence[int]
-    """Which of the entries."""
+    """Rows of the entries."""
     numbers: Sequence[int]
-    """Which of the entry's tensors."""
+    """Position of the tensor in each entry."""
     specs: Sequence[TensorSpec]
     """All of one dtype."""
 
@@ -116,28 +116,28 @@ class _Column(NamedTuple):
 
 
 class _Draft:
-    """A batch in the making: where each stored tensor is to be read to, and what is left to do when all have been read."""
+    """A batch in the making: where each stored tensor goes, and what is left to do after all are read."""
 
     def __init__(self, keys: Sequence[Key], located: Located, memory: BatchBuffers) -> None:
-        """Nothing is to be read yet of these entries; each key stands once."""
         self.rows = dict(zip(keys, range(len(keys)), strict=True))
-        """Of each entry, in `located` and `targets`."""
+        """The row of each entry in `located` and `targets`. Each key occurs once."""
         self.located = located
         self.memory = memory
         self.targets: list[list[memoryview | None]] = [[None] * len(specs) for specs in located.specs]
-        """Of each entry, where each of its tensors is to go, in the order of its specs."""
-        self.unclaimed = sum(map(len, located.specs))
-        """How many of them are None."""
+        """For each entry, the target of each of its tensors, in the order of its specs."""
+        self.unread = sum(map(len, located.specs))
+        """How many targets are still None."""
         self.copies: list[tuple[memoryview, memoryview]] = []
-        """(target, source): what one entry is wanted for more than once."""
+        """(target, source) for entries that are needed more than once."""
         self.bools: list[memoryview] = []
-        """Targets of bools, whose bytes must be 0 or 1."""
+        """Targets of bool tensors, whose bytes must be 0 or 1."""
         self.finish: list[Callable[[_Draft], None]] = []
-        """Steps are given the draft: one that held it would keep the batch's memory until garbage is collected."""
+        """Steps to run after reading. They get the draft as an argument: a reference to it would keep the batch's memory until a garbage
+        collection."""
         self.batch: dict[str, Any] = {}
 
     def find(self, keys: Sequence[Key], name: str) -> _Column:
-        """The tensor of this name of each entry."""
+        """Find the tensor of this name in each entry. Raises _Irregular if one is missing or dtypes differ."""
         rows = [self.rows[key] for key in keys]
         layouts = [self.located.specs[row] for row in rows]
         if layouts.count(layouts[0]) == len(layouts):
@@ -149,7 +149,7 @@ class _Draft:
         return _Column(rows, [chosen[layout] for layout in layouts], [layout[chosen[layout]] for layout in layouts])
 
     def read(self, column: _Column, targets: Iterable[memoryview]) -> None:
-        """Have the stored tensors of a column read to these places."""
+        """Plan to read the stored tensors of a column into these targets."""
         held = self.targets
         if column.specs[0].dtype == "BOOL":
             targets = list(targets)
@@ -158,18 +158,18 @@ class _Draft:
             source = held[row][number]
             if source is None:
                 held[row][number] = target
-                self.unclaimed -= 1
+                self.unread -= 1
             else:
                 self.copies.append((target, source))
 
     def copy_all(self) -> bool:
-        """Fill what one entry is wanted for more than once; False where something was read as a bool that is none."""
+        """Fill the targets of entries that are needed more than once. Returns False if a bool tensor has other bytes than 0 and 1."""
         for target, source in self.copies:
             target[:] = source
         return all(are_bools("BOOL", target) for target in self.bools)
 
-    def claim(self, *names: str | None) -> None:
-        """Have these stand next in the batch. Two parts that make the same would be read into each other."""
+    def reserve(self, *names: str | None) -> None:
+        """Reserve these names, in this order in the batch. Raises _Irregular if two parts use the same name."""
         for name in names:
             if name in self.batch:
                 raise _Irregular
@@ -177,19 +177,18 @@ class _Draft:
                 self.batch[name] = _NOTHING
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Room in the batch, under a name that was claimed."""
+        """Return room in the batch for a claimed name."""
         self.batch[name] = tensor = self.memory.take(name, shape, dtype)[0]
         return tensor
 
     def take_rows(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, Rows]:
-        """As `take`, and the bytes of each row."""
         taken = self.memory.take_rows(name, shape, dtype)
         self.batch[name] = taken[0]
         return taken
 
     def all_targets(self) -> list[list[memoryview]]:
-        """Where all that is to be read goes; what nobody asked for, but stands between, goes to one side."""
-        if self.unclaimed:
+        """The targets of all reads. Tensors that no part needs get scratch memory, as they are read with their entry."""
+        if self.unread:
             for targets, specs in zip(self.targets, self.located.specs, strict=True):
                 rooms = zip(targets, specs, strict=True)
                 targets[:] = [memoryview(bytearray(spec.size_bytes)) if target is None else target for target, spec in rooms]
@@ -203,13 +202,13 @@ def _number_of(name: str, specs: Specs) -> int:
     raise _Irregular
 
 
-def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dict[str, Any] | None:
-    """The stored tensors of a batch, in `memory`; None where they have to be put together in the slower way. Raises MissingEntry.
+def assemble(reader: EntryReader, parts: Sequence[Part], memory: BatchBuffers) -> dict[str, Any] | None:
+    """Return the stored tensors of a batch in `memory`, or None if the slower way must make it. Raises MissingEntry.
 
-    The parts name as many samples each, at least one. No parts make an empty batch.
+    All parts have the same number of samples, at least one. Without parts the batch is empty.
     """
     keys = list(dict.fromkeys(key for part in parts for key in part.keys))
-    draft = _Draft(keys, source.locate(keys), memory)
+    draft = _Draft(keys, reader.locate(keys), memory)
     try:
         for part in parts:
             if isinstance(part, TextPart):
@@ -220,9 +219,9 @@ def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dic
                 _lay_out_controls(draft, part)
             else:
                 _lay_out_masks(draft, part)
-        # As many threads as torch may use for one operation: one in DataLoader workers, and in ranks that torchrun starts beside others.
+        # torch's limit of threads for one operation: 1 in DataLoader workers, and in ranks that torchrun starts beside others
         side_by_side = torch.get_num_threads() > 1
-        if not source.fill(keys, draft.located, draft.all_targets(), side_by_side=side_by_side) or not draft.copy_all():
+        if not reader.fill(keys, draft.located, draft.all_targets(), side_by_side=side_by_side) or not draft.copy_all():
             return None
         for step in draft.finish:
             step(draft)
@@ -232,7 +231,7 @@ def assemble(source: Source, parts: Sequence[Part], memory: BatchBuffers) -> dic
 
 
 def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
-    draft.claim(part.name)
+    draft.reserve(part.name)
     column = draft.find(part.keys, part.block.stored)
     if not column.has_one_shape():
         raise _Irregular
@@ -248,7 +247,7 @@ def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
 
 
 def _lay_out_controls(draft: _Draft, part: ControlsPart) -> None:
-    draft.claim(part.name)
+    draft.reserve(part.name)
     stored: Sequence[torch.Tensor] = ()
     if keys := part.keys:
         stored = _read_aside(draft, keys, {part.block.stored}, f"{part.name} as stored")[part.block.stored]
@@ -256,7 +255,7 @@ def _lay_out_controls(draft: _Draft, part: ControlsPart) -> None:
 
 
 def _put_controls(draft: _Draft, part: ControlsPart, stored: Sequence[torch.Tensor]) -> None:
-    """Tensors of their own: who lends buffers out looks at those of the batch, not into its lists."""
+    """Put tensors of their own into the batch: `Ring` counts uses of the batch's tensors, but does not look into lists."""
     is_as_it_is = is_as_stored(part.block, part.wanted)
     read = (read_latents(part.block, part.wanted, {part.block.stored: each}) for each in stored)
     made = (each.clone() if is_as_it_is else each for each in read)
@@ -264,7 +263,7 @@ def _put_controls(draft: _Draft, part: ControlsPart, stored: Sequence[torch.Tens
 
 
 def _lay_out_masks(draft: _Draft, part: MaskPart) -> None:
-    draft.claim(part.name)
+    draft.reserve(part.name)
     keys, count = part.keys, len(part.cells)
     if part.shape is None and len(keys) < count:
         raise _Irregular
@@ -286,15 +285,15 @@ def _lay_out_masks(draft: _Draft, part: MaskPart) -> None:
 def _put_masks(stored: torch.Tensor, part: MaskPart, those: torch.Tensor, out: torch.Tensor) -> None:
     read_masks_into(stored, part.patch, those)
     if those is not out:
-        out.fill_(1)[[place for place, key in enumerate(part.cells) if key is not None]] = those
+        out.fill_(1)[[index for index, key in enumerate(part.cells) if key is not None]] = those
 
 
 def _lay_out_text(draft: _Draft, part: TextPart) -> None:
-    """Outputs that are one stored tensor go straight to their place; those that are joined of several are read to one side first."""
+    """Plan to read the outputs. An output that is a single stored tensor is read in place; joined ones first go to scratch memory."""
     later: dict[str, Form] = {}
     for name, form in part.block.outputs.items():
         stored, padding = form.parts[0], part.block.padding.get(name)
-        draft.claim(name, padding.mask if padding is not None else None)
+        draft.reserve(name, padding.mask if padding is not None else None)
         if form.dim is not None or not isinstance(stored, str) or not _lay_out_straight(draft, part, name, stored):
             later[name] = form
     if not later:
@@ -306,7 +305,7 @@ def _lay_out_text(draft: _Draft, part: TextPart) -> None:
 
 
 def _lay_out_straight(draft: _Draft, part: TextPart, name: str, stored: str) -> bool:
-    """Whether this output of every entry is one run of bytes in the batch; if so, it will be read there."""
+    """Plan to read an output in place. Returns False if it is not one run of bytes in the batch for each entry."""
     column = draft.find(part.keys, stored)
     specs = column.specs
     dtype, padding = torch_dtype(specs[0].dtype), part.block.padding.get(name)
@@ -335,7 +334,7 @@ def _lay_out_straight(draft: _Draft, part: TextPart, name: str, stored: str) -> 
 
 
 def _read_aside(draft: _Draft, keys: Sequence[Key], names: set[str], under: str) -> dict[str, list[torch.Tensor]]:
-    """Have these tensors of each sample read to memory of their own; returns where they will be, those of one name after the other."""
+    """Plan to read these tensors into scratch memory. Returns by name the tensors that will be read, in sample order."""
     parts = {name: draft.find(keys, name) for name in sorted(names)}
     room = sum(sum(spec.size_bytes for spec in column.specs) + _ALIGNMENT for column in parts.values())
     flat, view = draft.memory.take(under, (room,), torch.uint8, pin=False)

@@ -1,4 +1,4 @@
-"""Batches of one bucket each, the same number on every rank. Knows ranks only as two numbers, and no collective."""
+"""Batches of one bucket each, the same number on every rank."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Protocol, Self, get_args
 
 from cachestore.core.arguments import as_mapping, as_switch, as_whole, as_word
 from cachestore.core.errors import BadInput
-from cachestore.core.ranks import Placement, discover
+from cachestore.core.ranks import RankInfo, discover
 from cachestore.core.words import first_of
 from cachestore.loading.order import Order, Tail, count_batches, count_even, even_out, order_batches
 
@@ -20,52 +20,52 @@ _log = logging.getLogger(__name__)
 _NAMED_BUCKETS: Final = 5
 
 Split = Literal["outside", "found"]
-"""Who deals the batches to the ranks, where no ranks are given: somebody outside, or the sampler, to those found when it is used."""
+"""How ranks share the batches if they are not given: the trainer splits them ("outside"), or the sampler finds the ranks ("found")."""
 
 
 class Bucketed(Protocol):
     """What the sampler needs of a data set.
 
-    One with a `set_epoch` is told the epoch too; one with an `announce` is told which batches an iteration will ask for here, and is
-    given a context that lasts as long as the iteration.
+    If it has `set_epoch`, the sampler passes on the epoch. If it has `announce`, the sampler passes the batches of each iteration on this
+    process, and holds the returned context during the iteration.
     """
 
     @property
     def buckets(self) -> Mapping[tuple[int, ...], Sequence[int]]:
-        """The places of the samples of each bucket."""
+        """The indices of the samples of each bucket."""
         ...
 
     @property
     def digest(self) -> str:
-        """Equal for equal samples in equal order."""
+        """Equal for equal samples in the same order."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
-    """Which batches this process is handed: `first`, and every `step` further, of an order that goes round `world` ranks."""
+class _Shard:
+    """The batches that this process yields: number `first` and every `step`-th after it. `world` is the number of ranks."""
 
     first: int
     step: int
     world: int
     rank: int | None
-    """Which of them are for this process, whoever deals; None where nothing tells."""
+    """The number of this process among the ranks, for any `split`. None if unknown."""
 
 
 class BucketBatchSampler:
-    """For a DataLoader's `batch_sampler`: yields lists of places in the data set, each a full batch of one bucket.
+    """A `batch_sampler` for a DataLoader: yields lists of indices into the data set, each a full batch of one bucket.
 
-    The order is a pure function of (seed, epoch); ranks take turns in it, so they never share a batch, have equally many, and a run may
-    be resumed on another number of them. Each iteration that comes to its end is followed by the next epoch, unless `set_epoch` says
-    otherwise; the data set is told, so that it draws new latents.
+    The order is a pure function of (seed, epoch). Ranks take turns in it, so they never share a batch and have equally many; a run may
+    resume with another number of ranks. A complete iteration is followed by the next epoch, unless `set_epoch` says otherwise. The sampler
+    also sets the data set's epoch, so that it draws new latents.
 
     Alone, or with explicit ranks:         BucketBatchSampler(data, batch_size=8, rank=RANK, num_replicas=WORLD_SIZE)
     With accelerate, which shards itself:  BucketBatchSampler(data, batch_size=8, split="outside")
     With Fabric and Lightning's Trainer:   explicit ranks, and use_distributed_sampler=False
 
-    Deliberately no subclass of torch's BatchSampler, without `drop_last` and with a `batch_size` of None: accelerate would
-    otherwise lose or mix short batches, and Fabric would build another sampler in its place. One sampler drives one data set object.
-    Starts nothing; belongs to one thread of one process.
+    It is deliberately no subclass of torch's BatchSampler, has no `drop_last`, and its `batch_size` is None: otherwise accelerate would
+    lose or mix short batches, and Fabric would replace the sampler. Use one sampler for one data set object, in one thread of one process.
+    It starts no thread or process.
     """
 
     batch_size: Final = None
@@ -87,20 +87,20 @@ class BucketBatchSampler:
         Args:
             data: a CachedDataset.
             batch_size: samples in each batch, on each rank.
-            shuffle: another order in every epoch; else the data set's order, bucket by bucket.
-            seed: of the order.
-            tail: what becomes of samples that do not fill a batch of their bucket, and of the at most `num_replicas - 1` batches that
-                do not go round all ranks. "drop" leaves them out, "pad" repeats them in turn until they do, "wrap" adds the first ones
-                of the bucket (of the epoch). With "drop" no sample comes twice in an epoch, with the others each comes at least once.
-            rank: of this process; needs `num_replicas`.
+            shuffle: use another order in every epoch; else the data set's order, bucket by bucket.
+            seed: the seed of the order.
+            tail: what happens to samples that do not fill a batch of their bucket, and to the at most `num_replicas - 1` batches that
+                cannot be divided among all ranks. "drop" leaves them out, "pad" repeats them in turn until they fit, "wrap" adds the first
+                ones of the bucket (or of the epoch). With "drop" no sample comes twice in an epoch; else each comes at least once.
+            rank: the rank of this process; needs `num_replicas`.
             num_replicas: the number of processes that train together.
-            split: "outside" yields all batches everywhere, as many as go round, for accelerate, which hands them out to its processes.
+            split: "outside" yields the batches of all ranks everywhere, a multiple of their number, for accelerate, which splits them.
                 "found" takes rank and number from torch.distributed, else from the launcher's environment, whenever the sampler is
-                used: for samplers that are made before their trainer starts its ranks.
+                used: for samplers that are made before the trainer starts its ranks.
 
         Raises:
-            BadInput: options that do not fit; an epoch without a batch, over all ranks; or several processes were found and neither
-                ranks nor `split` were given. The latter two also at an iteration, where the ranks are found only then.
+            BadInput: wrong options; an epoch without a batch, over all ranks; or several processes were found, but neither ranks nor
+                `split` were given. The last two are also raised by an iteration, if the ranks are found only then.
         """
         check_buckets(data)
         batch_size, seed = as_whole("batch_size", batch_size, least=1), as_whole("seed", seed, least=0)
@@ -114,52 +114,52 @@ class BucketBatchSampler:
         self._order = Order(batch_size, shuffle, seed, tail)
         self._epoch = 0
         self._start = 0
-        """Batches of the epoch, over all ranks, that came before the iteration."""
+        """Batches of the epoch, over all ranks, before this iteration."""
         self._yielded = 0
-        """Batches that the present iteration has yielded here."""
+        """Batches that this iteration has yielded in this process."""
         self._delivered: int | None = None
-        """How many of them reached the trainer, as a loader that reads ahead says; None where none does, or all did."""
+        """How many of them reached the trainer, as a prefetching loader reports. None without such a report, or after all did."""
         self._is_finished = False
-        """Whether the present iteration has yielded everything, though its caller may not have asked for more yet."""
+        """Whether this iteration has yielded all batches. The caller may not have asked for more yet."""
         self._is_over = False
-        """Whether its caller has seen the end."""
+        """Whether the caller has seen the end of the iteration."""
         self._is_resumed = False
         self._epochs_before = 0
-        """What is added to the epochs a trainer sets, where it counts from 0 again after it was resumed."""
-        share = self._share()
-        _refuse_no_batch(data, self._order, share.world)
-        if share.rank == 0:
-            _report_left_out(data, self._order, share.world)
+        """Added to the epochs that a trainer sets, if it counts from 0 again after it resumed."""
+        shard = self._shard()
+        _refuse_no_batch(data, self._order, shard.world)
+        if shard.rank == 0:
+            _report_left_out(data, self._order, shard.world)
 
     def __len__(self) -> int:
-        """How many batches a whole epoch has on this rank; with `split="outside"`, on all of them."""
-        share = self._share()
-        return count_even(count_batches(self._data.buckets, self._order), share.world, self._order.tail) * (share.world // share.step)
+        """Number of batches of a whole epoch on this rank; with `split="outside"`, on all ranks."""
+        shard = self._shard()
+        return count_even(count_batches(self._data.buckets, self._order), shard.world, self._order.tail) * (shard.world // shard.step)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of this rank: of the epoch that was set or resumed, else of the next one. Raises BadInput as the class does."""
-        share = self._share()
-        _refuse_no_batch(self._data, self._order, share.world)
+        """Yield the batches of this rank, for the epoch that was set or resumed, else the next one. Raises BadInput as the class."""
+        shard = self._shard()
+        _refuse_no_batch(self._data, self._order, shard.world)
         if self._is_finished:
             self._go_to(self._epoch + 1, 0)
         self._yielded = 0
         self._is_resumed = False
         self._tell_data()
         batches = order_batches(self._data.buckets, self._order, self._epoch)
-        rounds = even_out(batches[self._start :], share.world, self._order.tail, whole=batches)
-        ours = rounds[share.first :: share.step]
+        rounds = even_out(batches[self._start :], shard.world, self._order.tail, whole=batches)
+        ours = rounds[shard.first :: shard.step]
         announce: Any = getattr(self._data, "announce", nullcontext)
-        with announce(rounds[share.rank :: share.world] if share.rank is not None else rounds[:0]):
+        with announce(rounds[shard.rank :: shard.world] if shard.rank is not None else rounds[:0]):
             for batch in ours:
                 self._yielded += 1
-                # Somebody who takes exactly len(sampler) batches never sees the end, and yet wants the next epoch next.
+                # A caller that takes exactly len(sampler) batches never sees the end, but wants the next epoch next.
                 self._is_finished = self._yielded == len(ours)
                 yield batch.tolist()
         self._is_finished = self._is_over = True
 
     @property
     def sampler(self) -> Self:
-        """This object: accelerate and Fabric call `batch_sampler.sampler.set_epoch`."""
+        """This object, as accelerate and Fabric call `batch_sampler.sampler.set_epoch`."""
         return self
 
     @property
@@ -169,18 +169,18 @@ class BucketBatchSampler:
 
     @property
     def left_out(self) -> int:
-        """How many samples the epoch leaves out, on all ranks: of what it holds from where it was resumed on. 0 unless `tail="drop"`."""
+        """How many samples the rest of the epoch leaves out, on all ranks. 0 unless `tail="drop"`."""
         if self._order.tail != "drop":
             return 0
         batches = count_batches(self._data.buckets, self._order)
         unbatched = sum(map(len, self._data.buckets.values())) - batches * self._order.size
-        return unbatched + max(batches - self._start, 0) % self._share().world * self._order.size
+        return unbatched + max(batches - self._start, 0) % self._shard().world * self._order.size
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is, and tell the data set. Setting the same one again changes nothing.
+        """Set the epoch of the next iteration and of the data set. Setting the same epoch again changes nothing.
 
-        Right after a state was loaded, a 0 means the epoch that was resumed, 1 the one after it, and so on: Fabric and accelerate set
-        the epoch before each iteration, and count from 0 in each process.
+        Right after a state was loaded, 0 means the resumed epoch, 1 the one after it, and so on: Fabric and accelerate set the epoch before
+        each iteration, and count from 0 in each process.
         """
         if self._is_resumed and epoch == 0 and self._epoch > self._epochs_before:
             self._epochs_before = self._epoch
@@ -194,35 +194,35 @@ class BucketBatchSampler:
         self._tell_data()
 
     def resume(self, epoch: int, step: int) -> None:
-        """Let the next iteration be the rest of an epoch of which each rank has had `step` batches."""
-        self._resume_at(as_whole("epoch", epoch, least=0), as_whole("step", step, least=0) * self._share().world)
+        """Continue with the rest of an epoch of which each rank has had `step` batches."""
+        self._resume_at(as_whole("epoch", epoch, least=0), as_whole("step", step, least=0) * self._shard().world)
 
     def count_delivered(self, batches: int | None) -> None:
-        """Say how many batches of the present iteration reached the trainer here; None for all, and their end.
+        """Set how many batches of this iteration reached the trainer here. None means all, and also the end.
 
-        For loaders that read ahead. `make_loader` returns one that does it.
+        For loaders that prefetch. Those of `make_loader` call it.
         """
         self._delivered = batches
 
     def state_dict(self, *, batches_consumed: int | None = None) -> dict[str, Any]:
-        """Where this sampler is, as JSON, to be resumed on any number of ranks.
+        """The position of this sampler, as JSON. Any number of ranks can resume from it.
 
-        A DataLoader with workers reads ahead of the trainer, so the sampler's own count is right only without workers, with the loaders
-        of `make_loader`, and with torchdata's StatefulDataLoader. With any other, and with accelerate, say `batches_consumed`: how many
-        batches the trainer has had here since it began the present iteration.
+        A DataLoader with workers prefetches, so the sampler's own count is right only without workers, with the loaders of `make_loader`,
+        and with torchdata's StatefulDataLoader. With any other loader, and with accelerate, pass `batches_consumed`: how many batches the
+        trainer has had in this process since the present iteration began.
         """
-        share = self._share()
+        shard = self._shard()
         delivered = self._delivered if batches_consumed is None else as_whole("batches_consumed", batches_consumed, least=0)
         if delivered is not None:
-            epoch, consumed = self._epoch, self._start + delivered * share.world
+            epoch, consumed = self._epoch, self._start + delivered * shard.world
         elif self._is_over:
             epoch, consumed = self._epoch + 1, 0
         else:
-            epoch, consumed = self._epoch, self._start + self._yielded * share.step
+            epoch, consumed = self._epoch, self._start + self._yielded * shard.step
         return {"epoch": epoch, "consumed": consumed, "digest": self._data.digest, **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where another sampler was. Raises BadInput if it had another data set or another order."""
+        """Go to the position of another sampler. Raises BadInput if that had another data set or another order."""
         as_mapping("state", state, "what the state_dict() of a BucketBatchSampler gave")
         missing = sorted({"epoch", "consumed", "digest", *self._settings()} - set(state))
         if missing:
@@ -241,11 +241,11 @@ class BucketBatchSampler:
         self._is_resumed = True
         self._epochs_before = 0
         self._tell_data()
-        share = self._share()
+        shard = self._shard()
         batches = count_batches(self._data.buckets, self._order)
-        rest = max(batches - consumed, 0) % share.world
-        if self._order.tail == "drop" and share.rank == 0 and rest not in {0, batches % share.world}:
-            left = epoch, rest, self._order.size, share.world
+        rest = max(batches - consumed, 0) % shard.world
+        if self._order.tail == "drop" and shard.rank == 0 and rest not in {0, batches % shard.world}:
+            left = epoch, rest, self._order.size, shard.world
             _log.warning(
                 "the rest of epoch %d leaves out %d batches of %d samples at its end, which cannot be divided among %d ranks", *left
             )
@@ -259,21 +259,21 @@ class BucketBatchSampler:
         self._delivered = None
         self._is_finished = self._is_over = self._is_resumed = False
 
-    def _share(self) -> _Share:
-        """Which batches come here now. Raises BadInput where several ranks are found and nobody said how they share."""
+    def _shard(self) -> _Shard:
+        """The batches of this process. Raises BadInput if several ranks are found, but not how they share batches."""
         if self._given is not None:
             rank, world = self._given
-            return _Share(rank, world, world, rank)
+            return _Shard(rank, world, world, rank)
         found = find_ranks()
         if self._split == "outside":
-            return _Share(0, 1, found.world_size, found.rank)
+            return _Shard(0, 1, found.world_size, found.rank)
         if found.world_size > 1 and (self._split is None or found.rank is None):
             reason = "was not told how they share batches" if self._split is None else f"cannot tell which rank it is ({found.conflict})"
             raise BadInput(
                 f"{found.world_size} processes train together ({found.found_in}), but this sampler {reason}: pass rank=... and"
                 ' num_replicas=... (Fabric, plain torchrun), or split="outside" (accelerate, which splits them itself)'
             )
-        return _Share(found.rank or 0, found.world_size, found.world_size, found.rank)
+        return _Shard(found.rank or 0, found.world_size, found.world_size, found.rank)
 
     def _tell_data(self) -> None:
         tell = getattr(self._data, "set_epoch", None)
@@ -282,13 +282,13 @@ class BucketBatchSampler:
 
 
 def check_buckets(data: object) -> None:
-    """Raise BadInput for what is no data set with buckets."""
+    """Raise BadInput if this is not a data set with buckets."""
     if not hasattr(data, "buckets"):
         raise BadInput(f"a {type(data).__name__} has no buckets; pass a CachedDataset (for a torch Subset: data.select(part.indices))")
 
 
 def _given_ranks(rank: int | None, world: int | None, split: Split | None) -> tuple[int, int] | None:
-    """(rank, number of ranks) that share the order, as told; None where that is not said in numbers."""
+    """Check the given (rank, number of ranks); None if they were not given. Raises BadInput."""
     if rank is None and world is None:
         return None
     rank = None if rank is None else as_whole("rank", rank)
@@ -300,23 +300,22 @@ def _given_ranks(rank: int | None, world: int | None, split: Split | None) -> tu
     return rank, world
 
 
-def find_ranks() -> Placement:
-    """Who trains together, as an initialised torch.distributed says, else the launcher's environment; one process where nothing does.
+def find_ranks() -> RankInfo:
+    """Find the processes that train together: by torch.distributed if initialised, else by the launcher's environment, else one process.
 
-    The tasks of a job array, and processes numbered by CACHESTORE_RANK, share the encoding of a store. Nothing says that they train
-    together.
+    Tasks of a job array, and processes numbered by CACHESTORE_RANK, only encode together. They need not train together.
     """
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return Placement(int(distributed.get_rank()), int(distributed.get_world_size()), found_in="torch.distributed")
+        return RankInfo(int(distributed.get_rank()), int(distributed.get_world_size()), found_in="torch.distributed")
     return discover({name: text for name, text in os.environ.items() if not name.startswith(("CACHESTORE_", "SLURM_ARRAY_"))})
 
 
 def _refuse_no_batch(data: Bucketed, order: Order, world: int) -> None:
-    """Raise BadInput where no rank has a batch in any epoch: a training would end at once and look as if it had been done."""
+    """Raise BadInput if an epoch has no batch. Otherwise training would end at once and look complete."""
     if count_even(count_batches(data.buckets, order), world, order.tail):
         return
-    sizes = sorted(((len(places), bucket) for bucket, places in data.buckets.items() if len(places)), key=lambda one: (-one[0], one[1]))
+    sizes = sorted(((len(indices), bucket) for bucket, indices in data.buckets.items() if len(indices)), key=lambda one: (-one[0], one[1]))
     if not sizes:
         raise BadInput("an epoch has no batch: the data set has no samples")
     each = "" if world == 1 else f" on each of {world} ranks"
@@ -334,7 +333,7 @@ def _report_left_out(data: Bucketed, order: Order, world: int) -> None:
     if order.tail != "drop":
         return
     total = sum(map(len, data.buckets.values()))
-    rests = [(len(places) % order.size, bucket) for bucket, places in sorted(data.buckets.items()) if len(places) % order.size]
+    rests = [(len(indices) % order.size, bucket) for bucket, indices in sorted(data.buckets.items()) if len(indices) % order.size]
     rest = sum(count for count, _bucket in rests)
     batches = count_batches(data.buckets, order) % world
     reasons: list[str] = []

@@ -1,4 +1,4 @@
-"""Memory that a batch is read into, used again for the next. Knows no store and no recipe."""
+"""Memory for batches, used again for the next batch."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -14,25 +14,24 @@ from cachestore.files.container import ALIGNMENT
 Rows = Sequence[memoryview]
 
 Taken = tuple[torch.Tensor, memoryview]
-"""A contiguous tensor, and the same bytes as they are written to."""
+"""A contiguous tensor, and its bytes as a writable view."""
 
 
 class BatchBuffers:
-    """One buffer for each tensor of a batch, made when first needed, grown when a batch needs more, and never given back before.
+    """One buffer for each tensor of a batch. It is made when first needed, grows if a batch needs more, and is kept.
 
         buffers = BatchBuffers(pin=True)
         batch = data.read_batch(places, into=buffers)        # its tensors are views of the buffers
 
-    Belongs to who made it: to one thread at a time, and to one process, as forked copies fall apart. A batch is good until the next one
-    is read into the same buffers; what is to live longer, such as a transfer to a device that is still under way, needs buffers of
-    its own or a copy.
+    Use it in one thread at a time, and in one process, as forked copies differ. A batch is valid until the next one is read into the same
+    buffers. Data that must live longer, such as a transfer to a device that still runs, needs other buffers or a copy.
     """
 
     def __init__(self, *, pin: bool = False) -> None:
-        """Takes no memory yet.
+        """Allocate nothing yet.
 
         Args:
-            pin: page-locked memory, from which a device copies while the processor goes on. Raises BadInput without an accelerator.
+            pin: use page-locked memory, from which a device copies while the CPU goes on. Raises BadInput without an accelerator.
         """
         if pin and not torch.accelerator.is_available():
             raise BadInput("pinned memory is for copying to an accelerator, and torch finds none here; leave out pin=True")
@@ -43,19 +42,19 @@ class BatchBuffers:
 
     @property
     def size_bytes(self) -> int:
-        """How much memory is held."""
+        """How many bytes are held."""
         return sum(len(view) for _flat, view in self._flat.values())
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype, *, pin: bool | None = None) -> Taken:
-        """Room for one tensor of the next batch under this name, holding anything. What was taken under the name before is overwritten."""
+        """Return uninitialised room for one tensor of the next batch. Overwrites what had this name before."""
         made = self._made.get(name)
-        # The very same tensor, as making another takes a sixteenth of the time of a batch; but not one whose looks somebody changed.
+        # Return the same tensor, as making one takes a sixteenth of the time of a batch; but not if the caller changed its shape or dtype.
         if made is not None and _is_still(made[0], shape, dtype):
             return made
         size = prod(shape) * dtype.itemsize
         held = self._flat.get(name)
         if held is None or len(held[1]) < size:
-            # Half as much again, as ragged batches would otherwise ask for a little more each time.
+            # Grow by at least half, as ragged batches would otherwise need a little more each time.
             room = size if held is None else max(size, len(held[1]) * 3 // 2)
             is_pinned = self._pin if pin is None else pin
             flat = torch.empty(room, dtype=torch.uint8, pin_memory=True) if is_pinned else _unpinned(room)
@@ -65,7 +64,7 @@ class BatchBuffers:
         return made
 
     def take_rows(self, name: str, shape: Sequence[int], dtype: torch.dtype, *, pin: bool | None = None) -> tuple[torch.Tensor, Rows]:
-        """As `take`, and the bytes of each row."""
+        """As `take`, with the bytes of each row."""
         tensor, view = self.take(name, shape, dtype, pin=pin)
         held = self._rows.get(name)
         if held is None or held[0] is not view or len(held[1]) != shape[0]:
@@ -74,14 +73,14 @@ class BatchBuffers:
         return tensor, held[1]
 
     def keep(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """A batch that was made elsewhere, its tensors copied into these buffers."""
+        """Copy the tensors of a batch that was made elsewhere into these buffers."""
         return {
             name: self.take(name, value.shape, value.dtype)[0].copy_(value) if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()
         }
 
     def keep_pairs(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
-        """Pairs of whole numbers, one after the other, as int64 `[B, 2]`. Without torch, whose smallest operation takes longer."""
+        """Pairs of integers, given concatenated, as int64 `[B, 2]`. Written without torch, whose smallest operation takes longer."""
         tensor, view = self.take(name, (len(numbers) // 2, 2), torch.int64)
         pack_into(f"={len(numbers)}q", view, 0, *numbers)
         return tensor
@@ -92,10 +91,10 @@ def _is_still(tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) ->
 
 
 def _unpinned(size: int) -> torch.Tensor:
-    """Memory by numpy, which asks for huge pages where it is much: reading 8 MiB into it takes an eighth less than into torch's.
+    """Allocate with numpy, which uses huge pages for large arrays: reading 8 MiB into it takes an eighth less time than with torch.
 
-    It starts with a line of the processor's cache, as entries do: 16 bytes behind it, where malloc begins, reading takes a tenth longer.
+    It starts on a cache line, as entries do. 16 bytes later, where malloc's memory starts, reading takes a tenth longer.
     """
     held = np.empty(max(size, 1) + ALIGNMENT, np.uint8)
     start = -held.ctypes.data % ALIGNMENT
-    return torch.from_numpy(held[start : start + max(size, 1)])  # pyright: ignore[reportUnknownMemberType] - torch's stub knows no element type
+    return torch.from_numpy(held[start : start + max(size, 1)])  # pyright: ignore[reportUnknownMemberType] - torch's stub has no element type

@@ -1,4 +1,4 @@
-"""Samples to a batch: a plain dict of contiguous writable tensors and lists. Knows no store."""
+"""Put samples into a batch: a plain dict of contiguous writable tensors and lists."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _ADVICE = "a batch must come from one bucket: give the DataLoader batch_sampler=
 
 
 def collate(samples: Sequence[SampleDict], blocks: Sequence[TextBlock]) -> dict[str, Any]:
-    """Put samples into one batch. Tensors are stacked or padded, everything else becomes a list, with None where a sample lacks it.
+    """Put samples into one batch. Stacks or pads tensors; other values become lists, with None for samples without one.
 
     Raises BadInput for no samples, and for samples that do not fit into one batch.
     """
@@ -45,7 +45,7 @@ def collate(samples: Sequence[SampleDict], blocks: Sequence[TextBlock]) -> dict[
 
 
 def constants_of(batch: Mapping[str, Any], blocks: Sequence[TextBlock]) -> dict[str, torch.Tensor]:
-    """What goes with a batch and is stored nowhere."""
+    """Tensors that belong to a batch but are never stored, such as position ids."""
     constants = ((name, constant) for block in blocks for name, constant in block.constants.items())
     return {name: make_constant(constant, batch[constant.like]) for name, constant in constants if constant.like in batch}
 
@@ -69,7 +69,6 @@ def _stacked(name: str, rows: Sequence[torch.Tensor], samples: Sequence[SampleDi
 
 
 def _named(sample: Mapping[str, Any]) -> str:
-    """A sample in words: its id, and its bucket where it has one."""
     size = sample.get("target_size")
     bucket = f" (bucket {int(size[1])}x{int(size[0])})" if isinstance(size, torch.Tensor) else ""
     return f"sample {sample.get('sample_id')!r}{bucket}"

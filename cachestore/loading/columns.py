@@ -1,6 +1,6 @@
-"""What a data set takes out of a catalog's columns: which rows are complete, their buckets, keys and sizes. Knows no tensors' values.
+"""What a data set reads from the columns of a catalog: complete rows, their buckets, keys and sizes.
 
-What is asked of a batch looks at its own rows alone, as a column may lie in a file (`open_catalog`).
+Functions for a batch read only its own rows, as a column may be in a file (`open_catalog`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,21 +17,21 @@ from cachestore.files.table import Digests, Strings, run_of
 from cachestore.storage.catalog import FACTS, Catalog, KeyColumn
 
 Bucket = tuple[int, ...]
-"""(width, height) of a picture as it was encoded, (width, height, frames) of a video, () of a sample without either."""
+"""(width, height) of an encoded picture, (width, height, frames) of a video, () for a sample without either."""
 
 NUM_FRAMES: Final = "num_frames"
 FPS: Final = "fps"
-"""Names in the batch, of data sets with videos."""
+"""Names in the batch for data sets with videos."""
 
 SIZES: Final[Mapping[str, str]] = {"original_size": "size", "crop_top_left": "crop", "target_size": "bucket"}
-"""Names in the batch, and the catalog's facts whose first two numbers, turned round, they are."""
+"""Names in the batch, and the catalog's facts whose first two numbers they are, swapped."""
 
 NO_EXTRAS: Final = "{}"
-"""What stands in the catalog for a sample without columns of its own."""
+"""The catalog's text for a sample without extra columns."""
 
 _BUCKET_BITS: Final = 21
 _BUCKET_SHIFTS: Final = np.arange(3, dtype=np.int64)[::-1] * _BUCKET_BITS
-"""Width, height and frames in one number that sorts as they do."""
+"""Shifts that pack width, height and frames into one number, which sorts as they do."""
 
 
 def complete_rows(catalog: Catalog) -> NDArray[np.int64]:
@@ -46,7 +46,7 @@ def complete_rows(catalog: Catalog) -> NDArray[np.int64]:
 
 
 def is_one_a_bucket(controls: KeyColumn, pictures: KeyColumn | None, rows: NDArray[np.int64]) -> bool:
-    """Whether each of these rows has exactly one control image, of a bucket that follows from the row's own: such ones can be stacked."""
+    """Whether each row has exactly one control image, whose bucket follows from the row's own. These can be stacked."""
     each = cells_each(controls.options)
     if pictures is None or not len(rows) or (np.diff(np.asarray(controls.at, dtype=np.int64))[rows] != each).any():
         return False
@@ -56,19 +56,19 @@ def is_one_a_bucket(controls: KeyColumn, pictures: KeyColumn | None, rows: NDArr
 
 
 def packed_buckets(column: KeyColumn) -> NDArray[np.int64]:
-    """The bucket of each row's first cell as one number; 0 where it is unknown or the row has no cell."""
+    """The bucket of each row's first cell as one number; 0 if it is unknown or there is no cell."""
     at = np.asarray(column.at, dtype=np.int64)
     packed = np.zeros(len(at) - 1, dtype=np.int64)
     known = np.asarray(column.facts.get("bucket", ()), dtype=np.int64).reshape(-1, 3)
     if len(known):
         has_cell = at[1:] > at[:-1]
-        # One more than each number, as -1 stands for unknown.
+        # Add one to each number, as -1 means unknown.
         packed[has_cell] = ((known + 1) << _BUCKET_SHIFTS).sum(axis=1)[at[:-1][has_cell]]
     return packed
 
 
 def bucket_groups(column: KeyColumn, rows: NDArray[np.int64]) -> dict[Bucket, list[int]]:
-    """Which of these rows, at least one, counted from 0, are of each bucket."""
+    """By bucket, the positions in `rows`, which has at least one row."""
     packed = packed_buckets(column)[rows]
     order = np.argsort(packed, kind="stable")
     found, starts = np.unique(packed[order], return_index=True)
@@ -78,10 +78,10 @@ def bucket_groups(column: KeyColumn, rows: NDArray[np.int64]) -> dict[Bucket, li
 
 
 def joined(pictures: KeyColumn, videos: KeyColumn) -> KeyColumn:
-    """The columns of pictures and of videos as one, whose rows have the cells of either: what is trained on, whichever it is.
+    """Merge the columns of pictures and videos into one that has the cells of both.
 
-    A picture counts as a video of one frame, which has no rate (0). Where one of them has no cell at all it is the other one, as it is.
-    Else its cells are in memory, about 150 bytes each.
+    A picture counts as a video of one frame with rate 0. If one column has no cells, the other is returned unchanged. Otherwise the cells
+    are in memory, about 150 bytes each.
     """
     if not len(videos.keys):
         return pictures
@@ -109,7 +109,7 @@ def joined(pictures: KeyColumn, videos: KeyColumn) -> KeyColumn:
 
 
 def _fact(column: KeyColumn, name: str) -> NDArray[np.int64]:
-    """A fact of each cell, to be written to; -1 where it is unknown."""
+    """A fact of each cell as a writable array; -1 if it is unknown."""
     known = column.facts.get(name)
     unknown = np.full((len(column.keys), FACTS[name]), -1, np.int64)
     return unknown if known is None else np.array(known, np.int64).reshape(unknown.shape)
@@ -124,35 +124,35 @@ def _raw(values: Sequence[bytes], width: int) -> NDArray[np.uint8]:
 
 
 def has_extras(extras: Sequence[str]) -> bool:
-    """Whether any sample has columns of its own."""
+    """Whether any sample has extra columns."""
     if isinstance(extras, Strings):
-        return extras.size_bytes > len(NO_EXTRAS) * len(extras)  # nothing else is as short
+        return extras.size_bytes > len(NO_EXTRAS) * len(extras)  # any other text is longer
     return any(text != NO_EXTRAS for text in extras)
 
 
-def cells_at(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> list[int]:
-    """The place of one cell of each of these rows, the first of its views or a later one, but for rows without one."""
+def cells_at(column: KeyColumn, rows: Sequence[int], variants: Sequence[int]) -> list[int]:
+    """The index of one cell for each row: its first cell plus the row's variant. Skips rows without cells."""
     at = column.at
-    return [at[row] + view for row, view in zip(rows, views, strict=True) if at[row] < at[row + 1]]
+    return [at[row] + variant for row, variant in zip(rows, variants, strict=True) if at[row] < at[row + 1]]
 
 
-def view_keys(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> list[Key]:
-    """The key of one cell of each of these rows, which is not empty, but for rows without one."""
-    keys, cells = column.keys, cells_at(column, rows, views)
+def variant_keys(column: KeyColumn, rows: Sequence[int], variants: Sequence[int]) -> list[Key]:
+    """The key of one cell for each row, as in `cells_at`. These cells must not be empty."""
+    keys, cells = column.keys, cells_at(column, rows, variants)
     return keys.take(cells, Key) if isinstance(keys, Digests) else [Key(keys[cell]) for cell in cells]
 
 
-def control_keys(column: KeyColumn, row: int, view: int) -> list[Key]:
-    """The keys of this view of each of a row's control images."""
-    places = range(column.at[row] + view, column.at[row + 1], cells_each(column.options))
-    return [Key(column.keys[place]) for place in places]
+def control_keys(column: KeyColumn, row: int, variant: int) -> list[Key]:
+    """The keys of one variant of each control image of a row."""
+    indices = range(column.at[row] + variant, column.at[row + 1], cells_each(column.options))
+    return [Key(column.keys[index]) for index in indices]
 
 
-def batch_sizes(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> dict[str, list[int]] | None:
-    """(height, width) or (top, left) of the chosen cell of each row, one pair after the other; None where only some are known."""
+def batch_sizes(column: KeyColumn, rows: Sequence[int], variants: Sequence[int]) -> dict[str, list[int]] | None:
+    """By name, the (height, width) or (top, left) of the chosen cells, concatenated. None if only some are known."""
     sizes: dict[str, list[int]] = {}
     known = [(name, column.facts[fact], FACTS[fact]) for name, fact in SIZES.items() if fact in column.facts]
-    cells = cells_at(column, rows, views) if known else []
+    cells = cells_at(column, rows, variants) if known else []
     for name, values, width in known:
         numbers = [number for cell in cells for number in (values[cell * width + 1], values[cell * width])]
         unknown = sum(number < 0 for number in numbers)
@@ -163,11 +163,11 @@ def batch_sizes(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) ->
     return sizes
 
 
-def batch_clips(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) -> dict[str, torch.Tensor] | None:
-    """The frames and rates of the chosen cell of each row; none of a column without clips, None where only some are known."""
+def batch_clips(column: KeyColumn, rows: Sequence[int], variants: Sequence[int]) -> dict[str, torch.Tensor] | None:
+    """Frames and rates of the chosen cells. Empty for a column without clips; None if only some are known."""
     if "fps" not in column.facts or "bucket" not in column.facts:
         return {}
-    cells, buckets, rates = cells_at(column, rows, views), column.facts["bucket"], column.facts["fps"]
+    cells, buckets, rates = cells_at(column, rows, variants), column.facts["bucket"], column.facts["fps"]
     frames = [buckets[cell * FACTS["bucket"] + 2] for cell in cells]
     known = [(rates[cell * 2], rates[cell * 2 + 1]) for cell in cells]
     if min(frames, default=0) < 0 or min(known, default=(0, 1)) < (0, 1):
@@ -178,7 +178,7 @@ def batch_clips(column: KeyColumn, rows: Sequence[int], views: Sequence[int]) ->
     }
 
 
-def sizes_of(column: KeyColumn, row: int, view: int) -> dict[str, torch.Tensor]:
-    """As `batch_sizes` and `batch_clips` have them, of one row and without the axis of samples."""
-    sizes, clips = batch_sizes(column, [row], [view]) or {}, batch_clips(column, [row], [view]) or {}
+def sizes_of(column: KeyColumn, row: int, variant: int) -> dict[str, torch.Tensor]:
+    """As `batch_sizes` and `batch_clips`, for one row and without the batch axis."""
+    sizes, clips = batch_sizes(column, [row], [variant]) or {}, batch_clips(column, [row], [variant]) or {}
     return {name: torch.tensor(pair) for name, pair in sizes.items()} | {name: one[0] for name, one in clips.items()}

@@ -1,4 +1,4 @@
-"""The number of the epoch, shared with DataLoader workers. Knows nothing of data sets or samplers."""
+"""The number of the epoch, shared with DataLoader workers."""
 
 import mmap
 from typing import Any
@@ -9,10 +9,10 @@ from cachestore.core.arguments import as_whole
 
 
 class Epoch:
-    """A whole number that the trainer's process sets and its workers see, also those that live through several epochs.
+    """An integer that the trainer's process sets and its workers see, even workers that live through several epochs.
 
-    Forked workers share its pages; workers started by spawn or forkserver share the tensor, which torch moves into shared memory
-    when it is pickled for them. A copy that is pickled or copied otherwise has a number of its own. Starts nothing.
+    Forked workers share its memory pages. Workers started by spawn or forkserver share the tensor, which torch moves into shared memory
+    when it is pickled for them. Any other copy has its own number.
     """
 
     __slots__ = ("_pages", "_tensor")
@@ -23,22 +23,22 @@ class Epoch:
         self.set(number)
 
     def get(self) -> int:
-        """The number as it stands now."""
+        """The current number."""
         return int(self._tensor.item())
 
     def set(self, number: int) -> None:
-        """Change it for this process and its workers. Raises BadInput for what is no epoch."""
+        """Set the number for this process and its workers. Raises BadInput if it is not an epoch."""
         number = as_whole("epoch", number, least=0)
         self._tensor.fill_(number)
-        # After the tensor was pickled for a spawned worker it no longer stands in these pages, but earlier forked workers still look there.
+        # Pickling for a spawned worker moves the tensor out of these pages, but workers forked earlier still read them.
         self._pages[:] = number.to_bytes(8, "little", signed=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The tensor: torch decides whether it travels as shared memory or by value."""
+        """The tensor. Torch sends it as shared memory or by value."""
         return {"tensor": self._tensor}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Look at the shared number, or take over its value where none is shared."""
+        """Use the shared number, or copy its value if it is not shared."""
         tensor: torch.Tensor = state["tensor"]
         Epoch.__init__(self, int(tensor.item()))
         if tensor.is_shared():

@@ -1,4 +1,4 @@
-"""What a batch will hold, by the recipes alone: dtypes and shapes by name. Reads no entry; what a recipe does not tell is None."""
+"""What a batch will have, by the recipes alone: dtypes and shapes by name. Reads no entry; unknown facts are None."""
 
 from dataclasses import dataclass
 
@@ -19,23 +19,23 @@ Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Feature:
-    """What a batch holds under a name: `Feature(bfloat16 [?, 512, ?])`."""
+    """Dtype and shape of a tensor in a batch, such as `Feature(bfloat16 [?, 512, ?])`."""
 
     dtype: torch.dtype | None
-    """None where the recipe does not tell it."""
+    """None if the recipe does not say it."""
     shape: Shape | None
-    """None for an axis that the recipe leaves free (samples, a picture's sides, a caption's length) or does not tell, and in place of all
-    where it does not tell how many there are."""
+    """None for an axis that varies (samples, a picture's sides, a caption's length) or is unknown. None instead of a shape if even the
+    number of axes is unknown."""
 
     def __repr__(self) -> str:
-        """One line, with `?` for what is None, and `...` for axes of which nothing is told."""
+        """One line, with `?` for None, and `...` for unknown axes."""
         dtype = "?" if self.dtype is None else str(self.dtype).removeprefix("torch.")
         axes = ["..."] if self.shape is None else ["?" if size is None else str(size) for size in self.shape]
         return f"Feature({dtype} [{', '.join(axes)}])"
 
 
 def features_of(selection: Selection) -> dict[str, Feature]:
-    """What a batch of these samples may hold under each name, but for lists of plain values."""
+    """By name, what a batch of these samples may have, without lists of plain values."""
     recipes, latents, controls = selection.catalog.recipes, selection.latents, selection.controls
     found: dict[str, Feature] = {}
     if latents is not None:
@@ -53,7 +53,7 @@ def features_of(selection: Selection) -> dict[str, Feature]:
 
 
 def _dtype(recipe: Recipe) -> torch.dtype | None:
-    """Of all numbers with a fraction that a model made; who imported them does not say it."""
+    """The dtype of the model's floating point outputs. None for imported entries, whose recipes do not say it."""
     name = recipe.make.get("dtype")
     return getattr(torch, name) if name in TORCH_NAMES else None
 
@@ -69,7 +69,7 @@ def _latents(recipe: Recipe, latents: LatentsColumn) -> Feature:
 
 
 def _texts(recipe: Recipe, block: TextBlock) -> dict[str, Feature]:
-    """Outputs, masks and constants. Embeddings are in the model's dtype; a mask that a pipeline returned is in whichever it had there."""
+    """Outputs, masks and constants. Embeddings have the model's dtype. The dtype of a mask that a pipeline returned is unknown."""
     found: dict[str, Feature] = {}
     for name, form in block.outputs.items():
         dtype, padding = _dtype(recipe) if "embed" in name else None, block.padding.get(name)
@@ -77,7 +77,7 @@ def _texts(recipe: Recipe, block: TextBlock) -> dict[str, Feature]:
         if padding is not None:
             length = round_up(padding.length, padding) if padding.length else None
             found |= {padding.mask: Feature(torch.int64, (None, length))} if padding.mask is not None else {}
-            if padding.dim == -2:  # of rows, which a join may widen
+            if padding.dim == -2:  # pads rows; a join may widen them
                 found[name] = Feature(dtype, (None, length, form.width))
     for name, constant in block.constants.items():
         like = found[constant.like]

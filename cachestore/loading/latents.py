@@ -1,6 +1,6 @@
-"""Stored latents to what a trainer hands to its noise scheduler, and masks to what weighs its loss. Knows no store and no data set.
+"""Turns stored latents into what a noise scheduler takes, and stored masks into weights of the loss. Knows no store and no data set.
 
-Everything is computed in the dtype that was stored and in the order in which diffusers computes it, so that equal noise gives equal bits.
+Everything is computed in the stored dtype and with diffusers' order of operations, so that equal noise gives equal bits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,16 @@ from cachestore.loading.texts import stored_tensor
 vector_math.settle()
 
 LatentsAs = Literal["sample", "mean", "moments", "raw"]
-"""`sample`: drawn from the moments, normalised; where only a mean or one sample is stored, that one, normalised.
-`mean`: the mean, normalised. `moments`: mean and log-variance as stored. `raw`: as `mean` but not normalised, straight from the VAE
-(where one sample is stored: that sample)."""
+"""`sample`: drawn from the moments and normalised; if only a mean or one sample is stored, that one, normalised. `mean`: the mean,
+normalised. `moments`: mean and log-variance as stored. `raw`: as `mean` but not normalised, as the VAE returned it (if one sample is
+stored: that sample)."""
 
 _LOGVAR_LEAST, _LOGVAR_MOST = -30.0, 20.0
-"""Where diffusers' DiagonalGaussianDistribution clamps."""
+"""The bounds to which diffusers' DiagonalGaussianDistribution clamps the log-variance."""
 
 
 def check_form(block: LatentsBlock | None, wanted: LatentsAs) -> None:
-    """Raise BadInput for an unknown form, and where what is stored cannot give it. Without latents any known form is fine."""
+    """Raise BadInput for an unknown form, or one that the stored latents cannot give. Without latents any known form is fine."""
     as_word("latents", wanted, get_args(LatentsAs))
     if block is None:
         return
@@ -44,7 +44,7 @@ def check_form(block: LatentsBlock | None, wanted: LatentsAs) -> None:
 
 
 def read_latents(block: LatentsBlock, wanted: LatentsAs, stored: Mapping[str, torch.Tensor], seed: int = 0) -> torch.Tensor:
-    """The latents of one entry, without a batch axis. `seed` is used only to draw a sample, `stored` is used up."""
+    """Return the latents of one entry, without a batch axis. `seed` is used only to draw a sample; `stored` may be overwritten."""
     tensor = stored_tensor(stored, block.stored)
     if is_as_stored(block, wanted):
         return tensor
@@ -54,12 +54,12 @@ def read_latents(block: LatentsBlock, wanted: LatentsAs, stored: Mapping[str, to
 
 
 def is_as_stored(block: LatentsBlock, wanted: LatentsAs) -> bool:
-    """Whether what is handed out is what is stored, byte for byte."""
+    """Return whether the result equals what is stored, byte for byte."""
     return wanted == "moments" or block.is_scaled or (wanted == "raw" and block.stored != "moments")
 
 
 def batch_shape(block: LatentsBlock, wanted: LatentsAs, stored: Sequence[int]) -> tuple[int, ...]:
-    """The shape of what `read_latents_into` makes of a batch of this shape."""
+    """Return the shape that `read_latents_into` makes from a batch of this shape."""
     if is_as_stored(block, wanted):
         return tuple(stored)
     size, channels, *rest = stored
@@ -68,7 +68,7 @@ def batch_shape(block: LatentsBlock, wanted: LatentsAs, stored: Sequence[int]) -
 
 
 def folded_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:
-    """The shape of one sample's latents `[C, ..., H, W]` after folding patch x patch neighbours into channels."""
+    """Return the shape of one sample's latents `[C, ..., H, W]` after folding patch x patch neighbours into channels."""
     if patch == 1:
         return tuple(shape)
     channels, *between, height, width = shape
@@ -76,7 +76,7 @@ def folded_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:
 
 
 def read_latents_into(block: LatentsBlock, wanted: LatentsAs, stored: torch.Tensor, noise: Sequence[int], out: torch.Tensor) -> None:
-    """As `read_latents` for a whole batch `[B, ...]`, bit for bit; `noise` holds a seed for each sample, `stored` is used up."""
+    """As `read_latents` for a whole batch `[B, ...]`, bit for bit. `noise` has a seed for each sample; `stored` may be overwritten."""
     if block.stored != "moments":
         _normalise_into(block, stored, out)
         return
@@ -96,7 +96,7 @@ def read_latents_into(block: LatentsBlock, wanted: LatentsAs, stored: torch.Tens
 
 
 def _normalise_into(block: LatentsBlock, latents: torch.Tensor, out: torch.Tensor) -> None:
-    """What diffusers' scripts do between VAE and noise scheduler, to a batch; `out` may be `latents` itself where nothing is folded."""
+    """Normalise a batch as diffusers' scripts do between VAE and noise scheduler. Without folding, `out` may be `latents` itself."""
     folded = _fold(latents, block.patchify)
     if block.mean is not None and block.std is not None:
         each_channel = (-1, *[1] * (folded.ndim - 2))
@@ -121,21 +121,21 @@ def _fold(latents: torch.Tensor, patch: int) -> torch.Tensor:
 
 
 def noise_seed(seed: int, epoch: int, sample_id: str) -> int:
-    """What the generator of one sample in one epoch starts from: the same in every process, batch and resumed run."""
+    """Return the generator's seed for one sample in one epoch: the same in every process, batch and resumed run."""
     digest = digest_parts("cachestore-latents", str(seed), str(epoch), sample_id)
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
 def mask_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:
-    """The shape of a mask `[..., H, W]` beside latents in which patch x patch neighbours are folded into channels."""
+    """Return the shape of a mask `[..., H, W]` for latents in which patch x patch neighbours are folded into channels."""
     *before, height, width = shape
     return (*before, height // patch, width // patch)
 
 
 def read_mask(block: MaskBlock, stored: Mapping[str, torch.Tensor], patch: int) -> torch.Tensor:
-    """The mask of an entry, stored as uint8 [1, H, W]: float32 in 0..1, [1, H / patch, W / patch], the mean of each patch.
+    """Return the mask of an entry, stored as uint8 [1, H, W]: float32 in 0..1, [1, H / patch, W / patch], the mean of each patch.
 
-    Raises FormatError where the entry holds none.
+    Raises FormatError if the entry has no mask.
     """
     mask = stored_tensor(stored, block.stored)
     out = torch.empty(mask_shape(mask.shape, patch), dtype=torch.float32)
@@ -144,7 +144,7 @@ def read_mask(block: MaskBlock, stored: Mapping[str, torch.Tensor], patch: int) 
 
 
 def read_masks_into(stored: torch.Tensor, patch: int, out: torch.Tensor) -> None:
-    """As `read_mask` for a batch `[B, 1, H, W]`, into `out`. Sums are exact, so a batch has the bits of single masks."""
+    """As `read_mask` for a batch `[B, 1, H, W]`, into `out`. Sums are exact, so a batch gives the same bits as single masks."""
     if patch == 1:
         out.copy_(stored).div_(255)
         return

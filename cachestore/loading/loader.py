@@ -1,4 +1,4 @@
-"""A DataLoader for each way of training on several ranks. Imports none of the frameworks: it looks which of them are there."""
+"""A DataLoader for each way of training on several ranks. It imports none of the frameworks, but looks which of them are loaded."""
 
 import logging
 import sys
@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader
 
 from cachestore.core.arguments import as_switch, as_whole, as_word
 from cachestore.core.errors import BadInput
-from cachestore.loading.ahead import Batch, Batched, ReadAhead
 from cachestore.loading.batches import BucketBatchSampler, Split, check_buckets, find_ranks
 from cachestore.loading.order import Tail
+from cachestore.loading.prefetch import Batch, Batched, Prefetcher
 
 _log = logging.getLogger(__name__)
 
@@ -20,21 +20,21 @@ Framework = Literal["auto", "single", "ddp", "accelerate", "fabric", "lightning"
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader over a BucketBatchSampler that knows how far the trainer is: its `state_dict` is exact with and without workers.
+    """A DataLoader over a BucketBatchSampler that counts the batches it yielded: its `state_dict` is exact with and without workers.
 
-    Iterating it again is the next epoch. `loader.batch_sampler` is the sampler.
+    Each further iteration is the next epoch. `loader.batch_sampler` is the sampler.
     """
 
     batch_sampler: BucketBatchSampler  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, data: Batched, source: ReadAhead, sampler: BucketBatchSampler, *, split: Split | None, **options: Any) -> None:
-        """Use `make_loader`. `source` reads `data`, and `sampler` is one over it."""
+    def __init__(self, data: Batched, source: Prefetcher, sampler: BucketBatchSampler, *, split: Split | None, **options: Any) -> None:
+        """Use `make_loader` instead. `source` reads `data`, and `sampler` is one over `source`."""
         super().__init__(source, batch_sampler=sampler, collate_fn=source.collate, **options)  # pyright: ignore[reportUnknownMemberType]
         self._cached = data
         self._split = split
 
     def __iter__(self) -> Iterator[Batch]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The batches of this rank. Raises BadInput where ranks would share nothing, or might read different catalogs."""
+        """Yield the batches of this rank. Raises BadInput if the ranks would all get every batch, or might read different catalogs."""
         if find_ranks().world_size > 1 and self._split is not None:
             _refuse_unpinned(self._cached)
             if self._split == "outside":
@@ -52,15 +52,15 @@ class Loader(DataLoader[Any]):
         return f"Loader({self._cached!r}, num_workers={self.num_workers})"
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is."""
+        """Set the epoch of the next iteration."""
         self.batch_sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the trainer is, as JSON, to be loaded on any number of ranks and with any number of workers."""
+        """Return how far the trainer is, as JSON. It can be loaded on any number of ranks and with any number of workers."""
         return self.batch_sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where another loader was. Raises BadInput if it had another catalog or another order."""
+        """Continue where another loader was. Raises BadInput if it had another catalog or another order."""
         self.batch_sampler.load_state_dict(state)
 
 
@@ -76,32 +76,33 @@ def make_loader(
     ahead: int = 2,
     pin_memory: bool = False,
 ) -> Loader:
-    """A DataLoader of single-bucket batches, the same number on every rank, for the way in which this process trains.
+    """Return a DataLoader for the way in which this process trains. Each batch has one bucket; every rank gets the same number of batches.
 
         loader = make_loader(data, batch_size=8)                                             # one process, or plain DDP
         loader = accelerator.prepare(make_loader(data, batch_size=8))                        # accelerate
         loader = fabric.setup_dataloaders(make_loader(data), use_distributed_sampler=False)  # Lightning Fabric
         Trainer(..., use_distributed_sampler=False).fit(model, make_loader(data))            # Lightning Trainer
 
-    By default a thread of this process reads ahead, for as long as an iteration lasts; `docs/benchmarks.md` has that beside workers.
+    By default a thread of this process prefetches batches until the iteration ends; `docs/benchmarks.md` compares that with workers.
 
     Args:
-        data: a CachedDataset. In a world above one, one that was opened with `generation=`.
+        data: a CachedDataset. If several ranks train, it must be opened with `generation=`.
         batch_size: samples in each batch, on each rank.
-        framework: who deals batches to ranks: "accelerate" does it itself; with "ddp", "fabric" and "lightning" each rank takes its
-            own, by the numbers found when the loader is used; "single" is every process for itself. "auto" is "accelerate" once an
-            Accelerator was made, else each rank takes its own.
-        shuffle: as `BucketBatchSampler` has it, like `seed` and `tail` ("drop", "pad" or "wrap").
-        seed: of the order.
-        tail: what becomes of samples that do not fill a batch, and of batches that do not go round.
-        num_workers: processes that read, as DataLoader has them; 0 reads in this process.
-        ahead: batches that this process reads before they are asked for; 0 reads each one when it is asked for. Means nothing
+        framework: how batches are dealt to ranks: "accelerate" does it itself; with "ddp", "fabric" and "lightning" each rank takes its
+            own, by the rank that is found when the loader is used; with "single" every process takes all. "auto" is "accelerate" if an
+            Accelerator exists, else each rank takes its own.
+        shuffle: as in `BucketBatchSampler`.
+        seed: the seed of the order.
+        tail: "drop" samples that do not fill a batch, and batches that are not enough for all ranks; or fill up by repeating
+            them ("pad") or with the first ones ("wrap").
+        num_workers: processes that read, as in DataLoader; 0 reads in this process.
+        ahead: batches that this process prefetches; 0 reads each one when it is needed. Has no effect
             with workers.
-        pin_memory: hand out pinned memory, where there is an accelerator; worth it where batches are copied with `non_blocking=True`.
+        pin_memory: return pinned memory if there is an accelerator; useful if batches are copied with `non_blocking=True`.
 
     Raises:
-        BadInput: options that do not fit; an epoch without a batch, over all ranks; a world above one and a data set opened without
-            `generation=`; or with "auto", ranks that accelerate may or may not deal batches to.
+        BadInput: options that do not fit; an epoch without a batch for each rank; several ranks and a data set opened without
+            `generation=`; or with "auto", several ranks while it is unclear whether accelerate deals the batches.
     """
     check_buckets(data)
     as_word("framework", framework, get_args(Framework))
@@ -113,14 +114,14 @@ def make_loader(
     pins = pin_memory and torch.accelerator.is_available()
     if pin_memory and not pins:
         _log.warning("pin_memory=True has no effect without an accelerator")
-    source = ReadAhead(data, batches=0 if num_workers else ahead, pin_memory=pins and num_workers == 0)
+    source = Prefetcher(data, batches=0 if num_workers else ahead, pin_memory=pins and num_workers == 0)
     ranks = {"rank": 0, "num_replicas": 1} if split is None else {}
     sampler = BucketBatchSampler(source, batch_size, shuffle=shuffle, seed=seed, tail=tail, split=split, **ranks)
     return Loader(data, source, sampler, split=split, num_workers=num_workers, pin_memory=pins and num_workers > 0)
 
 
 def _choose_split(framework: Framework) -> Split | None:
-    """Who deals the batches; None where every process takes all of them."""
+    """Return who deals the batches; None if every process takes all of them."""
     if framework == "single":
         return None
     if framework != "auto":
@@ -138,7 +139,7 @@ def _choose_split(framework: Framework) -> Split | None:
 
 
 def _refuse_unpinned(data: Batched) -> None:
-    """In a world above one: raise BadInput for a data set that took the catalog that was newest when this rank opened it."""
+    """Raise BadInput for a data set that this rank opened without a generation: another rank may have found a newer catalog."""
     if getattr(data, "is_pinned", True):
         return
     generation, called = getattr(data, "generation", None), getattr(data, "called", "this one")

@@ -1,7 +1,7 @@
-"""Several data sets as one, each as often as its weight says. Knows how their samples are dealt to epochs, and nothing of a store.
+"""Several data sets as one, each as often as its weight says. It deals their samples to epochs and knows nothing of a store.
 
-A place in the mix always has the same bucket, so a sampler's batches are as many in every epoch; which sample stands there may change
-from epoch to epoch, as a pure function of (seed, epoch).
+An index of the mix has the same bucket in every epoch, so a sampler has equally many batches in every epoch. Which sample is at an index
+may change from epoch to epoch, as a pure function of (seed, epoch).
 """
 
 import logging
@@ -17,25 +17,25 @@ from torch.utils.data import Dataset
 from cachestore.core.arguments import as_many, as_number, as_whole, refuse
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import canonical, digest_parts
+from cachestore.loading.batch_slice import join_slices, read_or
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.collate import SampleDict, collate
 from cachestore.loading.dataset import Bucket, CachedDataset
 from cachestore.loading.epoch import Epoch
-from cachestore.loading.order import Places, permutation
-from cachestore.loading.share import join_shares, read_or
+from cachestore.loading.order import Indices, permutation
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """Places of the mix at which the samples of one bucket of one data set take turns."""
+    """Indices of the mix at which the samples of one bucket of one data set take turns."""
 
     start: int
     count: int
-    samples: Places
+    samples: Indices
 
-    def of_epoch(self, epoch: int) -> Places:
+    def of_epoch(self, epoch: int) -> Indices:
         return self.samples[(epoch * self.count + np.arange(self.count)) % len(self.samples)]
 
 
@@ -45,20 +45,20 @@ class MixedDataset(Dataset[SampleDict]):
         mixed = MixedDataset([photos, drawings.select(range(100))], weights=[1, 2.5])
         loader = make_loader(mixed, batch_size=8)
 
-    A weight says how often each sample of a data set comes in an epoch: 1 once, 2 twice, 0.25 in every fourth epoch, 0 never. Below 1,
-    samples of buckets that are too small for one place in an epoch never come, which is logged as a warning. What is
-    left over a whole number is dealt out in turn, in each bucket its share, in an order that depends on `seed`; so every epoch is of
-    equal size and every sample comes equally often. Batches mix samples of several data sets where their buckets are equal. Each data
-    set is read in one go a batch. Belongs to one thread of one process, as its data sets do.
+    A weight says how often each sample of a data set comes in an epoch: 1 once, 2 twice, 0.25 in every fourth epoch, 0 never. With a
+    fractional weight, the samples of a bucket take turns in an order that depends on `seed`. So every epoch has the same size, and every
+    sample of a bucket comes equally often. With a weight below 1, samples of very small buckets never come, which is logged as a warning.
+    Batches mix samples of several data sets if their buckets are equal. Each data set is read once per batch. A MixedDataset belongs to one
+    thread of one process, as its data sets do.
     """
 
     def __init__(self, datasets: Sequence[CachedDataset], weights: Sequence[float] | None = None, *, seed: int = 0) -> None:
-        """Mix data sets. None at all, like empty ones, have no samples.
+        """Mix data sets. An empty list gives a mix without samples.
 
         Args:
-            datasets: CachedDatasets that hand out the same fields, made by the same recipes. Parts (`select`) are fine.
-            weights: one for each, from 0 on; 1 by default.
-            seed: of the order in which the samples of a fractional weight take their turns.
+            datasets: CachedDatasets with the same fields, made by the same recipes. Parts (`select`) are fine.
+            weights: one number of at least 0 for each data set; 1 by default.
+            seed: decides the order in which samples with a fractional weight take turns.
 
         Raises:
             BadInput: weights that do not fit, or data sets whose samples do not fit into one batch.
@@ -86,67 +86,66 @@ class MixedDataset(Dataset[SampleDict]):
     def of_sources(
         cls, data: CachedDataset | Sequence[CachedDataset], weights: Sequence[float] | None = None, *, seed: int = 0
     ) -> "MixedDataset":
-        """Data sets whose sources (`cs.Source`) come as often as each says: its `repeats` times its `weight`.
+        """Mix data sets by their sources (`cs.Source`): a sample comes as often as `repeats` times `weight` of its source.
 
-        Of several, such as one for each resolution, `weights` says how often each comes besides: 1 by default. One without such sources
-        is mixed of itself alone, each sample once. Raises BadInput as the class does.
+        With several data sets, such as one per resolution, `weights` says how often each comes besides: 1 by default. A data set without
+        such sources comes once. Raises BadInput as the class does.
         """
         whole = cls([data] if isinstance(data, CachedDataset) else data, weights)
-        shares: list[float] = []
+        rates: list[float] = []
         parts: list[CachedDataset] = []
         for one, weight in zip(whole.datasets, whole._weights, strict=True):
-            of_one, places = one.source_weights()
-            shares += [weight * share for share in of_one]
-            parts += [one.select(some) for some in places]
-        return cls(parts, shares, seed=seed)
+            of_one, indices = one.source_weights()
+            rates += [weight * rate for rate in of_one]
+            parts += [one.select(some) for some in indices]
+        return cls(parts, rates, seed=seed)
 
     def _lay_out(self) -> None:
-        self._owners: Places = np.empty(0, dtype=np.int64)
-        self._samples: Places = np.empty(0, dtype=np.int64)
+        self._owners: Indices = np.empty(0, dtype=np.int64)
+        self._samples: Indices = np.empty(0, dtype=np.int64)
         self._turns: list[_Turns] = []
         self._buckets: dict[Bucket, list[int]] = {}
         for number, (data, weight) in enumerate(zip(self.datasets, self._weights, strict=True)):
             for _time in range(int(weight)):
                 self._append(number, np.arange(len(data), dtype=np.int64), data.buckets)
-            self._lay_out_share(number, data, weight - int(weight))
+            self._lay_out_fraction(number, data, weight - int(weight))
 
-    def _lay_out_share(self, number: int, data: CachedDataset, share: float) -> None:
+    def _lay_out_fraction(self, number: int, data: CachedDataset, fraction: float) -> None:
         buckets = sorted(data.buckets.items())
-        counts = _shared_out([len(places) for _bucket, places in buckets], share)
-        for (bucket, places), count in zip(buckets, counts, strict=True):
+        counts = _apportion([len(indices) for _bucket, indices in buckets], fraction)
+        for (bucket, indices), count in zip(buckets, counts, strict=True):
             if not count:
                 continue
-            order = permutation(len(places), "mixed", str(self._seed), str(number), *map(str, bucket))
-            turns = _Turns(len(self), count, np.asarray(places, dtype=np.int64)[order])
+            order = permutation(len(indices), "mixed", str(self._seed), str(number), *map(str, bucket))
+            turns = _Turns(len(self), count, np.asarray(indices, dtype=np.int64)[order])
             self._turns.append(turns)
             self._append(number, turns.of_epoch(0), {bucket: range(count)})
 
     def _say_what_never_comes(self, number: int, data: CachedDataset, weight: float) -> None:
-        """Log which samples have no place in any epoch: those of buckets that are too small for a weight below 1."""
+        """Log which samples never come in any epoch: those in buckets that are too small for a weight below 1."""
         if not 0 < weight < 1:
             return
-        sizes = [len(places) for _bucket, places in sorted(data.buckets.items())]
-        never = [size for size, count in zip(sizes, _shared_out(sizes, weight), strict=True) if size and not count]
+        sizes = [len(indices) for _bucket, indices in sorted(data.buckets.items())]
+        never = [size for size, count in zip(sizes, _apportion(sizes, weight), strict=True) if size and not count]
         if never:
             what = (
                 "with a weight of %g, %d of %d samples of data set %d of the mix are never used: they are in %d buckets that are"
                 " too small for"
             )
-            what += " one place in an epoch; a weight of 1 uses all"
+            what += " this weight; a weight of 1 uses all"
             _log.warning(what, weight, sum(never), sum(sizes), number, len(never))
 
-    def _append(self, number: int, samples: Places, buckets: Mapping[Bucket, Sequence[int]]) -> None:
-        for bucket, places in buckets.items():
-            self._buckets.setdefault(bucket, []).extend(len(self) + place for place in places)
+    def _append(self, number: int, samples: Indices, buckets: Mapping[Bucket, Sequence[int]]) -> None:
+        for bucket, indices in buckets.items():
+            self._buckets.setdefault(bucket, []).extend(len(self) + index for index in indices)
         self._owners = np.concatenate([self._owners, np.full(len(samples), number, dtype=np.int64)])
         self._samples = np.concatenate([self._samples, samples])
 
     def __getstate__(self) -> dict[str, Any]:
-        """The data sets and what was asked for; places are laid out again elsewhere."""
+        """Return the data sets and the settings; the indices are computed again when unpickled."""
         return {name: getattr(self, name) for name in ("datasets", "_weights", "_seed", "_epoch")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Mix the same data sets in another process."""
         vars(self).update(state)
         self._lay_out()
 
@@ -154,55 +153,54 @@ class MixedDataset(Dataset[SampleDict]):
         return f"MixedDataset({len(self)} samples an epoch of {', '.join(map(repr, self.datasets))})"
 
     def __len__(self) -> int:
-        """How many samples an epoch has."""
         return len(self._samples)
 
     def __getitem__(self, index: SupportsIndex) -> SampleDict:
-        """One sample of this epoch. Raises IndexError, MissingEntry, CorruptEntry."""
+        """Return one sample of this epoch. Raises IndexError, MissingEntry, CorruptEntry."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[SampleDict]:
-        """Many samples of this epoch, with one read for each data set. No indices give no samples."""
+        """Return many samples of this epoch, with one read for each data set. No indices give an empty list."""
         found: dict[int, SampleDict] = {}
-        for number, wanted, places in self._by_owner(indices):
-            found |= zip(wanted, self.datasets[number].__getitems__(places), strict=True)
-        return [found[place] for place in range(len(indices))]
+        for number, wanted, inner in self._by_owner(indices):
+            found |= zip(wanted, self.datasets[number].__getitems__(inner), strict=True)
+        return [found[index] for index in range(len(indices))]
 
     def collate(self, samples: Sequence[SampleDict]) -> dict[str, Any]:
-        """Samples to a batch, as the data sets do it. Raises BadInput for none, or for mixed buckets."""
+        """Return a batch of these samples, as the data sets make it. Raises BadInput for no samples, or for mixed buckets."""
         return self.datasets[0].collate(samples) if self.datasets else collate(samples, [])
 
     def read_batch(self, places: Sequence[SupportsIndex], *, into: BatchBuffers | None = None) -> dict[str, Any]:
         """As `CachedDataset.read_batch`. An entry that several of the stores have is read from one of them."""
-        shares = [(self.datasets[number].share(inner), wanted) for number, wanted, inner in self._by_owner(places)]
-        there = [share for share, _wanted in shares if share is not None]
-        share = join_shares(there, [wanted for _share, wanted in shares]) if shares and len(there) == len(shares) else None
-        return read_or(share, into, lambda: self.collate(self.__getitems__(places)))
+        slices = [(self.datasets[number].batch_slice(inner), wanted) for number, wanted, inner in self._by_owner(places)]
+        there = [batch_slice for batch_slice, _wanted in slices if batch_slice is not None]
+        batch_slice = join_slices(there, [wanted for _slice, wanted in slices]) if slices and len(there) == len(slices) else None
+        return read_or(batch_slice, into, lambda: self.collate(self.__getitems__(places)))
 
-    def ask_ahead(self, places: Sequence[SupportsIndex]) -> None:
-        """Have the entries of these samples brought into memory without waiting for the disk."""
+    def prefetch(self, places: Sequence[SupportsIndex]) -> None:
+        """Ask the system to read the entries of these samples into memory, without waiting."""
         for number, _wanted, inner in self._by_owner(places):
-            self.datasets[number].ask_ahead(inner)
+            self.datasets[number].prefetch(inner)
 
     make_buffers = staticmethod(CachedDataset.make_buffers)
 
     def where(self, index: SupportsIndex) -> tuple[int, int]:
-        """(number of the data set, place in it) of a sample in this epoch. Raises IndexError."""
-        place = range(len(self))[operator.index(index)]
-        return int(self._owners[place]), int(self._at([place])[0])
+        """Return (number of the data set, index in it) of a sample in this epoch. Raises IndexError."""
+        at = range(len(self))[operator.index(index)]
+        return int(self._owners[at]), int(self._at([at])[0])
 
     def _by_owner(self, indices: Sequence[SupportsIndex]) -> Iterator[tuple[int, list[int], list[int]]]:
-        """For each data set that is needed: its number, which of the indices it answers, and with which of its samples."""
-        places = [range(len(self))[operator.index(index)] for index in indices]
-        owners, inner = self._owners[places], self._at(places)
+        """Yield for each data set that is needed: its number, the positions in `indices` that it answers, and its own indices for them."""
+        at = [range(len(self))[operator.index(index)] for index in indices]
+        owners, inner = self._owners[at], self._at(at)
         for number in np.unique(owners).tolist():
             wanted = np.flatnonzero(owners == number)
             yield number, wanted.tolist(), inner[wanted].tolist()
 
-    def _at(self, places: Sequence[int]) -> Places:
-        """Which sample of its data set stands at each of these places in this epoch."""
-        found = self._samples[places]
-        epoch, wanted = self._epoch.get(), np.asarray(places, dtype=np.int64)
+    def _at(self, indices: Sequence[int]) -> Indices:
+        """Return the index in its data set of each of these samples in this epoch."""
+        found = self._samples[indices]
+        epoch, wanted = self._epoch.get(), np.asarray(indices, dtype=np.int64)
         for turns in self._turns:
             inside = np.flatnonzero((wanted >= turns.start) & (wanted < turns.start + turns.count))
             if len(inside):
@@ -210,24 +208,24 @@ class MixedDataset(Dataset[SampleDict]):
         return found
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch is read from now on, here and in all DataLoader workers, also to the data sets."""
+        """Set the epoch to read, here and in all DataLoader workers, also for the data sets."""
         self._epoch.set(epoch)
         for data in self.datasets:
             data.set_epoch(epoch)
 
     @property
     def epoch(self) -> int:
-        """The epoch that is read."""
+        """The current epoch."""
         return self._epoch.get()
 
     @property
     def buckets(self) -> Mapping[Bucket, Sequence[int]]:
-        """The places of the samples of each bucket, the same in every epoch."""
+        """The indices of the samples of each bucket, the same in every epoch."""
         return self._buckets
 
     @property
     def digest(self) -> str:
-        """Of the data sets, in order, the weights and the seed."""
+        """A digest of the data sets in order, the weights and the seed."""
         settings = canonical([self._weights, self._seed])
         return digest_parts("cachestore-mixed", settings, *(data.digest for data in self.datasets)).hex()
 
@@ -238,20 +236,20 @@ class MixedDataset(Dataset[SampleDict]):
 
     @property
     def is_pinned(self) -> bool:
-        """Whether each data set's generation was asked for, as all ranks of one training must."""
+        """Whether each data set was opened with a generation, which training on several ranks needs."""
         return all(data.is_pinned for data in self.datasets)
 
     @property
     def mask_name(self) -> str | None:
-        """As the data sets have it; None without one."""
+        """The `mask_name` of the data sets; None without data sets."""
         return self.datasets[0].mask_name if self.datasets else None
 
 
-def _shared_out(sizes: Sequence[int], share: float) -> list[int]:
-    """A share of each size as whole numbers, whose sum is that share of all; the largest remainders are rounded up, the first of equals."""
-    exact = [size * share for size in sizes]
+def _apportion(sizes: Sequence[int], fraction: float) -> list[int]:
+    """Return `fraction` of each size as whole numbers with the right sum. The largest remainders are rounded up, the first of equals."""
+    exact = [size * fraction for size in sizes]
     counts = [int(number) for number in exact]
-    left = int(sum(sizes) * share + 0.5) - sum(counts)
+    left = int(sum(sizes) * fraction + 0.5) - sum(counts)
     by_remainder = sorted(range(len(sizes)), key=lambda number: (counts[number] - exact[number], number))
     for number in by_remainder[: max(0, left)]:
         counts[number] += 1

@@ -1,7 +1,7 @@
-"""In which order batches come: pure functions of (buckets, batch size, tail, seed, epoch). Knows no rank's state and no data set.
+"""The order of batches: pure functions of (buckets, batch size, tail, seed, epoch).
 
-The order is this project's own, not a library's: a place is sorted by a hash of itself, so a run resumed under another version of
-numpy or torch goes on in the same order.
+The order is this project's own: an index is sorted by a hash of itself. So a run that resumes with another version of numpy or torch has
+the same order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from cachestore.core.keys import digest_parts
 
 Tail = Literal["drop", "pad", "wrap"]
-"""What happens to what does not fill a batch (or, for batches, a round of all ranks): it is left out; it is filled up by repeating
-itself; it is filled up with the first ones of the same bucket (or of the epoch)."""
+"""What happens to samples that do not fill a batch, and to batches that do not fill a round of all ranks. "drop" leaves them out, "pad"
+repeats them, "wrap" adds the first ones of the same bucket (or of the epoch)."""
 
-Places = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 _STEP: Final = np.uint64(0x9E3779B97F4A7C15)
 _FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
@@ -26,7 +26,7 @@ _SECOND: Final = np.uint64(0x94D049BB133111EB)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What decides the order, besides the epoch."""
+    """What determines the order, besides the epoch."""
 
     size: int
     shuffle: bool
@@ -34,8 +34,8 @@ class Order:
     tail: Tail
 
 
-def permutation(count: int, *name: str) -> Places:
-    """The numbers below `count` in an order that depends on the name alone: sorted by SplitMix64, which has no ties."""
+def permutation(count: int, *name: str) -> Indices:
+    """The numbers below `count`, in an order that depends only on `count` and the name: sorted by SplitMix64, which has no ties."""
     start = int.from_bytes(digest_parts("cachestore-order", *name)[:8], "little")
     mixed = np.arange(1, count + 1, dtype=np.uint64) * _STEP + np.uint64(start)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
@@ -44,15 +44,15 @@ def permutation(count: int, *name: str) -> Places:
 
 
 def turn_of(count: int, epoch: int, *name: str) -> int:
-    """Which of `count` has its turn in an epoch: each once in so many epochs, in an order that is drawn anew for each round of them."""
+    """Which of `count` things has its turn in this epoch. In `count` epochs each has one turn; then a new order is drawn."""
     if count == 1:
         return 0
-    number, place = divmod(epoch, count)
-    return int(permutation(count, "turns", str(number), *name)[place])
+    number, index = divmod(epoch, count)
+    return int(permutation(count, "turns", str(number), *name)[index])
 
 
-def even_out(items: Places, multiple: int, tail: Tail, *, whole: Places) -> Places:
-    """Bring the number of items to a multiple. `whole` is what "wrap" takes from, from its start; nothing stays nothing."""
+def even_out(items: Indices, multiple: int, tail: Tail, *, whole: Indices) -> Indices:
+    """Make the number of items a multiple of `multiple`. "wrap" takes from the start of `whole`. No items stay no items."""
     rest = len(items) % multiple
     if rest == 0:
         return items
@@ -62,26 +62,26 @@ def even_out(items: Places, multiple: int, tail: Tail, *, whole: Places) -> Plac
     return np.concatenate([items, np.resize(source, (multiple - rest, *items.shape[1:]))])
 
 
-def order_batches(buckets: Mapping[tuple[int, ...], Sequence[int]], order: Order, epoch: int) -> Places:
-    """All batches of an epoch, one a row: each of one bucket, all of one size. No samples give no rows."""
-    cut = [_cut(bucket, np.asarray(places, dtype=np.int64), order, epoch) for bucket, places in sorted(buckets.items())]
+def order_batches(buckets: Mapping[tuple[int, ...], Sequence[int]], order: Order, epoch: int) -> Indices:
+    """All batches of an epoch, one per row, each of one bucket and `order.size` indices."""
+    cut = [_cut(bucket, np.asarray(indices, dtype=np.int64), order, epoch) for bucket, indices in sorted(buckets.items())]
     batches = np.concatenate([np.empty((0, order.size), dtype=np.int64), *cut])
     if order.shuffle:
         return batches[permutation(len(batches), "batches", str(order.seed), str(epoch))]
     return batches[np.argsort(batches[:, 0], kind="stable")]
 
 
-def _cut(bucket: tuple[int, ...], places: Places, order: Order, epoch: int) -> Places:
+def _cut(bucket: tuple[int, ...], indices: Indices, order: Order, epoch: int) -> Indices:
     if order.shuffle:
-        places = places[permutation(len(places), "bucket", str(order.seed), str(epoch), *map(str, bucket))]
-    return even_out(places, order.size, order.tail, whole=places).reshape(-1, order.size)
+        indices = indices[permutation(len(indices), "bucket", str(order.seed), str(epoch), *map(str, bucket))]
+    return even_out(indices, order.size, order.tail, whole=indices).reshape(-1, order.size)
 
 
 def count_batches(buckets: Mapping[tuple[int, ...], Sequence[int]], order: Order) -> int:
-    """How many batches an epoch has: the same in every epoch."""
-    return sum(count_even(len(places), order.size, order.tail) for places in buckets.values())
+    """How many batches an epoch has. It is the same for every epoch."""
+    return sum(count_even(len(indices), order.size, order.tail) for indices in buckets.values())
 
 
 def count_even(count: int, multiple: int, tail: Tail) -> int:
-    """How many groups of `multiple` come of `count` items."""
+    """How many groups of `multiple` `count` items make."""
     return count // multiple if tail == "drop" else -(-count // multiple)

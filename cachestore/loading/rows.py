@@ -1,4 +1,4 @@
-"""Rows of a data set with the tensors behind their keys: as samples, or as what they give to a batch. Knows no places and no ids."""
+"""Read rows of a data set with the tensors of their keys: as samples, or as a batch slice."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from cachestore.core.errors import BadInput, MissingEntry
 from cachestore.core.samples import MASK
 from cachestore.core.tensors import RawTensor, to_torch
 from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Part, TextPart
+from cachestore.loading.batch_slice import BatchSlice
 from cachestore.loading.collate import SampleDict
-from cachestore.loading.columns import batch_clips, batch_sizes, control_keys, sizes_of, view_keys
+from cachestore.loading.columns import batch_clips, batch_sizes, control_keys, sizes_of, variant_keys
 from cachestore.loading.latents import mask_shape, noise_seed, read_latents, read_mask
-from cachestore.loading.selection import CONTROL_LATENTS, LATENTS, SAMPLE_ID, Asked, Selection, key_of_caption
-from cachestore.loading.share import Share
+from cachestore.loading.selection import CONTROL_LATENTS, LATENTS, SAMPLE_ID, Chosen, Selection, key_of_caption
 from cachestore.loading.texts import read_outputs
 from cachestore.loading.wanted import CAPTION, LatentsColumn, MaskColumn, text_columns
 from cachestore.store.reader import Reader
@@ -29,38 +29,38 @@ class Rows:
         self._selection = selection
 
     def samples(self, rows: Sequence[int]) -> list[SampleDict]:
-        """One sample for each row, its tensors its own. Raises MissingEntry, CorruptEntry."""
-        asked = self._selection.ask(rows)
-        keys = self._selection.row_keys(asked)
+        """Return one sample for each row, with tensors of its own. Raises MissingEntry, CorruptEntry."""
+        chosen = self._selection.choose(rows)
+        keys = self._selection.row_keys(chosen)
         uses = Counter(key for row_keys in keys for key in row_keys if key is not None)
         entries = dict(zip(uses, self._reader.get_raw(list(uses)), strict=True))
         stored = ([None if key is None else own_tensors(entries[key], copy=uses[key] > 1) for key in row_keys] for row_keys in keys)
-        return [self._sample(*each) for each in zip(*asked, stored, strict=True)]
+        return [self._sample(*each) for each in zip(*chosen, stored, strict=True)]
 
-    def ask_ahead(self, rows: Sequence[int]) -> None:
-        """Have the entries of these rows brought into memory without waiting for the disk."""
-        keys = self._selection.row_keys(self._selection.ask(rows))
-        self._reader.ask_ahead([key for row_keys in keys for key in row_keys if key is not None])
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Ask the system to load the entries of these rows, without waiting."""
+        keys = self._selection.row_keys(self._selection.choose(rows))
+        self._reader.prefetch([key for row_keys in keys for key in row_keys if key is not None])
 
-    def share(self, rows: Sequence[int]) -> Share | None:
-        """What these rows, at least one, give to a batch; None where they are not alike."""
-        selection, asked = self._selection, self._selection.ask(rows)
-        parts = self._parts(asked)
+    def batch_slice(self, rows: Sequence[int]) -> BatchSlice | None:
+        """Return the batch slice of these rows, at least one. None if they differ in their fields."""
+        selection, chosen = self._selection, self._selection.choose(rows)
+        parts = self._parts(chosen)
         is_alike = all(len(part.keys) == len(rows) for part in parts if not isinstance(part, MaskPart | ControlsPart))
         made = {part.name for part in parts if not isinstance(part, TextPart)}
         pairs: Mapping[str, Sequence[int]] | None = {}
         clips: Mapping[str, torch.Tensor] | None = {}
         if selection.latents is not None and LATENTS in made:
-            pairs = batch_sizes(selection.latents.column, rows, asked.views)
-            clips = batch_clips(selection.latents.column, rows, asked.views)
+            pairs = batch_sizes(selection.latents.column, rows, chosen.variants)
+            clips = batch_clips(selection.latents.column, rows, chosen.variants)
         if not is_alike or pairs is None or clips is None:
             return None
-        plain: dict[str, list[Any]] = {CAPTION: selection.captions(rows, asked.texts), SAMPLE_ID: asked.ids}
+        plain: dict[str, list[Any]] = {CAPTION: selection.captions(rows, chosen.texts), SAMPLE_ID: chosen.ids}
         extras = selection.extras_beside(rows, {*made, *plain, *clips}) if selection.has_extras else ()
-        return Share(self._reader, parts, plain, pairs, clips, extras, [text.block for text in selection.texts])
+        return BatchSlice(self._reader, parts, plain, pairs, clips, extras, [text.block for text in selection.texts])
 
     def outputs_of(self, caption: str) -> dict[str, Any]:
-        """What the text encoders made of a caption by itself. Raises MissingEntry, BadInput."""
+        """Return the text encoders' outputs for one caption. Raises MissingEntry, BadInput."""
         texts = self._selection.texts
         if not texts:
             is_left_out = bool(text_columns(self._selection.catalog))
@@ -80,32 +80,32 @@ class Rows:
             found |= read_outputs(text.block, own_tensors(raw, copy=False))
         return found
 
-    def _parts(self, asked: Asked) -> list[Part]:
-        """What each column gives to a batch of these samples; columns that none of them has a cell in give nothing."""
-        selection, (rows, ids, texts, views) = self._selection, asked
+    def _parts(self, chosen: Chosen) -> list[Part]:
+        """What each column adds to the batch. A column without cells in these rows adds nothing."""
+        selection, (rows, ids, texts, variants) = self._selection, chosen
         parts: list[Part] = []
         if (latents := selection.latents) is not None:
             seed, epoch = selection.options.seed, selection.epoch.get()
             noise = [noise_seed(seed, epoch, sample_id) if latents.form == "sample" else 0 for sample_id in ids]
-            parts.append(LatentsPart(LATENTS, latents.block, latents.form, view_keys(latents.column, rows, views), noise))
-        if selection.masks is not None and (masks := self._mask_part(selection.masks, rows, views)) is not None:
+            parts.append(LatentsPart(LATENTS, latents.block, latents.form, variant_keys(latents.column, rows, variants), noise))
+        if selection.masks is not None and (masks := self._mask_part(selection.masks, rows, variants)) is not None:
             parts.append(masks)
         if selection.controls is not None:
-            parts.append(self._controls_part(selection.controls, rows, views))
+            parts.append(self._controls_part(selection.controls, rows, variants))
         parts += [TextPart(text.block, selection.text_keys(text, rows, texts)) for text in selection.texts]
         return [part for part in parts if part.keys or isinstance(part, MaskPart | ControlsPart)]
 
-    def _controls_part(self, controls: LatentsColumn, rows: Sequence[int], views: Sequence[int]) -> Part:
-        """The control images of these samples: stacked where every sample of the data set has one, else a list of each."""
+    def _controls_part(self, controls: LatentsColumn, rows: Sequence[int], variants: Sequence[int]) -> Part:
+        """Control images: stacked if every sample of the data set has exactly one, else a list for each sample."""
         if self._selection.has_one_control:
-            keys = view_keys(controls.column, rows, views)
+            keys = variant_keys(controls.column, rows, variants)
             return LatentsPart(CONTROL_LATENTS, controls.block, controls.form, keys, [0] * len(rows))
-        cells = [control_keys(controls.column, row, view) for row, view in zip(rows, views, strict=True)]
+        cells = [control_keys(controls.column, row, variant) for row, variant in zip(rows, variants, strict=True)]
         return ControlsPart(CONTROL_LATENTS, controls.block, controls.form, cells)
 
-    def _mask_part(self, masks: MaskColumn, rows: Sequence[int], views: Sequence[int]) -> MaskPart | None:
-        """The masks of these samples, and the shape of those that have none, where that is the same for all; None without pictures."""
-        keys = iter(view_keys(masks.column, rows, views))
+    def _mask_part(self, masks: MaskColumn, rows: Sequence[int], variants: Sequence[int]) -> MaskPart | None:
+        """Masks, and the shape of the missing ones if it is the same for all. None if no sample has a picture."""
+        keys = iter(variant_keys(masks.column, rows, variants))
         cells = [next(keys) if masks.column.count(row) else None for row in rows]
         shapes = {self._empty_mask(masks, row) for row, key in zip(rows, cells, strict=True) if key is None}
         if shapes == {None} and not any(cells):
@@ -113,16 +113,16 @@ class Rows:
         return MaskPart(MASK, masks.patch, cells, shapes.pop() if len(shapes) == 1 else None)
 
     def _sample(
-        self, row: int, sample_id: str, text: int | None, view: int, stored: Sequence[Mapping[str, torch.Tensor] | None]
+        self, row: int, sample_id: str, text: int | None, variant: int, stored: Sequence[Mapping[str, torch.Tensor] | None]
     ) -> SampleDict:
-        """`stored` are the entries of the keys that `Selection.row_keys` gives for this row."""
+        """Make a sample. `stored` has the entries of the keys that `Selection.row_keys` gives for this row."""
         selection, rest = self._selection, list(stored[len(self._selection.texts) :])
         sample: SampleDict = {}
         sizes: dict[str, torch.Tensor] = {}
         if selection.latents is not None and (tensors := rest.pop(0)) is not None:
             seed = noise_seed(selection.options.seed, selection.epoch.get(), sample_id)
             sample[LATENTS] = read_latents(selection.latents.block, selection.latents.form, tensors, seed)
-            sizes = sizes_of(selection.latents.column, row, view)
+            sizes = sizes_of(selection.latents.column, row, variant)
         if selection.masks is not None and (mask := self._mask(selection.masks, row, rest.pop(0))) is not None:
             sample[MASK] = mask
         if selection.controls is not None:
@@ -136,14 +136,14 @@ class Rows:
         return sample
 
     def _mask(self, masks: MaskColumn, row: int, stored: Mapping[str, torch.Tensor] | None) -> torch.Tensor | None:
-        """A sample's mask; 1 everywhere where it has none, and None where it has no picture either."""
+        """A sample's mask; ones if it has none; None if it has no picture either."""
         if stored is not None:
             return read_mask(masks.block, stored, masks.patch)
         shape = self._empty_mask(masks, row)
         return None if shape is None else torch.ones(shape, dtype=torch.float32)
 
     def _empty_mask(self, masks: MaskColumn, row: int) -> tuple[int, ...] | None:
-        """The shape of the mask of a sample that has none; None where it has no picture either."""
+        """The shape of the mask that a sample lacks; None if it has no picture either."""
         column = self._selection.pictures.column if self._selection.pictures is not None else None
         bucket = column.cell(column.at[row]).facts.get("bucket") if column is not None and column.count(row) else None
         if bucket is None:
@@ -153,7 +153,7 @@ class Rows:
 
 
 def own_tensors(raw: Mapping[str, RawTensor], *, copy: bool) -> dict[str, torch.Tensor]:
-    """Stored bytes as writable tensors of the caller's own: copied where others will use them too, or where they are a view of a file."""
+    """Make writable tensors of stored bytes. Copies them if others use them too, or if they are a view of a file."""
     return to_torch(
         {
             name: (dtype, shape, bytearray(buffer) if copy or memoryview(buffer).readonly else buffer)

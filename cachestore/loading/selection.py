@@ -1,6 +1,6 @@
-"""What a data set hands out of its catalog: which rows and columns, which text and view of a sample in an epoch, and by which keys.
+"""What a data set returns from its catalog: rows, columns, the caption and variant of each sample in an epoch, and their keys.
 
-Reads no entry. Whoever has the keys reads them (`rows`).
+Reads no entry; `rows` does.
 """
 
 import json
@@ -18,30 +18,30 @@ from numpy.typing import NDArray
 from cachestore.core.arguments import as_text, refuse
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, FormatError, MissingEntry
-from cachestore.core.inputs import SHOWN, SOURCE, SOURCE_WEIGHT, caption_key
+from cachestore.core.inputs import IMAGES, SOURCE, SOURCE_WEIGHT, caption_key
 from cachestore.core.keys import Key, digest_parts
 from cachestore.core.samples import CONTROL, MASK
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
-from cachestore.loading.columns import NO_EXTRAS, SIZES, Bucket, bucket_groups, control_keys, has_extras, is_one_a_bucket, view_keys
+from cachestore.loading.columns import NO_EXTRAS, SIZES, Bucket, bucket_groups, control_keys, has_extras, is_one_a_bucket, variant_keys
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.latents import LatentsAs, check_form
 from cachestore.loading.order import turn_of
-from cachestore.loading.wanted import TextColumn, chosen_fields, latents_column, mask_column, text_columns, trained_column, views_of
+from cachestore.loading.wanted import TextColumn, chosen_fields, latents_column, mask_column, text_columns, trained_column, variants_of
 from cachestore.storage.catalog import Catalog
 
 CONTROL_LATENTS: Final = "control_latents"
 SAMPLE_ID: Final = "sample_id"
 LATENTS: Final = "latents"
-"""What pictures give to a batch."""
+"""The name of a picture's latents in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What was asked for when a data set was opened."""
+class DataOptions:
+    """The options with which a data set was opened."""
 
     layout: Layout
-    """The store's."""
+    """The store's layout."""
     name: str
     generation: int
     latents: LatentsAs
@@ -50,49 +50,49 @@ class Options:
     captions: CaptionPolicy | None
     fields: frozenset[str] | None
     resolution: int | None = None
-    """None where there is but one."""
+    """None if there is only one."""
     selection: NDArray[np.int64] | None = None
-    """Which of the complete samples; None for all."""
+    """Indices of the chosen samples among the complete ones; None for all."""
 
     @property
     def called(self) -> str:
-        """What messages call the data set: its name and its store."""
+        """The data set's name and store, for messages."""
         return called(self.layout, self.name)
 
 
 def called(layout: Layout, name: str) -> str:
-    """What messages call a data set."""
+    """The name of a data set and its store, for messages."""
     return f"the data set {name!r} of {layout.root}"
 
 
-class Asked(NamedTuple):
-    """The samples of a batch, column by column."""
+class Chosen(NamedTuple):
+    """The samples of a batch, by column."""
 
     rows: Sequence[int]
     ids: list[str]
     texts: Sequence[int | None]
-    """Which of its captions each has now; None for the empty one."""
-    views: Sequence[int]
-    """Which view of its picture."""
+    """Index of the caption of each sample in this epoch; None for the empty one."""
+    variants: Sequence[int]
+    """Number of the picture's variant for each sample."""
 
 
 class Selection:
-    """The rows and columns of one catalog that are handed out."""
+    """The rows and columns of one catalog that a data set returns."""
 
     def __init__(
-        self, catalog: Catalog, complete: NDArray[np.int64], options: Options, epoch: Epoch, *, has_one_control: bool | None = None
+        self, catalog: Catalog, complete: NDArray[np.int64], options: DataOptions, epoch: Epoch, *, has_one_control: bool | None = None
     ) -> None:
-        """`complete` are the rows for which every encoder succeeded. `has_one_control` is what was found out of all rows, if it was."""
+        """Select from the `complete` rows, for which every encoder succeeded. `has_one_control` is None if not known yet."""
         self.options = options
         self.epoch = epoch
         self.catalog = catalog
         self.complete = complete
         self.rows = complete if options.selection is None else complete[options.selection]
         self.row_numbers: memoryview[int] = self.rows.data
-        """The same, for a few of them at a time: an array takes longer than its numbers."""
+        """The same rows, faster to read a few at a time."""
         resolution, form = options.resolution, options.latents
         self.pictures = trained_column(catalog, resolution, form)
-        """What buckets come from, wanted or not."""
+        """The column that buckets come from, even if it is not returned."""
         texts, pictures, controls = text_columns(catalog), self.pictures, latents_column(catalog, CONTROL, resolution, form)
         masks = mask_column(catalog, resolution, pictures)
         made = {name for name, column in ((LATENTS, pictures), (CONTROL_LATENTS, controls), (MASK, masks)) if column is not None}
@@ -101,27 +101,27 @@ class Selection:
         self.latents = pictures if LATENTS in self.fields else None
         self.controls = controls if CONTROL_LATENTS in self.fields else None
         self.masks = masks if MASK in self.fields else None
-        self.views = views_of(catalog, pictures, resolution)
-        """How many views of each picture, or clip of each video, there are; by row where these differ."""
+        self.variants = variants_of(catalog, pictures, resolution)
+        """Number of variants of each picture, or of clips of each video; an array by row if these differ."""
         check_form(None if self.latents is None else self.latents.block, form)
         if has_one_control is None and self.controls is not None:
             has_one_control = is_one_a_bucket(self.controls.column, pictures.column if pictures is not None else None, self.rows)
         self.has_one_control = bool(has_one_control)
         self.has_extras = has_extras(catalog.extras)
-        self.kept = CaptionPolicy() if options.captions is None else _encoded_for(catalog)
+        self.encoded = CaptionPolicy() if options.captions is None else _encoded_for(catalog)
 
-    def only(self, places: NDArray[np.int64]) -> "Selection":
-        """The samples at these places, with an epoch of their own; controls are handed out as in the whole, so that parts can be mixed."""
-        chosen = places if self.options.selection is None else self.options.selection[places]
+    def only(self, indices: NDArray[np.int64]) -> "Selection":
+        """The samples at these indices, with their own epoch. Controls keep the form of the whole, so that parts can be mixed."""
+        chosen = indices if self.options.selection is None else self.options.selection[indices]
         options = replace(self.options, selection=chosen)
         return Selection(self.catalog, self.complete, options, Epoch(self.epoch.get()), has_one_control=self.has_one_control)
 
     def check_captions(self, holds: Callable[[Key], bool]) -> None:
-        """Refuse a policy that asks for captions which were not encoded; `holds` looks a key up. BadInput, MissingEntry, FormatError."""
+        """Check that the policy needs only encoded captions. Raises BadInput, MissingEntry, FormatError."""
         policy = self.options.captions
         if policy is None or not len(self.rows):
             return
-        if difference := policy.differs_from(self.kept):
+        if difference := policy.differs_from(self.encoded):
             raise BadInput(
                 f"it was not encoded for this caption policy: {difference}; run `cachestore precompute` (or `cs.precompute`)"
                 " again with this policy as captions=, which encodes only what is new"
@@ -134,8 +134,8 @@ class Selection:
             raise MissingEntry("the caption policy drops captions, but the empty caption is not encoded; run `cachestore precompute` again")
 
     def check_alone(self) -> None:
-        """Refuse what needs the embeddings of a caption alone, where text encoders were shown each sample's own pictures beside it."""
-        if not any(SHOWN in text.column.options for text in self.texts):
+        """Raise BadInput if text encoders saw each sample's pictures, so that captions have no embeddings of their own."""
+        if not any(IMAGES in text.column.options for text in self.texts):
             return
         raise BadInput(
             "its text encoder saw each sample's own pictures, so captions have no embeddings without them; to use other captions,"
@@ -154,25 +154,25 @@ class Selection:
 
     def source_weights(self) -> tuple[list[float], list[list[int]]]:
         """As `CachedDataset.source_weights`."""
-        places: dict[tuple[str, float], list[int]] = {}
+        indices: dict[tuple[str, float], list[int]] = {}
         rows: list[int] = self.rows.tolist()
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             extras: Mapping[str, Any] = json.loads(self.catalog.extras[row])
-            weight = extras.get(SOURCE_WEIGHT, 1.0)  # a manifest's own column of this name may hold anything
+            weight = extras.get(SOURCE_WEIGHT, 1.0)  # a manifest may have a column of this name, with any value
             owner = str(extras.get(SOURCE, "")), weight if isinstance(weight, float) and weight >= 0 else 1.0
-            places.setdefault(owner, []).append(place)
-        return [weight for _source, weight in places], list(places.values())
+            indices.setdefault(owner, []).append(index)
+        return [weight for _source, weight in indices], list(indices.values())
 
-    def rows_at(self, places: Sequence[SupportsIndex]) -> list[int]:
-        """The rows of these samples. Raises IndexError for a place that there is not, BadInput for what is no place."""
+    def rows_at(self, wanted: Sequence[SupportsIndex]) -> list[int]:
+        """The rows of these samples. Raises IndexError if there is no such sample, BadInput if it is not an index."""
         rows = self.row_numbers
         indices: list[int] = []
         try:
-            indices += map(operator.index, places)
+            indices += map(operator.index, wanted)
             return list(map(rows.__getitem__, indices))
         except TypeError:
-            for place in places:
-                place_in(place, len(rows))  # raises, and says which
+            for index in wanted:
+                index_in(index, len(rows))  # raises, and names it
             raise
         except IndexError:
             count = len(rows)
@@ -186,14 +186,14 @@ class Selection:
         return [self.catalog.ids[row] for row in rows]
 
     @cached_property
-    def _places(self) -> Mapping[str, int]:
-        return {sample_id: len(self.ids) - place for place, sample_id in enumerate(reversed(self.ids), 1)}  # the first of equal ones
+    def _indices(self) -> Mapping[str, int]:
+        return {sample_id: len(self.ids) - index for index, sample_id in enumerate(reversed(self.ids), 1)}  # the first of equal ones
 
-    def place_of(self, sample_id: str) -> int:
-        """The place of a sample. Raises BadInput for an unknown id, MissingEntry for a sample that an encoder failed for."""
+    def index_of(self, sample_id: str) -> int:
+        """The index of a sample. Raises BadInput for an unknown id, MissingEntry for a sample that an encoder failed on."""
         normal = unicodedata.normalize("NFC", as_text("sample_id", sample_id))
-        if normal in self._places:
-            return self._places[normal]
+        if normal in self._indices:
+            return self._indices[normal]
         row = next((row for row, found in enumerate(self.catalog.ids) if found == normal), None)
         if row is not None and not self.catalog.is_complete(row):
             command = self.options.layout.command(f"why {shlex.quote(normal)}")
@@ -204,10 +204,10 @@ class Selection:
         listed = f"`data.ids` lists them, the first is {next(iter(self.ids), None)!r}"
         raise BadInput(f"{whose}{self.options.called} has no sample {sample_id!r}; {listed}")
 
-    def ask(self, rows: Sequence[int]) -> Asked:
-        """What the samples of these rows have in this epoch."""
+    def choose(self, rows: Sequence[int]) -> Chosen:
+        """The ids, captions and variants of these rows in this epoch."""
         ids = take(self.catalog.ids, rows)
-        return Asked(rows, ids, self._chosen_texts(rows, ids), self._chosen_views(rows, ids))
+        return Chosen(rows, ids, self._chosen_texts(rows, ids), self._chosen_variants(rows, ids))
 
     def _chosen_texts(self, rows: Sequence[int], ids: Sequence[str]) -> Sequence[int | None]:
         policy, at = self.options.captions, self.catalog.captions_at
@@ -215,37 +215,37 @@ class Selection:
             return [0] * len(rows)
         seed, epoch = self.options.seed, self.epoch.get()
         return [
-            policy.place(at[row + 1] - at[row], self.kept, seed=seed, epoch=epoch, sample_id=sample_id)
+            policy.index(at[row + 1] - at[row], self.encoded, seed=seed, epoch=epoch, sample_id=sample_id)
             for row, sample_id in zip(rows, ids, strict=True)
         ]
 
-    def _chosen_views(self, rows: Sequence[int], ids: Sequence[str]) -> Sequence[int]:
-        if isinstance(self.views, int) and self.views == 1:
+    def _chosen_variants(self, rows: Sequence[int], ids: Sequence[str]) -> Sequence[int]:
+        if isinstance(self.variants, int) and self.variants == 1:
             return [0] * len(rows)
-        each: list[int] = [self.views] * len(rows) if isinstance(self.views, int) else self.views[list(rows)].tolist()
+        each: list[int] = [self.variants] * len(rows) if isinstance(self.variants, int) else self.variants[list(rows)].tolist()
         seed, epoch = str(self.options.seed), self.epoch.get()
-        return [turn_of(views, epoch, "views", seed, sample_id) for views, sample_id in zip(each, ids, strict=True)]
+        return [turn_of(variants, epoch, "views", seed, sample_id) for variants, sample_id in zip(each, ids, strict=True)]
 
-    def row_keys(self, asked: Asked) -> list[list[Key | None]]:
-        """Of each row the key of each column handed out: texts, latents, masks, controls; None where the row has no cell."""
-        return [self._row_keys(row, text, view) for row, _id, text, view in zip(*asked, strict=True)]
+    def row_keys(self, chosen: Chosen) -> list[list[Key | None]]:
+        """For each row, the keys of the returned columns: texts, latents, masks, controls. None if the row has no cell there."""
+        return [self._row_keys(row, text, variant) for row, _id, text, variant in zip(*chosen, strict=True)]
 
-    def _row_keys(self, row: int, text: int | None, view: int) -> list[Key | None]:
+    def _row_keys(self, row: int, text: int | None, variant: int) -> list[Key | None]:
         columns = [part.column for part in (self.latents, self.masks) if part is not None]
-        keys = [next(iter(view_keys(column, [row], [view])), None) for column in columns]
+        keys = [next(iter(variant_keys(column, [row], [variant])), None) for column in columns]
         texts = [next(iter(self.text_keys(one, [row], [text])), None) for one in self.texts]
-        return [*texts, *keys, *(control_keys(self.controls.column, row, view) if self.controls is not None else ())]
+        return [*texts, *keys, *(control_keys(self.controls.column, row, variant) if self.controls is not None else ())]
 
     def text_keys(self, texts: TextColumn, rows: Sequence[int], chosen: Sequence[int | None]) -> list[Key]:
-        """The key of the chosen text of each row, or of the empty caption, but for rows without any."""
+        """The key of the chosen caption of each row, or of the empty caption. Skips rows without captions."""
         column = texts.column
         if self.options.captions is None:
-            return view_keys(column, rows, [0] * len(rows))
+            return variant_keys(column, rows, [0] * len(rows))
         having = [(row, text) for row, text in zip(rows, chosen, strict=True) if column.count(row)]
         return [key_of_caption(texts, "") if text is None else Key(column.keys[column.at[row] + text]) for row, text in having]
 
     def captions(self, rows: Sequence[int], chosen: Sequence[int | None]) -> list[str]:
-        """The captions that the rows' embeddings are of."""
+        """The captions of the embeddings."""
         at = self.catalog.captions_at
         firsts = [at[row] for row in rows]
         if self.options.captions is None and all(map(operator.lt, firsts, [at[row + 1] for row in rows])):
@@ -254,7 +254,7 @@ class Selection:
         return [captions[text] if text is not None and captions else "" for captions, text in found]
 
     def extras_beside(self, rows: Sequence[int], made: Collection[str]) -> Sequence[Mapping[str, Any]]:
-        """The columns of its own of each sample; none where no sample has any. Raises BadInput for a name that the batch has itself."""
+        """The extra columns of each sample; empty if none has any. Raises BadInput for a name that the batch uses itself."""
         texts = take(self.catalog.extras, rows)
         if all(text == NO_EXTRAS for text in texts):
             return ()
@@ -270,7 +270,7 @@ class Selection:
 
     @cached_property
     def groups(self) -> Mapping[Bucket, Sequence[int]]:
-        """The places of the samples of each bucket, in order."""
+        """By bucket, the indices of its samples, in order."""
         if len(self.rows) == 0:
             return {}
         if self.pictures is None:
@@ -279,18 +279,18 @@ class Selection:
 
 
 def key_of_caption(texts: TextColumn, caption: str) -> Key:
-    """The key of a caption that an encoder has encoded, or would."""
+    """The key of a caption for this text encoder, encoded or not."""
     return caption_key(texts.column.fingerprint, caption)
 
 
 def _encoded_for(catalog: Catalog) -> CaptionPolicy:
-    """The policy by which a catalog's texts were made; where it does not say so and has several of a sample, they are its captions."""
+    """The policy with which a catalog was encoded. If it is not recorded: "all" if a sample has several captions, else "first"."""
     has_several = bool((np.diff(np.asarray(catalog.captions_at, dtype=np.int64)) > 1).any())
     return CaptionPolicy.parse(catalog.texts or ("all" if has_several else "first"))
 
 
-def place_in(index: SupportsIndex, count: int) -> int:
-    """A place from 0 on; negative ones count from the end. Raises IndexError, by which Python ends a loop over a sequence."""
+def index_in(index: SupportsIndex, count: int) -> int:
+    """Turn an index into one from 0 on; negative ones count from the end. Raises IndexError, which ends a loop over a sequence."""
     try:
         return range(count)[operator.index(index)]
     except TypeError:

@@ -1,4 +1,4 @@
-"""Stored text embeddings to what a pipeline takes: joining, padding, masks and constants. Knows no store and no data set."""
+"""Make pipeline inputs from stored text embeddings: join, pad, add masks and constants."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from cachestore.core.read_block import Constant, Form, Padding, TextBlock
 
 
 def read_outputs(block: TextBlock, stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The outputs of one entry by their diffusers names, without a batch axis, at their own length."""
+    """The outputs of one entry under diffusers' names, without a batch axis, at their own length."""
     return {name: _join(form, stored) for name, form in block.outputs.items()}
 
 
@@ -26,28 +26,28 @@ def _join(form: Form, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def stored_tensor(stored: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """The tensor of an entry that its recipe names. Raises FormatError where the entry holds none."""
+    """The tensor of an entry that its recipe names. Raises FormatError if the entry has none."""
     if name not in stored:
         raise FormatError(f"an entry holds {', '.join(sorted(stored)) or 'nothing'}, but its recipe names {name}; run `cachestore verify`")
     return stored[name]
 
 
 def pad_rows(rows: Sequence[torch.Tensor], padding: Padding) -> tuple[torch.Tensor, torch.Tensor]:
-    """(batch, mask): rows of different lengths as one tensor, and an int64 `[B, length]` that is 1 where a row is real."""
+    """Pad rows of different lengths to one tensor. Returns (batch, mask); the mask is int64 `[B, length]`, 1 for real positions."""
     lengths = [row.shape[padding.dim] for row in rows]
     length = padded_length(lengths, padding)
     shape = list(rows[0].shape)
     shape[padding.dim] = length
     batch = torch.empty((len(rows), *shape), dtype=rows[0].dtype)
     mask = torch.empty((len(rows), length), dtype=torch.int64)
-    for row, real, place in zip(rows, lengths, batch.unbind(), strict=True):
-        place.narrow(padding.dim, start_of(real, length, padding), real).copy_(row)
+    for row, real, target in zip(rows, lengths, batch.unbind(), strict=True):
+        target.narrow(padding.dim, start_of(real, length, padding), real).copy_(row)
     fill_padding(batch, lengths, padding)
     return batch, fill_mask(mask, lengths, padding)
 
 
 def padded_length(lengths: Sequence[int], padding: Padding) -> int:
-    """The length of a batch of rows of these lengths. Raises FormatError where one is longer than its recipe allows."""
+    """The padded length of a batch whose rows have these lengths. Raises FormatError if one is longer than its recipe allows."""
     longest = max(lengths)
     if padding.length is not None and longest > padding.length:
         raise FormatError(f"an entry has the length {longest}, but its recipe allows {padding.length}; run `cachestore verify`")
@@ -55,17 +55,17 @@ def padded_length(lengths: Sequence[int], padding: Padding) -> int:
 
 
 def round_up(length: int, padding: Padding) -> int:
-    """The least length from this one on that a batch may have."""
+    """Round a length up to one that a batch may have."""
     return -(-length // padding.multiple) * padding.multiple
 
 
 def start_of(real: int, length: int, padding: Padding) -> int:
-    """Where a row of this length starts in a batch."""
+    """Where a row of `real` positions starts in a batch of this length."""
     return 0 if padding.side == "right" else length - real
 
 
 def fill_padding(batch: torch.Tensor, lengths: Sequence[int], padding: Padding) -> None:
-    """Write the padding's value wherever a row of the batch is not real."""
+    """Write the padding value to all positions of the batch that are not real."""
     for row, real in zip(batch.unbind(), lengths, strict=True):
         missing = row.shape[padding.dim] - real
         if missing:
@@ -73,14 +73,14 @@ def fill_padding(batch: torch.Tensor, lengths: Sequence[int], padding: Padding) 
 
 
 def fill_mask(mask: torch.Tensor, lengths: Sequence[int], padding: Padding) -> torch.Tensor:
-    """Write 1 where a row is real, 0 elsewhere; returns the mask."""
+    """Write 1 to real positions and 0 to others; returns the mask."""
     length = mask.shape[1]
-    places, real = torch.arange(length), torch.tensor(lengths)[:, None]
-    return mask.copy_(places < real if padding.side == "right" else places >= length - real)
+    positions, real = torch.arange(length), torch.tensor(lengths)[:, None]
+    return mask.copy_(positions < real if padding.side == "right" else positions >= length - real)
 
 
 def make_constant(constant: Constant, like: torch.Tensor) -> torch.Tensor:
-    """What goes with a batched output and is never stored."""
+    """Make a tensor that belongs to a batched output and is never stored, such as position ids."""
     sizes = {"S": like.shape[-2], "B": like.shape[0]}
     shape = [size if isinstance(size, int) else sizes[size] for size in constant.shape]
     match constant.kind:

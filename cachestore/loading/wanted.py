@@ -1,4 +1,4 @@
-"""Which columns of a catalog a data set hands out, and how each is read. Looks at whole columns, opens nothing, knows no sample."""
+"""Which columns of a catalog a data set returns, and how to read each. Reads no entry."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +16,12 @@ from cachestore.loading.latents import LatentsAs
 from cachestore.storage.catalog import Catalog, KeyColumn
 
 CAPTION: Final = "caption"
-"""The role of the key columns that captions made."""
+"""The role of key columns made from captions."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextColumn:
-    """What one text encoder made."""
+    """The key column of one text encoder."""
 
     column: KeyColumn
     block: TextBlock
@@ -29,22 +29,22 @@ class TextColumn:
 
 @dataclass(frozen=True, slots=True)
 class LatentsColumn:
-    """What a VAE made of pictures, videos or control images."""
+    """The key column of a VAE: of pictures, videos or control images."""
 
     column: KeyColumn
     block: LatentsBlock
     form: LatentsAs
-    """That of control images is never drawn: pipelines show their mean to the denoiser."""
+    """Control images are never drawn from moments, as pipelines give the denoiser their mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskColumn:
-    """The masks of pictures."""
+    """The key column of masks."""
 
     column: KeyColumn
     block: MaskBlock
     patch: int
-    """Of the latents beside them, as they are handed out."""
+    """Patch size of the latents that are returned beside them."""
 
 
 def text_columns(catalog: Catalog) -> list[TextColumn]:
@@ -57,7 +57,7 @@ def text_columns(catalog: Catalog) -> list[TextColumn]:
 
 
 def chosen_fields(texts: Sequence[TextColumn], images: Collection[str], asked: frozenset[str] | None) -> frozenset[str]:
-    """What is handed out: everything that is made, or what was asked for. Raises BadInput for what there is not."""
+    """The names to return: those that were asked for, else all outputs. Raises BadInput for an unknown name."""
     whole = {*images, *(name for text in texts for name in text.block.outputs)}
     if asked is None:
         return frozenset(whole)
@@ -68,7 +68,7 @@ def chosen_fields(texts: Sequence[TextColumn], images: Collection[str], asked: f
 
 
 def chosen_resolution(catalog: Catalog, asked: int | None) -> int | None:
-    """The resolution that is handed out; None where there is no choice. Raises BadInput for one there is not, or for none of several."""
+    """The resolution to return, or None if there is only one. Raises BadInput for an unknown one, or if none of several is chosen."""
     found: list[int | None] = [column.options.get("resolution") for column in catalog.columns if column.role == IMAGE]
     if asked is not None and asked not in found:
         names = ", ".join(map(str, filter(None, found))) or "none"
@@ -84,8 +84,8 @@ def chosen_resolution(catalog: Catalog, asked: int | None) -> int | None:
     return asked
 
 
-def check_views(catalog: Catalog) -> None:
-    """Raise FormatError where a row does not have as many cells as the column says that there are views of each image."""
+def check_variants(catalog: Catalog) -> None:
+    """Raise FormatError if the cells of a row are not a multiple of the column's variants per image."""
     for column in catalog.columns:
         each = cells_each(column.options)
         if each > 1 and (np.diff(np.asarray(column.at, dtype=np.int64)) % each).any():
@@ -98,7 +98,7 @@ def _images_column(catalog: Catalog, role: str, resolution: int | None) -> KeyCo
 
 
 def latents_column(catalog: Catalog, role: str, resolution: int | None, form: LatentsAs) -> LatentsColumn | None:
-    """The column of a VAE's values of this role, at the resolution that was chosen; None without one."""
+    """The VAE's column for this role, at the chosen resolution; None if there is none."""
     column = _images_column(catalog, role, resolution)
     if column is None:
         return None
@@ -108,7 +108,7 @@ def latents_column(catalog: Catalog, role: str, resolution: int | None, form: La
 
 
 def trained_column(catalog: Catalog, resolution: int | None, form: LatentsAs) -> LatentsColumn | None:
-    """The column of what is trained on: pictures, videos, or both as one."""
+    """The column to train on: of pictures, of videos, or both as one."""
     pictures, videos = (latents_column(catalog, role, resolution, form) for role in (IMAGE, VIDEO))
     if pictures is None or videos is None:
         return pictures or videos
@@ -119,8 +119,8 @@ def trained_column(catalog: Catalog, resolution: int | None, form: LatentsAs) ->
     return replace(videos, column=joined(pictures.column, videos.column))
 
 
-def views_of(catalog: Catalog, trained: LatentsColumn | None, resolution: int | None) -> int | NDArray[np.int64]:
-    """How many views there are of what is trained on, by row where pictures and videos have different numbers."""
+def variants_of(catalog: Catalog, trained: LatentsColumn | None, resolution: int | None) -> int | NDArray[np.int64]:
+    """The number of variants of what is trained on; an array by row if pictures and videos differ."""
     found = [column for role in (IMAGE, VIDEO) if (column := _images_column(catalog, role, resolution)) is not None and len(column.keys)]
     each = [cells_each(column.options) for column in found]
     if trained is None or not found or len(set(each)) == 1:
@@ -130,7 +130,7 @@ def views_of(catalog: Catalog, trained: LatentsColumn | None, resolution: int | 
 
 
 def mask_column(catalog: Catalog, resolution: int | None, pictures: LatentsColumn | None) -> MaskColumn | None:
-    """The column of masks; None without one, or without pictures that they belong to."""
+    """The column of masks; None if there is none, or no pictures to go with them."""
     column = _images_column(catalog, MASK, resolution)
     if column is None or pictures is None:
         return None

@@ -1,1 +1,1 @@
-"""Check a store again, repair it, collect what nobody needs, look at the machine."""
+"""Check a store, repair it, remove what nothing needs, and examine the machine."""

@@ -1,7 +1,7 @@
-"""Upkeep of a store: collecting garbage, compacting, dropping a data set. Finds out what is needed, and lets `storage` act on it.
+"""Collect garbage, compact a store, and drop a data set. This module finds out what is needed; `storage` changes the files.
 
-What is needed is found out in the order that makes it safe: first the segments, then which passes have ended, then what catalogs name.
-A pass publishes its catalog before its end, so what an ended pass made is named by then.
+The order of reading makes this safe: first the segments, then which passes have ended, then the keys in catalogs. A pass publishes its
+catalog before it ends, so the catalogs name everything that an ended pass made.
 """
 
 import shlex
@@ -27,22 +27,22 @@ from cachestore.storage.catalog import list_generations, list_names, read_catalo
 from cachestore.storage.catalog_writer import mark_dropped
 from cachestore.storage.commit import commit
 from cachestore.storage.compact import choose_groups, compact_segments
-from cachestore.storage.condemned import CondemnedList, condemned_segments
 from cachestore.storage.findings import Finding
 from cachestore.storage.gc import (
     GRACE_SECONDS,
-    condemn,
     due_lists,
+    mark,
     old_generations,
     old_indexes,
     plan_removal,
-    remove_condemned,
     remove_files,
+    remove_marked,
     spent_lists,
     stale_temporaries,
 )
 from cachestore.storage.listing_numbers import spent_numbers
 from cachestore.storage.losses import needed_by
+from cachestore.storage.marked import MarkedList, marked_segments
 from cachestore.storage.segment import SegmentContents, read_contents
 from cachestore.storage.snapshot import list_segments, load_snapshot, open_layout
 from cachestore.storage.usage import Needs, survey
@@ -50,7 +50,7 @@ from cachestore.storage.verify import VerifyReport
 from cachestore.work.passes import PassRef
 from cachestore.work.plan import is_published, read_plan
 from cachestore.work.retention import (
-    Told,
+    ReportedCatalog,
     at_work,
     forgotten_workers,
     generations_of_passes,
@@ -60,8 +60,8 @@ from cachestore.work.retention import (
     open_passes,
     plans_of,
     remove_plan,
+    reported_catalogs,
     spent_plans,
-    told_catalogs,
 )
 
 _NAMED: Final = 3
@@ -69,7 +69,7 @@ _NAMED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """So much of a store."""
+    """Numbers of segments, entries and bytes."""
 
     segments: int = 0
     entries: int = 0
@@ -81,7 +81,7 @@ class _Report:
     __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
-        """The object that the command prints with `--json`."""
+        """Return the object that the command prints with `--json`."""
         return asdict(self)
 
 
@@ -91,16 +91,16 @@ class GcReport(_Report):
 
     applied: bool
     condemned: Amount
-    """Newly named: absent for planners from now on, readable until a later run removes them."""
+    """Newly marked for deletion. Planning ignores them from now on; they can be read until a later run removes them."""
     waiting: Amount
-    """Condemned earlier, and still within their grace, or held back."""
+    """Marked for deletion earlier. They stay because their grace is not over, or for a reason in `remarks`."""
     removed: Amount
     copied: int
-    """Entries of removed segments that something needs after all: they were copied first."""
+    """Entries of removed segments that are needed after all. They were copied first."""
     partly: Amount
-    """Segments of which a part is not needed, and that part: `compact` frees it."""
+    """Segments with some entries that are not needed, and those entries: `compact` removes them."""
     files: tuple[str, ...]
-    """Other files: stale temporary ones, old generations and indexes, beats of workers long gone; relative to the store."""
+    """Other removed files, relative to the store: old temporary files, generations and indexes, and heartbeats of workers long gone."""
     plans: tuple[str, ...]
     freed_bytes: int
     remarks: tuple[str, ...] = ()
@@ -112,11 +112,13 @@ class CompactReport(_Report):
 
     applied: bool
     segments: int
-    """Segments written anew; they are condemned, and go by a later `gc --apply`."""
+    """Old segments whose entries were copied. They are marked for deletion; a later `gc --apply` removes them."""
     written: int
+    """New segments."""
     entries: int
+    """Copied entries."""
     loose_bytes: int
-    """Bytes of entries that nothing needs and that were not copied."""
+    """Bytes of entries that are not needed and were not copied."""
     remarks: tuple[str, ...] = ()
 
 
@@ -135,8 +137,9 @@ class DropReport(_Report):
 class _Found:
     needs: Needs
     kept: dict[str, list[int]]
-    """Generations that stay, by data set."""
+    """The generations of each data set that stay."""
     old: dict[str, list[int]]
+    """The generations of each data set that are removed."""
 
 
 def collect(path: str | Path, *, apply: bool = False, grace_seconds: float = GRACE_SECONDS) -> GcReport:
@@ -144,16 +147,13 @@ def collect(path: str | Path, *, apply: bool = False, grace_seconds: float = GRA
 
     Args:
         path: the store.
-        apply: do it; otherwise only say what would be done.
-        grace_seconds: how long a segment stays readable after it was marked.
-
-    Returns:
-        What was marked and removed, or would be.
+        apply: do it; otherwise only report what would be done.
+        grace_seconds: how long a marked segment can still be read.
 
     Raises:
-        StoreNotFound: there is no store there.
-        FormatError: the store was written by a newer version, or a catalog or plan cannot be read, so that nobody can tell what is needed.
-        WriteFailed: the disk refuses; what was removed was not needed.
+        StoreNotFound: there is no store at this path.
+        FormatError: the store was written by a newer version, or a catalog or plan is damaged, so what is needed cannot be found out.
+        WriteFailed: the disk refused to write. Nothing that is needed was removed.
     """
     layout = open_layout(Layout.at(as_path("path", path)))
     with noticing_its_end(layout):
@@ -175,9 +175,9 @@ def _collect(layout: Layout, grace_seconds: float, *, apply: bool) -> GcReport:
     partly = [usage for usage in usages if usage.loose and usage.needed]
     freed = sum(removal.contents.size_bytes for removal in removals) + sum(map(_size_of, files))
     if apply:
-        commit(layout).close()  # before a list goes that says of a segment why it is not there
-        freed = remove_condemned(layout, removals) + remove_files(layout, files) + sum(remove_plan(layout, plan) for plan in plans)
-        condemn(layout, [usage.ref.digest for usage in idle])
+        commit(layout).close()  # before the lists are removed that explain why segments are missing
+        freed = remove_marked(layout, removals) + remove_files(layout, files) + sum(remove_plan(layout, plan) for plan in plans)
+        mark(layout, [usage.ref.digest for usage in idle])
     check_for_reading(layout)
     return GcReport(
         applied=apply,
@@ -194,9 +194,10 @@ def _collect(layout: Layout, grace_seconds: float, *, apply: bool) -> GcReport:
 
 
 def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
-    """Write small segments, and those of which much is not needed, anew as few, and condemn the old ones (see `storage.compact`).
+    """Copy the needed entries of small segments, and of those with much that is not needed, into few new ones (see `storage.compact`).
 
-    Without `apply` it only says what would be done. Raises as `collect`; WriteFailed also where there is no room for the copies.
+    The old segments are marked for deletion. Without `apply` this only reports what would be done. Raises as `collect`, and WriteFailed
+    if there is no room for the copies.
     """
     layout = open_layout(Layout.at(as_path("path", path)))
     with noticing_its_end(layout):
@@ -221,16 +222,16 @@ def _compact(layout: Layout, *, apply: bool) -> CompactReport:
 
 
 def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
-    """Remove a data set: its catalogs, and the plans they are made from. Its values go by `gc`, where nothing else needs them.
+    """Remove the catalogs and plans of a data set. `gc` removes its values later, unless something else needs them.
 
-    Plans go first and the newest catalog last, so that a drop that was cut off leaves the newest generation, or none, to be opened. A data
-    set that is made under the name later goes on counting: who pinned a dropped generation gets an error, never another data set.
+    Plans are removed first and the newest catalog last. So after an interrupted drop the data set opens with its newest generation, or not
+    at all. A later data set of this name continues the numbers: opening a dropped generation raises an error.
 
     Raises:
-        StoreNotFound: there is no store there.
-        BadInput: there is no such data set, or somebody is at work on it.
-        FormatError: a plan cannot be read, so nobody can tell whose it is.
-        WriteFailed: the disk refuses; the same call goes on.
+        StoreNotFound: there is no store at this path.
+        BadInput: there is no such data set, or a worker is working on it.
+        FormatError: a plan is damaged, so its data set cannot be found out.
+        WriteFailed: the disk refused to write. The same call continues.
     """
     layout = open_layout(Layout.at(as_path("path", path)))
     plans, generations = plans_of(layout, name), list_generations(layout, name)
@@ -239,8 +240,8 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         there = [one for one in list_names(layout) if list_generations(layout, one)]
         names = ", ".join(map(repr, there[:_NAMED])) or "none"
         raise BadInput(f"{layout.root} has no data set {name!r}; it has {names} ({layout.command('stats')} lists them)")
-    if beats := at_work(layout, now=time.time(), plans=frozenset(plans)):
-        raise BadInput(f"{_who(beats[0])} is working on the data set {name!r}: stop it, or wait until it has ended")
+    if heartbeats := at_work(layout, now=time.time(), plans=frozenset(plans)):
+        raise BadInput(f"{_who(heartbeats[0])} is working on the data set {name!r}: stop it, or wait until it has ended")
     freed = 0
     if apply:
         mark_dropped(layout, name)
@@ -250,7 +251,7 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
     return DropReport(apply, name, tuple(generations), tuple(plans), freed)
 
 
-def _spent_files(layout: Layout, found: _Found, lists: list[CondemnedList], now: float) -> list[Path]:
+def _spent_files(layout: Layout, found: _Found, lists: list[MarkedList], now: float) -> list[Path]:
     return [
         *stale_temporaries(layout, now=now),
         *(layout.catalog(name, generation) for name, generations in found.old.items() for generation in generations),
@@ -262,9 +263,8 @@ def _spent_files(layout: Layout, found: _Found, lists: list[CondemnedList], now:
 
 
 def _waiting(layout: Layout, *, without: frozenset[str]) -> Amount:
-    """Condemned segments that are there and stay for now."""
     contents: list[SegmentContents] = []
-    for digest in (condemned_segments(layout) & list_segments(layout)) - without:
+    for digest in (marked_segments(layout) & list_segments(layout)) - without:
         with suppress(FormatError, OSError):
             contents.append(read_contents(layout.segment(digest)))
     return _amount_of(contents)
@@ -283,9 +283,9 @@ def _size_of(path: Path) -> int:
 
 
 def _find_needs(layout: Layout, now: float) -> _Found:
-    """What must stay. Called after the segments in question were listed. Raises FormatError where that cannot be told, ReadFailed.
+    """Find out what must stay. Call it after listing the segments. Raises FormatError if it cannot be found out, and ReadFailed.
 
-    It looks twice, and at the store in between: a root that is away for a moment lists as empty, and only one of the two looks can meet it.
+    It reads twice and checks the store in between: a root that is briefly unavailable lists as empty, but then not both times.
     """
     one = _needs_now(layout, now)
     check_for_reading(layout)
@@ -325,18 +325,18 @@ def _keys_of(layout: Layout, name: str, generation: int) -> Iterator[Key]:
             f"{path} cannot be read ({reason_of(error)}), so cachestore cannot tell which entries are needed; nothing was removed"
         ) from error
     yield from (key for key, _sample in needed_by(catalog))
-    for column in catalog.columns:  # no row names the empty caption, which each data set with text may be asked for
+    for column in catalog.columns:  # no row has the empty caption, but every data set with text may need it
         if column.role == CAPTION:
             yield caption_key(column.fingerprint, "")
 
 
-def lost_catalogs(layout: Layout) -> list[Told]:
-    """The catalogs that are gone though a pass names them as the newest of their data set, with the pass that made them first."""
-    told: dict[str, list[Told]] = {}
-    for each in told_catalogs(layout):
-        told.setdefault(each.name, []).append(each)
-    lost: list[Told] = []
-    for name, passes in sorted(told.items()):
+def lost_catalogs(layout: Layout) -> list[ReportedCatalog]:
+    """Return the catalogs that are missing although a pass names them as the newest of their data set, with the first such pass."""
+    reported: dict[str, list[ReportedCatalog]] = {}
+    for each in reported_catalogs(layout):
+        reported.setdefault(each.name, []).append(each)
+    lost: list[ReportedCatalog] = []
+    for name, passes in sorted(reported.items()):
         last = max(passes, key=lambda each: (each.generation, each.ended))
         if last.generation > max(list_generations(layout, name), default=0):
             same = [each for each in passes if (each.generation, each.digest) == (last.generation, last.digest)]
@@ -345,9 +345,9 @@ def lost_catalogs(layout: Layout) -> list[Told]:
 
 
 def look_further(layout: Layout) -> Iterator[Finding]:
-    """What only plans and passes tell of: catalogs that are gone though a pass published them, and plans that cannot be read."""
-    for told in lost_catalogs(layout):
-        where = str(layout.catalog(told.name, told.generation).relative_to(layout.root))
+    """Yield findings that need plans and passes: catalogs that are missing although a pass published them, and unreadable plans."""
+    for reported in lost_catalogs(layout):
+        where = str(layout.catalog(reported.name, reported.generation).relative_to(layout.root))
         message = f"{where} is missing, though a pass published it; run {layout.command('repair')} to rebuild it"
         yield Finding("bad-catalog", where, message)
     for plan in list_plans(layout):
@@ -369,32 +369,35 @@ def verify(
     subset: tuple[int, int] | None = None,
     on_finding: Callable[[Finding], None] | None = None,
 ) -> VerifyReport:
-    """`storage.verify`, which is told what passes say of catalogs. Raises as that does."""
+    """Verify as `storage.verify`, with the findings of `look_further`. Raises as that does."""
     return storage_verify.verify(path, level, subset=subset, on_finding=on_finding, look_further=look_further)
 
 
 def _refuse_lost_catalogs(layout: Layout) -> None:
-    for told in lost_catalogs(layout):
+    for reported in lost_catalogs(layout):
         raise FormatError(
-            f"generation {told.generation} of the data set {told.name!r} is missing, though a pass published it, so cachestore"
+            f"generation {reported.generation} of the data set {reported.name!r} is missing, though a pass published it, so cachestore"
             f" cannot tell which entries are needed: run {layout.command('repair')}, or"
-            f" {layout.command(f'drop {shlex.quote(told.name)}')} to remove the data set"
+            f" {layout.command(f'drop {shlex.quote(reported.name)}')} to remove the data set"
         )
 
 
-def _not_held_back(layout: Layout, lists: list[CondemnedList], now: float) -> tuple[list[CondemnedList], list[str]]:
-    """The lists that no worker at work may be older than. Needless for safety; it saves encoding again, and old versions know no lists."""
-    free: list[CondemnedList] = []
+def _not_held_back(layout: Layout, lists: list[MarkedList], now: float) -> tuple[list[MarkedList], list[str]]:
+    """Return the lists that are older than all running workers, and remarks on the others.
+
+    Waiting is not needed for safety. It avoids encoding again, and older versions do not read the lists.
+    """
+    free: list[MarkedList] = []
     remarks: list[str] = []
     for each in lists:
-        beats = at_work(layout, now=now, before=each.written) if each.segments & list_segments(layout) else []
-        if beats:
+        heartbeats = at_work(layout, now=now, before=each.written) if each.segments & list_segments(layout) else []
+        if heartbeats:
             wait = f"{len(each.segments)} segments marked for deletion wait"
-            remarks.append(f"{wait}: {_who(beats[0])} began before they were marked, and still works")
+            remarks.append(f"{wait}: {_who(heartbeats[0])} began before they were marked, and still works")
         else:
             free.append(each)
     return free, remarks
 
 
-def _who(beat: Mapping[str, Any]) -> str:
-    return f"pid {beat['pid']} on {beat['host']}"
+def _who(heartbeat: Mapping[str, Any]) -> str:
+    return f"pid {heartbeat['pid']} on {heartbeat['host']}"

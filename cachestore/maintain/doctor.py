@@ -1,8 +1,8 @@
-"""Doctor: probes what cachestore builds on, on this machine and on a store's file system, and says what to do.
+"""`cachestore doctor`: check what cachestore needs on this machine and on a store's file system, and say what to do.
 
-It tells what it sees from here: locks, for one, are probed on this machine alone, and nothing of cachestore is wrong where they do not
-reach others. In the store it makes files in `tmp/` alone, under names of ours, and removes them. torch is asked in a process of its own,
-and only when wanted; of JAX and the tokenizers it looks only whether this process has loaded them.
+It checks from this machine alone: whether locks work between machines is not tested, and cachestore also works without that. In the store
+it creates temporary files in `tmp/` and removes them. torch is loaded only if wanted, in a process of its own. For JAX and tokenizers it
+only checks whether this process has loaded them.
 """
 
 import os
@@ -54,17 +54,17 @@ print("torch", torch.__version__, "with CUDA", torch.version.cuda, "sees", ", ".
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     state: State
-    """"problem" stands in the way; a "note" is worth knowing."""
+    """A "problem" must be solved; a "note" is good to know."""
     found: str
     advice: str = ""
-    """What to do, in words; empty where nothing is to be done."""
+    """What to do, in words; empty if nothing."""
 
     def as_json(self) -> dict[str, Json]:
-        """As `cachestore doctor --json` lists it."""
+        """Return the object that `cachestore doctor --json` lists."""
         return asdict(self)
 
 
@@ -73,18 +73,15 @@ def _look(name: str, found: str, advice: str, *, is_bad: bool, state: State = NO
 
 
 def examine(store: str | Path | None = None, *, ask_torch: bool = False) -> list[Check]:
-    """Look at this process, this machine and, where one is named, a store.
+    """Check this process, this machine and, if one is named, a store.
 
-    Raises StoreNotFound where there is no store, FormatError where it is of a newer version.
+    Raises StoreNotFound if there is no store, and FormatError if it was written by a newer version.
     """
     layout = open_layout(Layout.at(store)) if store is not None else None
     checks = [*_versions(), *_process(os.environ, sys.modules), *_machine()]
     if ask_torch:
         checks.append(_ask_torch())
     return checks if layout is None else [*checks, *_store(layout)]
-
-
-# Versions
 
 
 def _versions() -> Iterator[Check]:
@@ -97,7 +94,7 @@ def _versions() -> Iterator[Check]:
 
 
 def _installed(names: tuple[str, ...]) -> dict[str, str | None]:
-    """Versions by name, without importing anything; None where it is not installed."""
+    """Return versions by name; None for packages that are not installed. Imports none of them."""
     found: dict[str, str | None] = {}
     for name in names:
         try:
@@ -119,11 +116,7 @@ def _named(found: Mapping[str, str | None]) -> str:
     return ", ".join(f"{name} {number or '-'}" for name, number in found.items())
 
 
-# This process
-
-
 def _process(environment: Mapping[str, str], modules: Mapping[str, ModuleType]) -> Iterator[Check]:
-    """What matters when this process forks DataLoader workers."""
     method, threads = default_start_method(sys.platform, sys.version_info[:2]), threading.active_count()
     forks = method == "fork"
     start = f"DataLoader workers start by {method} by default; this process has {threads} threads"
@@ -136,20 +129,17 @@ def _process(environment: Mapping[str, str], modules: Mapping[str, ModuleType]) 
     yield _look("tokenizers", f"{loaded['tokenizers']}, TOKENIZERS_PARALLELISM={parallel or 'unset'}", advice, is_bad=is_risky)
     advice = "fork no worker after JAX has computed anything: pass `multiprocessing_context='forkserver'` to the DataLoader"
     yield _look("jax", loaded["jax"], advice, is_bad=forks and "jax" in modules)
-    placement = discover(environment)
-    rank = "no preferred rank" if placement.rank is None else f"rank {placement.rank} of {placement.world_size}"
-    advice = f"{placement.conflict}: pass --rank and --world-size"
-    yield _look("rank", f"{rank} ({placement.found_in})", advice, is_bad=bool(placement.conflict))
+    rank_info = discover(environment)
+    rank = "no preferred rank" if rank_info.rank is None else f"rank {rank_info.rank} of {rank_info.world_size}"
+    advice = f"{rank_info.conflict}: pass --rank and --world-size"
+    yield _look("rank", f"{rank} ({rank_info.found_in})", advice, is_bad=bool(rank_info.conflict))
 
 
 def default_start_method(system: str, python: tuple[int, ...]) -> str:
-    """How Python starts worker processes by default."""
+    """Return how Python starts worker processes by default: "fork", "spawn" or "forkserver"."""
     if system in {"win32", "darwin"}:
         return "spawn"
     return "fork" if python < (3, 14) else "forkserver"
-
-
-# This machine
 
 
 def _machine() -> Iterator[Check]:
@@ -163,18 +153,15 @@ def _machine() -> Iterator[Check]:
 
 
 def _ask_torch() -> Check:
-    """What torch says of devices, in a process of its own, so that none of its threads or memory stays here."""
+    """List torch's devices in a process of its own, so that none of its threads or memory stays here."""
     try:
         ended = subprocess.run([sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return Check("torch", PROBLEM, f"it did not start within {_TORCH_SECONDS:.0f} s", "`nvidia-smi` shows whether the driver hangs")
     if ended.returncode:
-        said = (ended.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        return Check("torch", PROBLEM, f"it could not be loaded: {said}", "reinstall torch")
+        last_line = (ended.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        return Check("torch", PROBLEM, f"it could not be loaded: {last_line}", "reinstall torch")
     return Check("torch", OK, ended.stdout.strip())
-
-
-# A store's file system
 
 
 def _store(layout: Layout) -> Iterator[Check]:
@@ -191,8 +178,10 @@ def _store(layout: Layout) -> Iterator[Check]:
         yield Check("publish", PROBLEM, f"nothing can be written there: {error.strerror or error}", can)
     lost = lost_catalogs(layout)
     check_for_reading(layout)
-    for told in lost:
-        yield Check("catalogs", PROBLEM, f"generation {told.generation} of {told.name!r} is missing", f"run {layout.command('repair')}")
+    for reported in lost:
+        yield Check(
+            "catalogs", PROBLEM, f"generation {reported.generation} of {reported.name!r} is missing", f"run {layout.command('repair')}"
+        )
 
 
 def _mounts() -> str:
@@ -203,14 +192,14 @@ def _mounts() -> str:
 
 
 def file_system_of(path: Path, mounts: str) -> str:
-    """The kind of file system that a path lies on, by a table as in `/proc/self/mounts`; "unknown" where it does not say."""
+    """Return the kind of file system of a path, from a table like `/proc/self/mounts`; "unknown" if it is not there."""
     best, kind = -1, "unknown"
     for line in mounts.splitlines():
         fields = line.split()
         if len(fields) < 3:
             continue
         point = fields[1].replace("\\040", " ")
-        if path.is_relative_to(point) and len(point) >= best:  # of two on one point, the later one is seen
+        if path.is_relative_to(point) and len(point) >= best:  # of two mounts on one point, the later one is visible
             best, kind = len(point), fields[2]
     return kind
 
@@ -227,7 +216,7 @@ def _room(layout: Layout) -> Iterator[Check]:
 
 
 def _probe(layout: Layout, look: Callable[[Layout, Path, Path], Check]) -> Check:
-    """Look at two files of our own in `tmp/`, the first of which is there, and remove both."""
+    """Run a check with two paths in `tmp/`, the first of which exists, and remove both."""
     one, other = layout.new_temporary(), layout.new_temporary()
     try:
         one.write_bytes(b"cachestore doctor")
@@ -238,7 +227,6 @@ def _probe(layout: Layout, look: Callable[[Layout, Path, Path], Check]) -> Check
 
 
 def _probe_publish(layout: Layout, one: Path, other: Path) -> Check:
-    """Sync, link, link again (which must be refused), sync the folder, read back."""
     try:
         with one.open("rb+") as file:
             os.fsync(file.fileno())

@@ -1,68 +1,68 @@
-"""Where the sources and models of a data set are now, if they moved since it was made."""
+"""Find the sources and models of a data set that were moved since it was made."""
 
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cachestore.core.arguments import as_place
+from cachestore.core.arguments import as_path_str
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
 from cachestore.core.samples import Source
 from cachestore.files.paths import Layout
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.planning import files_of_request
-from cachestore.source.combined import Moved, at_new_places, files_of, labels_of
+from cachestore.source.combined import Moved, at_new_paths, files_of, labels_of
 from cachestore.source.files import Files
 from cachestore.storage.catalog import Catalog
 
 
 @dataclass(frozen=True, slots=True)
-class NewPlaces:
-    """Where things are now that a request says were elsewhere."""
+class NewPaths:
+    """The new paths of sources and models that were moved."""
 
     source: Moved | None
     models: Mapping[str, str]
-    """By field of a request."""
+    """New paths or hub ids, by the field of a request."""
 
     @property
     def data(self) -> dict[str, str]:
-        """The field of a request for the one source of a data set that has one; nothing where it did not move, or others did."""
+        """The field `data` of a request, with the new path of its only source; empty unless `source` is one path."""
         return {"data": os.fspath(self.source)} if isinstance(self.source, str | os.PathLike) else {}
 
 
-def new_places(source: Moved | None, **places: str | Path | None) -> NewPlaces:
-    """What the arguments of `repair` and `verify` say. Raises BadInput."""
+def new_paths(source: Moved | None, **paths: str | Path | None) -> NewPaths:
+    """Return the new paths from the arguments of `repair` and `verify`. Raises BadInput if one is no path."""
     if isinstance(source, Mapping):
-        source = {name: as_place(f"source[{name!r}]", place) for name, place in source.items()}
+        source = {name: as_path_str(f"source[{name!r}]", path) for name, path in source.items()}
     elif source is not None:
-        source = as_place("source", source)
-    models = {name: as_place(name, place, "a path or a hub id") for name, place in places.items() if place is not None}
-    return NewPlaces(source, models)
+        source = as_path_str("source", source)
+    models = {name: as_path_str(name, path, "a path or a hub id") for name, path in paths.items() if path is not None}
+    return NewPaths(source, models)
 
 
 def check_names(catalogs: Iterable[Catalog], source: Moved | None) -> None:
-    """Raise BadInput for a source that no data set was made of."""
+    """Raise BadInput if `source` names a source that no data set was made from."""
     if not isinstance(source, Mapping):
         return
-    told = [one for catalog in catalogs for hints in catalog.request.values() for one in (hints.get("sources") or ())]
-    known = {label for one in told for label in labels_of([Source(**one)])}
+    listed = [one for catalog in catalogs for hints in catalog.request.values() for one in (hints.get("sources") or ())]
+    known = {label for one in listed for label in labels_of([Source(**one)])}
     if unknown := sorted(set(source) - known):
         sources = ", ".join(sorted(known)) or "not named"
         raise BadInput(f"no data set here was made from a source called {unknown[0]!r}; sources are {sources}")
 
 
-def request_at(request: PrecomputeRequest, moved: NewPlaces) -> PrecomputeRequest:
-    """A request with what moved where it is now. Raises BadInput for one path in place of several sources."""
+def request_at(request: PrecomputeRequest, moved: NewPaths) -> PrecomputeRequest:
+    """Return a request with the new paths. Raises BadInput if one path is given for several sources."""
     if moved.source is None:
         return replace(request, **moved.models)
     if request.sources:
-        return replace(request, sources=at_new_places(request.sources, moved.source), **moved.models)
+        return replace(request, sources=at_new_paths(request.sources, moved.source), **moved.models)
     return replace(request, **moved.models, **moved.data)
 
 
-def files_where_they_are(hints: Mapping[str, Json], moved: NewPlaces, layout: Layout) -> Files:
-    """Where the files of a pass are, as far as it says so: who asks for those of a source in memory is told that they are gone."""
+def files_where_they_are(hints: Mapping[str, Json], moved: NewPaths, layout: Layout) -> Files:
+    """Return a reader of a pass's files, from the request that the pass recorded. Files of a source in memory are reported as missing."""
     try:
         return files_of_request(request_at(PrecomputeRequest.from_hints(hints, store=str(layout.root)), moved))
     except BadInput:

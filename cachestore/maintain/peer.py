@@ -1,8 +1,8 @@
-"""`doctor --peer`: two machines that look at one store at the same time say what each sees of the other, and how late.
+"""`doctor --peer`: run on two machines at the same time, it reports what each sees of the other on a shared store, and how late.
 
-Each side shows itself as workers do: by a beat, which is replaced several times a second, and by a lock that it holds. Meanwhile it
-creates small files in `tmp/`, finds those of the other side by listing, and answers in its beat. Only its own clock is used. The files
-of the beat and the lock stay until `gc` removes them.
+Each side behaves like a worker: it holds a lock and replaces its heartbeat several times a second. It also creates small files in `tmp/`,
+finds those of the other side by listing, and confirms them in its heartbeat. It uses only its own clock. The files of the heartbeat and
+the lock stay until `gc` removes them.
 """
 
 import time
@@ -17,46 +17,45 @@ from cachestore.files.paths import Layout
 from cachestore.files.publish import note
 from cachestore.maintain.doctor import NOTE, OK, PROBLEM, Check
 from cachestore.work.progress import ENDED
-from cachestore.work.workers import Beat, is_held, read_beats
+from cachestore.work.workers import Heartbeat, is_held, read_heartbeats
 
 PEER_SECONDS: Final = 30.0
-"""How long one side looks at most."""
+"""How long one side runs at most."""
 
 _LAUNCH: Final = "doctor --peer"
 _POLL_SECONDS: Final = 0.1
 _STEP_SECONDS: Final = 0.5
 _ENOUGH: Final = 8
-"""Files of each side that the other one has answered."""
+"""A side is done when the other one has confirmed this many of its files."""
 _LATE_SECONDS: Final = 3.0
 
 
 @dataclass(slots=True)
 class _Peer:
-    """Another side, as this one sees it."""
+    """Another machine, as this one sees it."""
 
     name: str
     shown: str
-    """The first beat that was seen of it, as a text: one that never changes belongs to somebody who has left."""
+    """The first heartbeat that was seen, as text. If it never changes, the other side has left."""
     met_at: int | None = None
-    """How many files this side had made when the other one was known to be there: only later ones show how late it sees them."""
+    """How many files this side had made when the other one was first seen running. Only the delays of later files are measured."""
     seen: int = 0
     """How many of its files were listed here."""
     answered: int = 0
-    """How many of this side's files it has listed."""
+    """How many files of this side it has confirmed."""
     delays: list[float] = field(default_factory=list[float])
-    """Seconds from making a file here to seeing the answer."""
+    """Seconds from creating a file here to seeing it confirmed."""
     is_held: bool | None = None
-    """Whether its lock is seen held."""
+    """Whether this side sees that its lock is held."""
     has_enough: bool = False
-    """Whether it says that it knows enough of this side."""
+    """Whether it reports that it has seen enough."""
 
     @property
     def is_known(self) -> bool:
-        """Whether this side knows enough of it."""
+        """Whether this side has seen enough of it."""
         return len(self.delays) >= _ENOUGH and self.seen >= _ENOUGH
 
     def checks(self) -> list[Check]:
-        """What was found."""
         if not self.delays or not self.seen:
             what = f"files of {self.name} are not visible here" if not self.seen else f"{self.name} does not see the files made here"
             advice = "mount the folder without a cache of names, or try again after that cache has expired"
@@ -75,24 +74,25 @@ class _Peer:
 
 
 def meet(layout: Layout, seconds: float = PEER_SECONDS) -> list[Check]:
-    """Look for other sides that run this at the same time, for `seconds` at most. Raises WriteFailed where nothing can be written.
+    """Look for other machines that run this at the same time, for at most `seconds`.
 
-    Returns a check of files and one of locks for each side that was met; a problem where none was.
+    Returns a check of files and one of locks for each that was met, or one problem if none was. Raises WriteFailed if nothing can be
+    written.
     """
     end = time.monotonic() + seconds
     made: list[float] = []
     peers: dict[str, _Peer] = {}
-    with Beat(layout, "", 0, _LAUNCH, None, 1) as beat:
+    with Heartbeat(layout, "", 0, _LAUNCH, None, 1) as heartbeat:
         try:
             while time.monotonic() < end and not _is_over(peers):
                 if not made or time.monotonic() - made[-1] >= _STEP_SECONDS:
-                    note(layout, _file(layout, beat.worker, len(made)), b"")
+                    note(layout, _file(layout, heartbeat.worker, len(made)), b"")
                     made.append(time.monotonic())
-                _look(layout, beat, made, peers)
+                _look(layout, heartbeat, made, peers)
                 time.sleep(_POLL_SECONDS)
         finally:
             for number in range(len(made)):
-                _file(layout, beat.worker, number).unlink(missing_ok=True)
+                _file(layout, heartbeat.worker, number).unlink(missing_ok=True)
     if found := _met(peers):
         return [check for peer in found for check in peer.checks()]
     command = f"cachestore doctor {layout.root} --peer"
@@ -105,33 +105,32 @@ def _met(peers: Mapping[str, _Peer]) -> list[_Peer]:
 
 
 def _is_over(peers: Mapping[str, _Peer]) -> bool:
-    """Whether all sides that were met know enough of each other."""
     found = _met(peers)
     return bool(found) and all(peer.is_known and peer.has_enough for peer in found)
 
 
 def _file(layout: Layout, worker: str, number: int) -> Path:
-    """The n-th file of a side: a name in `tmp/` that the other side knows."""
+    """Return the path of the n-th file of a side in `tmp/`. The other side can compute it too."""
     return layout.new_temporary(f"{number:08x}{worker[8:]}")
 
 
-def _look(layout: Layout, beat: Beat, made: Sequence[float], peers: dict[str, _Peer]) -> None:
-    """Look once at everything that the others show, and answer."""
+def _look(layout: Layout, heartbeat: Heartbeat, made: Sequence[float], peers: dict[str, _Peer]) -> None:
+    """Read the heartbeats and files of the others once, and confirm them in this side's heartbeat."""
     names = {*names_in(layout.temporary)}
-    for shown in read_beats(layout):
+    for shown in read_heartbeats(layout):
         worker = shown["worker"]
-        if shown["launch"] != _LAUNCH or worker == beat.worker:
+        if shown["launch"] != _LAUNCH or worker == heartbeat.worker:
             continue
         peer = peers.setdefault(worker, _Peer(f"pid {shown['pid']} on {shown['host']}", str(shown)))
         if peer.met_at is None and str(shown) != peer.shown:
             peer.met_at = len(made)
         while _file(layout, worker, peer.seen).name in names:
             peer.seen += 1
-        answer: Mapping[str, Any] = shown.get("answers", {}).get(beat.worker, {"seen": 0, "enough": False})
+        answer: Mapping[str, Any] = shown.get("answers", {}).get(heartbeat.worker, {"seen": 0, "enough": False})
         first = max(peer.answered, len(made) if peer.met_at is None else peer.met_at)
         peer.delays += [time.monotonic() - at for at in made[first : answer["seen"]]]
         peer.answered, peer.has_enough = answer["seen"], answer["enough"]
         if shown["phase"] != ENDED:
             peer.is_held = is_held(layout, worker)
-    beat.detail = {"answers": {worker: {"seen": peer.seen, "enough": peer.is_known} for worker, peer in peers.items()}}
-    beat.write()
+    heartbeat.detail = {"answers": {worker: {"seen": peer.seen, "enough": peer.is_known} for worker, peer in peers.items()}}
+    heartbeat.write()

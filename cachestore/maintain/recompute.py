@@ -1,4 +1,4 @@
-"""Verify with recompute: some entries are made again, and compared with what is stored."""
+"""Verify a store; with `recompute`, encode some entries again and compare them with the stored ones."""
 
 import json
 import logging
@@ -24,11 +24,11 @@ from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout
-from cachestore.jobs.declared_model import claimed_encoder, find_claimed_difference, is_imported
+from cachestore.jobs.declared_model import declared_encoder, find_declared_difference, is_imported
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.planning import encoders_of, files_of_request
 from cachestore.maintain import collect as upkeep
-from cachestore.maintain.moved import NewPlaces, check_names, new_places, request_at
+from cachestore.maintain.moved import NewPaths, check_names, new_paths, request_at
 from cachestore.source.combined import Moved, files_of
 from cachestore.source.files import Files
 from cachestore.storage.catalog import NO_INPUT, Catalog, KeyColumn, list_names, newest_catalog
@@ -50,15 +50,15 @@ OnFinding = Callable[[Finding], None]
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """An entry that was chosen, and one sample that needs it."""
+    """A cell of a key column whose entry may be encoded again."""
 
     key: Key
     segment: str
     catalog: Catalog
     column: KeyColumn
     row: int
-    place: int
-    """Of the cell in its column."""
+    index: int
+    """The index of the cell in its column."""
 
     @property
     def sample(self) -> str:
@@ -66,16 +66,16 @@ class _Cell:
 
     @property
     def request(self) -> Mapping[str, Json]:
-        """What the encoder was asked to make, as the plan asked it."""
+        """The request to the encoder, as in the plan."""
         role, each = self.column.role, cells_each(self.column.options)
-        number, variant = divmod(self.place - self.column.at[self.row], each)
+        number, variant = divmod(self.index - self.column.at[self.row], each)
         images = {name: references[at[self.row] : at[self.row + 1]] for name, (at, references) in self.catalog.images.items()}
         value = (self.catalog.row_captions(self.row) if role == CAPTION else images[role])[number]
         options = options_for(self.column.options, json.loads(self.catalog.extras[self.row]))
         request = request_for(role, options, value, images, variant)
         if not is_imported(self.recipe):
             return request
-        facts = self.column.cell(self.place).facts
+        facts = self.column.cell(self.index).facts
         return {**request, "key": str(self.key), **{name: list(facts.get(name, ())) for name in ("bucket", "resized", "crop")}}
 
     @property
@@ -85,25 +85,23 @@ class _Cell:
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Who makes the entries of some columns again, and where their files are now. Implements `unit.Read`."""
+    """The encoder of some columns, and the files that it reads. Implements `unit.Read`."""
 
     encoder: Encoder
     files: Files
 
     def __call__(self, reference: str, /) -> bytes:
-        """The bytes behind a reference. Raises OSError."""
         return self.files.read(reference)[0]
 
     @contextmanager
     def open(self, reference: str) -> Generator[BinaryIO]:
-        """What is behind a reference, to be read in places. Raises OSError."""
         with self.files.open(reference) as (file, _stat):
             yield file
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What became of the chosen entries: samples by outcome, and the findings."""
+    """The results for the chosen entries: equal ones, samples that could not be compared, and findings."""
 
     equal: int = 0
     gone: list[str] = field(default_factory=list[str])
@@ -113,7 +111,6 @@ class _Tally:
     findings: list[Finding] = field(default_factory=list[Finding])
 
     def remarks(self) -> list[str]:
-        """What was chosen and could not be compared, in words."""
         reasons = [
             (self.gone, f", as their source is missing ({first_of(self.gone)}); pass --source with its new path"),
             (self.changed, f", as their file has changed ({first_of(self.changed)})"),
@@ -140,29 +137,29 @@ def verify(
     vae: str | Path | None = None,
     text_encoder: str | Path | None = None,
 ) -> VerifyReport:
-    """Check a store and change nothing.
+    """Check a store for damage. Changes nothing.
 
     Args:
         path: the store.
-        level: "full" reads every byte, "quick" names, sizes and headers.
-        subset: (n, t) reads the bytes of the n-th of t parts of the segments, 1 <= n <= t; the rest is checked as by "quick".
-        on_finding: called with each finding as it is made.
-        recompute: encode so many entries again, in this process, and compare them with what is stored, up to rounding. They are
-            chosen evenly over data sets, encoders and segments.
-        seed: of that choice.
-        source: as for `repair`.
-        model: where the model is now; it must have the fingerprint the data set was made with.
-        vae: where the VAE is now.
-        text_encoder: where the text encoder is now.
+        level: "full" reads every byte; "quick" reads names, sizes and headers.
+        subset: (n, t) reads all bytes of the n-th of t parts of the segments, 1 <= n <= t; the rest is checked as by "quick".
+        on_finding: called with each finding as soon as it is made.
+        recompute: encode this many entries again, in this process, and compare them with the stored ones, up to rounding. They are
+            chosen evenly from data sets, encoders and segments.
+        seed: the seed of that choice.
+        source: the new path of the source, as for `repair`.
+        model: the new path of the model; it must have the fingerprint of the data set.
+        vae: the new path of the VAE.
+        text_encoder: the new path of the text encoder.
 
     Raises:
-        StoreNotFound: there is no store there.
+        StoreNotFound: there is no store at this path.
         FormatError: the store was written by a newer version.
-        BadInput: there is no such part; the model cannot be found, so pass where it is now; or no entry can be encoded again.
-        RecipeMismatch: the model is another one than the data set was made with; nothing was read or encoded.
+        BadInput: there is no such part; the model cannot be found (pass its new path); or no entry can be encoded again.
+        RecipeMismatch: the model is not the one of the data set; nothing was read or encoded.
     """
     recompute, seed = as_whole("recompute", recompute, least=0), as_whole("seed", seed, least=0)
-    moved = new_places(source, model=model, vae=vae, text_encoder=text_encoder)
+    moved = new_paths(source, model=model, vae=vae, text_encoder=text_encoder)
     if recompute == 0:
         if given := [*moved.models, *(["source"] if source is not None else [])]:
             raise BadInput(f"{given[0]} needs recompute=N (`--recompute N`), which encodes N entries again and compares them")
@@ -206,7 +203,7 @@ def verify(
 
 @contextmanager
 def _library_defaults() -> Generator[None]:
-    """What tokenizers and models want in the environment; taken back afterwards, as this process is the caller's."""
+    """Set the environment variables that tokenizers and models need, and restore them, as the process is the caller's."""
     from cachestore.encode.environment import SETTINGS, set_library_defaults
 
     before = {name: os.environ[name] for name in SETTINGS if name in os.environ}
@@ -220,13 +217,13 @@ def _library_defaults() -> Generator[None]:
 
 
 _ColumnName = tuple[str, int]
-"""A catalog's name and the number of one of its key columns."""
+"""The name of a catalog and the number of one of its key columns."""
 
 
-def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: NewPlaces) -> tuple[dict[_ColumnName, _Maker], list[str]]:
-    """Who makes each column again, and remarks on those that do not say how they were made. Loads no weights.
+def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: NewPaths) -> tuple[dict[_ColumnName, _Maker], list[str]]:
+    """Return what encodes each column again, and remarks on columns for which that is not known. Loads no weights.
 
-    Raises RecipeMismatch where a model is another one now, BadInput where it is not found.
+    Raises RecipeMismatch if a model has changed, and BadInput if it is not found.
     """
     known = load_digests(layout, host_name())
     made: dict[bytes, tuple[Encoder, ...]] = {}
@@ -236,7 +233,7 @@ def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: NewPlaces) 
         for number, column in enumerate(catalog.columns):
             try:
                 if is_imported(catalog.recipes[column.fingerprint]):
-                    makers[catalog.name, number] = _claimed_maker(layout, catalog, column, moved, known)
+                    makers[catalog.name, number] = _declared_maker(layout, catalog, column, moved, known)
                     continue
                 request = _request_of(layout, catalog, column.encoder, moved)
             except RecipeMismatch:
@@ -252,19 +249,19 @@ def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: NewPlaces) 
     return makers, unknown
 
 
-def _claimed_maker(layout: Layout, catalog: Catalog, column: KeyColumn, moved: NewPlaces, known: MutableMapping[str, str]) -> _Maker:
-    """Who is claimed to have made an imported column. Raises BadInput without a model, RecipeMismatch where it is not the claimed one."""
+def _declared_maker(layout: Layout, catalog: Catalog, column: KeyColumn, moved: NewPaths, known: MutableMapping[str, str]) -> _Maker:
+    """Return the declared model of an imported column. Raises BadInput if there is none, RecipeMismatch if another one was found."""
     hints = {**catalog.request.get(column.encoder, {}), **moved.models, **moved.data}
-    encoder, claimed = claimed_encoder(catalog.recipes[column.fingerprint], hints, known, store=str(layout.root))
+    encoder, declared = declared_encoder(catalog.recipes[column.fingerprint], hints, known, store=str(layout.root))
     now = encoder.encoder.recipe
-    if claimed is not None and Recipe(column.encoder, claimed).fingerprint != now.fingerprint:
-        made = f"{column.encoder} of the data set {catalog.name!r} is claimed to be from"
-        raise _another_model(f"{hints['model']} is not the model that {made}", claimed, now.make)
+    if declared is not None and Recipe(column.encoder, declared).fingerprint != now.fingerprint:
+        made = f"{column.encoder} of the data set {catalog.name!r} is declared to be from"
+        raise _another_model(f"{hints['model']} is not the model that {made}", declared, now.make)
     return _Maker(encoder, files_of(str(hints["data"])))
 
 
-def _request_of(layout: Layout, catalog: Catalog, encoder: str, moved: NewPlaces) -> PrecomputeRequest:
-    """The request that made an encoder's columns, for what they hold alone. Raises BadInput where the catalog does not say."""
+def _request_of(layout: Layout, catalog: Catalog, encoder: str, moved: NewPaths) -> PrecomputeRequest:
+    """Return the request that made an encoder's columns, limited to them. Raises BadInput if the catalog does not have it."""
     request = PrecomputeRequest.from_hints(catalog.request.get(encoder, {}), store=str(layout.root))
     return replace(request_at(request, moved), encode=request.made_by([encoder]))
 
@@ -279,7 +276,6 @@ def _encoder_of(encoders: Sequence[Encoder], catalog: Catalog, column: KeyColumn
 
 
 def _another_model(what: str, before: Mapping[str, Json], now: Mapping[str, Json]) -> RecipeMismatch:
-    """Names the first files and settings in which two recipes differ."""
     files = (before.get("files", {}), now.get("files", {}))
     names = [f"other bytes in {name}" for name in sorted({*files[0], *files[1]}) if files[0].get(name) != files[1].get(name)]
     names += [f"another {name}" for name in sorted({*before, *now} - {"files"}) if before.get(name) != now.get(name)]
@@ -292,7 +288,7 @@ _Groups = list[list[list[list[_Cell]]]]
 
 
 def _by_segment(catalogs: Sequence[Catalog], snapshot: Snapshot, makers: Mapping[_ColumnName, _Maker]) -> _Groups:
-    """Every present entry that a column names and that can be made again, once a column."""
+    """Group the present entries that can be encoded again, each once per column."""
     return [
         [_segments_of(catalog, column, snapshot) for number, column in enumerate(catalog.columns) if (catalog.name, number) in makers]
         for catalog in catalogs
@@ -300,21 +296,21 @@ def _by_segment(catalogs: Sequence[Catalog], snapshot: Snapshot, makers: Mapping
 
 
 def _segments_of(catalog: Catalog, column: KeyColumn, snapshot: Snapshot) -> list[list[_Cell]]:
-    places: dict[Key, tuple[int, int]] = {}
+    cells: dict[Key, tuple[int, int]] = {}
     for row in range(len(catalog)):
         for number, key in enumerate(column.row_keys(row)):
             if key is not None:
-                places.setdefault(key, (row, column.at[row] + number))
+                cells.setdefault(key, (row, column.at[row] + number))
     segments: dict[str, list[_Cell]] = {}
-    for (key, (row, place)), found in zip(places.items(), snapshot.find(list(places)), strict=True):
+    for (key, (row, index)), found in zip(cells.items(), snapshot.find(list(cells)), strict=True):
         if found:
             digest = found[0].segment.digest
-            segments.setdefault(digest, []).append(_Cell(key, digest, catalog, column, row, place))
+            segments.setdefault(digest, []).append(_Cell(key, digest, catalog, column, row, index))
     return [segments[digest] for digest in sorted(segments)]
 
 
 def choose(groups: Sequence[Sequence[Sequence[Sequence[_Cell]]]], count: int, seed: int) -> list[_Cell]:
-    """So many cells of different keys, or all there are: evenly from catalogs, of each from its columns, of each from its segments."""
+    """Sample up to `count` cells with distinct keys: evenly from catalogs, then from their columns, then from segments."""
     draw = random.Random(seed)
 
     def shuffled(items: Sequence[T]) -> list[T]:
@@ -330,12 +326,11 @@ def choose(groups: Sequence[Sequence[Sequence[Sequence[_Cell]]]], count: int, se
 
 
 def _in_turn(sources: Iterable[Iterable[_Cell]]) -> Iterator[_Cell]:
-    """One of each, again and again, until none has any left."""
     return (cell for turn in zip_longest(*sources) for cell in turn if cell is not None)
 
 
 def _remake_all(layout: Layout, chosen: Sequence[_Cell], makers: Mapping[_ColumnName, _Maker]) -> _Tally:
-    """Make the chosen entries again, one model in memory at a time, and compare them. Nothing chosen loads nothing."""
+    """Encode the chosen entries again and compare them. Only one model at a time is in memory."""
     tally = _Tally()
     by_encoder: dict[int, list[tuple[_Cell, _Maker]]] = {}
     for cell in chosen:
@@ -350,11 +345,11 @@ def _remake_all(layout: Layout, chosen: Sequence[_Cell], makers: Mapping[_Column
 
 
 _Ready = tuple[_Cell, Any]
-"""A chosen entry, and what its encoder takes for it."""
+"""A chosen cell and its payload for the encoder."""
 
 
 def _batches(cells: Sequence[tuple[_Cell, _Maker]], reader: Reader, tally: _Tally) -> Iterator[list[_Ready]]:
-    """Batches of one encoder's entries that can be made again; the others are tallied. At least one is given."""
+    """Yield batches of one encoder's cells. Those that cannot be encoded are counted in `tally`. `cells` must not be empty."""
     batches: Batches[_Ready] = Batches(cells[0][1].encoder.batch_limit)
     for cell, maker in cells:
         try:
@@ -374,8 +369,8 @@ def _batches(cells: Sequence[tuple[_Cell, _Maker]], reader: Reader, tally: _Tall
 
 
 def _is_the_same_input(cell: _Cell, resolved: Resolved, reader: Reader, tally: _Tally) -> bool:
-    """Whether what the sample has now is what the catalog's cell and the entry itself say that they were made of."""
-    digest = cell.column.inputs[cell.place]
+    """Return whether the sample's input is still the one that the catalog and the entry record. If not, count it in `tally`."""
+    digest = cell.column.inputs[cell.index]
     if digest not in (NO_INPUT, bytes.fromhex(combined_digest(resolved.inputs))):
         tally.changed.append(cell.sample)
         return False
@@ -383,23 +378,23 @@ def _is_the_same_input(cell: _Cell, resolved: Resolved, reader: Reader, tally: _
         tally.findings.append(_wrong(cell, f"now makes entry {resolved.key}", "run `cachestore precompute` again"))
         return False
     try:
-        said = reader.describe(cell.key).meta.get("input_digest")
+        recorded = reader.describe(cell.key).meta.get("input_digest")
     except (CacheStoreError, OSError):
-        return True  # reading its bytes fails too, and is told there
-    if said is not None and said != resolved.meta.get("input_digest"):
+        return True  # `_compare` will fail to read it too, and reports it
+    if recorded is not None and recorded != resolved.meta.get("input_digest"):
         tally.findings.append(_wrong(cell, "is not the input that the entry says it was made from", _take_out(cell, reader)))
         return False
     return True
 
 
 def _remake(encoder: Encoder, batch: Sequence[_Ready], reader: Reader, tally: _Tally) -> None:
-    """Encode a batch and compare it; one that fails is taken apart, so that a bad input hides nobody else's."""
+    """Encode a batch and compare it. If that fails, each of its entries is encoded alone, so that one bad input affects no other."""
     try:
         made = encoder.submit([(cell.key, payload) for cell, payload in batch])()
         raw = {cell.key: to_raw(made[cell.key]) for cell, _payload in batch}
     except BadInput:
-        raise  # a model that cannot be loaded makes nothing
-    except Exception as error:  # noqa: BLE001 - the boundary to models: whatever one raises is told of its entry
+        raise  # the model cannot be loaded
+    except Exception as error:  # noqa: BLE001 - a model may raise anything; it is reported with the entry
         if len(batch) == 1:
             tally.refuse(batch[0][0], str(error) or type(error).__name__)
             return
@@ -423,12 +418,12 @@ def _compare(cell: _Cell, made: Mapping[str, RawTensor], kind: str, reader: Read
         difference = find_difference(one, other, kind)
         return None if difference is None else f"{difference.tensor} {difference.words}"
 
-    is_claim = is_imported(cell.recipe)
-    words = find_claimed_difference(cell.recipe, stored, made, compare) if is_claim else compare(stored, made)
+    is_declared = is_imported(cell.recipe)
+    words = find_declared_difference(cell.recipe, stored, made, compare) if is_declared else compare(stored, made)
     if words is None:
         tally.equal += 1
         return
-    advice = "it is not from the model that was claimed: encode it with `cachestore precompute`" if is_claim else _take_out(cell, reader)
+    advice = "it is not from the declared model: encode it with `cachestore precompute`" if is_declared else _take_out(cell, reader)
     tally.findings.append(_wrong(cell, f"encodes to something else: {words}", advice))
 
 

@@ -1,4 +1,4 @@
-"""Repair with refill: what no copy is left of is encoded again, from the sources and models that made it."""
+"""Repair a store; with `refill`, encode again what was lost, from the sources and models that made it."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 from cachestore.core.arguments import as_switch
 from cachestore.core.errors import BadInput, FormatError, RecipeMismatch, naming_extras
 from cachestore.core.keys import Json, Key, canonical
-from cachestore.core.ranks import Placement
+from cachestore.core.ranks import RankInfo
 from cachestore.core.words import first_of
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import MARKER, Layout
@@ -19,7 +19,7 @@ from cachestore.jobs.precompute import precompute_here
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.jobs.task import Job
 from cachestore.maintain.collect import look_further, lost_catalogs
-from cachestore.maintain.moved import NewPlaces, check_names, files_where_they_are, new_places, request_at
+from cachestore.maintain.moved import NewPaths, check_names, files_where_they_are, new_paths, request_at
 from cachestore.source.combined import Moved
 from cachestore.storage.catalog import Catalog, list_generations, list_names, newest_catalog
 from cachestore.storage.losses import needed_by
@@ -27,7 +27,7 @@ from cachestore.storage.repair import RepairReport, finish_report, note_unmade, 
 from cachestore.storage.snapshot import load_snapshot, open_layout
 from cachestore.work.passes import read_done
 from cachestore.work.plan import read_plan
-from cachestore.work.retention import Told, generation_of_pass, told_catalogs
+from cachestore.work.retention import ReportedCatalog, generation_of_pass, reported_catalogs
 
 _log = logging.getLogger("cachestore")
 
@@ -47,33 +47,33 @@ def repair(
 
     Args:
         path: the store.
-        refill: encode again what the data sets need and what has no valid copy, with the source and model they were made with.
-        source: where the source is now, if it moved; of several a mapping, from what a source is called to its path. Without `refill` it
-            counts only where a lost catalog is built again.
-        model: with `refill`, where the model is now; it must have the fingerprint the data set was made with.
-        vae: with `refill`, where the VAE is now.
-        text_encoder: with `refill`, where the text encoder is now.
-        dry_run: say what would be done and do nothing.
+        refill: encode again the entries that data sets need and that have no valid copy, with the same source and model.
+        source: the new path of a source that was moved; for several sources a mapping from name to path. Without `refill` it is only
+            used to build a lost catalog again.
+        model: with `refill`, the new path of the model; it must have the fingerprint of the data set.
+        vae: with `refill`, the new path of the VAE.
+        text_encoder: with `refill`, the new path of the text encoder.
+        dry_run: report what would be done and change nothing.
 
     Raises:
-        StoreNotFound: there is no store there.
-        FormatError: the store was written by a newer version; nothing was touched.
-        RecipeMismatch: the moved model is another one.
-        BadInput: the source or model cannot be found; pass where they are now.
+        StoreNotFound: there is no store at this path.
+        FormatError: the store was written by a newer version; nothing was changed.
+        RecipeMismatch: the model is not the one of the data set.
+        BadInput: the source or model cannot be found; pass its new path.
     """
     refill, dry_run = as_switch("refill", refill), as_switch("dry_run", dry_run)
-    moved = new_places(source, model=model, vae=vae, text_encoder=text_encoder)
+    moved = new_paths(source, model=model, vae=vae, text_encoder=text_encoder)
     if not refill:
         _check_use(moved)
     report = repair_store(path, dry_run=dry_run, look_further=look_further)
     if dry_run and MARKER in report.rebuilt:
-        return report  # what else is damaged cannot be told before
+        return report  # nothing else can be checked without the marker
     layout = open_layout(Layout.at(path))
     lost = lost_catalogs(layout)
     if dry_run:
-        return replace(report, rebuilt=(*report.rebuilt, *(told.name for told in lost)))
+        return replace(report, rebuilt=(*report.rebuilt, *(reported.name for reported in lost)))
     check_names((catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None), source)
-    rebuilt = tuple(told.name for told in lost if _rebuild(layout, told, moved))
+    rebuilt = tuple(reported.name for reported in lost if _rebuild(layout, reported, moved))
     report = replace(report, rebuilt=(*report.rebuilt, *rebuilt))
     refilled = 0
     for name in list_names(layout) if refill else ():
@@ -87,8 +87,8 @@ def repair(
     return report
 
 
-def _check_use(moved: NewPlaces) -> None:
-    """Without refill: say that nothing looks at a model, and of a source where alone it counts."""
+def _check_use(moved: NewPaths) -> None:
+    """Warn that without `refill` a model is not used, and a source only to build a lost catalog again."""
     if moved.models:
         given = next(iter(moved.models))
         _log.warning("%s needs `--refill`, which encodes again what was lost: without it no model is used", given)
@@ -96,41 +96,41 @@ def _check_use(moved: NewPlaces) -> None:
         _log.warning("--source without `--refill` is only used to rebuild a data set's lost catalog: nothing is encoded again")
 
 
-def _rebuild(layout: Layout, told: Told, moved: NewPlaces) -> bool:
-    """Build a catalog that is gone from the plan and ledgers of the pass that published it; False where that does not give the same one."""
+def _rebuild(layout: Layout, reported: ReportedCatalog, moved: NewPaths) -> bool:
+    """Build a missing catalog again from the plan and ledgers of its pass. Returns False if the result is not the same."""
     try:
-        _rebuild_before(layout, told, moved)
-        plan, done = read_plan(layout, told.ref.plan), read_done(layout, told.ref)
+        _rebuild_before(layout, reported, moved)
+        plan, done = read_plan(layout, reported.ref.plan), read_done(layout, reported.ref)
         hints: Mapping[str, Json] = done.request if done is not None else {}
         listing = int(done.report.get("listing", 0)) if done is not None else 0
         source = files_where_they_are(hints, moved, layout)
-        job = Job(layout, plan, (), source, Placement(), "repair", request=hints)
-        return Reconciler(job, told.ref).rebuild_catalog(told.generation, told.digest, listing)
+        job = Job(layout, plan, (), source, RankInfo(), "repair", request=hints)
+        return Reconciler(job, reported.ref).rebuild_catalog(reported.generation, reported.digest, listing)
     except (FormatError, FileNotFoundError):
         return False
 
 
-def _rebuild_before(layout: Layout, told: Told, moved: NewPlaces) -> None:
-    """Build the generation that a pass took its units from, where that is gone too. Each is older than the one it is needed for."""
-    earlier = generation_of_pass(layout, told.ref)
-    if earlier is None or earlier >= told.generation or earlier in list_generations(layout, told.name):
+def _rebuild_before(layout: Layout, reported: ReportedCatalog, moved: NewPaths) -> None:
+    """Build the earlier generation from which a pass took its units, if it is missing too."""
+    earlier = generation_of_pass(layout, reported.ref)
+    if earlier is None or earlier >= reported.generation or earlier in list_generations(layout, reported.name):
         return
-    same = (each for each in told_catalogs(layout) if (each.name, each.generation) == (told.name, earlier))
+    same = (each for each in reported_catalogs(layout) if (each.name, each.generation) == (reported.name, earlier))
     for each in sorted(same, key=lambda each: (each.ended, each.ref.number)):
         if _rebuild(layout, each, moved):
             return
 
 
 def _lacking(layout: Layout, catalog: Catalog) -> list[tuple[Key, str]]:
-    """The entries that a catalog needs and that are not there, each with every sample that needs it."""
+    """Return the missing entries of a catalog: a pair of key and sample for each sample that needs one."""
     needed = list(needed_by(catalog))
     with closing(load_snapshot(layout)) as snapshot:
         found = snapshot.find([key for key, _sample in needed])
-    return [each for each, places in zip(needed, found, strict=True) if not places]
+    return [each for each, locations in zip(needed, found, strict=True) if not locations]
 
 
 def _unmade(layout: Layout, name: str, lacking: Sequence[tuple[Key, str]]) -> dict[Key, tuple[str, str]]:
-    """Of entries that were lacking, those of samples that the data set still lists, and for which something could not be made."""
+    """Return the missing entries that could not be made and whose samples are still in the data set: its name and the sample, by key."""
     catalog = newest_catalog(layout, name)
     if catalog is None:
         return {}
@@ -139,8 +139,8 @@ def _unmade(layout: Layout, name: str, lacking: Sequence[tuple[Key, str]]) -> di
     return {key: (name, sample) for key, sample in lacking if sample in unmade and key not in named}
 
 
-def _refill(layout: Layout, catalog: Catalog, moved: NewPlaces) -> int:
-    """Run the requests behind a catalog again, each once and for the encoders that are still its own; only what is missing is encoded."""
+def _refill(layout: Layout, catalog: Catalog, moved: NewPaths) -> int:
+    """Run each request of a catalog again, for the encoders whose columns it made. Only missing entries are encoded."""
     encoders: dict[bytes, list[str]] = {}
     for encoder, hints in catalog.request.items():
         encoders.setdefault(canonical(hints), []).append(encoder)
@@ -166,7 +166,7 @@ def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> 
 
 
 def _gone(layout: Layout, catalog: Catalog, wanted: Wanted) -> list[str]:
-    """Samples that lack an entry, and that the source does not list any more or from which the picture behind the entry is gone."""
+    """Return the samples with missing entries that the source no longer lists, or whose picture is gone."""
     lacking = {key for key, _sample in _lacking(layout, catalog)}
     listed = set(wanted.plan.ids)
     gone: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""How far the passes of a store are, as seen from any process. Reads what workers show of themselves, and changes nothing."""
+"""Report the progress of a store's passes, from the heartbeats of their workers. Changes nothing."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,19 +17,19 @@ class StatusReport:
     """The newest pass of every plan in a store."""
 
     plans: tuple[PassStatus, ...]
-    """Empty where no pass was ever begun."""
+    """Empty if no pass was ever begun."""
 
     __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
-        """The object that `cachestore status --json` prints."""
+        """Return the object that `cachestore status --json` prints."""
         return {"plans": [status.as_json() for status in self.plans]}
 
 
 def status(path: str | Path) -> StatusReport:
-    """How far running and unfinished passes are, and who works on them.
+    """Return the progress of running and unfinished passes, and their workers. Damaged plans are left out.
 
-    Raises StoreNotFound where there is no store, ReadFailed where it is gone meanwhile. A damaged plan is passed over.
+    Raises StoreNotFound if there is no store, and ReadFailed if it disappears meanwhile.
     """
     layout = open_layout(Layout.at(as_path("path", path)))
     found = all_status(layout)

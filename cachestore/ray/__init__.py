@@ -29,7 +29,7 @@ with naming_extras():
 __all__ = ["fill", "precompute"]
 
 MakeJob = Callable[[], tuple[Store, Iterable[tuple[AnyKey, Any]], Callable[[list[tuple[Key, Any]]], Mapping[Any, Mapping[str, Any]]]]]
-"""Returns what `cs.fill` takes first: a store open with mode="a", the wanted (key, item) pairs, and the function that encodes."""
+"""Returns the first arguments of `cs.fill`: a store open with mode="a", the wanted (key, item) pairs, and the function that encodes."""
 
 
 def precompute(
@@ -46,10 +46,10 @@ def precompute(
     on_progress: OnProgress | None = None,
     **options: Unpack[SharedOptions],
 ) -> Report:
-    """Encode a data set on the actors of a Ray cluster; what is in the store already is not made again.
+    """Encode a data set on the actors of a Ray cluster. Entries that are already in the store are not encoded again.
 
-    Call it in the driver after `ray.init()`. Ranks share the work by claims in the store, so Ray need not schedule anything. A rank whose
-    node dies is started again where there is room; meanwhile the others do its work.
+    Call it in the driver after `ray.init()`. Ranks share the work through claims in the store, not through Ray's scheduler. If a node dies,
+    its rank is started again where there is room; meanwhile the other ranks do its work.
 
     Args:
         data: as in `cs.precompute`, but paths only: a folder, manifest, tars or prompts that every node can read.
@@ -57,19 +57,19 @@ def precompute(
         store: a folder that every node can write.
         workers: the number of ranks, each an actor.
         num_gpus: GPUs for each rank; 0 encodes on CPUs.
-        num_cpus: processors for each rank. Pictures are read and decoded by `num_cpus - 1` threads.
+        num_cpus: CPUs for each rank. Pictures are read and decoded by `num_cpus - 1` threads.
         encode: as in `cs.precompute`.
         encode_args: as in `cs.precompute`.
         max_failures: as in `cs.precompute`.
-        on_progress: called in this thread, about once a second and at the end, with units published so far over all ranks:
+        on_progress: called in this thread, about once a second and at the end, with the units published so far by all ranks:
             `{"plan", "pass", "reused", "encoded", "failed", "total"}`.
-        **options: the other options of `cs.precompute`, but for procs, workers, rank and world_size.
+        **options: the other options of `cs.precompute`, except procs, workers, rank and world_size.
 
     Returns:
         The report of the pass. It comes as soon as one rank has it; the others are then ended.
 
     Raises:
-        The errors of `cs.precompute`. Incomplete: the ranks died, could not be placed, or stopped moving; the same call goes on from there.
+        The errors of `cs.precompute`. Incomplete: ranks died, found no room, or made no progress; the same call continues from there.
         KeyboardInterrupt: after Ctrl-C, when the ranks have published what they had encoded.
     """
     own = sorted({"procs", "rank", "world_size"} & set(options))
@@ -100,7 +100,7 @@ def fill(
     max_failures: int | str = 0,
     on_progress: OnProgress | None = None,
 ) -> Report:
-    """Make values of your own on the actors of a Ray cluster; what is in the store already is not made again.
+    """Encode values of your own on the actors of a Ray cluster. Values that are already in the store are not encoded again.
 
         def make_job():
             encoder = load_my_encoder()
@@ -110,7 +110,7 @@ def fill(
 
     Args:
         make_job: called once in each actor, so that models are loaded there. It returns `(store, wanted, encode)`, as `cs.fill` takes
-            them: the same keys on every rank. Paths in it must be absolute, as Ray runs actors in folders of its own.
+            them: the same keys on every rank. Paths in it must be absolute, as actors have another current folder.
         workers: the number of ranks, each an actor.
         num_gpus: GPUs for each rank.
         num_cpus: processors for each rank.

@@ -1,4 +1,4 @@
-"""Ranks as Ray actors: start them, watch them, start again those that die, and end them."""
+"""Ranks as Ray actors: start them, watch them, start dead ones again, and end them."""
 
 import logging
 import os
@@ -25,10 +25,10 @@ Work = Callable[[Cancel, OnProgress], Report]
 RESTARTS: Final = 2
 """How often dead ranks are started again while nothing is encoded in between: a model may kill every process that loads it."""
 
-PLACE_SECONDS: Final = 1800.0
+START_SECONDS: Final = 1800.0
 """How long Ray may take until the first rank runs: an autoscaler may have to start machines."""
 
-PLACE_WARN_SECONDS: Final = 60.0
+START_WARN_SECONDS: Final = 60.0
 
 LOOK_SECONDS: Final = 1.0
 
@@ -36,7 +36,7 @@ _log = logging.getLogger("cachestore")
 
 
 class Rank:
-    """The actor. Two of its methods run at a time, so that it can be asked while it works."""
+    """The actor of one rank. Two of its methods can run at the same time, so that it answers while it works."""
 
     def __init__(self, launch: str) -> None:
         os.environ["CACHESTORE_LAUNCH"] = launch
@@ -55,11 +55,11 @@ class Rank:
         self._counts = counts
 
     def counts(self) -> Mapping[str, Json]:
-        """How far the pass is over all ranks, as this one last saw it; empty before it began."""
+        """Return the counts of the pass over all ranks, as this rank last saw them; empty before it began."""
         return self._counts
 
     def stop(self) -> None:
-        """End after the present batch."""
+        """Stop after the current batch."""
         self._cancel.set()
 
 
@@ -71,7 +71,7 @@ class _Ranks:
     start: Callable[[], Any]
     """Starts an actor and returns its handle."""
     asked_for: str
-    """What ranks ask of the cluster and what it has, in words."""
+    """What the ranks ask of the cluster and what it has, in words."""
     actors: dict[int, Any] = field(default_factory=dict[int, Any])
     running: dict[Any, int] = field(default_factory=dict[Any, int])
     """The rank behind each pending `run`."""
@@ -80,19 +80,18 @@ class _Ranks:
     ended: list[Child] = field(default_factory=list[Child])
     newest: Mapping[str, Json] = field(default_factory=dict[str, Json])
     deaths: int = 0
-    """In a row, without anything being encoded between."""
-    is_placed: bool = False
+    """Deaths in a row, with nothing encoded between them."""
+    has_started: bool = False
     """Whether a rank has answered."""
-    warn_after: float = PLACE_WARN_SECONDS
+    warn_after: float = START_WARN_SECONDS
     moved_at: float = field(default_factory=time.monotonic)
 
     def begin(self, rank: int) -> None:
-        """Start a rank, or start it again."""
         actor = self.actors[rank] = self.start()
         self.running[actor.run.remote(self.works[rank])] = rank
 
     def look(self) -> bool:
-        """Wait up to a second for ranks to end, and ask the others how far they are. Returns whether the counts have changed."""
+        """Wait up to a second for ranks to end, and ask the others for their counts. Returns whether the counts have changed."""
         done, _ = ray.wait(list(self.running), timeout=LOOK_SECONDS)
         for ref in done:
             self._note_end(self.running.pop(ref), ref)
@@ -108,9 +107,9 @@ class _Ranks:
         try:
             counts: Mapping[str, Json] = ray.get(ref)
         except ray.exceptions.RayError:
-            return  # it died, which `run` tells
-        if not self.is_placed:
-            self.is_placed, self.moved_at = True, time.monotonic()
+            return  # the actor died; its `run` reports that
+        if not self.has_started:
+            self.has_started, self.moved_at = True, time.monotonic()
         if _made(counts) > _made(self.newest):
             self.newest, self.moved_at, self.deaths = counts, time.monotonic(), 0
 
@@ -132,33 +131,32 @@ class _Ranks:
         self.newest = counts or self.newest
 
     def check_bounds(self) -> None:
-        """Raise Incomplete if no rank has begun, or nothing has been encoded, for too long."""
+        """Raise Incomplete if for too long no rank has started, or nothing has been encoded."""
         still = time.monotonic() - self.moved_at
-        if not self.is_placed and still > self.warn_after:
+        if not self.has_started and still > self.warn_after:
             self.warn_after = float("inf")
             _log.warning("no rank runs yet. %s", self.asked_for)
-        if not self.is_placed and still > PLACE_SECONDS:
-            raise Incomplete(f"Ray placed no rank within {still:.0f} s. {self.asked_for}")
-        if self.is_placed and still > UNSEEN_SECONDS:
+        if not self.has_started and still > START_SECONDS:
+            raise Incomplete(f"Ray started no rank within {still:.0f} s. {self.asked_for}")
+        if self.has_started and still > UNSEEN_SECONDS:
             raise Incomplete(f"no rank encoded anything for {still:.0f} s; run the same call again: it continues where it stopped")
 
     def stop(self) -> None:
-        """Ask the ranks to publish what they have encoded, and give them time to."""
+        """Ask the ranks to publish what they have encoded, and wait for that a while."""
         for rank in self.running.values():
             self.actors[rank].stop.remote()
-        if self.running and self.is_placed:
+        if self.running and self.has_started:
             ray.wait(list(self.running), num_returns=len(self.running), timeout=STOP_SECONDS)
 
     def end(self) -> None:
-        """End all actors."""
         for actor in self.actors.values():
             ray.kill(actor)
 
 
 def run_ranks(works: Sequence[Work], *, num_gpus: float, num_cpus: float, on_progress: OnProgress | None) -> Report:
-    """Let one actor do each of these parts, until one of them has the report; then end the others.
+    """Let one actor do each of `works` until one of them has the report, then end the others.
 
-    Starts Ray on this machine if the driver is connected to no cluster. Raises what the ranks ended with if none has the report.
+    Starts Ray on this machine if the driver is connected to no cluster. Raises the ranks' error if none of them has the report.
     """
     if not ray.is_initialized():
         ray.init()
@@ -186,12 +184,11 @@ def run_ranks(works: Sequence[Work], *, num_gpus: float, num_cpus: float, on_pro
 
 
 def _answered(asked: Mapping[Any, int]) -> list[Any]:
-    """Those that have an answer by now."""
     return ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []
 
 
 def _made(counts: Mapping[str, Any]) -> int:
-    """Units that are there or have failed."""
+    """Return how many units are in the store or have failed."""
     return sum(counts.get(name, 0) for name in ("reused", "encoded", "failed"))
 
 

@@ -1,1 +1,1 @@
-"""What is in a store, as a page."""
+"""A page that shows what is in a store."""

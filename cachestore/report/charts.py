@@ -1,4 +1,4 @@
-"""Numbers as inline SVG. Colours come from the page's classes, so that one drawing serves light, dark and paper."""
+"""Charts as inline SVG. Colours come from the page's CSS classes, so one drawing works in light mode, in dark mode and on paper."""
 
 from collections.abc import Sequence
 from itertools import count as count_from_0
@@ -9,17 +9,17 @@ from cachestore.report.numbers import Bin, Segment, State
 
 _ACROSS: Final = 60
 _SIDE: Final = 12
-"""Of a square of the map, with the gap to the next one, in pixels."""
+"""Side of a square of the map, with the gap to the next one, in pixels."""
 MOST_SQUARES: Final = 960
 _WORST: Final[Sequence[State]] = ("sound", "gone", "unreadable", "damaged")
 _HEIGHT: Final = 150
 _BASE: Final = 122
-"""Where the bars of a histogram stand."""
+"""The bottom of a histogram's bars, in pixels from the top."""
 _TICKS: Final = 6
 
 
 def bar(*parts: tuple[float, str]) -> Html:
-    """A bar of parts, each (share of the full width, class). It repeats numbers that stand beside it, so no reader speaks it."""
+    """Return a bar of parts, each (part of the full width, class). Screen readers skip it, because the same numbers are beside it."""
     start, drawn = 0.0, list[Html]()
     for width, css in parts:
         if width > 0:
@@ -33,12 +33,12 @@ def _percent(part: float) -> str:
 
 
 def neighbours(segments: int) -> int:
-    """How many segments share a square of the map."""
+    """Return how many segments share a square of the map."""
     return -(-segments // MOST_SQUARES) or 1
 
 
 def segment_map(segments: Sequence[Segment]) -> Html:
-    """A square for each segment in the order of names; where there are very many, for several neighbours, by the worst of them."""
+    """Return a map with a square for each segment, in the order of names. Of many segments, several share a square that shows the worst."""
     each = neighbours(len(segments))
     groups = [segments[at : at + each] for at in range(0, len(segments), each)]
     across = min(_ACROSS, max(1, len(groups)))
@@ -57,17 +57,17 @@ def _square(group: Sequence[Segment], x: int, y: int) -> Html:
     title = f"<title>{attribute(worst.digest[:12])}…{more}: {worst.state}, {entries} entries</title>"
     left, top, side = x * _SIDE, y * _SIDE, _SIDE - 2
     square = f'<rect x="{left}" y="{top}" width="{side}" height="{side}" rx="1.5" class="{worst.state}"/>'
-    # A sign besides the colour, for paper and for eyes that see no difference between the two.
+    # a sign besides the colour, for print and colour-blind readers
     sign = "" if worst.state == "sound" else f'<path d="M{left + 3} {top + 3}l4 4m0-4l-4 4" class="sign"/>'
     return Html(f"<g>{title}{square}{sign}</g>")
 
 
 def histogram(bins: Sequence[Bin], unit: str, limit: int | None) -> Html:
-    """Bars over lengths, with a line where the encoder stops reading; the bars behind it in another colour. At least one bin."""
+    """Return bars over lengths, with a line at the encoder's limit; bars above it have another colour. Needs at least one bin."""
     first, last = bins[0].low, bins[-1].high + 1
     most = max(one.captions for one in bins) or 1
     drawn = [_column(one, first, last - first, most, is_cut=limit is not None and one.low > limit) for one in bins]
-    ticks = [_tick(place, first, last - first) for place in _round_places(first, last)]
+    ticks = [_tick(value, first, last - first) for value in _round_numbers(first, last)]
     line: list[Html] = []
     if limit is not None and first < limit + 1 < last:
         x = _percent((limit + 1 - first) / (last - first))
@@ -91,14 +91,14 @@ def _column(one: Bin, first: int, span: int, most: int, *, is_cut: bool) -> Html
     return Html(f'<rect x="{x}" width="{width}" y="{_BASE - height}" height="{height}" class="{css}">{title}</rect>')
 
 
-def _tick(place: int, first: int, span: int) -> Html:
-    part = (place - first) / span
+def _tick(value: int, first: int, span: int) -> Html:
+    part = (value - first) / span
     anchor = "start" if part < 0.04 else "end" if part > 0.96 else "middle"
-    return Html(f'<text x="{_percent(part)}" y="{_BASE + 17}" text-anchor="{anchor}">{place:,}</text>')
+    return Html(f'<text x="{_percent(part)}" y="{_BASE + 17}" text-anchor="{anchor}">{value:,}</text>')
 
 
-def _round_places(first: int, last: int) -> list[int]:
-    """Up to six round numbers within [first, last)."""
+def _round_numbers(first: int, last: int) -> list[int]:
+    """Return up to six round numbers within [first, last)."""
     steps = (digit * 10**power for power in count_from_0() for digit in (1, 2, 5))
     step = next(step for step in steps if (last - first) / step <= _TICKS)
     return list(range(-(-first // step) * step, last, step))

@@ -1,4 +1,4 @@
-"""Counts of a data set: its buckets, captions and entries. Functions of a catalog and of the sizes of a store's entries."""
+"""Counts the buckets, captions and entries of a data set, from its catalog and the sizes of a store's entries."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 from cachestore.core.keys import Json, Key, Recipe
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO
 from cachestore.core.words import first_of
-from cachestore.report.numbers import Bin, Bucket, Buckets, Captions, Kind, Long, Loss, Repeat
+from cachestore.report.numbers import Bin, Bucket, Buckets, Captions, ColumnNumbers, Long, Loss, Repeat
 from cachestore.storage.catalog import NO_KEY, Catalog, KeyColumn
 from cachestore.storage.entry import size_of
 from cachestore.storage.snapshot import Snapshot
@@ -21,18 +21,18 @@ _LONGEST: Final = 5
 
 
 def sizes_of(snapshot: Snapshot) -> dict[Key, int]:
-    """Bytes of each entry's tensors, of the copy that is read."""
+    """Return the bytes of each entry's tensors, of the copy that is read."""
     sizes: dict[Key, int] = {}
     every = snapshot.keys()
     while keys := list(islice(every, _AT_ONCE)):
         located = snapshot.locate(keys)
-        if located is not None:  # as it always is: these are the snapshot's own keys
+        if located is not None:  # always so: these are the snapshot's own keys
             sizes.update(zip(keys, map(size_of, located.specs), strict=True))
     return sizes
 
 
 def count_buckets(catalog: Catalog, rows: Sequence[int], batch_size: int) -> tuple[Buckets, ...]:
-    """Buckets of the samples in these rows, by the first view of what is trained on, for each resolution; none where there are none."""
+    """Count the buckets of these rows for each resolution, by the first variant of the picture or video that is trained on."""
     columns = [column for column in catalog.columns if "bucket" in column.facts]
     trained = [column for column in columns if column.role in (IMAGE, VIDEO)] or [one for one in columns if one.role == columns[0].role]
     resolutions = list(dict.fromkeys(column.options.get("resolution") for column in trained))
@@ -41,7 +41,7 @@ def count_buckets(catalog: Catalog, rows: Sequence[int], batch_size: int) -> tup
 
 
 def _count(columns: Sequence[KeyColumn], rows: Sequence[int], batch_size: int) -> Buckets:
-    """Of columns of one resolution, each row of which has its cells in one of them."""
+    """Count over columns of one resolution; the cells of a row are all in one of them."""
     counted = Counter(_bucket_of(column, row) for column in columns for row in rows if column.count(row))
     fullest = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
     resolution = columns[0].options.get("resolution")
@@ -59,12 +59,12 @@ def _bucket_of(column: KeyColumn, row: int) -> str:
 
 
 def _lose(counted: Mapping[str, int], batch_size: int) -> Loss:
-    """What full batches of this size, each of one bucket, leave out."""
+    """Return what full batches of this size, each of one bucket, leave out."""
     return Loss(batch_size, sum(count // batch_size for count in counted.values()), sum(count % batch_size for count in counted.values()))
 
 
 def measure_captions(catalog: Catalog) -> Captions:
-    """Lengths of the different captions: tokens where a column of text knows them, else characters."""
+    """Measure the distinct captions: in tokens if a column of text has them, else in characters."""
     different = Counter(catalog.captions)
     column = next((one for one in catalog.columns if one.role == CAPTION and "tokens" in one.facts), None)
     tokens = _tokens_of(catalog, column) if column is not None else {}
@@ -88,13 +88,13 @@ def measure_captions(catalog: Catalog) -> Captions:
 
 
 def _limit_of(recipe: Recipe | None) -> int | None:
-    """How many tokens of a caption an encoder reads, where its recipe says it."""
+    """Return how many tokens of a caption an encoder reads, if its recipe says so."""
     limit: Json = recipe.make.get("max_tokens") if recipe is not None else None
     return limit if type(limit) is int and limit >= 0 else None
 
 
 def _tokens_of(catalog: Catalog, column: KeyColumn) -> dict[str, int]:
-    """Tokens of each different caption that was encoded, by its text."""
+    """Return the number of tokens of each distinct caption that was encoded."""
     known, found = column.facts["tokens"], dict[str, int]()
     for row in range(len(catalog)):
         captions = range(catalog.captions_at[row], catalog.captions_at[row + 1])
@@ -105,7 +105,7 @@ def _tokens_of(catalog: Catalog, column: KeyColumn) -> dict[str, int]:
 
 
 def _bins_of(ordered: Sequence[int], limit: int | None) -> tuple[Bin, ...]:
-    """Up to 41 bins of one width over sorted lengths, one of which ends at the limit."""
+    """Return up to 41 bins of one width over sorted lengths; one of them ends at the limit."""
     if not ordered:
         return ()
     least, most = ordered[0], ordered[-1]
@@ -125,12 +125,12 @@ def _longest_of(catalog: Catalog, cut: Mapping[str, int]) -> tuple[Long, ...]:
     return tuple(Long(samples[caption], length, caption) for caption, length in longest.items())
 
 
-def kind_of(catalog: Catalog, column: KeyColumn, sizes: Mapping[Key, int]) -> Kind:
-    """What a column's cells hold; `sizes` has the bytes of every entry that is there."""
+def kind_of(catalog: Catalog, column: KeyColumn, sizes: Mapping[Key, int]) -> ColumnNumbers:
+    """Return what a column's cells hold; `sizes` has the bytes of every entry that is there."""
     cells = Counter(bytes(raw) for raw in column.keys)
     missing = cells.pop(NO_KEY, 0)
     present = {raw: times for raw, times in cells.items() if Key(raw) in sizes}
-    return Kind(
+    return ColumnNumbers(
         encoder=column.encoder,
         role=column.role,
         about=_describe(catalog.recipes.get(column.fingerprint), column),
@@ -145,15 +145,15 @@ def kind_of(catalog: Catalog, column: KeyColumn, sizes: Mapping[Key, int]) -> Ki
 
 
 def _describe(recipe: Recipe | None, column: KeyColumn) -> str:
-    """What a recipe says of itself, in a few words; nothing where the catalog lacks it."""
+    """Return a recipe in a few words; empty if the catalog lacks it."""
     if recipe is None:
         return ""
     make, resolution = recipe.make, column.options.get("resolution")
     components: Any = make.get("components")
     module = cast("dict[str, Any]", components).get("vae") if isinstance(components, dict) else None
     what = recipe.read.get("family") or str(module or make.get("kind")).rpartition(".")[2]
-    told = [what, make.get("dtype"), recipe.read.get("stored"), f"resolution {resolution}" if resolution is not None else None]
-    return ", ".join(one for one in told if isinstance(one, str))
+    parts = [what, make.get("dtype"), recipe.read.get("stored"), f"resolution {resolution}" if resolution is not None else None]
+    return ", ".join(one for one in parts if isinstance(one, str))
 
 
 def _repeats_of(catalog: Catalog, column: KeyColumn, cells: Counter[bytes]) -> tuple[Repeat, ...]:
@@ -167,9 +167,9 @@ def _repeats_of(catalog: Catalog, column: KeyColumn, cells: Counter[bytes]) -> t
 
 
 def _what(catalog: Catalog, column: KeyColumn, key: Key, rows: Sequence[int]) -> str:
-    """What an entry was made of: its caption, or the samples that share the picture."""
+    """Return what an entry was made from: its caption, or the samples that share the picture."""
     captions = catalog.row_captions(rows[0])
-    place = column.row_keys(rows[0]).index(key)
-    if column.role == CAPTION and place < len(captions):
-        return captions[place] or "(the empty caption)"
+    index = column.row_keys(rows[0]).index(key)
+    if column.role == CAPTION and index < len(captions):
+        return captions[index] or "(the empty caption)"
     return first_of(dict.fromkeys(catalog.ids[row] for row in rows))

@@ -1,4 +1,4 @@
-"""The page: one static file with its style inside, no script, and no address of anything else."""
+"""The page as one static file: it has its style inside, no script, and no links to other addresses."""
 
 import base64
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ from cachestore.report.html import (
     count,
     duration,
     element,
+    in_percent,
     join,
     note,
     plural,
-    share,
     size,
     table,
     words,
 )
-from cachestore.report.numbers import Bucket, Buckets, Captions, Gallery, Kind, Loss, Numbers, Pass, Rank, Thumbnail
+from cachestore.report.numbers import Bucket, Buckets, Captions, ColumnNumbers, Gallery, Loss, Pass, RankNumbers, ReportNumbers, Thumbnail
 from cachestore.report.style import STYLE
 
 MOST_ROWS: Final = 50
-"""Of findings, failures and buckets; what is left out is counted."""
+"""The most findings, failures or buckets in a table; the page counts the rest."""
 MOST_PASSES: Final = 10
 MOST_NAMES: Final = 10
 _SHORT: Final = 90
@@ -36,8 +36,8 @@ _LOSS: Final = (("Batches", "n"), ("Left out", "n"), ("Share", "n"))
 _COUNTS: Final = (("Encoded", "n"), ("Reused", "n"), ("Failed", "n"))
 
 
-def make_page(numbers: Numbers, gallery: Gallery) -> bytes:
-    """The whole report as UTF-8. A store without entries, and one without a data set, give a page that says so."""
+def make_page(numbers: ReportNumbers, gallery: Gallery) -> bytes:
+    """Return the whole report as UTF-8. If the store has no entries or no data set, the page says so."""
     parts = [
         ("damage", "Damage map", _damage(numbers)),
         ("buckets", "Buckets", _buckets(numbers)),
@@ -76,7 +76,7 @@ def make_page(numbers: Numbers, gallery: Gallery) -> bytes:
     return page.encode("utf-8")
 
 
-def _head(numbers: Numbers) -> Html:
+def _head(numbers: ReportNumbers) -> Html:
     name = words(numbers.name) if numbers.name else Html("No data set")
     generation = f", generation {numbers.generation:,}" if numbers.name else ""
     others = _named(numbers.other_names)
@@ -84,7 +84,7 @@ def _head(numbers: Numbers) -> Html:
     level = "every byte read" if numbers.damage.level == "full" else "names, sizes and headers read"
     about_entries = f"{count(numbers.others)} not of this data set" if numbers.others else "all of this data set"
     tiles = [
-        _tile("Samples", count(numbers.samples), Html(f"{share(numbers.complete, numbers.samples)} complete")),
+        _tile("Samples", count(numbers.samples), Html(f"{in_percent(numbers.complete, numbers.samples)} complete")),
         _tile("Entries", count(numbers.entries), Html(about_entries)),
         _tile("On disk", size(numbers.bytes), plural(numbers.segments, "segment")),
         _tile("Verify", Html(f'<span class="{"good" if numbers.damage.ok else "bad"}">{verdict}</span>'), Html(level), css="wide"),
@@ -96,7 +96,7 @@ def _head(numbers: Numbers) -> Html:
 
 
 def _named(others: Sequence[str]) -> Html:
-    """The store's other data sets, as far as there is room."""
+    """Name the store's other data sets, at most `MOST_NAMES`."""
     if not others:
         return NOTHING
     more = len(others) - MOST_NAMES
@@ -108,12 +108,12 @@ def _tile(title: str, figure: Html, about: Html, css: str = "") -> Html:
     return Html(f'<div class="{css}"><dt>{title}</dt><dd>{figure}</dd><dd class="small">{about}</dd></div>')
 
 
-def _damage(numbers: Numbers) -> Html:
+def _damage(numbers: ReportNumbers) -> Html:
     damage = numbers.damage
     if not damage.map and not damage.findings:
         return note(Html("There are no segments yet."))
-    said = "every byte was read" if damage.level == "full" else "only names, sizes and headers were read (--full reads every byte)"
-    total = f"{plural(len(damage.map), 'segment')}, {plural(damage.entries, 'entry', 'entries')}, {size(damage.bytes)}: {said}"
+    text = "every byte was read" if damage.level == "full" else "only names, sizes and headers were read (--full reads every byte)"
+    total = f"{plural(len(damage.map), 'segment')}, {plural(damage.entries, 'entry', 'entries')}, {size(damage.bytes)}: {text}"
     states = {segment.state for segment in damage.map}
     legend = [state for state in ("sound", "damaged", "unreadable", "gone") if state == "sound" or state in states]
     keys = join(Html(f'<li><span class="key {state}"></span>{state}</li>') for state in legend)
@@ -138,7 +138,7 @@ def _more(found: int, where: str) -> Html:
     return note(Html(f"and {count(left)} more; {where}.")) if left > 0 else NOTHING
 
 
-def _buckets(numbers: Numbers) -> Html:
+def _buckets(numbers: ReportNumbers) -> Html:
     found = [one for one in numbers.buckets if one.samples]
     if not found:
         return note(Html("No complete sample has a picture."))
@@ -146,17 +146,17 @@ def _buckets(numbers: Numbers) -> Html:
 
 
 def _buckets_at(one: Buckets, batch: int, where: str) -> Html:
-    """One resolution's buckets; `where` tells it from others."""
+    """Show the buckets of one resolution; `where` names it if there are several."""
     total = f"{plural(one.samples, 'complete sample')}{where} in {plural(len(one.buckets), 'bucket')}"
-    lost = f"{count(one.left_over)} of them ({share(one.left_over, one.samples)})"
+    lost = f"{count(one.left_over)} of them ({in_percent(one.left_over, one.samples)})"
     batches = f"In full batches of {count(batch)} from one bucket each, on one rank"
-    said = f"{total}. {batches}, an epoch leaves out {lost}; which ones changes with every epoch."
+    text = f"{total}. {batches}, an epoch leaves out {lost}; which ones changes with every epoch."
     rows = [_bucket_row(bucket, batch, one.buckets[0].samples) for bucket in one.buckets[:MOST_ROWS]]
     sizes = [[count(loss.batch_size), bar((loss.left_over / one.samples, "lost")), *_lost(loss, one.samples)] for loss in one.losses]
     title = f"Samples by bucket{where}, and how many batches of {batch} leave out"
     buckets = table(title, [("Bucket", "k"), ("", "bar"), ("Samples", "n"), *_LOSS], rows)
     other = table(f"How many samples other batch sizes leave out{where}", [("Batch size", "k"), ("", "bar"), *_LOSS], sizes)
-    return join([note(Html(said)), buckets, _more(len(one.buckets), "smaller buckets are not shown"), other])
+    return join([note(Html(text)), buckets, _more(len(one.buckets), "smaller buckets are not shown"), other])
 
 
 def _bucket_row(one: Bucket, batch: int, most: int) -> list[Html]:
@@ -166,7 +166,7 @@ def _bucket_row(one: Bucket, batch: int, most: int) -> list[Html]:
 
 
 def _lost(one: Bucket | Loss, samples: int) -> list[Html]:
-    return [count(one.batches), count(one.left_over), share(one.left_over, samples)]
+    return [count(one.batches), count(one.left_over), in_percent(one.left_over, samples)]
 
 
 def _captions(captions: Captions | None) -> Html:
@@ -174,24 +174,24 @@ def _captions(captions: Captions | None) -> Html:
         return note(Html("No sample has a caption."))
     cut = ""
     if captions.limit is not None:
-        longer = f"{count(captions.truncated)} ({share(captions.truncated, captions.distinct)}) are longer, so they are truncated."
+        longer = f"{count(captions.truncated)} ({in_percent(captions.truncated, captions.distinct)}) are longer, so they are truncated."
         cut = f" The encoder reads {count(captions.limit)} {captions.unit}; {longer}"
-    said = (
+    text = (
         f"{plural(captions.captions, 'caption')} of {plural(captions.samples, 'sample')}, {count(captions.distinct)} of them"
         f" different, {count(captions.empty)} empty. The median length is {count(captions.median)} {captions.unit}, the longest"
         f" caption has {count(captions.most)}.{cut}"
     )
     drawn = histogram(captions.bins, captions.unit, captions.limit) if captions.bins else NOTHING
     filled = [one for one in captions.bins if one.captions]
-    rows = [[Html(f"{one.low:,}&ndash;{one.high:,}"), count(one.captions), share(one.captions, captions.distinct)] for one in filled]
+    rows = [[Html(f"{one.low:,}&ndash;{one.high:,}"), count(one.captions), in_percent(one.captions, captions.distinct)] for one in filled]
     lengths = table("Lengths of different captions", [(captions.unit.capitalize(), "k"), ("Captions", "n"), ("Share", "n")], rows)
     longest = [[words(one.sample, _SHORT), count(one.length), words(one.caption)] for one in captions.longest]
     cuts = table("The longest truncated captions", [("Sample", "k"), (captions.unit.capitalize(), "n"), ("Caption", "t")], longest)
     folded = Html(f"<details><summary>The same as a table</summary>{lengths}</details>") if lengths else NOTHING
-    return join([note(Html(said)), drawn, folded, cuts])
+    return join([note(Html(text)), drawn, folded, cuts])
 
 
-def _sizes(numbers: Numbers) -> Html:
+def _sizes(numbers: ReportNumbers) -> Html:
     if not numbers.kinds and not numbers.others:
         return note(Html("There are no entries yet."))
     most = max([one.bytes for one in numbers.kinds] + [numbers.others_bytes]) or 1
@@ -205,17 +205,17 @@ def _sizes(numbers: Numbers) -> Html:
         about = Html("other data sets, older inputs, the empty caption, entries written by a script")
         rows.append(row(Html("not of this data set"), "other", numbers.others, numbers.others_bytes, about))
     columns = [("Kind", "k"), ("", "bar"), ("Entries", "n"), ("Bytes", "n"), ("Each", "n"), ("Made by", "t")]
-    said = "Bytes of tensors. Headers, alignment and second copies take another"
+    text = "Bytes of tensors. Headers, alignment and second copies take another"
     overhead = max(0, numbers.bytes - numbers.tensor_bytes)
-    return join([note(Html(f"{said} {size(overhead)}.")), table("Entries and bytes by encoder", columns, rows)])
+    return join([note(Html(f"{text} {size(overhead)}.")), table("Entries and bytes by encoder", columns, rows)])
 
 
-def _about(kind: Kind) -> Html:
+def _about(kind: ColumnNumbers) -> Html:
     missing = f' <span class="bad">{plural(kind.missing, "cell")} not made</span>' if kind.missing else ""
     return Html(f"{words(kind.about)} <code>{attribute(kind.fingerprint[:12])}</code>{missing}")
 
 
-def _sharing(kinds: Sequence[Kind]) -> Html:
+def _sharing(kinds: Sequence[ColumnNumbers]) -> Html:
     if not kinds:
         return note(Html("Nothing was encoded yet."))
     bars = [bar((one.entries / max(1, one.cells), "fill"), (one.shared / max(1, one.cells), "other")) for one in kinds]
@@ -225,9 +225,9 @@ def _sharing(kinds: Sequence[Kind]) -> Html:
     ]
     columns = [("Kind", "k"), ("", "bar"), ("Named", "n"), ("Entries", "n"), ("Shared", "n"), ("Saved", "n")]
     repeats = [[words(one.name), count(repeat.cells), words(repeat.what)] for one in kinds for repeat in one.repeats]
-    said = "Equal captions are one entry, and so are files with equal bytes: each was encoded once, and is stored once."
+    text = "Equal captions are one entry, and so are files with equal bytes: each was encoded once, and is stored once."
     shown = table("The most shared entries", [("Kind", "k"), ("Times", "n"), ("What", "t")], repeats)
-    return join([note(Html(said)), table("Values of samples, and stored entries", columns, rows), shown])
+    return join([note(Html(text)), table("Values of samples, and stored entries", columns, rows), shown])
 
 
 def _work(passes: Sequence[Pass]) -> Html:
@@ -250,20 +250,20 @@ def _work(passes: Sequence[Pass]) -> Html:
     return join([table("Passes, newest first", columns, rows), *map(_stages, busiest), *map(_ranks, manned)])
 
 
-def _counts(one: Pass | Rank) -> list[Html]:
+def _counts(one: Pass | RankNumbers) -> list[Html]:
     return [count(one.encoded), count(one.reused), count(one.failed)]
 
 
 def _stages(one: Pass) -> Html:
     bars = [bar((stage.share, "lost" if stage.name == one.limiting else "fill")) for stage in one.stages]
     rows = [
-        [words(stage.name), drawn, share(stage.share, 1), duration(stage.busy_seconds), duration(stage.wait_seconds)]
+        [words(stage.name), drawn, in_percent(stage.share, 1), duration(stage.busy_seconds), duration(stage.wait_seconds)]
         for stage, drawn in zip(one.stages, bars, strict=True)
     ]
     named = Html(f"{words(one.plan[:8])} / {one.number}")
-    said = Html(f"How busy the threads of each stage were in pass {named}; bottleneck: {words(one.limiting)}.")
+    text = Html(f"How busy the threads of each stage were in pass {named}; bottleneck: {words(one.limiting)}.")
     columns = [("Stage", "k"), ("", "bar"), ("Busy", "n"), ("Working", "n"), ("Waiting", "n")]
-    return join([note(said), table("Stages of encoding, over all ranks", columns, rows)])
+    return join([note(text), table("Stages of encoding, over all ranks", columns, rows)])
 
 
 def _ranks(one: Pass) -> Html:
@@ -283,7 +283,7 @@ def _ranks(one: Pass) -> Html:
     return join([table(f"Ranks of pass {one.plan[:8]} / {one.number}", columns, rows), _more(len(one.ranks), "the first ones are shown")])
 
 
-def _failures(numbers: Numbers) -> Html:
+def _failures(numbers: ReportNumbers) -> Html:
     if not numbers.failures:
         return note(Html("Nothing failed in the newest pass that ended."))
     rows = [[words(one.sample, _SHORT), words(one.encoder), words(one.reason)] for one in numbers.failures[:MOST_ROWS]]

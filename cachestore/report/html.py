@@ -1,4 +1,4 @@
-"""Text, numbers and tables as HTML. Whatever comes from outside goes through `words`; `Html` is what did, or was written here."""
+"""Text, numbers and tables as HTML. Text from outside must go through `words` or `attribute`; `Html` marks what is safe."""
 
 import html
 import unicodedata
@@ -16,34 +16,34 @@ LONGEST_TEXT: Final = 280
 
 
 def words(text: str, limit: int = LONGEST_TEXT) -> Html:
-    """Any text as text: escaped, cut after `limit` characters, controls shown as signs, its direction its own."""
+    """Return any text as HTML: escaped, cut after `limit` characters, with signs for control characters and its own text direction."""
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     shown = "".join("↵ " if char == "\n" else "\N{REPLACEMENT CHARACTER}" if _is_unprintable(char) else char for char in cut)
     return Html(f"<bdi>{html.escape(shown, quote=True)}</bdi>")
 
 
 def attribute(text: str, limit: int = LONGEST_TEXT) -> Html:
-    """As `words`, for the inside of quoted attributes and of `title` elements, where no element may stand."""
+    """Like `words`, for quoted attributes and `title` elements, which cannot contain elements."""
     return Html(words(text, limit).removeprefix("<bdi>").removesuffix("</bdi>"))
 
 
 def _is_unprintable(char: str) -> bool:
-    """Controls, lone surrogates and unassigned characters, which no page may hold. Joiners stay: emoji and Persian need them."""
+    """Whether a page must not contain it: controls, lone surrogates, unassigned. Joiners stay: emoji and Persian need them."""
     return unicodedata.category(char) in {"Cc", "Cs", "Cn"}
 
 
 def count(number: int) -> Html:
-    """A whole number with separators."""
+    """Return a whole number with separators."""
     return Html(f"{number:,}")
 
 
 def plural(number: int, one: str, many: str | None = None) -> Html:
-    """A count with its word."""
+    """Return a count with its noun, such as `2 segments`."""
     return Html(f"{number:,} {one if number == 1 else many or one + 's'}")
 
 
-def share(part: float, whole: float) -> Html:
-    """A part in per cent; a dash where there is no whole."""
+def in_percent(part: float, whole: float) -> Html:
+    """Return a part in per cent; a dash if the whole is 0."""
     if not whole:
         return DASH
     percent = 100 * part / whole
@@ -51,12 +51,12 @@ def share(part: float, whole: float) -> Html:
 
 
 def size(size_bytes: float) -> Html:
-    """Bytes for a person."""
+    """Return bytes in a readable unit."""
     return Html(human_bytes(size_bytes).replace(" ", "&nbsp;"))
 
 
 def duration(seconds: float) -> Html:
-    """Seconds for a person."""
+    """Return seconds in readable units."""
     if seconds < 60:
         return Html(f"{seconds:.1f}&nbsp;s")
     minutes, rest = divmod(round(seconds), 60)
@@ -66,26 +66,26 @@ def duration(seconds: float) -> Html:
 
 
 def join(parts: Iterable[Html], between: str = "") -> Html:
-    """Parts one after the other."""
+    """Join parts of a page."""
     return Html(between.join(parts))
 
 
 def element(name: str, inside: Html, css: str = "") -> Html:
-    """One element; `css` names its classes."""
+    """Return one element; `css` names its classes."""
     return Html(f'<{name} class="{css}">{inside}</{name}>' if css else f"<{name}>{inside}</{name}>")
 
 
 def note(inside: Html) -> Html:
-    """A sentence beside a chart."""
+    """Return a sentence to stand beside a chart."""
     return element("p", inside, "note")
 
 
 Column = tuple[str, str]
-"""A column's head and its class: `n` for numbers, `bar` for charts, `t` for text, `k` for short names."""
+"""A column's title and class: `n` for numbers, `bar` for charts, `t` for text, `k` for short names."""
 
 
 def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Html]]) -> Html:
-    """A table with a caption, whose first column names its rows; nothing where there are no rows."""
+    """Return a table with a caption, whose first column names its rows; empty without rows."""
     if not rows:
         return NOTHING
     heads = join(Html(f'<th scope="col" class="{css}">{attribute(name)}</th>') for name, css in columns)

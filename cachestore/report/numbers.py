@@ -1,4 +1,4 @@
-"""What a report says of a store and of one of its data sets, in numbers. Plain values, for the page and for `--json` alike."""
+"""The numbers of a report on a store and one of its data sets. Plain values, for the page and for `--json`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,20 +11,20 @@ State = Literal["sound", "damaged", "unreadable", "gone"]
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One bucket."""
+    """One bucket and its samples."""
 
     name: str
-    """`<width>x<height>`, of videos `x<frames>` more; empty where the catalog does not know it."""
+    """`<width>x<height>`, for videos also `x<frames>`; empty if the catalog does not know it."""
     samples: int
     batches: int
-    """Full ones."""
+    """Full batches."""
     left_over: int
     """Samples that are in no full batch of an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a batch size costs over all buckets."""
+    """What a batch size leaves out over all buckets."""
 
     batch_size: int
     batches: int
@@ -33,16 +33,16 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The buckets of a data set at one resolution, of complete samples alone."""
+    """The buckets of a data set at one resolution; only complete samples count."""
 
     resolution: int | None
-    """None where the catalog does not say."""
+    """None if the catalog does not say."""
     samples: int
     left_over: int
     buckets: tuple[Bucket, ...]
-    """The fullest first."""
+    """Fullest first."""
     losses: tuple[Loss, ...]
-    """By batch size."""
+    """One for each batch size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Long:
-    """A caption that the encoder does not read to its end."""
+    """A caption that the encoder truncates."""
 
     sample: str
     length: int
@@ -68,20 +68,20 @@ class Captions:
     """The captions of a data set; each distinct one counts once in the lengths."""
 
     samples: int
-    """That have one, the empty one included."""
+    """Samples that have a caption; the empty one counts."""
     captions: int
     distinct: int
     empty: int
     unit: Literal["tokens", "characters"]
-    """Tokens as the encoder reads them, where the catalog knows them."""
+    """Tokens as the encoder reads them, if the catalog knows them."""
     limit: int | None
-    """So many tokens are read; None where nobody says."""
+    """How many tokens the encoder reads; None if unknown."""
     truncated: int
     median: int
     most: int
     bins: tuple[Bin, ...]
     longest: tuple[Long, ...]
-    """The longest of those that are truncated."""
+    """The longest truncated captions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,35 +94,35 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ColumnNumbers:
     """What one key column of the data set holds."""
 
     encoder: str
     role: str
     about: str
-    """Family, dtype and the like, as the recipe says them."""
+    """Family, dtype and so on, from the recipe."""
     fingerprint: str
     cells: int
     """Captions or pictures of the samples."""
     missing: int
-    """Cells for which nothing was made."""
+    """Cells without a value."""
     entries: int
     """Distinct keys."""
     bytes: int
-    """Of their tensors."""
+    """Size of their tensors."""
     saved_bytes: int
-    """What the same tensors would take besides, if each cell had its own."""
+    """How much larger it would be if each cell had its own tensors."""
     repeats: tuple[Repeat, ...] = ()
     """The most shared entries."""
 
     @property
     def shared(self) -> int:
-        """Cells that took an entry another cell has too."""
+        """Cells whose entry another cell has too, without the first cell of each entry."""
         return self.cells - self.missing - self.entries
 
     @property
     def name(self) -> str:
-        """What people call it: the encoder, with the role where that is not the usual one."""
+        """The encoder, with the role if that is not the usual one."""
         return self.encoder if self.role in {"caption", "image", self.encoder} else f"{self.encoder} of {self.role}"
 
 
@@ -131,7 +131,7 @@ class Pass:
     """One pass over a plan of the data set."""
 
     started: float
-    """Seconds since the epoch, by the clock of who began it."""
+    """Unix time in seconds, by the clock of the process that began it."""
     plan: str
     number: int
     complete: bool
@@ -143,8 +143,8 @@ class Pass:
     bytes: int
     stages: tuple["Stage", ...] = ()
     limiting: str = ""
-    ranks: tuple["Rank", ...] = ()
-    """Those whose beats are still there."""
+    ranks: tuple["RankNumbers", ...] = ()
+    """Workers whose heartbeats are still there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +155,11 @@ class Stage:
     busy_seconds: float
     wait_seconds: float
     share: float
-    """Of its threads' time, how much it was busy."""
+    """Which part of its threads' time it was busy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class RankNumbers:
     """What one worker did."""
 
     rank: int | None
@@ -173,7 +173,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FindingNumbers:
     """One finding of verify."""
 
     kind: str
@@ -188,7 +188,7 @@ class Segment:
 
     digest: str
     bytes: int
-    """0 where its header cannot be read."""
+    """0 if its header cannot be read."""
     entries: int
     state: State
 
@@ -203,12 +203,12 @@ class Damage:
     entries: int
     bytes: int
     map: tuple[Segment, ...]
-    findings: tuple[Found, ...]
+    findings: tuple[FindingNumbers, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A sample that an encoder could not do."""
+    """A sample that an encoder could not encode."""
 
     sample: str
     encoder: str
@@ -216,36 +216,36 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
-    """Everything a report says, but for its pictures."""
+class ReportNumbers:
+    """Everything in a report except its pictures."""
 
     store: str
     written: str
-    """When, in UTC."""
+    """The time in UTC."""
     version: str
     name: str = ""
-    """Of the data set; where the store has none, what is said of it is empty."""
+    """The data set; if the store has none, this and what describes it are empty."""
     generation: int = 0
     samples: int = 0
     complete: int = 0
     entries: int
     segments: int
     bytes: int
-    """Of all segments."""
+    """Size of all segments."""
     tensor_bytes: int
-    """Of the entries' tensors, each once."""
+    """Size of all entries' tensors, each entry once."""
     others: int
-    """Entries that this data set does not name."""
+    """Entries that do not belong to this data set."""
     others_bytes: int
     batch_size: int
     buckets: tuple[Buckets, ...] = ()
-    """For each resolution."""
+    """One for each resolution."""
     captions: Captions | None = None
-    kinds: tuple[Kind, ...] = ()
+    kinds: tuple[ColumnNumbers, ...] = ()
     passes: tuple[Pass, ...] = ()
     """Newest first."""
     failures: tuple[Failure, ...] = ()
-    """Of the newest pass that ended."""
+    """Failures of the newest pass that ended."""
     damage: Damage
     other_names: tuple[str, ...] = ()
     """The store's other data sets."""
@@ -260,7 +260,7 @@ class Thumbnail:
     """The reference of the picture that was encoded."""
     caption: str
     size: str
-    """Of the bucket."""
+    """The bucket, as text."""
     png: bytes
     width: int
     height: int
@@ -271,9 +271,9 @@ class Gallery:
     """The thumbnails of a report, and how they were made."""
 
     chosen: str = ""
-    """By which rule, of how many samples."""
+    """How many of how many samples are shown, and how they were chosen."""
     colours: str = ""
     """Where the colours come from."""
     thumbnails: tuple[Thumbnail, ...] = ()
     about: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """The same in numbers."""
+    """The same as numbers."""

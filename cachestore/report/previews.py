@@ -1,8 +1,7 @@
-"""Pictures made from stored latents, without their VAE: a linear map from latent channels to colours, fitted when it is asked for.
+"""Makes pictures from stored latents without the VAE, by a linear map from latent channels to colours.
 
-The pictures that were encoded, where they are still there with the same digest, are scaled down to the size of their latents, and
-the map is what fits them best by least squares. Where there are none, the direction in which the channels differ most is shown in grey, and
-said to be that. Nothing is kept in the store: see `docs/design/values.md`.
+The map is fitted by least squares to the encoded pictures that still exist with the same digest, scaled down to the size of their latents.
+If there are none, the direction in which the channels vary most is shown in grey. The map is not stored: see `docs/design/values.md`.
 """
 
 import hashlib
@@ -21,28 +20,28 @@ from cachestore.core.keys import Json, Key, digest_bytes
 from cachestore.core.raw_tensors import numbers
 from cachestore.core.read_block import parse_latents
 from cachestore.core.samples import IMAGE, VIDEO, Source
-from cachestore.source.combined import Moved, at_new_places, files_of, files_of_sources
+from cachestore.source.combined import Moved, at_new_paths, files_of, files_of_sources
 from cachestore.source.files import Files
 from cachestore.storage.catalog import Catalog, Cell, KeyColumn, newest_catalog
 from cachestore.store.reader import Reader
 
-SHOWN: Final = 20
-"""Samples that a report shows, and that the map is fitted to."""
-LARGEST_SOURCE: Final = 256 * 1024 * 1024
-_PLACES_EACH: Final = 10
-"""A map is fitted where there are at least so many places of latents for each of its numbers."""
+MAX_SAMPLES: Final = 20
+"""How many samples a report shows; the map is fitted to the same ones."""
+LARGEST_FILE: Final = 256 * 1024 * 1024
+_PIXELS_EACH: Final = 10
+"""A map is fitted if there are at least so many latent pixels for each channel, counting the constant as one."""
 _SIDES: Final = 2
 _OUTERMOST: Final = 2.0
-"""Per cent of the values at each end that grey leaves out."""
+"""Per cent of the values at each end that are clipped in grey."""
 
 Latents = NDArray[np.float32]
-"""[C, H, W]: the mean, as the VAE gave it; of a video its first frame."""
+"""`[C, H, W]` as stored; of moments the mean, of a video the first frame."""
 Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A sample's picture of one column, with its latents."""
+class SampleLatents:
+    """A sample's picture in one column, with its latents."""
 
     sample: str
     row: int
@@ -50,22 +49,22 @@ class Shown:
     key: Key
     latents: Latents
     rate: float | None = None
-    """Frames a second that were asked for, of a clip."""
+    """For a clip, the requested frames per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Colours:
-    """How latents of one recipe become colours."""
+    """The map from latents of one recipe to colours."""
 
     weights: NDArray[np.float64]
-    """[C + 1, 3] to RGB in 0..255, or [C + 1, 1] to grey; the last row is what is added."""
+    """`[C + 1, 3]` to RGB in 0..255, or `[C + 1, 1]` to grey; the last row is the constant."""
     fitted_to: int
-    """Pictures; 0 where none was there."""
+    """How many pictures it was fitted to; 0 if none was found."""
     explained: float
-    """Of how the fitted pictures differ from their mean, the part that the map gives (R squared); 0 where nothing was fitted."""
+    """R squared: the part of the fitted pictures' variance that the map explains; 0 if nothing was fitted."""
 
     def in_words(self) -> str:
-        """Where the colours come from, for a person."""
+        """Return where the colours come from, in words."""
         if self.fitted_to:
             return (
                 f"Colours: a linear map of the latent channels, fitted by least squares to {self.fitted_to} of the encoded"
@@ -78,15 +77,15 @@ class Colours:
         )
 
     def paint(self, latents: Latents) -> Pixels:
-        """Latents as RGB `[H, W, 3]` or grey `[H, W]`."""
+        """Return latents as RGB `[H, W, 3]` or grey `[H, W]`, uint8."""
         painted = np.clip(np.rint(_with_one(latents) @ self.weights), 0, 255).astype(np.uint8)
         return painted.reshape(*latents.shape[1:], 3) if painted.shape[1] == 3 else painted.reshape(latents.shape[1:])
 
 
 def picture_column(catalog: Catalog, sample: str | None = None) -> KeyColumn | None:
-    """The first column of latents of pictures that are trained on, whose recipe is known here; None without one.
+    """Return the first column of latents of pictures that are trained on, if its recipe can be read here; None without one.
 
-    Where there are videos and no pictures, or where the `sample` is one, it is that of the videos, whose first frames are shown.
+    If there are videos and no pictures, or the `sample` is a video, it is a column of videos, whose first frames are shown.
     """
     known = [column for column in catalog.columns if column.role in (IMAGE, VIDEO) and stored_name(catalog, column) is not None]
     row = list(catalog.ids).index(sample) if sample is not None and sample in catalog.ids else None
@@ -95,7 +94,7 @@ def picture_column(catalog: Catalog, sample: str | None = None) -> KeyColumn | N
 
 
 def stored_name(catalog: Catalog, column: KeyColumn) -> str | None:
-    """The name of the tensor that holds a column's latents; None where it holds none, or in a way this version does not know."""
+    """Return the name of the tensor with a column's latents; None if it has none, or if this version cannot read them."""
     recipe = catalog.recipes.get(column.fingerprint)
     try:
         return None if recipe is None else parse_latents(recipe).stored
@@ -103,26 +102,26 @@ def stored_name(catalog: Catalog, column: KeyColumn) -> str | None:
         return None
 
 
-def choose_rows(catalog: Catalog, column: KeyColumn, count: int = SHOWN) -> list[int]:
-    """Rows to show: of those that have latents, the ones whose ids have the smallest digests.
+def choose_rows(catalog: Catalog, column: KeyColumn, count: int = MAX_SAMPLES) -> list[int]:
+    """Return the rows to show: of those with latents, the ones whose ids have the smallest digests.
 
-    The choice depends on no order, says nothing about the pictures, and hardly changes when samples are added.
+    The choice does not depend on the order or the content of samples, and hardly changes when samples are added.
     """
     has_some = (row for row in range(len(catalog)) if any(column.row_keys(row)))
     return sorted(has_some, key=lambda row: hashlib.sha256(catalog.ids[row].encode("utf-8", "surrogatepass")).digest())[:count]
 
 
-def read_shown(reader: Reader, catalog: Catalog, column: KeyColumn, rows: Sequence[int]) -> list[Shown]:
-    """The first latents of each row; rows whose entry is missing, damaged or no picture, or has other channels, are left out."""
+def read_samples(reader: Reader, catalog: Catalog, column: KeyColumn, rows: Sequence[int]) -> list[SampleLatents]:
+    """Return the first latents of each row. Rows whose entry is missing, damaged or no picture, or has other channels, are left out."""
     name = stored_name(catalog, column)
-    found: list[Shown] = []
+    found: list[SampleLatents] = []
     for row in rows:
         cell = next((cell for cell in column.row_cells(row) if cell.key is not None), None)
         latents = None if cell is None or cell.key is None else _read(reader, cell.key, name)
         if cell is None or cell.key is None or latents is None:
             continue
         if not found or len(found[0].latents) == len(latents):
-            found.append(Shown(catalog.ids[row], row, cell, cell.key, latents, column.options.get("fps")))
+            found.append(SampleLatents(catalog.ids[row], row, cell, cell.key, latents, column.options.get("fps")))
     return found
 
 
@@ -139,40 +138,39 @@ def _read(reader: Reader, key: Key, name: str | None) -> Latents | None:
     return values[: len(values) // 2] if name == "moments" else values
 
 
-def find_colours(catalog: Catalog, column: KeyColumn, shown: Sequence[Shown], source: Moved | None = None) -> Colours:
-    """The map for latents of one column, of which there is at least one: fitted where sources are there, else grey.
+def find_colours(catalog: Catalog, column: KeyColumn, shown: Sequence[SampleLatents], source: Moved | None = None) -> Colours:
+    """Return the map for latents of one column, at least one: fitted if sources are there, else grey.
 
-    `source` is where the data set's pictures are now, if they moved; of several sources by what each is called. Needs Pillow to fit, and
-    gives grey without it.
+    `source` is the new path of the data set's pictures if they moved, or a path for each source label. Without Pillow the map is grey.
     """
     pairs = list(_pairs(catalog, column, shown, source))
-    places = sum(one.latents[0].size for one, _pixels in pairs)
-    if places < _PLACES_EACH * (len(shown[0].latents) + 1):
+    count = sum(one.latents[0].size for one, _pixels in pairs)
+    if count < _PIXELS_EACH * (len(shown[0].latents) + 1):
         return _grey([one.latents for one in shown])
     return fit([one.latents for one, _pixels in pairs], [pixels for _one, pixels in pairs])
 
 
 def fit(latents: Sequence[Latents], pixels: Sequence[NDArray[np.float64]]) -> Colours:
-    """The map that gives the pixels `[H, W, 3]` best from the latents of the same size: least squares over at least one picture."""
+    """Fit the map from latents to pixels `[H, W, 3]` of the same size by least squares over at least one picture."""
     channels = len(latents[0])
     square, product = np.zeros((channels + 1, channels + 1)), np.zeros((channels + 1, 3))
-    total, total_square, places = np.zeros(3), 0.0, 0
+    total, total_square, count = np.zeros(3), 0.0, 0
     for one, colours in zip(latents, pixels, strict=True):
         values, flat = _with_one(one), colours.reshape(-1, 3)
         square += values.T @ values
         product += values.T @ flat
         total += flat.sum(axis=0)
         total_square += float((flat**2).sum())
-        places += len(flat)
+        count += len(flat)
     weights = np.linalg.lstsq(square, product, rcond=None)[0].astype(np.float64)
-    # The sum of squared errors, and of squared distances from the mean, from the sums alone.
+    # Squared errors, and squared distances from the mean, computed from the sums.
     error = total_square - 2 * float((weights * product).sum()) + float((weights * (square @ weights)).sum())
-    spread = total_square - float((total**2).sum()) / places
+    spread = total_square - float((total**2).sum()) / count
     return Colours(weights, len(latents), max(0.0, 1 - error / spread) if spread > 0 else 1.0)
 
 
 def _grey(latents: Sequence[Latents]) -> Colours:
-    """The first principal component of the channels, spread over black to white."""
+    """Return the first principal component of the channels, scaled from black to white."""
     values = np.concatenate([_with_one(one)[:, :-1] for one in latents])
     centred = values - values.mean(axis=0)
     direction = np.linalg.eigh(centred.T @ centred)[1][:, -1]
@@ -183,15 +181,15 @@ def _grey(latents: Sequence[Latents]) -> Colours:
 
 
 def _with_one(latents: Latents) -> NDArray[np.float64]:
-    """[H x W, C + 1], the last of them 1."""
+    """Return `[H x W, C + 1]`; the last column is 1."""
     flat = latents.reshape(len(latents), -1).T.astype(np.float64)
     return np.concatenate([flat, np.ones((len(flat), 1))], axis=1)
 
 
 def _pairs(
-    catalog: Catalog, column: KeyColumn, shown: Sequence[Shown], source: Moved | None
-) -> Iterator[tuple[Shown, NDArray[np.float64]]]:
-    """Latents with the picture that they were made from, scaled down to their size."""
+    catalog: Catalog, column: KeyColumn, shown: Sequence[SampleLatents], source: Moved | None
+) -> Iterator[tuple[SampleLatents, NDArray[np.float64]]]:
+    """Yield latents with the picture that they were made from, scaled down to their size."""
     files = _files(catalog, column, source)
     if files is None:
         return
@@ -203,7 +201,7 @@ def _pairs(
 
 
 def _files(catalog: Catalog, column: KeyColumn, source: Moved | None) -> Files | None:
-    """What the references of a data set lead to, whether it is there or not; None where the catalog does not say what it was made of.
+    """Return access to the files of a data set, present or not; None if the catalog does not name its sources.
 
     Raises BadInput for one path in place of several sources.
     """
@@ -213,33 +211,33 @@ def _files(catalog: Catalog, column: KeyColumn, source: Moved | None) -> Files |
     given = cast("list[Json]", listed) if isinstance(listed, list) else []
     try:
         sources = [Source(**one) for one in given]
-    except (BadInput, TypeError):  # hints that are none
+    except (BadInput, TypeError):  # invalid hints
         return None
     if source is not None and sources:
-        sources = list(at_new_places(sources, source))
+        sources = list(at_new_paths(sources, source))
     try:
         if not given:
             data = hints.get("data") if source is None or isinstance(source, Mapping) else source
             return files_of(data) if data and isinstance(data, str | Path) else None
         return files_of_sources(sources)
-    except (BadInput, OSError, TypeError, ValueError):  # sources that are gone, or hints that are none
+    except (BadInput, OSError, TypeError, ValueError):  # missing sources or invalid hints
         return None
 
 
 def references_of(catalog: Catalog, column: KeyColumn, row: int) -> list[str]:
-    """The references of a row's pictures, as its source names them."""
+    """Return the references of a row's pictures, as its source names them."""
     if column.role not in catalog.images:
         return []
     at, references = catalog.images[column.role]
-    return [references[place] for place in range(at[row], at[row + 1])]
+    return [references[index] for index in range(at[row], at[row + 1])]
 
 
-def _picture_of(files: Files, catalog: Catalog, column: KeyColumn, one: Shown) -> bytes | None:
-    """The bytes that a cell was made from; None where no file of the row has their digest any more."""
+def _picture_of(files: Files, catalog: Catalog, column: KeyColumn, one: SampleLatents) -> bytes | None:
+    """Return the bytes that a cell was made from; None if no file of the row has their digest any more."""
     for reference in references_of(catalog, column, one.row):
         try:
             stat = files.stat(reference)
-            data = files.read(reference)[0] if stat is not None and stat[0] <= LARGEST_SOURCE else None
+            data = files.read(reference)[0] if stat is not None and stat[0] <= LARGEST_FILE else None
         except (OSError, ValueError):  # ValueError: a name that no file can have
             continue
         if data is not None and digest_bytes(data) == one.cell.input.hex():
@@ -250,8 +248,10 @@ def _picture_of(files: Files, catalog: Catalog, column: KeyColumn, one: Shown) -
 _Side = Sequence[int]
 
 
-def _scaled_down(data: bytes, one: Shown, read: Callable[[bytes, Shown, _Side, _Side], NDArray[np.float64]]) -> NDArray[np.float64] | None:
-    """The part of a picture that was encoded, each pixel the mean over one place of the latents; None where it cannot be decoded."""
+def _scaled_down(
+    data: bytes, one: SampleLatents, read: Callable[[bytes, SampleLatents, _Side, _Side], NDArray[np.float64]]
+) -> NDArray[np.float64] | None:
+    """Return the encoded part of a picture, each pixel the mean over one latent pixel; None if it cannot be decoded."""
     facts = one.cell.facts
     resized, crop = facts.get("resized", ()), facts.get("crop", ())
     if len(resized) != _SIDES or min(resized) < 1 or len(crop) != 2 * _SIDES:
@@ -263,7 +263,7 @@ def _scaled_down(data: bytes, one: Shown, read: Callable[[bytes, Shown, _Side, _
     return pixels[:, ::-1] if facts.get("flip") == (1,) else pixels
 
 
-def _picture(data: bytes, one: Shown, resized: _Side, crop: _Side) -> NDArray[np.float64]:
+def _picture(data: bytes, one: SampleLatents, resized: _Side, crop: _Side) -> NDArray[np.float64]:
     from PIL import Image
 
     from cachestore.encode.images import decode
@@ -275,21 +275,21 @@ def _picture(data: bytes, one: Shown, resized: _Side, crop: _Side) -> NDArray[np
     return np.asarray(picture.resize((width, height), Image.Resampling.BOX, box=box), np.float64)
 
 
-def _first_frame(data: bytes, one: Shown, resized: _Side, crop: _Side) -> NDArray[np.float64]:
-    """Of the clip that was encoded. Raises ValueError where nobody knows where that starts."""
+def _first_frame(data: bytes, one: SampleLatents, resized: _Side, crop: _Side) -> NDArray[np.float64]:
+    """Return the first frame of the encoded clip. Raises ValueError if its start is unknown."""
     from cachestore.encode import videos
-    from cachestore.encode.buckets import Placement, Size
+    from cachestore.encode.buckets import CropBox, Size
     from cachestore.encode.clips import as_rate
 
     (_channels, height, width), (start, *_others) = one.latents.shape, one.cell.facts.get("start", ())
     rate = None if one.rate is None else as_rate(one.rate)
     first = videos.look(BytesIO(data)).timeline.take(rate, start, 1)
-    place = Placement(Size(*resized), (crop[0], crop[1], crop[2], crop[3]))
-    return videos.take(BytesIO(data), first, Size(width, height), place)[0].astype(np.float64)
+    box = CropBox(Size(*resized), (crop[0], crop[1], crop[2], crop[3]))
+    return videos.take(BytesIO(data), first, Size(width, height), box)[0].astype(np.float64)
 
 
 def reduce(pixels: Pixels, longest: int) -> Pixels:
-    """The same picture with sides of at most `longest`, each pixel the mean of a square of k x k; as it is where it fits already."""
+    """Return the picture with sides of at most `longest`, each pixel the mean of a square of k x k; unchanged if it fits already."""
     step = -(-max(pixels.shape[:2]) // longest)
     if step <= 1:
         return pixels
@@ -311,17 +311,17 @@ class Preview:
 
 
 def preview_sample(reader: Reader, names: Sequence[str], sample: str, source: Moved | None = None) -> Preview:
-    """A picture of a sample's first latents, from the first of these data sets that has some. Raises BadInput where none has."""
+    """Return a picture of a sample's first latents, from the first of these data sets that has some. Raises BadInput if none has."""
     for name in names:
         catalog = newest_catalog(reader.layout, name)
         column = None if catalog is None else picture_column(catalog, sample)
         if catalog is None or column is None or sample not in catalog.ids:
             continue
-        shown = read_shown(reader, catalog, column, [list(catalog.ids).index(sample)])
+        shown = read_samples(reader, catalog, column, [list(catalog.ids).index(sample)])
         if not shown:
             continue
         others = [row for row in choose_rows(catalog, column) if row != shown[0].row]
-        colours = find_colours(catalog, column, [*shown, *read_shown(reader, catalog, column, others)], source)
+        colours = find_colours(catalog, column, [*shown, *read_samples(reader, catalog, column, others)], source)
         return Preview(name, sample, colours.paint(shown[0].latents), colours)
     why = reader.layout.command(f"why {shlex.quote(sample)}")
     raise BadInput(f"{reader.layout.root} has no latents of the sample {sample!r} to make a picture from ({why} says what there is)")

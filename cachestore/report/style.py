@@ -1,4 +1,4 @@
-"""The style of a page: light, dark and on paper. Figures are tabular, so that they stand under each other."""
+"""The CSS of the page, for light mode, dark mode and paper. Figures are tabular, so that digits stand in columns."""
 
 from typing import Final
 

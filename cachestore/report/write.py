@@ -1,6 +1,6 @@
-"""`report`: what is in a store and in one of its data sets, as one page. Gathers numbers and pictures; `document` turns them into HTML.
+"""`report`: writes what is in a store and in one of its data sets as one page. Collects numbers and pictures; `document` makes the HTML.
 
-Reads, and changes nothing in the store. Needs neither torch nor the models; Pillow only for the colours of thumbnails.
+It changes nothing in the store. It needs neither torch nor the models; Pillow only for the colours of thumbnails.
 """
 
 import json
@@ -24,9 +24,21 @@ from cachestore.jobs.forecast import TRAINING_BATCH
 from cachestore.maintain.collect import verify
 from cachestore.report.counting import count_buckets, kind_of, measure_captions, sizes_of
 from cachestore.report.document import make_page
-from cachestore.report.numbers import Damage, Failure, Found, Gallery, Numbers, Pass, Rank, Segment, Stage, State, Thumbnail
+from cachestore.report.numbers import (
+    Damage,
+    Failure,
+    FindingNumbers,
+    Gallery,
+    Pass,
+    RankNumbers,
+    ReportNumbers,
+    Segment,
+    Stage,
+    State,
+    Thumbnail,
+)
 from cachestore.report.png import encode_png
-from cachestore.report.previews import Shown, choose_rows, find_colours, picture_column, read_shown, reduce, references_of
+from cachestore.report.previews import SampleLatents, choose_rows, find_colours, picture_column, read_samples, reduce, references_of
 from cachestore.source.combined import Moved
 from cachestore.storage.catalog import Catalog, KeyColumn, list_names, newest_catalog
 from cachestore.storage.snapshot import Snapshot
@@ -35,14 +47,14 @@ from cachestore.store.reader import Reader
 from cachestore.work.passes import ROUND_FORMAT, VERSION, PassRef, list_passes, read_done
 from cachestore.work.plan import read_outline
 from cachestore.work.retention import list_plans
-from cachestore.work.stages import STAGES, stage_shares, sum_stages
-from cachestore.work.workers import lived, read_beats
+from cachestore.work.stages import STAGES, stage_fractions, sum_stages
+from cachestore.work.workers import lived, read_heartbeats
 
 DEFAULT_NAME: Final = "train"
 _COUNTS: Final = ("reused", "encoded", "failed")
-_SHOWN_OF_RANK: Final = ("rank", "host", "pid", "encoded", "reused", "failed", "phase")
+_RANK_FIELDS: Final = ("rank", "host", "pid", "encoded", "reused", "failed", "phase")
 LONGEST_SIDE: Final = 128
-"""Of a thumbnail, in pixels: 20 of them take at most 1.4 MB of the page, whatever they show."""
+"""Of a thumbnail, in pixels: 20 of them take at most 1.4 MB of the page."""
 
 
 def write_report(
@@ -54,15 +66,15 @@ def write_report(
     batch_size: int = TRAINING_BATCH,
     source: Moved | None = None,
 ) -> dict[str, Json]:
-    """Write a report of a store and one of its data sets to a file, over what stands there; returns what it says, as JSON.
+    """Write a report of a store and one of its data sets to a file, and return what it says as JSON. An existing file is replaced.
 
     Args:
         path: the store.
-        output: the file, outside of the store or not; its folder is made.
-        name: the data set; without it `train`, else the first one there is. A store without one has a report too.
+        output: the file, inside or outside of the store; its folder is made.
+        name: the data set; by default `train`, else the first one. A store without data sets has a report too.
         level: as for `verify`: "full" reads every byte.
-        batch_size: for what buckets leave out.
-        source: where the data set's pictures are now, if they moved, of several sources by name; thumbnails take their colours from them.
+        batch_size: the batch size for counting the samples that buckets leave out.
+        source: the new path of the data set's pictures if they moved, or paths by source name; thumbnails take their colours from them.
 
     Raises:
         StoreNotFound: there is no store there.
@@ -79,7 +91,7 @@ def write_report(
         found = verify(path, level)
         catalog = newest_catalog(reader.layout, chosen) if chosen is not None else None
         others = tuple(one for one in names if one != chosen)
-        numbers = _gather(reader, catalog, found, batch_size=batch_size, store=str(path), other_names=others)
+        numbers = _count_all(reader, catalog, found, batch_size=batch_size, store=str(path), other_names=others)
         gallery = _make_gallery(reader, catalog, source) if catalog is not None else Gallery()
         check_for_reading(reader.layout)
     page = make_page(numbers, gallery)
@@ -96,13 +108,13 @@ def _choose_name(layout: Layout, names: Sequence[str], name: str | None) -> str 
     return name
 
 
-def _gather(reader: Reader, catalog: Catalog | None, found: VerifyReport, *, batch_size: int, **told: Any) -> Numbers:
-    """What a report says; `told` are the fields that its caller knows."""
+def _count_all(reader: Reader, catalog: Catalog | None, found: VerifyReport, *, batch_size: int, **known: Any) -> ReportNumbers:
+    """Collect the numbers of a report; `known` are the fields that the caller knows."""
     snapshot = reader.snapshot
     sizes, segments = sizes_of(snapshot), snapshot.segments()
     named = {raw for column in catalog.columns for raw in column.keys} if catalog is not None else set[bytes]()
     others = [size for key, size in sizes.items() if key not in named]
-    numbers = Numbers(
+    numbers = ReportNumbers(
         written=time.strftime("%d %B %Y, %H:%M UTC", time.gmtime()),
         version=__version__,
         entries=len(sizes),
@@ -113,7 +125,7 @@ def _gather(reader: Reader, catalog: Catalog | None, found: VerifyReport, *, bat
         others_bytes=sum(others),
         batch_size=batch_size,
         damage=_map_damage(snapshot, found),
-        **told,
+        **known,
     )
     if catalog is None:
         return numbers
@@ -134,26 +146,26 @@ def _gather(reader: Reader, catalog: Catalog | None, found: VerifyReport, *, bat
 
 
 def _passes_of(layout: Layout, name: str) -> tuple[tuple[Pass, ...], tuple[Failure, ...]]:
-    """The passes of a data set, newest first, and what failed in the newest that ended. What cannot be read is left out."""
-    beats = read_beats(layout)
+    """Return the passes of a data set, newest first, and the failures of the newest that ended. Unreadable passes are left out."""
+    heartbeats = read_heartbeats(layout)
     found: list[tuple[Pass, tuple[Failure, ...]]] = []
     for plan in list_plans(layout):
         with suppress(FormatError, OSError, KeyError, TypeError, ValueError):
             if read_outline(layout, plan).catalog == name:
-                found += [_read_pass(layout, PassRef(plan, number), beats) for number in list_passes(layout, plan)]
+                found += [_read_pass(layout, PassRef(plan, number), heartbeats) for number in list_passes(layout, plan)]
     found.sort(key=lambda item: (item[0].started, item[0].number), reverse=True)
     failures = next((failures for one, failures in found if one.complete), ())
     return tuple(one for one, _failures in found), failures
 
 
-def _read_pass(layout: Layout, ref: PassRef, beats: Sequence[Mapping[str, Any]]) -> tuple[Pass, tuple[Failure, ...]]:
+def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, Any]]) -> tuple[Pass, tuple[Failure, ...]]:
     done = read_done(layout, ref)
-    own = [beat for beat in beats if (beat["plan"], beat["pass"]) == (ref.plan, ref.number)]
+    own = [heartbeat for heartbeat in heartbeats if (heartbeat["plan"], heartbeat["pass"]) == (ref.plan, ref.number)]
     report: Mapping[str, Any] = done.report if done is not None else {}
-    reused, encoded, failed = (int(report[name] if done else sum(beat[name] for beat in own)) for name in _COUNTS)
+    reused, encoded, failed = (int(report[name] if done else sum(heartbeat[name] for heartbeat in own)) for name in _COUNTS)
     stages: Mapping[str, Any] = report.get("stages") or sum_stages(own)
-    shares = stage_shares(stages) if stages else {}
-    in_order = sorted(own, key=lambda beat: (beat["rank"] is None, beat["rank"], beat["started"]))
+    fractions = stage_fractions(stages) if stages else {}
+    in_order = sorted(own, key=lambda heartbeat: (heartbeat["rank"] is None, heartbeat["rank"], heartbeat["started"]))
     one = Pass(
         started=_started(layout, ref, own),
         plan=ref.plan,
@@ -166,26 +178,28 @@ def _read_pass(layout: Layout, ref: PassRef, beats: Sequence[Mapping[str, Any]])
         failed=failed,
         bytes=int(report.get("bytes", 0)),
         stages=tuple(
-            Stage(name, float(stages[name]["busy_seconds"]), float(stages[name]["wait_seconds"]), shares[name])
+            Stage(name, float(stages[name]["busy_seconds"]), float(stages[name]["wait_seconds"]), fractions[name])
             for name in STAGES
-            if name in shares
+            if name in fractions
         ),
         limiting=str(stages.get("limiting", "")),
-        ranks=tuple(Rank(**{name: beat[name] for name in _SHOWN_OF_RANK}, seconds=round(lived(beat), 3)) for beat in in_order),
+        ranks=tuple(
+            RankNumbers(**{name: heartbeat[name] for name in _RANK_FIELDS}, seconds=round(lived(heartbeat), 3)) for heartbeat in in_order
+        ),
     )
     failures = (Failure(str(each["sample"]), str(each["encoder"]), str(each["reason"])) for each in report.get("failures", ()))
     return one, tuple(failures)
 
 
-def _started(layout: Layout, ref: PassRef, beats: Sequence[Mapping[str, Any]]) -> float:
-    """When a pass began, by the clock of who began it."""
+def _started(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, Any]]) -> float:
+    """Return when a pass began, by the clock of the process that began it."""
     with suppress(FormatError, OSError, KeyError):
         return float(read_record(ref.folder(layout).round(0), ROUND_FORMAT, VERSION)["started"])
-    return min((float(beat["started"]) for beat in beats), default=0.0)
+    return min((float(heartbeat["started"]) for heartbeat in heartbeats), default=0.0)
 
 
 def _map_damage(snapshot: Snapshot, found: VerifyReport) -> Damage:
-    """Each segment that is there, or was when the index was made, with what verify found of it."""
+    """Return each segment that is there, or was when the index was made, with what verify found in it."""
     states: dict[str, State] = {}
     for finding in found.findings:
         if finding.kind in {"corrupt-segment", "corrupt-entry"}:
@@ -199,13 +213,13 @@ def _map_damage(snapshot: Snapshot, found: VerifyReport) -> Damage:
         ref = known.get(digest) or gone.get(digest)
         state = states.get(digest, "sound" if digest in snapshot.listed else "gone")
         segments.append(Segment(digest, ref.size_bytes if ref else 0, ref.entries if ref else 0, state))
-    findings = tuple(Found(one.kind, one.path, one.message, one.sample) for one in found.findings)
+    findings = tuple(FindingNumbers(one.kind, one.path, one.message, one.sample) for one in found.findings)
     return Damage(found.level, found.ok, found.seconds, found.entries, found.bytes, tuple(segments), findings)
 
 
 def _make_gallery(reader: Reader, catalog: Catalog, source: Moved | None) -> Gallery:
     column = picture_column(catalog)
-    shown = read_shown(reader, catalog, column, choose_rows(catalog, column)) if column is not None else []
+    shown = read_samples(reader, catalog, column, choose_rows(catalog, column)) if column is not None else []
     if column is None or not shown:
         return Gallery()
     colours = find_colours(catalog, column, shown, source)
@@ -218,7 +232,7 @@ def _make_gallery(reader: Reader, catalog: Catalog, source: Moved | None) -> Gal
     )
 
 
-def _thumbnail(catalog: Catalog, column: KeyColumn, one: Shown, png: bytes) -> Thumbnail:
+def _thumbnail(catalog: Catalog, column: KeyColumn, one: SampleLatents, png: bytes) -> Thumbnail:
     source = next(iter(references_of(catalog, column, one.row)), "")
     caption = next(iter(catalog.row_captions(one.row)), "")
     _channels, height, width = one.latents.shape

@@ -1,1 +1,1 @@
-"""What users point at: folders, rows, tars, values in memory."""
+"""Sources of samples: folders, manifests, prompt lists, tars, and objects in memory."""

@@ -1,4 +1,4 @@
-"""Captions in files: how their text is decoded, split into lines, and read as one caption or several."""
+"""Caption files: decode their text, split it into lines, and read it as one caption or several."""
 
 import codecs
 import os
@@ -17,13 +17,13 @@ CAPTION_SUFFIXES: Final = (".txt", ".caption")
 
 
 def side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: Remarks) -> tuple[str, ...]:
-    """The captions in the file beside an image; none if there is no such file, the empty one if it is empty."""
+    """The captions in the file beside an image: none if there is no such file, the empty caption if it is empty."""
     for suffix in CAPTION_SUFFIXES:
         beside = path.with_suffix(suffix)
         try:
             text = read_text(beside)
         except OSError as error:
-            if os.path.isdir(beside) or not os.path.lexists(beside):  # noqa: PTH112 - Path's raise where it is refused
+            if os.path.isdir(beside) or not os.path.lexists(beside):  # noqa: PTH112 - Path's raise if access is refused
                 continue
             raise BadInput(f"the captions {beside} cannot be read: {error.strerror or error}") from error
         return captions_in(text, caption_lines, sample, remarks)
@@ -31,8 +31,8 @@ def side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: Rema
 
 
 def captions_in(text: str, caption_lines: CaptionLines, sample: str, remarks: Remarks) -> tuple[str, ...]:
-    """The captions that the text of a file is, at least one; blank text is the empty caption."""
-    # U+2028, form feeds and the like end no line: captions hold them, and JSON allows them inside a text.
+    """The captions in the text of a file, at least one. Blank text is the empty caption."""
+    # U+2028, form feeds and similar characters do not end a line: captions contain them, and JSON allows them inside a string.
     lines = [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n") if line.strip()]
     if caption_lines == "whole":
         remarks.multi_line += [sample] if len(lines) > 1 else []
@@ -41,13 +41,13 @@ def captions_in(text: str, caption_lines: CaptionLines, sample: str, remarks: Re
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises BadInput, OSError."""
+    """Read a UTF-8 file. Raises BadInput, OSError."""
     with open_regular(path) as file:
         return decode_text(file.read(), path)
 
 
 def decode_text(raw: bytes, where: Path | str) -> str:
-    """Text of UTF-8, with or without a mark in front. Raises BadInput."""
+    """Decode UTF-8, with or without a byte order mark. Raises BadInput."""
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -55,17 +55,17 @@ def decode_text(raw: bytes, where: Path | str) -> str:
 
 
 def normal(text: str) -> str:
-    """Text as ids are spelled: NFC, so that one letter has one spelling."""
+    """Text in Unicode form NFC, as ids are written, so that one letter has one spelling."""
     return unicodedata.normalize("NFC", text)
 
 
 def by_spelling(text: str) -> tuple[str, str]:
-    """What names are sorted by."""
+    """The key by which names are sorted."""
     return normal(text), text
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file with their numbers, from 1 on, without holding the file."""
+    """Yield (number, text) of each line of a UTF-8 file, from 1 on, without reading the whole file. Raises BadInput, OSError."""
     number = start = 0
     with path.open("rb") as file:
         for raw in file:

@@ -1,6 +1,6 @@
-"""Everything that the sources of a data set list, as one.
+"""List the sources of a data set as one.
 
-References of several sources begin with the source's label, `label/reference`; ids with its name, where it was given one.
+With several sources, references begin with the source's label: `label/reference`. Ids begin with its name, if it was given one.
 """
 
 import os
@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
-from cachestore.core.arguments import as_place
+from cachestore.core.arguments import as_path_str
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import SOURCE, SOURCE_WEIGHT
 from cachestore.core.keys import Json, canonical, digest_parts, digest_text
@@ -21,63 +21,63 @@ from cachestore.source.captions import CaptionLines
 from cachestore.source.files import Files, Folder, Routed
 from cachestore.source.folders import list_source
 from cachestore.source.listing import Listing
-from cachestore.source.memory import gather, list_rows
-from cachestore.source.pipe import asked_files
+from cachestore.source.memory import list_objects, list_rows
+from cachestore.source.pipe import pipe_files
 from cachestore.source.remarks import Problems, Remarks
 from cachestore.source.tars import list_tars, tars_at
 
 IN_MEMORY: Final = "(in memory)"
-"""Stands for data that is no path."""
+"""Stands for data that is not a path."""
 
-Brought = Mapping[int, Listing]
-"""What was gathered of the sources that are in memory, by their number."""
+InMemory = Mapping[int, Listing]
+"""By number of the source, the listings of sources in memory."""
 
 
 def list_path(data: str | Path, *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False) -> Listing:
-    """List what a path names: a folder, a manifest, a list of prompts, tars; their `videos` too, if so. Raises BadInput."""
+    """List what a path names: a folder, a manifest, a prompt list, or tars; also their `videos` if that is set. Raises BadInput."""
     tars = tars_at(data)
     if tars is not None:
         return list_tars(tars, caption_lines=caption_lines, caption=caption, videos=videos)
     if is_temporary(Path(data).name) and Path(data).is_file():
-        return list_rows(Path(data), asked_files(os.environ))
+        return list_rows(Path(data), pipe_files(os.environ))
     return list_source(data, caption_lines=caption_lines, caption=caption, videos=videos)
 
 
 def files_of(data: str | Path) -> Files:
-    """What references of a path lead to, with nothing listed where that can be avoided. Raises BadInput."""
+    """The files that references of a path lead to. Lists tars only. Raises BadInput."""
     tars = tars_at(data)
     if tars is not None:
         return list_tars(tars).files
     path = Path(data)
-    return Folder((path if os.path.isdir(path) else path.parent).absolute())  # noqa: PTH112 - Path's raises where it is refused
+    return Folder((path if os.path.isdir(path) else path.parent).absolute())  # noqa: PTH112 - Path's raises if access is refused
 
 
 def as_sources(data: object) -> tuple[str, tuple[Source, ...], dict[int, object]]:
-    """What `precompute` is given as data: its path if that is all, else its sources, and by number what is no path. Raises BadInput."""
+    """Split what `precompute` was given: (path, (), {}) for one path, else ("", sources, objects by source number). Raises BadInput."""
     if isinstance(data, str | os.PathLike):
-        return as_place("data", cast("object", data)), (), {}
+        return as_path_str("data", cast("object", data)), (), {}
     given: Sequence[object] = (data,)
     if isinstance(data, list | tuple):
         listed = cast("Sequence[object]", data)
         are_sources = [isinstance(one, Source | str | os.PathLike) for one in listed]
         if any(are_sources) and not all(are_sources):
-            place = are_sources.index(False)
-            raise BadInput(f"a list must hold sources and paths, or samples, but {place} is {type(listed[place]).__name__}")
+            index = are_sources.index(False)
+            raise BadInput(f"a list must hold sources and paths, or samples, but {index} is {type(listed[index]).__name__}")
         given = listed if any(are_sources) else given
     sources = [one if isinstance(one, Source) else Source(one) for one in given]
     held = {number: source.data for number, source in enumerate(sources) if not isinstance(source.data, str | os.PathLike)}
-    placed: list[str] = [IN_MEMORY if number in held else os.fspath(source.data) for number, source in enumerate(sources)]
-    return "", tuple(replace(source, data=place) for source, place in zip(sources, placed, strict=True)), held
+    paths: list[str] = [IN_MEMORY if number in held else os.fspath(source.data) for number, source in enumerate(sources)]
+    return "", tuple(replace(source, data=index) for source, index in zip(sources, paths, strict=True)), held
 
 
-def gather_all(sources: Sequence[Source], held: Mapping[int, object], *, caption_lines: CaptionLines, caption: str | None) -> Brought:
-    """List what is in memory. Raises BadInput."""
+def list_in_memory(sources: Sequence[Source], held: Mapping[int, object], *, caption_lines: CaptionLines, caption: str | None) -> InMemory:
+    """List the sources in memory. Raises BadInput."""
     own = [caption if source.caption is None else source.caption for source in sources]
-    return {number: gather(data, caption_lines=caption_lines, caption=own[number]) for number, data in held.items()}
+    return {number: list_objects(data, caption_lines=caption_lines, caption=own[number]) for number, data in held.items()}
 
 
 def labels_of(sources: Sequence[Source]) -> list[str]:
-    """What to call each source: its name, its label, or the last part of its path without a suffix. Raises BadInput for two alike."""
+    """Name each source: its name, its label, or the last part of its path without suffix. Raises BadInput if two are equal."""
     labels = [source.name or source.label or _label(source) for source in sources]
     if twice := next((label for label, count in Counter(labels).items() if count > 1), None):
         one, other = [source for source, label in zip(sources, labels, strict=True) if label == twice][:2]
@@ -90,12 +90,12 @@ def labels_of(sources: Sequence[Source]) -> list[str]:
 def _label(source: Source) -> str:
     path = Path(source.data)
     if source.data == IN_MEMORY or is_temporary(path.name):
-        return "memory"  # in a worker, whose rows are in a file, too
+        return "memory"  # also in a worker, whose rows are in a file
     return (path.name if os.path.isdir(path) else path.stem) or "data"  # noqa: PTH112
 
 
 def resolutions_of(sources: Sequence[Source], resolution: int) -> tuple[int, Mapping[str, int]]:
-    """The resolution of all sources, and by label where they differ."""
+    """(resolution, {}) if all sources have the same, else the default resolution and each source's own by label."""
     own = [source.resolution or resolution for source in sources]
     if len(set(own)) <= 1:
         return (own[0] if own else resolution), {}
@@ -103,16 +103,21 @@ def resolutions_of(sources: Sequence[Source], resolution: int) -> tuple[int, Map
 
 
 def list_sources(
-    sources: Sequence[Source], brought: Brought, *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False
+    sources: Sequence[Source],
+    in_memory: InMemory,
+    *,
+    caption_lines: CaptionLines = "whole",
+    caption: str | None = None,
+    videos: bool = False,
 ) -> Listing:
-    """List several sources as one, or one; those in memory are `brought`. Raises BadInput, also where two samples have one id."""
+    """List several sources as one. `in_memory` are listings by number. Raises BadInput, also if two samples have the same id."""
     labels = labels_of(sources)
     listings: list[Listing] = []
     problems = Problems()
     for number, source in enumerate(sources):
         own = caption if source.caption is None else source.caption
         try:
-            there = brought.get(number) or list_path(source.data, caption_lines=caption_lines, caption=own, videos=videos)
+            there = in_memory.get(number) or list_path(source.data, caption_lines=caption_lines, caption=own, videos=videos)
         except BadInput as error:
             problems.add(error)
         else:
@@ -127,19 +132,19 @@ def list_sources(
 
 
 Moved = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
-"""Where a source is now: its path, or of several the path of each one that moved, by what it is called."""
+"""Where a source is now: its path; for several sources, a path by label for each one that moved."""
 
 
 def labelled(sources: Sequence[Source]) -> tuple[Source, ...]:
-    """The same sources, called as they are called now wherever they will be."""
+    """The same sources with their present labels, which they keep when they move."""
     if is_alone(sources):
         return tuple(sources)
     called = zip(sources, labels_of(sources), strict=True)
     return tuple(source if source.name or source.label else replace(source, label=label) for source, label in called)
 
 
-def at_new_places(sources: Sequence[Source], moved: Moved) -> tuple[Source, ...]:
-    """Sources where they are now, called as they were. Raises BadInput for one path in place of several. Other names are passed over."""
+def at_new_paths(sources: Sequence[Source], moved: Moved) -> tuple[Source, ...]:
+    """The same sources at new paths, with their old labels. Ignores unknown labels. Raises BadInput for one path instead of several."""
     labels = labels_of(sources)
     if isinstance(moved, str | os.PathLike):
         if len(sources) > 1:
@@ -151,7 +156,7 @@ def at_new_places(sources: Sequence[Source], moved: Moved) -> tuple[Source, ...]
 
 
 def is_alone(sources: Sequence[Source]) -> bool:
-    """Whether this is one source whose ids and references stay as they are; of others they begin with what the source is called."""
+    """Whether this is a single source whose ids and references stay unchanged. Otherwise they begin with its name and label."""
     return len(sources) == 1 and not sources[0].name and sources[0].share == 1
 
 
@@ -165,13 +170,13 @@ def _together(holders: Mapping[str, Files]) -> Files:
     return Routed(route)
 
 
-def files_of_brought(brought: Brought) -> Files:
-    """What workers may ask for: `number/reference`, as `list_rows` asks."""
-    return _together({str(number): listing for number, listing in brought.items()})
+def files_in_memory(in_memory: InMemory) -> Files:
+    """The files that workers may ask for, as `number/reference`. `list_rows` uses the same form."""
+    return _together({str(number): listing for number, listing in in_memory.items()})
 
 
 def files_of_sources(sources: Sequence[Source]) -> Files:
-    """What references of several sources lead to, or of one, with as little listed as can be. Raises BadInput."""
+    """The files that references of these sources lead to. Lists tars only. Raises BadInput."""
     if is_alone(sources):
         return files_of(sources[0].data)
     return _together({label: files_of(source.data) for label, source in zip(labels_of(sources), sources, strict=True)})
@@ -188,7 +193,7 @@ def _walk(listed: Sequence[tuple[str, Source, Listing]], remarks: Remarks) -> It
             owner = owners.setdefault(named.id, source)
             if owner is source:
                 yield named
-            elif not named.images and named.id == digest_text(named.captions[0]):  # nothing but a prompt, which two sources may share
+            elif not named.images and named.id == digest_text(named.captions[0]):  # only a prompt, which two sources may share
                 remarks.collapsed += 1
             else:
                 raise BadInput(

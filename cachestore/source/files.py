@@ -1,4 +1,4 @@
-"""Files by reference: what the pictures, videos and caption files of a source are read through. Knows no samples."""
+"""Files by reference: the pictures, videos and caption files of a source are read through them."""
 
 import errno
 import os
@@ -14,36 +14,36 @@ from cachestore.core.inputs import NO_STAT, Stat
 from cachestore.files.opening import READ_FLAGS
 
 FRESH_SECONDS: Final = 2.0
-"""A file modified so shortly before it was read may change again within the same time stamp: its time proves nothing."""
+"""A file modified less than this before it was read may change again with the same time stamp. So its time proves nothing."""
 
 IMAGE_SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"})
 VIDEO_SUFFIXES: Final = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi"})
 
 
 class Files(Protocol):
-    """What is behind references. All of it may be called from several threads."""
+    """Files by reference. All methods may be called from several threads."""
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
-        """The bytes behind a reference, with (size, mtime_ns), which is NO_STAT where it proves nothing. Raises OSError."""
+        """The bytes behind a reference, and (size, mtime_ns), or NO_STAT if the time proves nothing. Raises OSError."""
         ...
 
     def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
-        """As `read`, but to be read in places. Raises OSError; at the end too, where it is another file by then."""
+        """As `read`, but gives an open file for seeking. Raises OSError, also at the end if the file has changed."""
         ...
 
     def stat(self, reference: str) -> Stat | None:
-        """(size, mtime_ns) of what is behind a reference now; None where it is gone."""
+        """(size, mtime_ns) of the file behind a reference now, or None if it is gone."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Files on disk; references are paths relative to a folder."""
+    """Files on disk. References are paths relative to a folder."""
 
     root: Path
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
-        """As `Files.read`. Raises OSError, also for what is no regular file, and if the file changes while it is read."""
+        """As `Files.read`. Raises OSError, also if the path is not a regular file or the file changes while it is read."""
         path = self.root / reference
         with _unchanged(path) as (file, found):
             data = file.read()
@@ -67,10 +67,10 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Files of several holders as one."""
+    """Joins several holders of files into one."""
 
     route: Callable[[str], tuple[Files, str]]
-    """Who holds a reference, and what it is called there. Raises OSError where nobody does."""
+    """Returns the holder of a reference, and its reference there. Raises OSError if there is none."""
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
         """As the holder's `read`."""
@@ -90,7 +90,7 @@ class Routed:
 
 @contextmanager
 def _unchanged(path: Path) -> Generator[tuple[BinaryIO, Stat]]:
-    """An open file with its (size, mtime_ns). Raises OSError at the end if these are others by then."""
+    """An open file with its (size, mtime_ns). Raises OSError at the end if these have changed."""
     with open_regular(path) as file:
         before = stat_of(os.fstat(file.fileno()))
         yield file, before
@@ -99,17 +99,17 @@ def _unchanged(path: Path) -> Generator[tuple[BinaryIO, Stat]]:
 
 
 def stat_of(status: os.stat_result) -> Stat:
-    """(size, mtime_ns)."""
+    """(size, mtime_ns) of a file's status."""
     return status.st_size, status.st_mtime_ns
 
 
 def trusted(stat: Stat) -> Stat:
-    """A (size, mtime_ns) that was read just now, or NO_STAT where it may soon stand for other bytes."""
+    """The (size, mtime_ns) that was just read, or NO_STAT if the file is so new that it may change within the same time stamp."""
     return NO_STAT if abs(time.time() - stat[1] / 1e9) < FRESH_SECONDS else stat
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading without ever waiting for a fifo's other end. Raises OSError, for what is no regular file too."""
+    """Open a regular file for reading, without ever waiting for a fifo's writer. Raises OSError, also for anything else."""
     descriptor = os.open(path, READ_FLAGS)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")

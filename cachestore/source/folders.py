@@ -1,4 +1,4 @@
-"""Folders of images, metadata files, manifests and prompt lists -> samples. Knows no encoder and no store."""
+"""List folders of images, metadata files, manifests and prompt lists as samples."""
 
 import errno
 import os
@@ -22,11 +22,11 @@ _SUFFIXES: Final = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 
 
 def list_source(data: str | Path, *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False) -> Listing:
-    """List a folder, a manifest (`.jsonl`) or a prompt list (`.txt`). An empty one lists nothing.
+    """List a folder, a manifest (`.jsonl`) or a prompt list (`.txt`). The listing may be empty.
 
-    `caption_lines` says how a caption file is read: `whole` is one caption, `each` one a line, `first` the first line. `caption` is what
-    a sample without one gets; default the empty one. Without `videos` those of a folder are counted and passed over. Raises BadInput for
-    no such path, an unknown kind of file, a malformed row, or two samples with one id.
+    `caption_lines` says how to read a caption file: "whole" as one caption, "each" as one caption a line, "first" as its first line.
+    Samples without a caption get `caption`, by default the empty one. Without `videos` the videos of a folder are only counted.
+    Raises BadInput for a missing path, an unknown kind of file, a malformed row, or two samples with one id.
     """
     path = Path(data)
     if os.path.isdir(path):  # noqa: PTH112 - as below
@@ -39,7 +39,7 @@ def list_source(data: str | Path, *, caption_lines: CaptionLines = "whole", capt
         return list_manifest(manifest, partial(_from_prompts, manifest), "whole", caption)
     if manifest is not None:
         return list_manifest(manifest, partial(from_manifest, manifest, caption_lines), caption_lines, caption)
-    if not os.path.exists(path):  # noqa: PTH110 - Path's raises where it is refused
+    if not os.path.exists(path):  # noqa: PTH110 - Path's raises if access is refused
         raise BadInput(f"{path} does not exist, or this user may not read it")
     raise BadInput(f"{path} is not a folder of images, a manifest (.jsonl), a list of prompts (.txt) or a tar")
 
@@ -74,21 +74,21 @@ def _from_prompts(path: Path, remarks: Remarks) -> Iterator[Sample]:
 
 @dataclass(slots=True)
 class _Walk:
-    """Goes through what is below a folder, each real folder once; what cannot be taken is gathered in `problems`."""
+    """Walks through a folder, and enters each real folder once. Collects in `problems` what cannot be used."""
 
     remarks: Remarks
     problems: Problems = field(default_factory=Problems)
     _seen: set[str] = field(default_factory=set[str])
     _above: set[str] = field(default_factory=set[str])
-    """The folders that the source lies in: a link to one of them would bring in all that lies beside the source."""
+    """The folders above the source. A link to one of them would add everything beside the source."""
     _links: list[tuple[str, Path]] = field(default_factory=list[tuple[str, Path]])
-    """Links to folders that are still to be followed."""
+    """Links to folders that were not entered yet."""
 
     def files_below(self, root: Path) -> Iterator[tuple[str, Path]]:
-        """(reference, path) of every image and video. Stores and hidden names are skipped.
+        """Yield (reference, path) of every image and video. Skips stores and hidden names.
 
-        A folder that has several names is called by its own, else by the first link to it in the order of names, so that every rank calls
-        it the same. Its other names, and links back into a folder they lie in, are passed over with a remark.
+        A folder with several names is listed under its own name, else under the first link to it in the order of names. So all ranks call
+        it the same. Its other names, and links back into a folder around them, are skipped with a remark.
         """
         self._above = {os.path.realpath(folder) for folder in Path(os.path.realpath(root)).parents}
         self._links = [("", root)]
@@ -126,7 +126,7 @@ class _Walk:
             return []
 
     def _is_folder(self, entry: "os.DirEntry[str]", name: str) -> bool:
-        """Whether a name is a folder or leads to one. A link that leads nowhere is none. What may not be looked at is a problem."""
+        """Whether this is a folder or a link to one. Adds a remark for a broken link, and a problem if it cannot be examined."""
         try:
             if entry.is_dir():
                 return True
@@ -137,13 +137,13 @@ class _Walk:
                 self.problems.add(
                     f"this user may not read {entry.path} ({error.strerror or error}): allow it, or move it out of the source"
                 )
-        # One that is named like a picture fails alone, when it is read; one that is named like captions is reported with its picture.
+        # A broken link named like a picture fails alone when it is read. One named like a caption file is reported with its picture.
         if leads_nowhere and Path(entry.name).suffix.lower() not in {*_SUFFIXES, *CAPTION_SUFFIXES}:
             self.remarks.dead.append(name)
         return False
 
     def _is_usable(self, entry: "os.DirEntry[str]") -> bool:
-        """Whether what is named like a picture may be read. To read a fifo or device might never end; the rest fails alone."""
+        """Whether a file named like a picture may be read. Reading a fifo or device might never end; anything else fails alone."""
         try:
             is_usable = entry.is_file() or (entry.is_symlink() and not Path(entry.path).exists())
         except OSError:

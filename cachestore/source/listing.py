@@ -1,4 +1,4 @@
-"""Listings: the samples of one source in order, a digest of what is listed, and the files that references lead to.
+"""Listings: the samples of a source in order, a digest of them, and the files that their references lead to.
 
 Equal listings have equal digests, whatever the order of the directory, the modification times or the absolute path of the root.
 """
@@ -19,10 +19,10 @@ from cachestore.source.remarks import Remarks
 from cachestore.source.rows import METADATA, look_at_columns
 
 _ROWS_VERSION: Final = 2
-"""Raised when the same bytes of a manifest or a metadata file are read as other samples: they then have another plan."""
+"""Increase it when the same bytes of a manifest or metadata file become other samples: these then have another plan."""
 
 Parse = Callable[["Remarks"], Iterator[Sample]]
-"""Goes through the samples of a source; of one without a caption `captions` is empty."""
+"""Yields the samples of a source. `captions` is empty for samples without a caption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,33 +30,34 @@ class Listing:
     """What a source lists, and how its files are read."""
 
     files: Files
-    """What references lead to."""
+    """The files that references lead to."""
     content: str
-    """Digest of what is listed: of a manifest's bytes, or of a folder's ids, captions and references."""
+    """Digest of a manifest's bytes, or of the ids, captions and references of a folder."""
     walk: Parse
 
     def samples(self, remarks: "Remarks | None" = None) -> Iterator[Sample]:
-        """The samples in order; what a user should know of them is in `remarks` once they were gone through.
+        """Yield the samples in order. Afterwards `remarks` holds what the user should know about them.
 
-        A manifest is read again each time, so that no million of rows is held. Raises BadInput, also where it changed since it was listed.
+        A manifest is read again each time, so that its rows need not stay in memory. Raises BadInput, also if it changed since it was
+        listed.
         """
         return self.walk(remarks or Remarks())
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
-        """As `files`."""
+        """As `Files.read`."""
         return self.files.read(reference)
 
     def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
-        """As `files`."""
+        """As `Files.open`."""
         return self.files.open(reference)
 
     def stat(self, reference: str) -> Stat | None:
-        """As `files`."""
+        """As `Files.stat`."""
         return self.files.stat(reference)
 
 
 def list_samples(files: Files, parse: Parse, where: Path | str, caption: str | None) -> Listing:
-    """The listing of a source that is gone through once, as its content is known only then. Raises BadInput for two samples of one id."""
+    """List a source by parsing it now; the samples stay in memory. Raises BadInput if two samples have the same id."""
     seen = Remarks()
     samples = tuple(_checked(parse, where, caption, seen))
 
@@ -69,7 +70,7 @@ def list_samples(files: Files, parse: Parse, where: Path | str, caption: str | N
 
 
 def list_manifest(path: Path, parse: Parse, caption_lines: CaptionLines, caption: str | None) -> Listing:
-    """A manifest's content is known by its bytes: whoever finds a plan of them reads no row."""
+    """List a manifest by the digest of its bytes. So no row is read if there is already a plan for it."""
     before = _digest(path)
 
     def walk(remarks: Remarks) -> Iterator[Sample]:
@@ -100,7 +101,7 @@ def _checked(parse: Parse, where: Path | str, caption: str | None, remarks: Rema
         has_files |= bool(sample.images)
         if sample.id in ids:
             one, two = _what(next(other for other in parse(Remarks()) if other.id == sample.id)), _what(sample)
-            shown = ascii if normal(one) == normal(two) else repr  # two spellings of one letter look alike
+            shown = ascii if normal(one) == normal(two) else repr  # two spellings of one letter look the same
             raise BadInput(f"two samples of {where} have the id {sample.id!r}: {shown(one)} and {shown(two)}; ids must differ")
         ids.add(sample.id)
         remarks.missing += [sample.id] if not sample.captions and caption is None else []

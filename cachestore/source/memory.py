@@ -1,7 +1,7 @@
-"""Samples in the caller's memory -> samples with references: sequences of `Sample`, and data sets of Hugging Face.
+"""List samples in the caller's memory: sequences of `Sample`, and data sets of Hugging Face.
 
-A picture is never held here: what is behind a reference is asked of the caller's sequence when it is read. A worker in another process
-gets the rows as a file (`write_rows`), and what is in memory over its pipes.
+No picture is kept here: each read asks the caller's sequence for it. A worker in another process gets the rows as a file (`write_rows`),
+and the pictures through its source pipe.
 """
 
 import io
@@ -28,42 +28,42 @@ from cachestore.source.remarks import Remarks, taken
 from cachestore.source.rows import check_row, from_row, named_row
 
 MEMORY: Final = "memory:"
-"""How the reference of a picture begins that is no file: then come role, number and sample."""
+"""Prefix of the reference of a picture that is not a file. Role, number and sample follow."""
 
 _FORMAT: Final = "cachestore-rows/1"
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _PictureRef:
     row: int
     column: str
     number: int
     sample: str
-    """The id of the sample that stood there when it was listed."""
+    """The id of the sample in this row when it was listed."""
 
 
 @dataclass(slots=True)
 class Memory:
-    """`Files` in a caller's memory. In the place of their time stands a part of their digest: equal ones are known to be unchanged."""
+    """`Files` in the caller's memory. A part of their digest stands in for the time, so equal ones are known to be unchanged."""
 
-    fetch: Callable[[_Place], object]
-    places: dict[str, _Place] = field(default_factory=dict[str, _Place])
+    fetch: Callable[[_PictureRef], object]
+    refs: dict[str, _PictureRef] = field(default_factory=dict[str, _PictureRef])
     _stats: dict[str, Stat] = field(default_factory=dict[str, Stat])
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
-        """The bytes of a picture; one that is no file yet is written as an uncompressed TIFF. Raises OSError."""
+        """The bytes of a picture. One that is not a file yet is written as an uncompressed TIFF. Raises OSError."""
         found = self._found(reference)
         return Folder(Path.cwd()).read(str(found)) if isinstance(found, Path) else (found, self._stat_of(reference, found))
 
     def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
-        """What is behind a reference, to be read in places; of a path the file itself. Raises OSError."""
+        """The picture as a file for seeking; for a path the file itself. Raises OSError."""
         found = self._found(reference)
         if isinstance(found, Path):
             return Folder(Path.cwd()).open(str(found))
         return nullcontext((io.BytesIO(found), self._stat_of(reference, found)))
 
     def stat(self, reference: str) -> Stat | None:
-        """What stands for (size, mtime_ns), found out once: a sequence is not changed while it is worked on. None where it is gone."""
+        """What stands in for (size, mtime_ns), or None if it is gone. Computed once: a sequence must not change during the work."""
         if reference in self._stats:
             return self._stats[reference]
         try:
@@ -79,13 +79,13 @@ class Memory:
     def _found(self, reference: str) -> bytes | Path:
         if not reference.startswith(MEMORY):
             return Path(reference)
-        if reference not in self.places:
+        if reference not in self.refs:
             raise FileNotFoundError(f"no sample has a picture {reference!r}")
-        return as_bytes(self.fetch(self.places[reference]), reference)
+        return as_bytes(self.fetch(self.refs[reference]), reference)
 
 
 def as_bytes(picture: Any, where: str) -> bytes | Path:
-    """A picture as the bytes of a file, or the path of one. Takes bytes, paths, PIL images, and `{"bytes", "path"}`. Raises OSError."""
+    """Return a picture as the bytes of a file or as a path. Takes bytes, paths, PIL images, and `{"bytes", "path"}`. Raises OSError."""
     stored: Mapping[str, Any] = cast("Mapping[str, Any]", picture) if isinstance(picture, Mapping) else {"bytes": picture}
     found: object = stored.get("path") if stored.get("bytes") is None else stored["bytes"]
     if isinstance(found, bytes | bytearray | memoryview):
@@ -102,7 +102,7 @@ def _is_pil(picture: object) -> bool:
 
 
 def _as_tiff(picture: Any) -> bytes:
-    """A PIL image without loss, always with the same bytes: those of a PNG depend on the version of zlib."""
+    """Write a PIL image without loss. The bytes are always the same; those of a PNG depend on the version of zlib."""
     from PIL import ImageOps
 
     upright = ImageOps.exif_transpose(picture)
@@ -119,10 +119,10 @@ def _as_tiff(picture: Any) -> bytes:
 # Sequences of samples
 
 
-def gather(data: object, *, caption_lines: CaptionLines = "whole", caption: str | None = None) -> Listing:
-    """List a sequence of `Sample`, or a data set of Hugging Face with `Image(decode=False)`. Raises BadInput, also for two with one id."""
+def list_objects(data: object, *, caption_lines: CaptionLines = "whole", caption: str | None = None) -> Listing:
+    """List a sequence of `Sample`, or a Hugging Face data set with `Image(decode=False)`. Raises BadInput, also if two ids are equal."""
     if hasattr(data, "features") and hasattr(data, "column_names"):
-        return _gather_columns(data, caption_lines, caption)
+        return _list_columns(data, caption_lines, caption)
     if not isinstance(data, Sequence) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise BadInput(
             f"a source must be a path, a cs.Source, a sequence of cs.Sample or a Hugging Face data set, not {type(data).__name__}"
@@ -132,15 +132,15 @@ def gather(data: object, *, caption_lines: CaptionLines = "whole", caption: str 
         raise BadInput(f"a source cannot be a mapping: choose one of its parts ({names})")
     samples = cast("Sequence[Sample]", data)
 
-    def fetch(place: _Place) -> object:
-        sample = samples[place.row]
-        those = _several(sample.images.get(place.column, ()))
-        if sample.id != place.sample or place.number >= len(those):
+    def fetch(ref: _PictureRef) -> object:
+        sample = samples[ref.row]
+        those = _several(sample.images.get(ref.column, ()))
+        if sample.id != ref.sample or ref.number >= len(those):
             raise OSError(
-                f"sample {place.row} is {sample.id!r} with {len(those)} of {place.column} now, but was {place.sample!r} when the"
+                f"sample {ref.row} is {sample.id!r} with {len(those)} of {ref.column} now, but was {ref.sample!r} when the"
                 " samples were listed: a sequence must give the same sample each time it is asked for an index"
             )
-        return those[place.number]
+        return those[ref.number]
 
     memory = Memory(fetch)
     return list_samples(memory, partial(_from_samples, samples, memory, caption_lines), "the samples given", caption)
@@ -157,7 +157,7 @@ def _from_samples(samples: Sequence[Sample], memory: Memory, caption_lines: Capt
             raise BadInput(f"sample {row} is {type(sample).__name__}, not a cs.Sample")
         where = f"sample {row} ({sample.id!r})"
         shown = as_mapping(f"{where}: images", sample.images, "a mapping from roles to pictures")
-        images = {role: _references(memory, _Place(row, role, 0, sample.id), value) for role, value in shown.items()}
+        images = {role: _references(memory, _PictureRef(row, role, 0, sample.id), value) for role, value in shown.items()}
         if unknown := next((role for role in images if role not in ROLES), None):
             raise BadInput(f"{where}: images of the unknown role {unknown!r} cannot be encoded; roles are {', '.join(ROLES)}")
         captions = [sample.captions] if isinstance(sample.captions, str) else list(as_many(f"{where}: captions", sample.captions, "texts"))
@@ -168,29 +168,29 @@ def _from_samples(samples: Sequence[Sample], memory: Memory, caption_lines: Capt
     return taken(range(len(samples)), parse, "the samples given")
 
 
-def _references(memory: Memory, place: _Place, value: object) -> list[str]:
-    """References of a sample's pictures of one role: a path is one itself. `place` is that of the first."""
+def _references(memory: Memory, ref: _PictureRef, value: object) -> list[str]:
+    """The references of a sample's pictures of one role; a path is its own reference. `ref` is that of the first picture."""
     found: list[str] = []
     for number, picture in enumerate(_several(value)):
         if isinstance(picture, str | os.PathLike):
             path = os.fspath(cast("str | os.PathLike[str]", picture))
             found.append(f"./{path}" if path.startswith(MEMORY) else path)
         elif isinstance(picture, bytes | bytearray | memoryview | Mapping) or _is_pil(picture):
-            found.append(_named(memory, replace(place, number=number)))
+            found.append(_named(memory, replace(ref, number=number)))
         else:
-            what = f"sample {place.row} ({place.sample!r}): {place.column} is {type(picture).__name__}"
+            what = f"sample {ref.row} ({ref.sample!r}): {ref.column} is {type(picture).__name__}"
             raise BadInput(f"{what}; it must be a path, bytes or (of a picture) a PIL image, or several of them")
     return found
 
 
-def _named(memory: Memory, place: _Place) -> str:
-    reference = f"{MEMORY}{place.column}.{place.number}:{place.sample}"
-    memory.places[reference] = place
+def _named(memory: Memory, ref: _PictureRef) -> str:
+    reference = f"{MEMORY}{ref.column}.{ref.number}:{ref.sample}"
+    memory.refs[reference] = ref
     return reference
 
 
 def _from_columns(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks) -> Sample:
-    """As `from_row`, for values that may be anything. Raises BadInput for what JSON has no form for."""
+    """As `from_row`, for values of any type. Raises BadInput for values that JSON cannot hold."""
     if why := _why_not_json(dict(row)):
         column = next((column for column, value in row.items() if _why_not_json(value)), "")
         raise BadInput(f"{where}: the column {column!r} cannot be kept beside the sample ({why}); leave it out, or make it a text")
@@ -208,15 +208,15 @@ def _why_not_json(value: Json) -> str:
 # Hugging Face
 
 
-def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None) -> Listing:
+def _list_columns(data: Any, caption_lines: CaptionLines, caption: str | None) -> Listing:
     if not hasattr(data, "__len__"):
         raise BadInput("a streamed data set has no length, and may be different each time; load it (streaming=False), or save it as tars")
     plain = data.with_format(None)
     columns = _picture_columns(plain.features)
     pictures = {role: plain.select_columns([column]) for role, column in columns.items()}
 
-    def fetch(place: _Place) -> object:
-        return _several(pictures[place.column][place.row][columns[place.column]])[place.number]
+    def fetch(ref: _PictureRef) -> object:
+        return _several(pictures[ref.column][ref.row][columns[ref.column]])[ref.number]
 
     memory = Memory(fetch)
     others = [name for name in plain.column_names if name not in columns.values()]
@@ -230,9 +230,9 @@ def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None)
         if found.get("id") is None:
             found["id"] = found.pop("file_name", None) or str(row)
         for role, column in columns.items():
-            # Pictures are looked at only where a column holds several.
+            # Reads pictures only if a column holds several in a row.
             several: Any = pictures[role][row][column] if role in of_lists else (None,)
-            found[role] = [_named(memory, _Place(row, role, number, str(found["id"]))) for number in range(len(several or ()))]
+            found[role] = [_named(memory, _PictureRef(row, role, number, str(found["id"]))) for number in range(len(several or ()))]
         check_row(found, where, dict.fromkeys(plain.column_names))
         yield _from_columns(found, where, caption_lines, remarks)
 
@@ -244,7 +244,7 @@ def _gather_columns(data: Any, caption_lines: CaptionLines, caption: str | None)
 
 
 def _picture_columns(features: Mapping[str, Any]) -> dict[str, str]:
-    """The columns of pictures by role. One column alone may have any name. Raises BadInput for columns that cannot be used."""
+    """The picture columns by role. A single one may have any name. Raises BadInput for columns that cannot be used."""
     found = {name: kind for name, feature in features.items() if (kind := _picture_kind(feature)) is not None}
     for name, kind in found.items():
         if getattr(kind, "decode", False):
@@ -273,16 +273,16 @@ def _picture_kind(feature: Any) -> Any:
 # For workers
 
 
-def write_rows(layout: Layout, listing: Listing, asked_as: str) -> Path:
-    """Write what was listed to a file under `tmp/`, for workers of this call alone; whoever calls removes it.
+def write_rows(layout: Layout, listing: Listing, prefix: str) -> Path:
+    """Write the samples to a file under `tmp/` for the workers of this call. The caller removes it.
 
-    They ask for what is in memory as `ASKED_AS/reference`.
+    Workers ask for pictures in memory as `PREFIX/reference`.
     """
     make_folder(layout, layout.temporary)
     path, remarks = layout.new_temporary(), Remarks()
     samples = listing.samples(remarks)
-    told = {name: getattr(remarks, name) for name in ("missing", "multi_line", "collapsed", "uncaptioned", "pictureless")}
-    head = {"format": _FORMAT, "asked_as": asked_as, **told}
+    counts = {name: getattr(remarks, name) for name in ("missing", "multi_line", "collapsed", "uncaptioned", "pictureless")}
+    head = {"format": _FORMAT, "asked_as": prefix, **counts}
     with path.open("xb") as file:
         file.write(canonical(head) + b"\n")
         for sample in samples:
@@ -292,18 +292,18 @@ def write_rows(layout: Layout, listing: Listing, asked_as: str) -> Path:
 
 
 def list_rows(path: Path, files: Files | None) -> Listing:
-    """The same listing in a worker: what is in memory is asked for over `files`. Raises BadInput where it is no such file."""
+    """List the samples of `write_rows` in a worker. Pictures in memory are asked for through `files`. Raises BadInput for another file."""
     with path.open("rb") as file:
         head: Any = json.loads(file.readline() or b"null")
         if not isinstance(head, dict) or cast("dict[str, Any]", head).get("format") != _FORMAT:
             raise BadInput(f"{path} is not a list of samples that another process of cachestore wrote")
         rows = [json.loads(line) for line in file]
-    told = cast("dict[str, Any]", head)
-    asked_as = told.pop("asked_as")
-    del told["format"]
+    body = cast("dict[str, Any]", head)
+    prefix = body.pop("asked_as")
+    del body["format"]
 
     def parse(remarks: Remarks) -> Iterator[Sample]:
-        remarks.take(Remarks(**told))
+        remarks.take(Remarks(**body))
         for sample, images, captions, extras in rows:
             yield Sample(sample, {role: tuple(references) for role, references in images.items()}, tuple(captions), extras=extras)
 
@@ -312,7 +312,7 @@ def list_rows(path: Path, files: Files | None) -> Listing:
             return folder, reference
         if files is None:
             raise OSError(f"{reference} is in the memory of another process, and there is no pipe to ask for it")
-        return files, f"{asked_as}/{reference}"
+        return files, f"{prefix}/{reference}"
 
     folder = Folder(Path.cwd())
     return list_samples(Routed(route), parse, path, None)

@@ -1,8 +1,8 @@
-"""What stands in a caller's memory, asked for by a worker over two pipes: references there, bytes back.
+"""The source pipe: a worker asks the caller for pictures in the caller's memory, over two pipes.
 
-The caller answers between two looks at its workers (`Answers.serve`); neither side waits for the other without a bound. A question is one
-line of JSON, `["read", REFERENCE]` or `["stat", REFERENCE]`. An answer is one line of JSON, `{"size": N, "stat": [SIZE, TIME]}` or
-`{"error": TEXT}`, and N bytes.
+The caller answers while it waits for its workers (`Answers.serve`). Neither side waits for the other forever. A question is one line of
+JSON, `["read", REFERENCE]` or `["stat", REFERENCE]`. An answer is one line of JSON, `{"size": N, "stat": [SIZE, TIME]}` or `{"error":
+TEXT}`, followed by N bytes.
 """
 
 import json
@@ -17,11 +17,11 @@ from typing import Any, BinaryIO, Final, cast
 
 from cachestore.source.files import Files, Stat
 
-ASK: Final = "CACHESTORE_ASK"
-"""Tells a worker the descriptors over which it asks: `<read>,<write>`."""
+PIPE: Final = "CACHESTORE_ASK"
+"""Environment variable with the worker's descriptors: `<read>,<write>`."""
 
 ANSWER_SECONDS: Final = 600.0
-"""So long a worker waits for an answer: the caller may be in a callback of its own meanwhile."""
+"""How long a worker waits for an answer. The caller may be busy in a callback of its own."""
 
 _CHUNK: Final = 1 << 20
 _LINE_LIMIT: Final = 1 << 20
@@ -39,14 +39,14 @@ class Answers:
         self._lines: list[_Line] = []
 
     def new_line(self) -> tuple[int, int]:
-        """The ends of two new pipes for one worker, to read from and to write to: whoever starts it hands them over, then closes them."""
+        """Make two pipes for one worker; returns its ends (read, write). Hand them to the worker, then close them here."""
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
         self._lines.append(_Line(self._pictures, self._selector, ours_in, ours_out))
         return theirs_in, theirs_out
 
     def serve(self, seconds: float) -> None:
-        """Answer what is asked within so many seconds."""
+        """Answer questions for this many seconds."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if not self._selector.get_map():
@@ -56,19 +56,19 @@ class Answers:
                 cast("_Line", key.data).step(events)
 
     def close(self) -> None:
-        """Close our ends; whoever still waits is told so by the end of its pipe. Calling it twice is fine."""
+        """Close the caller's ends. A waiting worker then sees the end of its pipe. May be called twice."""
         for line in self._lines:
             line.close()
         self._selector.close()
 
 
 class _Line:
-    """The caller's ends of one worker's pipes. Never blocks: what a worker does not take waits here."""
+    """The caller's ends of one worker's pipes. Never blocks: what the worker does not take yet waits here."""
 
     def __init__(self, pictures: Files, selector: selectors.BaseSelector, questions: int, answers: int) -> None:
         self._pictures, self._selector = pictures, selector
         self._in, self._out = questions, answers
-        self._asked = bytearray()
+        self._question = bytearray()
         self._waiting = memoryview(b"")
         self._is_open = True
         os.set_blocking(answers, False)
@@ -76,22 +76,22 @@ class _Line:
         selector.register(questions, selectors.EVENT_READ, self)
 
     def step(self, events: int) -> None:
-        """Take in what is asked, or hand out more of an answer; a worker that is gone ends the line."""
+        """Take in a question, or send more of an answer. Closes if the worker is gone."""
         go_on = self._hand_out if events & selectors.EVENT_WRITE else self._take_in
         try:
             with suppress(BlockingIOError):
                 go_on()
-        except OSError:  # the worker is gone; who watches it says how it ended
+        except OSError:  # the worker is gone; the process that watches it reports why
             self.close()
 
     def _take_in(self) -> None:
         asked = os.read(self._in, _CHUNK)
-        self._asked += asked
-        if not asked or len(self._asked) > _LINE_LIMIT:
+        self._question += asked
+        if not asked or len(self._question) > _LINE_LIMIT:
             self.close()
             return
         if b"\n" in asked:  # a worker asks one thing at a time
-            line, self._asked = bytes(self._asked), bytearray()
+            line, self._question = bytes(self._question), bytearray()
             self._waiting = memoryview(_answer(self._pictures, line))
             self._selector.unregister(self._in)
             self._selector.register(self._out, selectors.EVENT_WRITE, self)
@@ -103,7 +103,6 @@ class _Line:
             self._selector.register(self._in, selectors.EVENT_READ, self)
 
     def close(self) -> None:
-        """Close both ends. Calling it twice is fine."""
         if not self._is_open:
             return
         self._is_open = False
@@ -122,7 +121,7 @@ def _answer(pictures: Files, line: bytes) -> bytes:
         else:
             data, stat = pictures.read(reference)
             head = {"size": len(data), "stat": stat}
-    except Exception as error:  # noqa: BLE001 - the boundary to the caller's rows and pictures: it costs one sample, which the worker names
+    except Exception as error:  # noqa: BLE001 - the caller's own code may raise anything: it costs one sample, which the worker names
         data = b""
         head = {"error": str(error) or type(error).__name__}
     return json.dumps(head).encode() + b"\n" + data
@@ -131,11 +130,11 @@ def _answer(pictures: Files, line: bytes) -> bytes:
 # In a worker
 
 
-class Asked:
-    """What the caller holds, as the worker sees it: `Files` over two pipes. Safe from several threads, which take turns."""
+class PipeFiles:
+    """`Files` in the caller's memory, as a worker sees them over two pipes. Several threads may use it; they take turns."""
 
     def __init__(self, answers: int, questions: int, *, patience_seconds: float = ANSWER_SECONDS) -> None:
-        """Ask over these descriptors, which stay open as long as the process lives."""
+        """Ask over these descriptors, which stay open until the process ends."""
         self._in, self._out = answers, questions
         self._patience = patience_seconds
         self._lock = threading.Lock()
@@ -149,12 +148,12 @@ class Asked:
         return data, (head["stat"][0], head["stat"][1])
 
     def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
-        """The bytes behind a reference, all of which are asked for at once, to be read in places. Raises OSError."""
+        """As `read`: asks for all bytes at once, and gives them as a file. Raises OSError."""
         data, stat = self.read(reference)
         return nullcontext((BytesIO(data), stat))
 
     def stat(self, reference: str) -> Stat | None:
-        """What stands for (size, mtime_ns) now; None where it is gone. Raises OSError where nobody answers."""
+        """What stands in for (size, mtime_ns) now, or None if it is gone. Raises OSError if no answer comes."""
         head, _data = self._ask("stat", reference)
         return None if head["stat"] is None else (head["stat"][0], head["stat"][1])
 
@@ -168,7 +167,7 @@ class Asked:
                 head: dict[str, Any] = json.loads(self._take_line(until))
                 data = self._take(int(head.get("size", 0)), until)
             except OSError as error:
-                # Half an answer may still come: nothing that is read after it would be what was asked for.
+                # Half an answer may still come, and would be taken for the answer to a later question.
                 self._broken = f"the process that holds the pictures does not answer: {error}"
                 raise OSError(self._broken) from error
         if "error" in head:
@@ -188,7 +187,7 @@ class Asked:
         return data
 
     def _fill(self, until: float) -> None:
-        """Wait for more. Raises OSError at the end of the pipe, and when patience ends."""
+        """Wait for more bytes. Raises OSError at the end of the pipe, and after `patience_seconds`."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._in, selectors.EVENT_READ)
             if not selector.select(max(0.0, until - time.monotonic())):
@@ -199,16 +198,16 @@ class Asked:
         self._buffer += more
 
 
-_asked: dict[str, Asked] = {}
-"""By what the environment said: a process asks over its two descriptors alone."""
+_pipes: dict[str, PipeFiles] = {}
+"""By the value of the environment variable. A process has only one pair of descriptors."""
 
 
-def asked_files(environment: Mapping[str, str]) -> Asked | None:
-    """What the caller of this worker holds; None where nobody said over which pipes to ask."""
-    named = environment.get(ASK, "")
-    if named and named not in _asked:
+def pipe_files(environment: Mapping[str, str]) -> PipeFiles | None:
+    """The pictures in the caller's memory, or None if this process has no source pipe."""
+    named = environment.get(PIPE, "")
+    if named and named not in _pipes:
         answers, questions = map(int, named.split(","))
         for descriptor in (answers, questions):
             os.set_inheritable(descriptor, False)  # noqa: FBT003 - the system's own name for it
-        _asked[named] = Asked(answers, questions)
-    return _asked.get(named)
+        _pipes[named] = PipeFiles(answers, questions)
+    return _pipes.get(named)

@@ -1,4 +1,4 @@
-"""What is said of a source while its samples are gone through: remarks for the user, and problems that end the listing."""
+"""Remarks for the user, and problems that end the listing. Both are collected while the samples of a source are read."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
@@ -15,45 +15,45 @@ _NAMED: Final = 20
 
 @dataclass(slots=True)
 class Remarks:
-    """What is counted while samples are gone through."""
+    """What is counted while samples are read."""
 
     missing: list[str] = field(default_factory=list[str])
     wordless: list[str] = field(default_factory=list[str])
-    """Sources that have captions, with no text in any of them: writing them may have failed."""
+    """Sources that have captions, all of them blank: writing them may have failed."""
     multi_line: list[str] = field(default_factory=list[str])
     collapsed: int = 0
     empty: list[str] = field(default_factory=list[str])
-    """Of several sources those that list nothing, by what they are called."""
+    """Labels of the sources that list nothing, if there are several sources."""
     videos: int = 0
-    """Files of a folder that are passed over."""
+    """Video files of a folder that are skipped."""
     replaced: list[str] = field(default_factory=list[str])
-    """Members of tars after which another one of their name comes."""
+    """Members of tars that a later member of the same name replaces."""
     again: list[str] = field(default_factory=list[str])
-    """Folders that are passed over, as they are listed under another name."""
+    """Folders that are skipped, as they are listed under another name."""
     dead: list[str] = field(default_factory=list[str])
-    """Links that lead nowhere and have no picture's name."""
+    """Broken links without a picture's name."""
     columns: dict[str, None] = field(default_factory=dict[str, None])
-    """The columns of rows; of one source alone."""
+    """The columns of the rows of one source."""
     uncaptioned: list[str] = field(default_factory=list[str])
-    """For each source whose rows have no caption at all, a sentence that says so."""
+    """One sentence for each source whose rows have no caption at all."""
     pictureless: list[str] = field(default_factory=list[str])
-    """For each source whose rows have no picture or video at all, a sentence that says so: a column may be misspelt."""
+    """One sentence for each source whose rows have no picture or video at all: a column may be misspelt."""
 
     def take(self, other: "Remarks") -> None:
-        """Remember what was counted before."""
+        """Replace all counts by those of an earlier listing."""
         for one in fields(self):
             setattr(self, one.name, getattr(other, one.name))
 
     def add(self, other: "Remarks", prefix: str = "") -> None:
-        """Count what was counted of one of several sources, too; `prefix` stands before the ids of its samples."""
+        """Add the counts of one of several sources. `prefix` is put before the ids of its samples."""
         for name in ("missing", "multi_line", "replaced", "again", "dead"):
             getattr(self, name).extend(f"{prefix}{one}" for one in getattr(other, name))
         for name in ("wordless", "uncaptioned", "pictureless", "collapsed", "videos"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def in_words(self, *, of_videos: str = "pass --frames to say how many frames of each to encode") -> tuple[str, ...]:
-        """What a user should know before encoding; `of_videos` is what is said of videos that are passed over."""
-        told = (
+        """What the user should know before encoding. `of_videos` is the advice for skipped videos."""
+        lines = (
             (self.missing, "{} without a caption ({}): they get the empty caption, or the one that --caption TEXT gives"),
             (self.wordless, "no caption has any text in {} source(s) ({}): their samples get the empty caption"),
             (self.multi_line, "{} captions have several lines ({}): each whole text is one caption (see --caption-lines)"),
@@ -64,24 +64,24 @@ class Remarks:
             (self.dead, "{} broken links are ignored ({})"),
             (range(self.videos), "{} videos are ignored (" + of_videos + ")"),
         )
-        return (*(words.format(len(some), first_of([*map(str, some[:4])])) for some, words in told if some), *self.pictureless)
+        return (*(words.format(len(some), first_of([*map(str, some[:4])])) for some, words in lines if some), *self.pictureless)
 
 
 @dataclass(slots=True)
 class Problems:
-    """What cannot be used in a source, gathered so that one error names all of it."""
+    """Collects what cannot be used in a source, so that one error names all of it."""
 
     named: list[str] = field(default_factory=list[str])
     count: int = 0
 
     def add(self, problem: object) -> None:
-        """Remember one: a sentence, or an error with it."""
+        """Add a problem: a sentence, or an error."""
         self.count += 1
         if len(self.named) < _NAMED:
             self.named.append(str(problem))
 
     def refuse(self, where: object) -> None:
-        """Raise BadInput if there is any: the first ones, and how many there are."""
+        """Raise BadInput if there are problems: the first ones, and their number."""
         if self.count == 1:
             raise BadInput(self.named[0])
         if self.count:
@@ -91,7 +91,7 @@ class Problems:
 
 
 def taken(items: Iterable[Item], parse: Callable[[Item], Iterable[Sample]], where: object) -> Iterator[Sample]:
-    """The samples of all items. Raises BadInput at the end: one error for all items that `parse` refused."""
+    """Yield the samples of all items. At the end raises one BadInput for all items that `parse` refused."""
     problems = Problems()
     for item in items:
         try:

@@ -1,4 +1,4 @@
-"""Rows of manifests (`.jsonl`) and metadata files (`metadata.jsonl`, `metadata.csv`) -> samples. Knows no folder and no listing."""
+"""Read rows of manifests (`.jsonl`) and metadata files (`metadata.jsonl`, `metadata.csv`) as samples."""
 
 import csv
 import io
@@ -19,11 +19,11 @@ from cachestore.source.remarks import Remarks, taken
 
 METADATA: Final = ("metadata.jsonl", "metadata.csv")
 _CAPTIONS: Final = ("caption", "text")
-"""What a row may call its caption."""
+"""Names of the caption column."""
 _FILES: Final = ("file_name", "path")
-"""What a row may call its picture besides `image`, or its video besides `video`."""
+"""Other names of the picture column `image`, or of the video column `video`."""
 _MOST_COLUMNS: Final = 20
-"""So many of a row's columns a message names."""
+"""How many columns a message names at most."""
 _KNOWN: Final = (*_CAPTIONS, *ROLES, *_FILES)
 _EMPTY_IS_NONE: Final = frozenset({*ROLES, *_FILES, CROP, SIZE})
 _BATCH_NAMES: Final = frozenset(
@@ -33,7 +33,7 @@ _VIDEO_BATCH_NAMES: Final = frozenset({"num_frames", "fps"})
 
 
 def from_manifest(path: Path, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
-    """The rows of a manifest, or of a folder's metadata file, in which every row has a file."""
+    """Read the rows of a manifest or of a metadata file. In a metadata file every row must name a file. Raises BadInput."""
     rows = _csv_rows(path) if path.suffix == ".csv" else ((number, text) for number, text in lines_of(path) if text.strip())
     is_metadata = path.name in METADATA
 
@@ -60,7 +60,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
 
 
 def _cells(row: Mapping[Any, Any], where: str) -> dict[str, Any]:
-    """The values of a table's row: of a crop or size the list that it spells. An empty cell of a reference is none."""
+    """The values of a CSV row. A crop or size is parsed as a list; an empty cell of a reference, crop or size is left out."""
     if None in row:
         raise BadInput(f"{where}: more cells than the first line has columns")
     cells = {column: value for column, value in row.items() if value or column not in _EMPTY_IS_NONE}
@@ -71,7 +71,7 @@ def _cells(row: Mapping[Any, Any], where: str) -> dict[str, Any]:
 
 
 def json_row(text: str, where: str) -> dict[str, Any]:
-    """The object that a line or a file spells; `where` names it in errors. Raises BadInput for any other JSON and for none."""
+    """Parse a JSON object; `where` names it in errors. Raises BadInput for other JSON, and for text that is not JSON."""
     try:
         row = json.loads(text, parse_constant=_no_constant)
     except ValueError as error:
@@ -86,14 +86,14 @@ def _no_constant(name: str) -> Any:
 
 
 def named_row(row: Mapping[str, Any], where: str, remarks: Remarks) -> Mapping[str, Any]:
-    """The row with its caption in `caption`, whichever known name the column has. Raises BadInput for two that differ."""
+    """The row with its caption under `caption`, whichever name the column has. Raises BadInput if two of the names differ in value."""
     if not row.keys() <= remarks.columns.keys():
         remarks.columns.update(dict.fromkeys(row))
     return _under_one_name(row, _CAPTIONS, where)
 
 
 def _with_file(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The row with its picture in `image` or its video in `video`. The suffix decides if the column's name does not."""
+    """The row with its picture under `image`, or its video under `video`. The suffix decides for `file_name` and `path`."""
     if row.keys().isdisjoint(_FILES):
         return row
     references = (reference for column in _FILES for reference in _texts(row.get(column), f"{where}: {column}"))
@@ -102,7 +102,7 @@ def _with_file(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def check_row(named: Mapping[str, Any], where: str, row: Mapping[str, Any]) -> None:
-    """Raise BadInput for a row with neither a file nor a caption: a column may be misspelt. `row` is as it was written."""
+    """Raise BadInput for a row without file and caption: a column may be misspelt. `row` is the row as it was written."""
     if named.get("caption") in (None, []) and all(named.get(column) in (None, []) for column in ROLES):
         raise BadInput(
             f"{where}: the row has neither a picture, a video nor a caption: its columns are {_listed_columns(row)}; the known"
@@ -111,7 +111,7 @@ def check_row(named: Mapping[str, Any], where: str, row: Mapping[str, Any]) -> N
 
 
 def look_at_columns(where: Path | str, remarks: Remarks, *, has_captions: bool, has_files: bool) -> None:
-    """Remember what no row of a source has: one of its columns may be misspelt."""
+    """Add remarks if no row of a source has a caption or a file: a column may be misspelt."""
     columns = _listed_columns(remarks.columns)
     if not has_captions:
         remarks.uncaptioned.append(
@@ -133,8 +133,8 @@ def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) ->
     found = {name: texts for name in names if (texts := _texts(row.get(name), f"{where}: {name}"))}
     if len(set(found.values())) > 1:
         one, other = list(found)[:2]
-        said = " and ".join(first_of([repr(text[:60]) for text in found[name]], 2) for name in (one, other))
-        raise BadInput(f"{where}: {one} and {other} mean the same but differ ({said}): remove one, or give it another name")
+        examples = " and ".join(first_of([repr(text[:60]) for text in found[name]], 2) for name in (one, other))
+        raise BadInput(f"{where}: {one} and {other} mean the same but differ ({examples}): remove one, or give it another name")
     named = {column: value for column, value in row.items() if column not in names}
     if found:
         named[names[0]] = list(next(iter(found.values())))
@@ -142,7 +142,7 @@ def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) ->
 
 
 def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks) -> Sample:
-    """One row of a manifest; what it does not name itself is an extra column. `where` names it in errors. Raises BadInput."""
+    """Make a sample from one row. Unknown columns become extra columns. `where` names the row in errors. Raises BadInput."""
     captions = _texts(row.get("caption"), f"{where}: caption")
     images = {role: references for role in ROLES if (references := _texts(row.get(role), f"{where}: {role}"))}
     if empty := next((role for role, references in images.items() if "" in references), None):

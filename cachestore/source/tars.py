@@ -1,6 +1,6 @@
-"""Tars of pictures and videos with their captions (webdataset's form) -> samples. Members are read where they lie; nothing is unpacked.
+"""List tars of pictures and videos with captions (in webdataset's form) as samples. Members are read inside the tar; nothing is unpacked.
 
-Members of one name up to the first dot belong together: `a/001.jpg`, `a/001.txt`, `a/001.json`, `a/001.mask.png`. Knows no encoder.
+Members whose names agree up to the first dot belong together: `a/001.jpg`, `a/001.txt`, `a/001.json`, `a/001.mask.png`.
 """
 
 import os
@@ -29,7 +29,7 @@ _COMPRESSED: Final[Mapping[str, str]] = {
     **dict.fromkeys((".tar.xz", ".txz"), "unxz"),
     ".tar.zst": "zstd -d",
 }
-"""How a tar's name ends that is compressed, and what unpacks it."""
+"""Suffixes of compressed tars, and the command that unpacks each."""
 SUFFIX: Final = ".tar"
 _TEXTS: Final = ("txt", "caption")
 _RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -40,7 +40,7 @@ _MOST: Final = 1_000_000
 class _Member:
     tar: Path
     tar_stat: Stat
-    """As it was when the members were listed."""
+    """(size, mtime_ns) of the tar when its members were listed."""
     offset: int
     size: int
 
@@ -50,14 +50,14 @@ class _Member:
 
     @contextmanager
     def open_tar(self) -> Generator[BinaryIO]:
-        """Its tar. Raises OSError where that is another one now."""
+        """Open its tar. Raises OSError if the tar has changed."""
         with open_regular(self.tar) as file:
             if stat_of(os.fstat(file.fileno())) != self.tar_stat:
                 raise OSError(f"{self.tar} changed since its members were listed; run the same command again")
             yield file
 
     def read(self) -> bytes:
-        """Its bytes; fewer where the tar ends within it. Raises OSError."""
+        """Read its bytes; fewer if the tar ends within it. Raises OSError."""
         with self.open_tar() as file:
             file.seek(self.offset)
             return file.read(self.size)
@@ -88,12 +88,12 @@ class _Part(RawIOBase):
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """Members of tars by reference: their name, after the tar's name where there are several."""
+    """Members of tars by reference: the member's name, after the tar's name if there are several tars."""
 
-    places: Mapping[str, _Member]
+    members: Mapping[str, _Member]
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
-        """The bytes of a member, with its size and its tar's time. Raises OSError, also where the tar is another one than was listed."""
+        """The bytes of a member, with its size and its tar's time. Raises OSError, also if the tar has changed since it was listed."""
         member = self._member(reference)
         data = member.read()
         if len(data) != member.size:
@@ -102,13 +102,13 @@ class _Members:
 
     @contextmanager
     def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
-        """A member to be read in places, with its size and its tar's time. Raises as `read`."""
+        """A member as a file for seeking, with its size and its tar's time. Raises as `read`."""
         member = self._member(reference)
         with member.open_tar() as file, BufferedReader(_Part(file, member.offset, member.size)) as part:
             yield part, member.stat
 
     def stat(self, reference: str) -> Stat | None:
-        """A member's size and its tar's time now; None where it is gone."""
+        """A member's size and its tar's time now, or None if it is gone."""
         try:
             member = self._member(reference)
             return member.size, member.tar.stat().st_mtime_ns
@@ -116,20 +116,20 @@ class _Members:
             return None
 
     def _member(self, reference: str) -> _Member:
-        member = self.places.get(reference)
+        member = self.members.get(reference)
         if member is None:
             raise FileNotFoundError(f"no tar of this source has a member {reference!r}")
         return member
 
 
 def tars_at(data: str | Path) -> list[Path] | None:
-    """The tars that a source names, in order: one, a range such as `shards-{000..012}.tar`, or those of a folder without pictures.
+    """The tars that a source names, in order: one, a range such as `shards-{000..012}.tar`, or those in a folder without pictures.
 
-    None where it names something else. Raises BadInput for tars that do not exist or are compressed.
+    None if it names something else. Raises BadInput for tars that do not exist or are compressed.
     """
     path = Path(data)
     _refuse_compressed(path)
-    if os.path.isdir(path):  # noqa: PTH112 - Path's raises where it is refused
+    if os.path.isdir(path):  # noqa: PTH112 - Path's raises if access is refused
         names = _names_in(path)
         suffixes = {Path(name).suffix.lower() for name in names}
         has_others = suffixes & IMAGE_SUFFIXES or any(name.startswith("metadata.") for name in names)
@@ -154,7 +154,7 @@ def _refuse_compressed(path: Path) -> None:
 
 
 def _names_in(folder: Path) -> list[str]:
-    """The names in a folder, sorted, without hidden ones; none where it cannot be listed, which who lists its pictures says."""
+    """The names in a folder, sorted, without hidden ones. Empty if it cannot be listed: listing its pictures reports that."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries if not entry.name.startswith("."))
@@ -163,7 +163,7 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _expanded(name: str) -> Iterator[str]:
-    """The names of a range, or the name itself where it is none. The first range is counted slowest."""
+    """The names in a range, or the name itself if it has none. With several ranges, the last one counts fastest."""
     found = None if os.path.exists(name) else _RANGE.search(name)  # noqa: PTH110
     if found is None:
         yield name
@@ -176,15 +176,15 @@ def _expanded(name: str) -> Iterator[str]:
 
 
 def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False) -> Listing:
-    """List what tars hold. Ids are the names of pictures and videos, after their tar's name where there are several tars.
+    """List the samples in tars. Ids are the names of pictures and videos, after their tar's name if there are several tars.
 
-    Without `videos` these are counted and passed over. Every header is read, and the bytes of captions; no picture. Raises BadInput for
-    what is no plain tar, for a damaged one, and for members that cannot be used.
+    Without `videos` the videos are only counted. Reads every header and the bytes of captions, but no picture. Raises BadInput for files
+    that are no plain tars, for damaged tars, and for members that cannot be used.
     """
     if twice := next((name for name, count in Counter(path.name for path in paths).items() if count > 1), None):
         one, other = [path for path in paths if path.name == twice][:2]
         raise BadInput(f"two tars of one source have the same name: {one} and {other}")
-    places: dict[str, _Member] = {}
+    members: dict[str, _Member] = {}
     groups: dict[str, _Group] = {}
     replaced: list[str] = []
     problems = Problems()
@@ -193,8 +193,8 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
         prefix = f"{path.name}/" if len(paths) > 1 else ""
         for name, member in _members(path, problems):
             reference = prefix + name
-            replaced += [reference] if reference in places else []
-            places[reference] = member  # of two members of one name the later one counts, as in unpacking
+            replaced += [reference] if reference in members else []
+            members[reference] = member  # the later of two members of one name counts, as in unpacking
             _sort_in(groups, reference)
     problems.refuse(where)
 
@@ -202,9 +202,9 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
         remarks.replaced += replaced
         remarks.videos += 0 if videos else sum(len(group.videos) for group in groups.values())
         ordered = [groups[key] for key in sorted(groups, key=by_spelling)]
-        yield from taken(ordered, partial(_samples, places, caption_lines, remarks, videos=videos), where)
+        yield from taken(ordered, partial(_samples, members, caption_lines, remarks, videos=videos), where)
 
-    return list_samples(_Members(places), parse, where, caption)
+    return list_samples(_Members(members), parse, where, caption)
 
 
 @dataclass(slots=True)
@@ -238,28 +238,28 @@ def _sort_in(groups: dict[str, _Group], reference: str) -> None:
 
 
 def _samples(
-    places: Mapping[str, _Member], caption_lines: CaptionLines, remarks: Remarks, group: _Group, *, videos: bool
+    members: Mapping[str, _Member], caption_lines: CaptionLines, remarks: Remarks, group: _Group, *, videos: bool
 ) -> Iterator[Sample]:
     of_roles = dict.fromkeys(group.videos if videos else (), VIDEO) | dict.fromkeys(group.pictures, IMAGE)
     if not of_roles:
         return
     row: Mapping[str, Any] = {}
     if group.row is not None:
-        where = f"{group.row} in {places[group.row].tar}"
-        row = named_row(json_row(decode_text(places[group.row].read(), where), where), where, remarks)
+        where = f"{group.row} in {members[group.row].tar}"
+        row = named_row(json_row(decode_text(members[group.row].read(), where), where), where, remarks)
     text = next((group.texts[suffix] for suffix in _TEXTS if suffix in group.texts), None)
-    raw = None if text is None else decode_text(places[text].read(), f"{text} in {places[text].tar}")
+    raw = None if text is None else decode_text(members[text].read(), f"{text} in {members[text].tar}")
     roles = {role: sorted(references, key=by_spelling) for role, references in group.roles.items()}
     for reference in sorted(of_roles, key=by_spelling):
         name = {"id": reference} if row.get("id") is None or len(of_roles) > 1 else {}
-        where = f"{reference} in {places[reference].tar}"
+        where = f"{reference} in {members[reference].tar}"
         named = {**row, **name, of_roles[reference]: reference, **roles}
         sample = from_row(named, where, caption_lines, remarks if raw is None else Remarks())
         yield sample if raw is None else replace(sample, captions=captions_in(raw, caption_lines, sample.id, remarks))
 
 
 def _members(path: Path, problems: Problems) -> Iterator[tuple[str, _Member]]:
-    """(name, place) of every member that may be used, without hidden ones. A tar that cannot be read to its end is a problem."""
+    """Yield (name, member) of every usable member that is not hidden. A tar that cannot be read to its end is a problem."""
     try:
         with open_regular(path) as file:
             found = stat_of(os.fstat(file.fileno()))
@@ -280,7 +280,7 @@ def _members(path: Path, problems: Problems) -> Iterator[tuple[str, _Member]]:
 
 
 def _usable(member: tarfile.TarInfo, path: Path, problems: Problems) -> str:
-    """The name of a member that may hold a picture or a caption; empty for any other."""
+    """The name of a member that may hold a picture or a caption, else an empty text."""
     name = member.name.removeprefix("./")
     base = name.rpartition("/")[2]
     if base.startswith(".") or member.isdir():
@@ -294,7 +294,7 @@ def _usable(member: tarfile.TarInfo, path: Path, problems: Problems) -> str:
 
 
 def _check_end(file: BinaryIO, offset: int, size: int, path: Path) -> None:
-    """Refuse a tar in which something else stands where its end should: tarfile takes a damaged header for the end."""
+    """Raise BadInput if something else stands where the tar should end: tarfile takes a damaged header for the end."""
     file.seek(offset)
     if any(file.read(tarfile.BLOCKSIZE)) or offset > size:
         raise BadInput(f"{path} is damaged at byte {offset}: there is neither a member nor the end of the tar")

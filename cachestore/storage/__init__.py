@@ -1,1 +1,1 @@
-"""Bytes: segments, index, catalogs, snapshots. Knows no tensors, ranks or models. Imports nothing by itself."""
+"""Files of a store: segments, index, catalogs, snapshots. Imports no torch, and nothing by itself."""

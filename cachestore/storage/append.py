@@ -1,4 +1,4 @@
-"""Appending: entries gathered in memory, written as one segment, acknowledged once the segment is durable."""
+"""Append: collect entries in memory, write them as one segment, acknowledge them once the segment is durable."""
 
 import os
 import time
@@ -17,22 +17,22 @@ from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, publish
-from cachestore.storage.condemned import condemned_segments
 from cachestore.storage.entry import Entry, make_entry
-from cachestore.storage.places import Place
+from cachestore.storage.locations import Location
+from cachestore.storage.marked import marked_segments
 from cachestore.storage.segment import ENTRY_LIMIT, SegmentContents, build_segment, parse_contents
 from cachestore.storage.snapshot import ref_of
 
 _TENSOR_HEADER_BYTES: Final = 160
-"""What one tensor takes in a header at most, without its name."""
+"""Most header bytes of one tensor, without its name."""
 
 HEADER_BYTES: Final = 4 * 1024 * 1024
-"""What the entries of one segment take of its header at most, before escaping: far enough below the cap of readers."""
+"""Most header bytes of the entries of one segment, before JSON escaping. Far below the limit of readers."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentLimits:
-    """When a segment is closed by itself."""
+    """When a segment is closed. The caller checks `age_seconds` through `Appender.is_due`."""
 
     entries: int = ENTRY_LIMIT
     size_bytes: int = 256 * 1024 * 1024
@@ -42,18 +42,18 @@ class SegmentLimits:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A segment that is durable, and where its entries stand."""
+    """A durable segment and the locations of its entries."""
 
     digest: str
     contents: SegmentContents
-    places: Mapping[Key, Place]
+    locations: Mapping[Key, Location]
 
 
 @dataclass(slots=True)
 class Appender:
-    """Gathers entries and publishes them as segments. Belongs to one process and one thread; starts neither.
+    """Collects entries and publishes them as segments. Belongs to one thread of one process; starts no thread.
 
-    `put` only gathers; an entry is acknowledged when the `Acknowledged` of its segment was returned, by `put` or by `close_segment`.
+    `put` only collects. An entry is acknowledged when `put` or `close_segment` returns the `Acknowledged` of its segment.
     """
 
     layout: Layout
@@ -67,17 +67,17 @@ class Appender:
     _pid: int = field(default_factory=os.getpid)
 
     def put(self, key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Json]) -> list[Acknowledged]:
-        """Gather an entry; returns the segments that had to be closed for it or by it, usually none.
+        """Collect an entry. Returns the segments that were closed because a limit was reached, usually none.
 
-        The buffers must not change until the entry is acknowledged. A key that is already gathered is kept as it is.
-        Raises BadInput for an entry that cannot be stored, WriteFailed if a segment could not be published. Nothing gathered is
-        lost by that: put the same entry again, and call `close_segment` again.
+        The buffers must not change until the entry is acknowledged. A key that is already collected is left as it is.
+        Raises BadInput for an entry that cannot be stored, and WriteFailed if a segment could not be published. The collected entries are
+        then kept: put the same entry again, and call `close_segment` again.
         """
         self.check_process()
         return [] if key in self._entries else self.add(make_entry(key, tensors, meta))
 
     def add(self, entry: Entry) -> list[Acknowledged]:
-        """Gather an entry that is made already; otherwise as `put`."""
+        """Collect an entry that `make_entry` made. Returns and raises as `put`."""
         self.check_process()
         key = entry.key
         if key in self._entries:
@@ -104,11 +104,11 @@ class Appender:
 
     @property
     def is_due(self) -> bool:
-        """Whether the gathered entries have waited long enough to be published."""
+        """Whether the collected entries have waited for `limits.age_seconds`."""
         return bool(self._entries) and self.clock() - self._opened_at >= self.limits.age_seconds
 
     def close_segment(self) -> list[Acknowledged]:
-        """Publish what is gathered; empty if there is nothing. Raises WriteFailed, keeping the entries."""
+        """Publish the collected entries; an empty list if there are none. Raises WriteFailed, and keeps the entries then."""
         self.check_process()
         if not self._entries:
             return []
@@ -117,22 +117,23 @@ class Appender:
         return [acknowledged]
 
     def discard(self) -> None:
-        """Forget what is gathered and not acknowledged."""
+        """Forget the collected entries."""
         self._entries, self._size_bytes, self._header_bytes = {}, 0, 0
 
     def check_process(self) -> None:
-        """Raise CacheStoreError in another process than the one that made it."""
+        """Raise CacheStoreError in any process but the one that made this object."""
         if self._pid != os.getpid():
             raise CacheStoreError("a writer belongs to the process that made it; open the store again in this one")
 
 
 def publish_segment(layout: Layout, entries: list[Entry], *, origin: str, edition: int = 0) -> Acknowledged:
-    """Write one segment durably, in the first edition whose name neither a damaged file nor a condemned segment has. Raises WriteFailed.
+    """Write entries as one durable segment. Raises WriteFailed.
 
-    A damaged file is left to repair. A condemned name never comes back: whoever counts on entries must find them under another.
+    If a damaged file or a segment marked for deletion has the segment's name, the next edition gets another name. The damaged file is left
+    to `repair`. A name that is marked for deletion is never used again, as its file will be removed.
     """
     digest, chunks = build_segment(entries, origin=origin, edition=edition)
-    if digest in condemned_segments(layout):
+    if digest in marked_segments(layout):
         return publish_segment(layout, entries, origin=origin, edition=edition + 1)
     path = layout.segment(digest)
     file_bytes = sum(len(chunk) for chunk in chunks)
@@ -142,8 +143,8 @@ def publish_segment(layout: Layout, entries: list[Entry], *, origin: str, editio
         return publish_segment(layout, entries, origin=origin, edition=edition + 1)
     failpoint("segment.published")
     ref = ref_of(digest, contents)
-    places = {entry.key: Place(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum) for entry in contents.entries}
-    return Acknowledged(digest, contents, places)
+    locations = {entry.key: Location(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum) for entry in contents.entries}
+    return Acknowledged(digest, contents, locations)
 
 
 def _is_whole(path: Path, digest: str, file_bytes: int) -> bool:

@@ -1,7 +1,7 @@
-"""A catalog: what a trainer iterates. Ordered samples with their captions, images and extras, and a key column for each recipe and role.
+"""Catalogs: the ordered samples of a data set, with captions, images, other columns, and the keys of their values.
 
-It is the truth about pairing: which key belongs to which sample. A row has one cell in a key column for each caption, or for each image of
-the role and variant, in order. docs/design/files.md describes the columns of its table.
+A catalog says which key belongs to which sample. A row of a key column has one cell for each caption, or for each image of the role and
+variant, in order. docs/design/files.md describes the columns of the table.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,9 +33,9 @@ FACTS: Final[Mapping[str, int]] = {
     "fps": 2,
     "start": 1,
 }
-"""Facts of a cell and how many numbers each has: size, bucket (width, height, frames) and resized in pixels, crop (left, top,
-right, bottom) in pixels of the resized picture, tokens before truncation, number of the variant, 1 where flipped; of a clip frames a
-second (numerator, denominator), and which frame of its video is its first, counted at that rate."""
+"""The facts of a cell, and how many numbers each has. In pixels: size (width, height), bucket (width, height, frames), resized (width,
+height), crop (left, top, right, bottom; of the resized picture). tokens: their count before truncation. variant: its number. flip: 1 if
+mirrored. Of clips: fps (numerator, denominator), and start, the number of the first frame in its video at that rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +43,23 @@ class Cell:
     """What one encoder made of one caption or image of a sample."""
 
     key: Key | None = None
-    """None where it failed or was not made yet."""
+    """None if encoding failed, or was not done yet."""
     input: bytes = NO_INPUT
-    """SHA-256 of what it was made from, of several inputs `inputs.combined_digest`."""
+    """SHA-256 of the input; for several inputs `inputs.combined_digest`."""
     stat: tuple[int, int] = (-1, -1)
-    """(size, mtime_ns) of the file it was made from, of several `inputs.combined_stat`; -1 where there is none, or it proves nothing."""
+    """(size, mtime_ns) of the input's file; for several `inputs.combined_stat`. -1 if there is no file, or if its time proves nothing."""
     facts: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
 
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
-    """The cells of one encoder and role, row after row."""
+    """The cells of one encoder and role, in the order of rows."""
 
     encoder: str
     role: str
     fingerprint: str
     options: Mapping[str, Json]
-    """What else tells this column from others of the encoder: resolution, bucket step, the images shown beside captions."""
+    """What else distinguishes this column from others of the encoder: resolution, bucket step, images shown beside captions."""
     at: Sequence[int]
     keys: Sequence[bytes]
     inputs: Sequence[bytes]
@@ -71,30 +71,30 @@ class KeyColumn:
         return self.at[row + 1] - self.at[row]
 
     def row_keys(self, row: int) -> list[Key | None]:
-        """The keys of a row, None where nothing was made."""
-        raw = (self.keys[place] for place in range(self.at[row], self.at[row + 1]))
+        """The keys of a row, with None for empty cells."""
+        raw = (self.keys[index] for index in range(self.at[row], self.at[row + 1]))
         return [Key(key) if key != NO_KEY else None for key in raw]
 
-    def cell(self, place: int) -> Cell:
-        """The cell at a place of the column."""
-        raw = self.keys[place]
+    def cell(self, index: int) -> Cell:
+        """The cell with this index in the column."""
+        raw = self.keys[index]
         facts = {
-            name: tuple(n for n in values[place * FACTS[name] : (place + 1) * FACTS[name]] if n >= 0) for name, values in self.facts.items()
+            name: tuple(n for n in values[index * FACTS[name] : (index + 1) * FACTS[name]] if n >= 0) for name, values in self.facts.items()
         }
         return Cell(
             Key(raw) if raw != NO_KEY else None,
-            self.inputs[place],
-            (self.stats[2 * place], self.stats[2 * place + 1]),
+            self.inputs[index],
+            (self.stats[2 * index], self.stats[2 * index + 1]),
             {name: values for name, values in facts.items() if values},
         )
 
     def row_cells(self, row: int) -> list[Cell]:
         """The cells of a row."""
-        return [self.cell(place) for place in range(self.at[row], self.at[row + 1])]
+        return [self.cell(index) for index in range(self.at[row], self.at[row + 1])]
 
 
 def make_column(encoder: str, role: str, fingerprint: str, options: Mapping[str, Json], rows: Iterable[Sequence[Cell]]) -> KeyColumn:
-    """A key column from the cells of each row."""
+    """Make a key column from the cells of each row."""
     listed = [list(row) for row in rows]
     cells = [cell for row in listed for cell in row]
     facts = {
@@ -110,43 +110,43 @@ def make_column(encoder: str, role: str, fingerprint: str, options: Mapping[str,
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """A catalog's rows. `generation` and `digest` are known once it was read or published."""
+    """The rows of a catalog. `generation` and `digest` are known once it was read or published."""
 
     name: str
     request: Mapping[str, Json]
-    """By encoder, what was asked for: hints for `repair --refill`, such as where DATA and the model were. Not in the digest."""
+    """By encoder, the options it was made with. Hints for `repair --refill`, such as the paths of DATA and the model. Not in the digest."""
     recipes: Mapping[str, Recipe]
-    """By fingerprint; every recipe that a key column names."""
+    """By fingerprint, every recipe that a key column names."""
     ids: Sequence[str]
     captions_at: Sequence[int]
     captions: Sequence[str]
     images: Mapping[str, tuple[Sequence[int], Sequence[str]]]
-    """By role: where each row's references start, and the references."""
+    """By role: where the references of each row start, and the references."""
     extras: Sequence[str]
     columns: tuple[KeyColumn, ...]
     texts: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """How the captions of a row were made of those that its source has (`CaptionPolicy.encoding`); empty for the first one as it is."""
+    """How the captions were chosen from those in the source (`CaptionPolicy.encoding`). Empty: the first caption, unchanged."""
     generation: int = 0
     listing: int = 0
-    """The number of the listing that its rows are of (`storage/listing_numbers`); 0 in stores made before there were numbers."""
+    """The listing number of its rows (`storage/listing_numbers`); 0 in stores made before there were listing numbers."""
     digest: str = ""
-    """Covers rows and recipes, not request, time or (size, mtime_ns)."""
+    """Covers the rows and recipes, but not the request, times or (size, mtime_ns)."""
     checksums: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Of the columns, as they were read; none in a catalog that was just built."""
+    """Checksums of the columns as they were read; empty for a catalog that was just built."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def row_captions(self, row: int) -> list[str]:
         """The captions of a row."""
-        return [self.captions[place] for place in range(self.captions_at[row], self.captions_at[row + 1])]
+        return [self.captions[index] for index in range(self.captions_at[row], self.captions_at[row + 1])]
 
     def column(self, encoder: str, role: str) -> KeyColumn | None:
         """The first key column of this encoder and role, or None."""
         return next((column for column in self.columns if (column.encoder, column.role) == (encoder, role)), None)
 
     def column_names(self) -> list[str]:
-        """What to call each key column: `encoder/role`, with `@resolution` where there are several of these."""
+        """The name of each key column: `encoder/role`, with `@resolution` if several columns share that name."""
         names = [f"{column.encoder}/{column.role}" for column in self.columns]
         return [
             f"{name}@{column.options.get('resolution')}" if names.count(name) > 1 else name
@@ -155,11 +155,11 @@ class Catalog:
 
     def is_complete(self, row: int) -> bool:
         """Whether every encoder succeeded for every cell of this row."""
-        return all(column.keys[place] != NO_KEY for column in self.columns for place in range(column.at[row], column.at[row + 1]))
+        return all(column.keys[index] != NO_KEY for column in self.columns for index in range(column.at[row], column.at[row + 1]))
 
 
 def read_catalog(path: Path, *, generation: int, io: Literal["pread", "mmap"] = "pread") -> Catalog:
-    """Read and check a catalog; `io` as in `read_table`. Raises FormatError, or FileNotFoundError."""
+    """Read and check a catalog; `io` as in `read_table`. Raises FormatError or FileNotFoundError."""
     catalog = _parse(read_table(path, FORMAT, VERSION, io=io), path, generation)
     _check_home(catalog, path, generation)
     _check_shape(catalog, path)
@@ -167,7 +167,7 @@ def read_catalog(path: Path, *, generation: int, io: Literal["pread", "mmap"] = 
 
 
 def read_stray(path: Path) -> Catalog:
-    """A catalog that is not where it belongs, checked; its generation is what it says, else 0. Raises FormatError, FileNotFoundError."""
+    """Read and check a catalog outside its folder. Its generation is the recorded one, else 0. Raises FormatError, FileNotFoundError."""
     table = read_table(path, FORMAT, VERSION)
     catalog = _parse(table, path, table.header.get("generation", 0))
     _check_shape(catalog, path)
@@ -175,10 +175,10 @@ def read_stray(path: Path) -> Catalog:
 
 
 def open_catalog(path: Path, *, generation: int, digest: str) -> Catalog:
-    """A catalog that another process read and checked, and whose digest it handed over: rows are read where they are looked at.
+    """Open a catalog that another process read and checked; `digest` comes from there. Rows are read when they are used.
 
-    Takes next to no memory, however many rows there are. Raises as `read_catalog`, and FormatError where it is another catalog; later
-    looks raise FormatError where the file was cut short meanwhile.
+    Takes next to no memory, however many rows there are. Raises as `read_catalog`, and FormatError for another catalog. Reading a row later
+    raises FormatError if the file was cut short meanwhile.
     """
     catalog = _parse(open_table(path, FORMAT, VERSION), path, generation)
     _check_home(catalog, path, generation)
@@ -188,7 +188,6 @@ def open_catalog(path: Path, *, generation: int, digest: str) -> Catalog:
 
 
 def _parse(table: Table, path: Path, generation: int) -> Catalog:
-    """A table's columns by what they mean. Raises FormatError where one is missing."""
     header = table.header
     try:
         recipes = [Recipe.from_json(recipe) for recipe in header["recipes"]]
@@ -219,7 +218,7 @@ def _parse(table: Table, path: Path, generation: int) -> Catalog:
 
 
 def _check_home(catalog: Catalog, path: Path, generation: int) -> None:
-    """Refuse what is another data set's, or another generation of its own, under this name: the pairing would be another."""
+    """Raise FormatError for the catalog of another data set or generation: its rows have other keys."""
     if encode_name(catalog.name) != path.parent.name or catalog.generation != generation:
         raise FormatError(
             f"{path} is generation {catalog.generation} of {catalog.name!r}, but its folder and name say otherwise; run {to_repair(path)}"
@@ -241,7 +240,7 @@ def _text(value: Any) -> str:
 
 
 def _check_shape(catalog: Catalog, path: Path) -> None:
-    """Every list column must cover exactly the rows, or a look-up later would read another row's cells."""
+    """Raise FormatError unless each list column covers exactly the rows. Otherwise a look-up could read the cells of another row."""
     rows = len(catalog.ids)
     lists = [(catalog.captions_at, len(catalog.captions)), *((at, len(values)) for at, values in catalog.images.values())]
     lists += [(column.at, len(column.keys)) for column in catalog.columns]
@@ -267,13 +266,13 @@ def list_generations(layout: Layout, name: str) -> list[int]:
 
 
 def last_generation(layout: Layout, name: str) -> int:
-    """The highest number that a generation of a data set ever had, dropped ones too; 0 where there was none. Numbers are not used again."""
+    """The highest number of any generation of a data set, dropped ones included; 0 if there was none. Numbers are never used again."""
     names = names_in(layout.catalog_folder(name))
     return max((n for parse in (parse_catalog, parse_dropped) for n in map(parse, names) if n is not None), default=0)
 
 
 def newest_catalog(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = "pread") -> Catalog | None:
-    """The newest catalog of a name that can be read; None without one."""
+    """The newest catalog of a data set that can be read, or None."""
     for generation in reversed(list_generations(layout, name)):
         with suppress(FormatError, OSError):
             return read_catalog(layout.catalog(name, generation), generation=generation, io=io)

@@ -1,4 +1,4 @@
-"""Writing catalogs: their bytes, and publishing them put-if-absent. Reading is in `catalog`, which trainers load."""
+"""Write catalogs: encode them, and publish them under a free generation. Reading is in `catalog`, which trainers load."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ DROPPED_FORMAT: Final = "cachestore-dropped"
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A catalog as it will lie on disk, but for its generation."""
+    """A catalog as it will be on disk, without its generation."""
 
     catalog: Catalog
     header: Mapping[str, Any]
@@ -30,7 +30,7 @@ class Draft:
         return self.header["digest"]
 
     def chunks(self, generation: int) -> list[Buffer]:
-        """The bytes of its file, which says the generation as its name does: one that was renamed must not be taken for another."""
+        """The bytes of the file. They contain the generation as the name does, so that a renamed file is noticed."""
         known = {name: number for name, number in (("generation", generation), ("listing", self.catalog.listing)) if number}
         return encode_table(FORMAT, VERSION, {**self.header, **known}, self.columns)
 
@@ -44,7 +44,7 @@ def _stats(catalog: Catalog) -> list[Column]:
 
 
 def draft_of(catalog: Catalog) -> Draft:
-    """Lay out a catalog. Pure."""
+    """Encode the header and columns of a catalog. Writes no file."""
     columns: dict[str, Column] = {
         **string_columns("ids", catalog.ids),
         "captions/at": number_column(catalog.captions_at),
@@ -94,20 +94,20 @@ def _digest(header: Mapping[str, Any], columns: Mapping[str, Column]) -> str:
 
 
 def publish_draft(layout: Layout, draft: Draft, *, after: int) -> bool:
-    """Publish a catalog as generation `after` + 1 of its name.
+    """Publish a catalog as generation `after` + 1 of its data set. Raises WriteFailed.
 
-    False where that generation is there already: the caller must compare with it before it tries again. Raises WriteFailed.
+    Returns False if that generation already exists: compare with it before you try again.
     """
     catalog, generation = draft.catalog, after + 1
     make_folder(layout, layout.temporary, layout.catalog_folder(catalog.name))
     failpoint("catalog.before_publish")
-    placed = publish(layout, layout.catalog(catalog.name, generation), draft.chunks(generation), read_only=True)
+    published = publish(layout, layout.catalog(catalog.name, generation), draft.chunks(generation), read_only=True)
     failpoint("catalog.after_publish")
-    return placed
+    return published
 
 
 def publish_again(layout: Layout, catalog: Catalog, generation: int, digest: str) -> bool:
-    """Publish a generation that is gone under the number it had; False, and nothing is published, where its digest is another."""
+    """Publish a lost generation again under its number. Returns False, and publishes nothing, if the digest differs."""
     draft = draft_of(catalog)
     if draft.digest == digest:
         publish_draft(layout, draft, after=generation - 1)
@@ -115,7 +115,7 @@ def publish_again(layout: Layout, catalog: Catalog, generation: int, digest: str
 
 
 def mark_dropped(layout: Layout, name: str) -> None:
-    """Keep the numbers that a data set's generations had from being used again: who pinned one must never be handed another. Durable."""
+    """Record the highest generation of a data set, durably. So no number is used again: a pinned one never means another catalog."""
     generation = last_generation(layout, name)
     if generation == 0:
         return

@@ -1,4 +1,4 @@
-"""Creating a store, and committing: publishing an index that covers what is there."""
+"""Create a store, and commit: publish an index that covers all segments."""
 
 import secrets
 import stat
@@ -23,15 +23,15 @@ RECIPE_FORMAT: Final = "cachestore-recipe"
 RECIPE_VERSION: Final = 1
 
 STALE_SECONDS: Final = 60.0
-"""For so long a listed name may still be denied by a file system that remembers that it was not there."""
+"""How long a file system may still deny a listed file, because it cached that the file was missing."""
 _LOOK_SECONDS: Final = 0.1
 
 UNCOVERED_LIMIT: Final = 512
-"""Any worker commits when more segments than this are uncovered, so that opening a store never reads many headers."""
+"""With more uncovered segments than this, any worker commits. So opening a store never reads many headers."""
 
 
 def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
-    """Make a store, or open the one that is there. Raises BadInput for a folder that holds something else, WriteFailed."""
+    """Make a store, or open the existing one. Raises BadInput for a folder with other contents, and WriteFailed."""
     layout = Layout(root.absolute(), mode)
     names = names_in(root, is_root=True)
     if layout.marker.name in names:
@@ -48,14 +48,14 @@ def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
 
 
 def publish_marker(layout: Layout) -> None:
-    """Make a folder a store, of the layout's mode, under an id of its own; one that is a store already is left as it is."""
+    """Make a folder a store with the layout's mode and an id of its own. Leaves an existing store as it is."""
     make_folder(layout, layout.temporary)
     body = {"store_id": secrets.token_hex(16), "mode": layout.mode.value}
     publish(layout, layout.marker, [encode_record(FORMAT, VERSION, body)])
 
 
 def _open_listed(layout: Layout) -> Layout:
-    """Open a store whose marker is there: another rank may have made it a moment ago, and NFS denies what it denied for 30 s."""
+    """Open a store whose marker is listed. Another rank may have made it just now, and NFS may deny it for 30 s."""
     until = time.monotonic() + STALE_SECONDS
     while True:
         try:
@@ -67,15 +67,15 @@ def _open_listed(layout: Layout) -> Layout:
 
 
 def has_news(snapshot: Snapshot) -> bool:
-    """Whether there is something that the newest index does not say, so that a commit would publish another."""
+    """Whether a commit would publish a new index."""
     return bool(snapshot.uncovered or snapshot.vanished or (snapshot.index is None and snapshot.listed))
 
 
 def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
-    """Publish an index that covers every readable segment, and return a snapshot with it. Does nothing when nothing is new.
+    """Publish an index that covers every readable segment, and return a snapshot with it. Does nothing if nothing is new.
 
-    Two commits at once are harmless: each publishes a good index, and readers add what theirs lacks. What comes back is for planning
-    where `snapshot` was; the index covers condemned segments too, as they are still read.
+    Two commits at once are harmless: each publishes a good index, and readers add what theirs lacks. The returned snapshot is for planning
+    if `snapshot` is. The index also covers segments marked for deletion, as they are still read.
     """
     for_planning = snapshot is not None and snapshot.for_planning
     with noticing_its_end(layout):
@@ -102,7 +102,7 @@ def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
 
 
 def commit_if_due(layout: Layout, snapshot: Snapshot) -> Snapshot:
-    """Commit when many segments are uncovered and nobody else is at it."""
+    """Commit if many segments are uncovered and no other process is committing. Returns the snapshot to use from now on."""
     if len(snapshot.uncovered) <= UNCOVERED_LIMIT:
         return snapshot
     try:
@@ -113,7 +113,7 @@ def commit_if_due(layout: Layout, snapshot: Snapshot) -> Snapshot:
 
 
 def publish_recipe(layout: Layout, recipe: Recipe) -> None:
-    """Keep a recipe beside the entries that it makes. One that is there already is fine."""
+    """Store a recipe, unless it is already there."""
     path = layout.recipe(recipe.fingerprint)
     if path.name in names_in(layout.recipes):
         return

@@ -1,8 +1,8 @@
-"""Compaction: many small segments become few, and what nothing needs is left behind.
+"""Compact: merge small segments into few, and leave behind entries that nothing needs.
 
-What is needed of the chosen segments is copied into new ones, every byte against its checksum; an index that covers the copies is
-published; only then are the old ones condemned. They stay readable, and a later run of `gc` removes them after a grace.
-A crash anywhere leaves copies, which are harmless. Safe beside readers, a running pass and other collectors, as `gc` is.
+The needed entries of the chosen segments are copied into new ones, and every byte is checked. Then an index that covers the copies is
+published. Only then are the old segments marked for deletion. They stay readable, until a later `gc` removes them after a grace period. A
+crash leaves only copies, which are harmless. Safe beside readers, a running pass and other collectors, as `gc` is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,8 +19,8 @@ from cachestore.files.paths import Layout
 from cachestore.storage.append import Acknowledged, Appender
 from cachestore.storage.commit import commit
 from cachestore.storage.entry import Entry
-from cachestore.storage.gc import condemn
-from cachestore.storage.places import SegmentRef
+from cachestore.storage.gc import mark
+from cachestore.storage.locations import SegmentRef
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import Snapshot
 from cachestore.storage.soundness import good_entries
@@ -28,14 +28,14 @@ from cachestore.storage.usage import MERGED, Needs, Usage, survey
 
 SMALL_ENTRIES: Final = 1024
 SMALL_BYTES: Final = 64 * 1024 * 1024
-"""A segment with fewer entries and fewer bytes is small: a quarter of what closes one."""
-LOOSE_SHARE: Final = 0.1
-"""A larger segment is written anew when at least this part of its bytes is not needed."""
+"""A segment with fewer entries and fewer bytes is small. These are a quarter of the limits at which a segment is closed."""
+LOOSE_FRACTION: Final = 0.1
+"""A larger segment is rewritten if at least this part of its bytes is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Segments that are written anew together."""
+    """Segments that are rewritten together."""
 
     origin: str
     usages: tuple[Usage, ...]
@@ -43,21 +43,21 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What a compaction did."""
+    """The result of a compaction."""
 
     segments: int
-    """Segments that were written anew, and condemned."""
+    """Segments that were rewritten and marked for deletion."""
     written: int
-    """Segments that hold their needed entries now."""
+    """New segments that hold the needed entries."""
     entries: int
     """Entries that were copied."""
     remarks: tuple[str, ...]
 
 
 def choose_groups(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Group]:
-    """What a compaction would write anew, of a snapshot for planning. Nothing of an unfinished pass; nothing where nothing is won.
+    """Choose what to rewrite, from a snapshot for planning. Leaves out unfinished passes, and segments for which rewriting gains nothing.
 
-    What a writer put and what passes made never come into one segment: the one must be told from the other for ever.
+    Entries of writers and entries of passes never come into one segment: they must stay distinguishable.
     """
     streams: dict[str, list[Usage]] = {}
     for usage in survey(layout, snapshot, needs):
@@ -72,7 +72,7 @@ def choose_groups(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Grou
 
 
 def _stream(ref: SegmentRef, needs: Needs) -> str | None:
-    """Which segments a segment may be merged with, None for none: those of passes that are over; else those of the same origin."""
+    """With which segments this one may be merged: those of finished passes, or those of the same origin. None during its pass."""
     if needs.may_go(ref.origin):
         return MERGED
     return None if "/" in ref.origin else ref.origin
@@ -83,13 +83,13 @@ def _is_small(ref: SegmentRef) -> bool:
 
 
 def _is_worn(usage: Usage) -> bool:
-    return bool(usage.loose) and (_is_small(usage.ref) or usage.loose_bytes >= LOOSE_SHARE * usage.ref.size_bytes)
+    return bool(usage.loose) and (_is_small(usage.ref) or usage.loose_bytes >= LOOSE_FRACTION * usage.ref.size_bytes)
 
 
 def compact_segments(layout: Layout, groups: Sequence[Group], needs: Needs) -> Compacted:
-    """Copy what is needed, publish an index, condemn what was copied from. No groups are fine.
+    """Copy the needed entries, publish an index, mark the old segments for deletion. `groups` may be empty.
 
-    A segment of which anything needed is damaged stays as it is, and is told. Raises WriteFailed, before anything is condemned.
+    A segment with a damaged needed entry stays as it is, and a remark reports it. Raises WriteFailed before any segment is marked.
     """
     need = sum(usage.ref.size_bytes - usage.loose_bytes for group in groups for usage in group.usages)
     check_for_writing(layout)
@@ -104,12 +104,12 @@ def compact_segments(layout: Layout, groups: Sequence[Group], needs: Needs) -> C
     entries = 0
     for acknowledged in chain.from_iterable(map(copying.copy, groups)):
         written.add(acknowledged.digest)
-        entries += len(acknowledged.places)
+        entries += len(acknowledged.locations)
     failpoint("compact.before_index")
     if copying.sources:
         commit(layout).close()
-    old = sorted(copying.sources - written)  # one that came out as it went in stays
-    condemn(layout, old)
+    old = sorted(copying.sources - written)  # a segment whose copy is identical stays
+    mark(layout, old)
     return Compacted(len(old), len(written - copying.sources), entries, tuple(copying.remarks))
 
 
@@ -118,11 +118,11 @@ class _Copying:
     layout: Layout
     needs: Needs
     sources: set[str] = field(default_factory=set[str])
-    """Segments whose needed entries are all in new ones."""
+    """Segments whose needed entries have all been copied."""
     remarks: list[str] = field(default_factory=list[str])
 
     def copy(self, group: Group) -> Iterator[Acknowledged]:
-        """Copy what is needed of a group's segments. Of a key that several hold, the copy in the smallest segment name is taken."""
+        """Copy the needed entries of a group. If several segments have a key, the one with the smallest name counts."""
         appender = Appender(self.layout, origin=group.origin)
         seen = set[Key]()
         for usage in group.usages:
@@ -136,7 +136,7 @@ class _Copying:
         yield from appender.close_segment()
 
     def _sound(self, usage: Usage) -> list[Entry] | None:
-        """The needed entries of a segment; None, and a remark, where not all of them are sound."""
+        """The needed entries of a segment. None, and a remark, if not all of them are sound."""
         digest = usage.ref.digest
         try:
             contents = read_contents(self.layout.segment(digest))

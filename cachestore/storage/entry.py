@@ -1,7 +1,7 @@
-"""One entry as bytes: its layout, its checksum, and the buffers it is written from. Knows no file.
+"""One entry as bytes: its layout, its checksum, and the buffers it is written from. Reads and writes no file.
 
-An entry's tensors stand together, widest dtype first, so that each starts at a multiple of its element's size without filler.
-Its checksum covers the key, the names, dtypes and shapes, and every byte, so right-looking bytes under a wrong key never pass.
+The tensors of an entry follow each other, widest dtype first, so each is aligned to its element size without filler. The checksum covers
+the key, names, dtypes, shapes and every byte. So intact bytes under a wrong key are noticed.
 """
 
 import json
@@ -16,10 +16,12 @@ from cachestore.files.checksum import Buffer, Checksum
 from cachestore.files.container import DTYPE_BYTES, is_shape, size_bytes
 
 CHECKSUM_BYTES: Final = 16
+_NAME_LIMIT: Final = 128
+_INTEGERS: Final = frozenset({int})
 
 
 class TensorSpec(NamedTuple):
-    """One tensor of an entry, without its bytes."""
+    """Name, dtype and shape of one tensor of an entry."""
 
     name: str
     dtype: str
@@ -35,7 +37,7 @@ Specs = tuple[TensorSpec, ...]
 """The tensors of an entry in the order of their bytes."""
 
 LAYOUTS: Final = 4096
-"""Layouts whose text and size are kept: a store has one for each shape, not for each entry."""
+"""How many layouts are cached with their text and size. A store has one layout for each shape, not for each entry."""
 
 
 class Entry(NamedTuple):
@@ -54,19 +56,18 @@ class Entry(NamedTuple):
 
 
 def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Json]) -> Entry:
-    """Order an entry's tensors and bind them to the key. Raises BadInput for a bad name, dtype or length, or a value that is not JSON.
+    """Order an entry's tensors and compute its checksum.
 
-    No tensors at all is a valid entry: its JSON value is then all it says. The value is copied, the tensors' bytes are not.
+    Raises BadInput for a bad name, dtype or length, or for a value that is not JSON. An entry may have no tensors, only its JSON value.
+    The value is copied; the tensors' bytes are not.
     """
     copied: dict[str, Json] = json.loads(canonical(dict(meta)).decode("utf-8", "surrogatepass")) if meta else {}
     specs: list[TensorSpec] = []
     buffers: list[Buffer] = []
-    in_order = sorted(tensors.items(), key=_by_width) if len(tensors) > 1 else tensors.items()
-    for name, (dtype, shape, buffer) in in_order:
+    for name, (dtype, shape, buffer) in sorted(tensors.items(), key=_by_width) if len(tensors) > 1 else tensors.items():
         view = memoryview(buffer)
         view = view.cast("B") if view.nbytes else memoryview(b"")
-        spec = _spec_of(key, name, dtype, tuple(shape), len(view))
-        specs.append(spec)
+        specs.append(_spec_of(key, name, dtype, tuple(shape), len(view)))
         buffers.append(view)
     layout = tuple(specs)
     return Entry(key, layout, tuple(buffers), copied, checksum_of(key, layout, buffers))
@@ -78,7 +79,8 @@ def _by_width(named: tuple[str, RawTensor]) -> tuple[int, str]:
 
 def _spec_of(key: Key, name: str, dtype: str, shape: tuple[int, ...], size: int) -> TensorSpec:
     spec = TensorSpec(name, dtype, shape)
-    if not _is_sound(spec, size):
+    # Types are checked each time: a cache takes (True,) and (1.0,) for (1,).
+    if not (_INTEGERS.issuperset(map(type, shape)) and _is_sound(spec, size)):
         if not _is_name(name):
             raise BadInput(f"a tensor's name has 1 to 128 printable characters and no '/'; {name!r} in entry {key} does not")
         raise BadInput(f"tensor {name!r} of entry {key}: {size} bytes do not make {dtype} {list(shape)}")
@@ -91,11 +93,11 @@ def _is_sound(spec: TensorSpec, size: int) -> bool:
 
 
 def _is_name(name: str) -> bool:
-    return bool(name) and len(name) <= 128 and "/" not in name and name.isprintable()
+    return bool(name) and len(name) <= _NAME_LIMIT and "/" not in name and name.isprintable()
 
 
 def checksum_of(key: Key, specs: Specs, buffers: Sequence[Buffer]) -> bytes:
-    """xxh3_128 over key, names, dtypes, shapes and bytes; the buffers may be one whole run or one for each tensor."""
+    """xxh3_128 over key, names, dtypes, shapes and bytes. `buffers` is one buffer for all bytes, or one for each tensor."""
     state = begin_checksum(key, specs)
     for buffer in buffers:
         state.update(buffer)
@@ -103,13 +105,13 @@ def checksum_of(key: Key, specs: Specs, buffers: Sequence[Buffer]) -> bytes:
 
 
 def begin_checksum(key: Key, specs: Specs) -> Checksum:
-    """The checksum of an entry before its first byte: bound to key, names, dtypes and shapes already."""
+    """Start an entry's checksum with its key, names, dtypes and shapes. The bytes follow."""
     return Checksum(key + text_of(specs))
 
 
 @lru_cache(LAYOUTS)
 def text_of(specs: Specs) -> bytes:
-    """Names, dtypes and shapes as they go into the checksum and into the index."""
+    """Names, dtypes and shapes as canonical JSON, for the checksum and the index."""
     return canonical([[spec.name, spec.dtype, list(spec.shape)] for spec in specs])
 
 

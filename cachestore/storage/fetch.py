@@ -1,6 +1,6 @@
-"""Fetching the bytes of entries: positional reads into fresh buffers or the caller's, checked against the key.
+"""Read the bytes of entries into fresh or given buffers, and check them against their keys.
 
-No lock, and no thread but one that a caller asks for, which ends before its call does.
+Takes no lock. Starts one thread if the caller asks for it, which ends before the call does.
 """
 
 import errno
@@ -16,7 +16,7 @@ from cachestore.files.container import ALIGNMENT
 from cachestore.files.opening import ask_for, ask_for_mapped, descriptor_limit, open_regular, read_present, read_scattered, refuse_reading
 from cachestore.files.paths import Layout
 from cachestore.storage.entry import checksum_of, size_of
-from cachestore.storage.places import Located, Place, SegmentRef
+from cachestore.storage.locations import Located, Location, SegmentRef
 from cachestore.storage.side_by_side import run_side_by_side
 
 Verify = Literal["first", "always", "never"]
@@ -24,21 +24,21 @@ Io = Literal["pread", "mmap"]
 
 _DESCRIPTORS: Final = 256
 _READ_BYTES: Final = 256 * 1024
-"""Read at once at most, unless one entry is larger: what was read is checked while it is still in the processor's cache."""
+"""Most bytes of one read, unless one entry is larger. They are then checked while they are still in the CPU cache."""
 _READ_ENTRIES: Final = 64
 _SHARED_BYTES: Final = 4 << 20
-"""From here on two threads read faster than one: starting the second takes as long as copying about 1 MiB."""
+"""From this size on, two threads read faster than one. Starting the second takes as long as copying about 1 MiB."""
 _LARGE_COPY: Final = 64 * 1024
-"""From here on it pays to let go of the interpreter's lock while copying out of a map."""
+"""From this size on, it pays to release the GIL while copying out of a memory map."""
 _NOWHERE: Final = memoryview(bytearray(ALIGNMENT))
-"""Takes the filler between neighbours. Never looked at."""
+"""Receives the filler between entries. Never read."""
 
 
 class Checked:
-    """Which entries were checked once: one bit each, in memory that forked workers share with their parent."""
+    """Remembers which entries were checked: one bit each, in memory that forked workers share with their parent."""
 
     def __init__(self, segments: Sequence[SegmentRef]) -> None:
-        """Room for all entries of these segments; others are never remembered."""
+        """Make room for all entries of these segments. Other entries are never remembered."""
         self._first: dict[str, int] = {}
         total = 0
         for ref in segments:
@@ -47,18 +47,18 @@ class Checked:
         self._bits = mmap.mmap(-1, total // 8 + 1)
         self._entries = {ref.digest: ref.entries for ref in segments}
         self._whole: set[str] = set()
-        """Segments of which every entry was seen to be checked: nothing is looked up for these any more."""
+        """Segments in which every entry was found to be checked. Their bits are not looked up again."""
 
-    def holds(self, place: Place) -> bool:
+    def holds(self, location: Location) -> bool:
         """Whether this copy was checked."""
-        first = self._first.get(place.segment.digest)
+        first = self._first.get(location.segment.digest)
         if first is None:
             return False
-        bit = first + place.ordinal
+        bit = first + location.ordinal
         return self._bits[bit >> 3] >> (bit & 7) & 1 == 1
 
     def lacks(self, located: Located) -> set[int]:
-        """Which of these copies were not checked."""
+        """The positions in `located` of the copies that were not checked."""
         digests = {ref.digest for ref in located.segments}
         if digests <= self._whole:
             return set()
@@ -79,7 +79,7 @@ class Checked:
         return (part & (1 << last - first) - 1).bit_count() == last - first
 
     def add(self, segment: str, ordinal: int) -> None:
-        """Remember that this copy is good. Two workers at once may lose a bit: that entry is checked again."""
+        """Remember that this copy is good. If two workers do so at once, a bit may be lost, and that entry is checked again."""
         first = self._first.get(segment)
         if first is not None:
             bit = first + ordinal
@@ -87,24 +87,24 @@ class Checked:
 
 
 _Read = tuple[SegmentRef, int, int, list[int]]
-"""One read of entries next to each other in one segment: (segment, start, size, which of the entries, in the order of their bytes)."""
+"""One read of neighbouring entries in a segment: (segment, start, size, positions of the entries in the order of their bytes)."""
 
 
 class _Wanted(NamedTuple):
-    """What one call is to read: `located` and `targets` as `fetch_into` has them, and what follows from them."""
+    """The work of one `fetch_into`: its arguments, and what follows from them."""
 
     keys: Sequence[Key]
     located: Located
     targets: Sequence[Sequence[memoryview]]
     reads: Sequence[_Read]
     doubted: set[int]
-    """Which entries are to be checked."""
-    asking: Iterator[bool]
-    """Gives one True, to the first thread that has to wait: it asks for all that is still to come."""
+    """Positions of the entries that must be checked."""
+    first_wait: Iterator[bool]
+    """Gives one True, to the first thread that has to wait. That thread asks the system for all bytes still to come."""
 
 
 class _Segment:
-    """An open segment, closed when nobody uses it any more: a descriptor closed under a read would be another file's soon."""
+    """An open segment. It is closed when nothing refers to it, as a descriptor closed during a read could soon be another file's."""
 
     __slots__ = ("descriptor", "mapping", "used", "view")
 
@@ -115,13 +115,13 @@ class _Segment:
         self.used = used
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.descriptor)  # held here, as at the end of the interpreter modules are emptied before this is called
+        close(self.descriptor)  # `close` is bound here, as modules may be empty at the interpreter's end
 
 
 class Fetcher:
-    """Reads entries of one store. Holds at most min(256, RLIMIT_NOFILE / 4) segments open; a forked child opens its own.
+    """Reads entries of one store. Several threads may use it.
 
-    Several threads may fetch.
+    Holds at most min(256, RLIMIT_NOFILE / 4) segments open. A forked child opens its own.
     """
 
     def __init__(self, layout: Layout, checked: Checked, *, verify: Verify = "first", io: Io = "pread") -> None:
@@ -135,39 +135,39 @@ class Fetcher:
         self._can_tell = True
         self.checked = checked
 
-    def fetch(self, key: Key, place: Place) -> memoryview:
-        """The bytes of one copy, writable and the caller's own (with `io="mmap"`: a read-only view of the file).
+    def fetch(self, key: Key, location: Location) -> memoryview:
+        """Return the bytes of one copy, writable and the caller's own; with `io="mmap"` a read-only view of the file.
 
         Raises CorruptEntry if they are not what was stored under this key, FileNotFoundError, ReadFailed.
         """
-        segment = self._segment(place.segment)
+        segment = self._segment(location.segment)
         if segment.view is not None:
-            run = segment.view[place.offset : place.offset + place.size_bytes]
+            run = segment.view[location.offset : location.offset + location.size_bytes]
         else:
-            run = memoryview(bytearray(place.size_bytes))
-            self._read_waiting(segment, place.segment, [run], place.offset, place.size_bytes)
-        if self._verify == "always" or (self._verify == "first" and not self.checked.holds(place)):
-            self._check(key, Located.of([place]), 0, [run])
+            run = memoryview(bytearray(location.size_bytes))
+            self._read_waiting(segment, location.segment, [run], location.offset, location.size_bytes)
+        if self._verify == "always" or (self._verify == "first" and not self.checked.holds(location)):
+            self._check(key, Located.of([location]), 0, [run])
         return run
 
     def fetch_into(
         self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]], *, side_by_side: bool = False
     ) -> None:
-        """Read entries straight to where they belong, in the order of their places. Nothing located, nothing read.
+        """Read entries into the given buffers, in the order in which they lie on disk.
 
-        `targets` holds for each entry a writable buffer for each of its tensors, in the order of its specs, or one for all its bytes.
-        Neighbours are read at once. Where bytes turn out not to be in memory, all that is still to come is asked for before waiting.
-        `side_by_side` has a second thread take part where the entries are many bytes; it has ended when this returns or raises.
-        Raises as `fetch`; the targets then hold anything.
+        For each entry, `targets` holds a writable buffer for each tensor, in the order of its specs, or one for all its bytes. Neighbouring
+        entries are read together. If bytes are not in memory, all remaining bytes are requested before waiting. With `side_by_side` a
+        second thread takes part if there are many bytes; it has ended when this returns or raises.
+        Raises as `fetch`; the contents of the targets are then undefined.
         """
-        # Few steps for each entry, and none that can be done beforehand: what a large entry's bytes pushed out of the processor's cache
-        # takes several times as long.
+        # Do few steps for each entry, and nothing that can be done before: reading a large entry empties the CPU cache, after which each
+        # step takes several times as long.
         reads = _plan_reads(located)
         turns = enumerate(reads)
-        wanted = _Wanted(keys, located, targets, reads, self._doubted(located), asking=iter((True,)))
+        wanted = _Wanted(keys, located, targets, reads, self._doubted(located), first_wait=iter((True,)))
 
         def read() -> None:
-            """Read what comes next until nothing does. Where one of two threads fails, both stop."""
+            """Read until nothing is left. If one of two threads fails, both stop."""
             try:
                 self._read_each(turns, wanted)
             finally:
@@ -190,7 +190,7 @@ class Fetcher:
             if segment.view is not None:
                 _copy_out(segment.view, buffers, start)
             elif is_waiting or not self._read_present(segment, ref, buffers, start, size):
-                if next(wanted.asking, False):
+                if next(wanted.first_wait, False):
                     self._ask_for(wanted.reads[number:])
                 is_waiting = True
                 self._read_waiting(segment, ref, buffers, start, size)
@@ -207,9 +207,9 @@ class Fetcher:
             case "never":
                 return set()
 
-    def ask_ahead(self, places: Sequence[Place]) -> None:
-        """Have the bytes of these entries brought into memory, without waiting: what is wanted next. Changes no answer."""
-        self._ask_for(_plan_reads(Located.of(places)))
+    def prefetch(self, locations: Sequence[Location]) -> None:
+        """Ask the system to load the bytes of these entries, without waiting. Only a hint."""
+        self._ask_for(_plan_reads(Located.of(locations)))
 
     def _ask_for(self, reads: Iterable[_Read]) -> None:
         for ref, start, size, _rows in reads:
@@ -220,7 +220,7 @@ class Fetcher:
                 ask_for_mapped(segment.mapping, start, size)
 
     def _read_present(self, segment: _Segment, ref: SegmentRef, buffers: Sequence[memoryview], start: int, size: int) -> bool:
-        """Read what can be had without waiting; whether that was all."""
+        """Read what is available without waiting. Returns whether that was all."""
         if not self._can_tell:
             return False
         try:
@@ -252,7 +252,7 @@ class Fetcher:
 
     def _segment(self, ref: SegmentRef) -> _Segment:
         if self._pid != os.getpid():
-            self.close()  # this process's copies of the inherited descriptors; the parent's stay open
+            self.close()  # closes the inherited copies; the parent's descriptors stay open
             self._pid = os.getpid()
         held = self._open.get(ref.digest)
         if held is not None:
@@ -268,20 +268,20 @@ class Fetcher:
             mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if self._io == "mmap" else None
         except BaseException as error:
             os.close(descriptor)
-            if isinstance(error, OSError):  # too little address space
+            if isinstance(error, OSError):  # not enough address space
                 refuse_reading(path, error)
             raise
         self._open[ref.digest] = segment = _Segment(descriptor, mapping, next(self._uses))
         return segment
 
     def _make_room(self) -> None:
-        # An OrderedDict would keep this order for us, but threads that share one leave it inconsistent for good.
+        # An OrderedDict would keep this order, but threads that share one can damage it for good.
         held = self._open.copy()
         for digest in sorted(held, key=lambda digest: held[digest].used)[: max(0, len(held) - self._limit + 1)]:
             self._open.pop(digest, None)
 
     def close(self) -> None:
-        """Close every segment. Calling it twice is fine; fetching afterwards opens them again."""
+        """Close every segment. May be called twice; fetching afterwards opens them again."""
         self._open.clear()
 
     def _complain(self, what: str, ref: SegmentRef) -> str:
@@ -290,11 +290,11 @@ class Fetcher:
 
 
 def _plan_reads(located: Located) -> list[_Read]:
-    """What is to be read, in the order of places: those together that one read can take, next to each other and not many bytes."""
+    """Plan the reads in the order on disk. Small entries next to each other share one read."""
     sizes = list(map(size_of, located.specs))
     digests = [ref.digest for ref in located.segments]
     ordered = sorted(zip(digests, located.offsets, range(len(sizes)), strict=True))
-    if 2 * min(sizes, default=0) > _READ_BYTES:  # no two go together
+    if 2 * min(sizes, default=0) > _READ_BYTES:  # no two fit into one read
         return [(located.segments[row], offset, sizes[row], [row]) for _digest, offset, row in ordered]
     reads: list[_Read] = []
     last, start, end = "", 0, 0
@@ -312,7 +312,7 @@ def _plan_reads(located: Located) -> list[_Read]:
 
 
 def _join_buffers(start: int, rows: Sequence[int], located: Located, targets: Sequence[Sequence[memoryview]]) -> list[memoryview]:
-    """Where the bytes of one read go, those between entries to nowhere."""
+    """The buffers for one read; bytes between entries go to `_NOWHERE`."""
     buffers: list[memoryview] = []
     end = start
     for row in rows:
@@ -335,13 +335,13 @@ def _copy_out(view: memoryview, buffers: Sequence[memoryview], position: int) ->
 
 
 def _copy_large(target: memoryview, source: memoryview) -> None:
-    """Copy without the interpreter's lock, which a slice's assignment keeps."""
+    """Copy without holding the GIL, which a slice assignment keeps."""
     import numpy as np
 
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def is_gone(error: Exception) -> bool:
-    """Whether an error means that a segment was moved away under the reader, so that a newer snapshot may help."""
+    """Whether an error means that a segment was moved away, so that a newer snapshot may help."""
     gone = {errno.ENOENT, getattr(errno, "ESTALE", errno.ENOENT)}
     return isinstance(error, CorruptEntry | FormatError | FileNotFoundError) or (isinstance(error, OSError) and error.errno in gone)

@@ -1,4 +1,4 @@
-"""Findings: what verify says of a store, one thing at a time. Knows no file."""
+"""Findings: the problems that `verify` reports, one by one. Reads no file."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ HARMLESS: Final[frozenset[Kind]] = frozenset({"stale-temp", "foreign-file"})
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be."""
+    """One problem in a store."""
 
     kind: Kind
     path: str
@@ -36,11 +36,11 @@ class Finding:
     message: str
     key: str | None = None
     sample: str | None = None
-    """The id of a sample that needs the entry; the first one where there are several."""
+    """The id of the first sample that needs the entry."""
 
 
 def tried(kind: Kind, where: str, look: Callable[[], Found]) -> Found | Finding:
-    """What a look at a file gives, or what is wrong with that file: `kind` for a damaged one, `unreadable` where it is refused."""
+    """Return what `look` returns, or a finding: `kind` for a damaged file, `unreadable` if the file cannot be read."""
     try:
         return look()
     except FormatError as error:

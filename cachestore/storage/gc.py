@@ -1,11 +1,12 @@
-"""Garbage collection: removing what nothing needs, in two steps that no race can turn into a loss.
+"""Garbage collection: remove what nothing needs, in two steps, so that no race loses an entry.
 
-1. `condemn` names segments in a create-only list. From then on they count as absent for whoever plans, and stay readable.
-2. A later run, after a grace: `remove_condemned` looks again. What is needed after all, and has no sound copy in a segment that is not
-   condemned, is copied into a new one; an index that covers the copies is published; then the old segment goes.
+1. `mark` marks segments for deletion in a create-only list. From then on planning treats them as absent; they can still be read.
+2. A later run, after a grace period: `remove_marked` looks again. Needed entries without a sound copy in another, unmarked
+   segment are copied into a new one. An index that covers the copies is published; then the old segment is removed.
 
-Who counts on an entry looks what is condemned only after its catalog stands. Who removes looks at the catalogs only after its list stood.
-One of the two sees the other, whatever the clocks say. The grace is for readers and for the sake of work, not for this.
+A process that relies on an entry reads the lists only after its own catalog is published. A process that removes segments reads the
+catalogs only after its own list is published. So one of the two sees the other, even if clocks differ. The grace period only helps readers
+and saves work.
 """
 
 import time
@@ -26,9 +27,9 @@ from cachestore.files.removal import is_older, remove_file
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import list_generations, list_names
 from cachestore.storage.commit import commit
-from cachestore.storage.condemned import FORMAT, VERSION, CondemnedList, list_condemned
 from cachestore.storage.fetch import Checked, Fetcher
-from cachestore.storage.places import Place
+from cachestore.storage.locations import Location
+from cachestore.storage.marked import FORMAT, VERSION, MarkedList, list_marked
 from cachestore.storage.segment import SegmentContents, StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot
 from cachestore.storage.soundness import good_entries
@@ -36,43 +37,43 @@ from cachestore.storage.usage import Needs
 
 DAY_SECONDS: Final = 86_400.0
 GRACE_SECONDS: Final = DAY_SECONDS
-"""How long a condemned segment stays readable, where the caller does not say; also the age at which temporary files are stale."""
+"""How long a marked segment stays readable by default; also the age at which temporary files are stale."""
 KEPT_GENERATIONS: Final = 3
 KEPT_SECONDS: Final = 30 * DAY_SECONDS
-"""A generation of a data set goes when it is older than this and three newer ones are there."""
+"""A generation of a data set is removed when it is older than this and three newer ones exist."""
 
 
-def condemn(layout: Layout, digests: Iterable[str]) -> str | None:
-    """Name segments that are to go; returns the digest of the list, None for no segments. Final: see `condemned`. Raises WriteFailed."""
+def mark(layout: Layout, digests: Iterable[str]) -> str | None:
+    """Mark segments for deletion, for good. Returns the digest of the list, or None for no segments. Raises WriteFailed."""
     segments = sorted(set(digests))
     if not segments:
         return None
     raw = encode_record(FORMAT, VERSION, {"segments": segments, "written": time.time()})
-    make_folder(layout, layout.temporary, layout.condemned)
+    make_folder(layout, layout.temporary, layout.marked)
     failpoint("gc.before_list")
-    publish(layout, layout.condemned_list(digest_of([raw])), [raw], read_only=True)
+    publish(layout, layout.marked_list(digest_of([raw])), [raw], read_only=True)
     failpoint("gc.after_list")
     return digest_of([raw])
 
 
-def due_lists(layout: Layout, *, now: float, grace_seconds: float) -> list[CondemnedList]:
-    """The lists whose grace is over. Those that name no segment that is still there are among them."""
-    return [each for each in list_condemned(layout) if now - each.written >= grace_seconds]
+def due_lists(layout: Layout, *, now: float, grace_seconds: float) -> list[MarkedList]:
+    """The lists whose grace period is over, including those whose segments are all gone."""
+    return [each for each in list_marked(layout) if now - each.written >= grace_seconds]
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """One condemned segment whose time has come, and what of it must be copied first."""
+    """A marked segment that may be removed now, and the entries that must be copied first."""
 
     digest: str
     contents: SegmentContents
     to_copy: tuple[StoredEntry, ...]
 
 
-def plan_removal(layout: Layout, lists: Sequence[CondemnedList], needs: Needs) -> tuple[list[Removal], list[str]]:
-    """(what may be removed now, sentences on what may not). `needs` must have been found out after the lists were read.
+def plan_removal(layout: Layout, lists: Sequence[MarkedList], needs: Needs) -> tuple[list[Removal], list[str]]:
+    """Plan removals: (what may be removed now, sentences on what may not). Find out `needs` after the lists were read.
 
-    A segment that cannot be read, or of which a needed entry has no sound copy at all, stays: it is repair's.
+    A segment stays if it cannot be read, or if a needed entry has no sound copy at all: `repair` deals with it.
     """
     named = frozenset[str]().union(*(each.segments for each in lists))
     removals: list[Removal] = []
@@ -97,33 +98,34 @@ def plan_removal(layout: Layout, lists: Sequence[CondemnedList], needs: Needs) -
 
 
 def _without_copy(snapshot: Snapshot, fetcher: Fetcher, entries: Sequence[StoredEntry], going: frozenset[str]) -> Iterable[StoredEntry]:
-    """The entries that have no sound copy in any segment that is not condemned; every byte of those copies is read.
+    """The entries without a sound copy in an unmarked segment. Every byte of the copies is read.
 
-    Copies in the segments that are `going` now count for nothing, also where the snapshot did not see that they are condemned.
+    Copies in the `going` segments do not count, even if the snapshot did not see yet that they are marked.
     """
-    for entry, places in zip(entries, snapshot.find([entry.key for entry in entries]), strict=True):
-        if not any(place.segment.digest not in going and _is_sound(fetcher, entry, place) for place in places):
+    for entry, locations in zip(entries, snapshot.find([entry.key for entry in entries]), strict=True):
+        if not any(location.segment.digest not in going and _is_sound(fetcher, entry, location) for location in locations):
             yield entry
 
 
-def _is_sound(fetcher: Fetcher, entry: StoredEntry, place: Place) -> bool:
+def _is_sound(fetcher: Fetcher, entry: StoredEntry, location: Location) -> bool:
     with suppress(CorruptEntry, FormatError, OSError):
-        fetcher.fetch(entry.key, place)
+        fetcher.fetch(entry.key, location)
         return True
     return False
 
 
-def remove_condemned(layout: Layout, removals: Sequence[Removal]) -> int:
-    """Copy what is needed, publish an index that covers the copies, then remove; returns the bytes freed.
+def remove_marked(layout: Layout, removals: Sequence[Removal]) -> int:
+    """Copy what is needed, publish an index that covers the copies, then remove the segments. Returns the bytes freed.
 
-    Raises WriteFailed; what was removed until then was not needed, and the same command goes on. Nothing to remove is fine.
+    Raises WriteFailed, or CorruptEntry for fresh damage. What was removed until then was not needed; running it again continues. `removals`
+    may be empty.
     """
     ready: list[Removal] = []
     for removal in removals:
         if removal.to_copy:
             try:
                 good = good_entries(layout.segment(removal.digest), removal.to_copy)
-            except FileNotFoundError:  # another collector removed it just now; if it is only the store that was away for a moment, it stays
+            except FileNotFoundError:  # another collector removed it; if the store was only away for a moment, it stays
                 continue
             if len(good) < len(removal.to_copy):
                 raise CorruptEntry(f"segment {removal.digest} was damaged just now; nothing was removed: run {layout.command('repair')}")
@@ -142,33 +144,33 @@ def remove_condemned(layout: Layout, removals: Sequence[Removal]) -> int:
     return freed
 
 
-def spent_lists(layout: Layout, lists: Sequence[CondemnedList]) -> list[Path]:
-    """Paths of due lists none of whose segments is there any more."""
+def spent_lists(layout: Layout, lists: Sequence[MarkedList]) -> list[Path]:
+    """Paths of those lists whose segments are all gone."""
     listed = list_segments(layout)
-    return [layout.condemned_list(each.digest) for each in lists if not each.segments & listed]
+    return [layout.marked_list(each.digest) for each in lists if not each.segments & listed]
 
 
 def stale_temporaries(layout: Layout, *, now: float) -> list[Path]:
-    """Files in `tmp/` of our own naming that nobody wrote to for a day."""
+    """Files in `tmp/` that cachestore made and that were not written to for a day."""
     paths = (layout.temporary / name for name in names_in(layout.temporary) if is_temporary(name))
     return [path for path in paths if is_older(path, GRACE_SECONDS, now=now)]
 
 
 def old_indexes(layout: Layout, *, now: float) -> list[Path]:
-    """Index files behind the newest three that are older than a day: readers that still look through one open a newer one."""
+    """Index files that are older than a day, without the newest three. Readers that still use one open a newer one."""
     paths = [layout.index(name) for name in list_indexes(layout)[KEPT_GENERATIONS:]]
     return [path for path in paths if is_older(path, GRACE_SECONDS, now=now)]
 
 
 def old_generations(layout: Layout, *, now: float) -> dict[str, list[int]]:
-    """By data set, the generations behind the newest three that are older than 30 days."""
+    """By data set, the generations that are older than 30 days, without the newest three."""
     earlier = {name: list_generations(layout, name)[:-KEPT_GENERATIONS] for name in list_names(layout)}
     old = {name: [n for n in some if is_older(layout.catalog(name, n), KEPT_SECONDS, now=now)] for name, some in earlier.items()}
     return {name: generations for name, generations in old.items() if generations}
 
 
 def remove_files(layout: Layout, paths: Iterable[Path]) -> int:
-    """Remove files whose names were parsed; returns the bytes freed. One that turns out to be no regular file is left alone."""
+    """Remove files and return the bytes freed. Skips what is not a regular file. Parse the names first: only ours may be passed."""
     freed = 0
     for path in paths:
         with suppress(FormatError):

@@ -1,9 +1,9 @@
-"""The index: an immutable LMDB file, key -> places of all copies, derived from segments. The only module that knows LMDB.
+"""The index: an immutable LMDB file that maps keys to the locations of all copies. It is derived from the segments.
 
-Numbers of segments and layouts never change from one index to the next, so extending one copies values as they are. A damaged LMDB file
-kills the process that reads it (191 of 1,240 openings of damaged files did), so size and digest are checked before LMDB sees the file.
-LMDB also refuses a second open of one file in a process, even in a forked child that inherited the first: `_open` keeps one environment
-for each file and process, and closes inherited ones first.
+Only this module uses LMDB. The numbers of segments and layouts never change from one index to the next, so a new index copies values
+unchanged. A damaged LMDB file kills the process that reads it (191 of 1,240 openings of damaged files did), so size and digest are checked
+before LMDB opens the file. LMDB also refuses to open a file twice in one process, even in a forked child that inherited the first: `_open`
+keeps one environment for each file and process, and closes inherited ones first.
 """
 
 import json
@@ -27,30 +27,39 @@ from cachestore.files.checksum import Checksum, digest_file
 from cachestore.files.opening import FileIdentity, opened, read_at
 from cachestore.files.paths import IndexName, Layout, to_repair
 from cachestore.storage.entry import Specs, TensorSpec, text_of
-from cachestore.storage.places import PLACE_BYTES, Located, Place, SegmentRef, pack_place, unpack_first, unpack_firsts, unpack_places
+from cachestore.storage.locations import (
+    LOCATION_BYTES,
+    Located,
+    Location,
+    SegmentRef,
+    pack_location,
+    unpack_first,
+    unpack_firsts,
+    unpack_locations,
+)
 from cachestore.storage.segment import StoredEntry
 
 VERSION: Final = 1
 _NUMBER: Final = struct.Struct(">I")
 _STANDING: Final = struct.Struct("<IQ")
-"""Ordinal and offset, as they stand in a packed place."""
+"""Ordinal and offset, as in a packed entry location."""
 _META: Final = struct.Struct("@16xI12xQ")
-"""The start of an LMDB file where a pointer has eight bytes: a page's header, a magic number, a version, an address, the map's size."""
+"""The start of an LMDB file with 8-byte pointers: page header, magic number, version, address, map size."""
 _META_WORD: Final = 8
 _MAGIC: Final = 0xBEEFC0DE
 _WALKED: Final = 1024
-"""Entries that one look of a walk over all of them takes."""
+"""How many entries a walk over the index reads at a time."""
 _SPARE_BYTES: Final = 64 * 1024 * 1024
 _OLD_ENGINE: Final[dict[str, Any]] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
-"""py-lmdb 3 bundles two engines whose files exclude each other; the older one is what lmdb 1 and 2 can read."""
+"""py-lmdb 3 has two engines with incompatible files; lmdb 1 and 2 can read those of the older one."""
 
 NewEntry = tuple[Key, str, int, int, Specs, bytes]
-"""(key, segment digest, ordinal, offset, specs, checksum) of one entry that is added to an index."""
+"""(key, segment digest, ordinal, offset, specs, checksum) of an entry to add to an index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """That a file was checked against its digest, and which file it was. Travels with a pickled handle; never believed for another file."""
+    """States that a file matched its digest, and which file it was. It travels with a pickled handle, and counts for no other file."""
 
     name: IndexName
     identity: FileIdentity
@@ -64,7 +73,7 @@ class _Opened:
 
 
 _environments: dict[tuple[int, int], _Opened] = {}
-"""By (device, inode). Entries of another pid were inherited by a fork and are closed before anything else is opened."""
+"""By (device, inode). Entries of another pid were inherited by a fork, and are closed before anything else is opened."""
 
 
 def check(layout: Layout, name: IndexName) -> Verdict:
@@ -79,9 +88,9 @@ def check(layout: Layout, name: IndexName) -> Verdict:
 
 
 def _longest(descriptor: int) -> float:
-    """How many bytes an index may have by what LMDB notes at its start, so that nobody digests a terabyte of zeros behind it.
+    """How many bytes an index may have, by its LMDB header. So no terabyte of zeros behind it is digested.
 
-    LMDB keeps that note for each machine's word: of another machine's, anything may be.
+    Infinite if the header is not one of this machine's word size and byte order.
     """
     raw = read_at(descriptor, _META.size, 0)
     if struct.calcsize("P") != _META_WORD or len(raw) < _META.size:
@@ -91,21 +100,21 @@ def _longest(descriptor: int) -> float:
 
 
 _UNREADABLE: Final = (lmdb.Error, ValueError, TypeError, KeyError, struct.error)
-"""What reading a damaged index raises."""
+"""What reading a damaged index may raise."""
 
 _STRANGE: Final = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.NotFoundError, ValueError, TypeError, KeyError, struct.error)
-"""What only its bytes can be the reason of: no other look will find an index in them. A file that cannot be opened is none of these."""
+"""What only the file's bytes can cause, so that trying again is useless. Failing to open the file is not among these."""
 
 
 def is_no_index(error: FormatError) -> bool:
-    """Whether a file that bears its digest is no index all the same, as somebody else's is; else it cannot be opened just now."""
+    """Whether a file that matches its digest is not an index at all. Otherwise it only cannot be opened right now."""
     return isinstance(error.__cause__, _STRANGE)
 
 
 class Index:
-    """One index, open for reading; close it. A forked child opens its own when it first reads.
+    """An open index; close it. A forked child opens its own when it first reads.
 
-    Every look raises FormatError where the file is not the one that was checked, or not an index; FileNotFoundError where it is gone.
+    Every look-up raises FormatError if the file is not the checked one or not an index, and FileNotFoundError if it is gone.
     """
 
     def __init__(self, layout: Layout, verdict: Verdict) -> None:
@@ -114,7 +123,7 @@ class Index:
         self._pid = -1
         self._environment: lmdb.Environment | None = None
         self._giving_back: weakref.finalize[..., Index] | None = None
-        """Gives the environment back in the process that opened it, at the latest when nobody has this object any more."""
+        """Releases the environment in the process that opened it, at the latest when this object is garbage."""
         self._tables: dict[bytes, Any] = {}
         self._layouts: dict[int, Specs] = {}
         try:
@@ -124,14 +133,14 @@ class Index:
             raise
 
     def _attached(self) -> lmdb.Environment:
-        """The environment in this process, with its tables. After a fork the inherited one is replaced first."""
+        """The environment of this process, with its tables. After a fork it replaces the inherited one."""
         environment = self._environment if self._pid == os.getpid() else None
         if environment is None:
             with opened(self._path) as (_descriptor, status):
                 if FileIdentity.of(status) != self.verdict.identity:
                     raise FormatError(f"{self._path} changed since it was checked; open the store again")
             if self._giving_back is not None:
-                self._giving_back.detach()  # of the process that forked this one
+                self._giving_back.detach()  # it belongs to the parent process
             self._environment = environment = _open(self._path, self.verdict.identity)
             self._pid = os.getpid()
             self._giving_back = weakref.finalize(self, _release, self.verdict.identity, self._pid)
@@ -143,9 +152,9 @@ class Index:
 
     @contextmanager
     def _reading(self) -> Generator[tuple[lmdb.Transaction, Mapping[bytes, Any]], None, None]:
-        """A read transaction in this process, which no fork interrupts."""
+        """A read transaction in this process. No fork happens during it."""
         try:
-            with _looking, self._attached().begin() as transaction:
+            with _lock, self._attached().begin() as transaction:
                 yield transaction, self._tables
         except _UNREADABLE as error:
             raise self._complaint(error) from error
@@ -161,26 +170,26 @@ class Index:
                 for number, (digest, size, entries, origin) in found
             }
 
-    def find(self, keys: Sequence[Key]) -> list[list[Place]]:
-        """The places of each key, in the order of `keys`; an empty list for a key that the index does not hold."""
-        try:  # as `_reading` does, without the third of the time that a generator takes
-            with _looking, self._attached().begin() as transaction:
+    def find(self, keys: Sequence[Key]) -> list[list[Location]]:
+        """The locations of each key, in the order of `keys`; an empty list for a key that the index lacks."""
+        try:  # as `_reading`, without its generator, which takes a third of the time
+            with _lock, self._attached().begin() as transaction:
                 get, entries = transaction.get, self._tables[b"entries"]
                 found = [get(key, db=entries) for key in keys]
-            return [self._places(value) if value is not None else [] for value in found]
+            return [self._locations(value) if value is not None else [] for value in found]
         except _UNREADABLE as error:
             raise self._complaint(error) from error
 
     def locate(self, keys: Sequence[Key]) -> Located | None:
-        """The first copy of each key, in the order of `keys`: half the time of `find`. None where the index lacks one of them."""
+        """The first copy of each key, in the order of `keys`. None if the index lacks one of them. Takes half the time of `find`."""
         try:
-            with _looking:
+            with _lock:
                 environment = self._attached()
                 with environment.begin(self._tables[b"entries"]) as transaction:
                     values: list[Any] = list(map(transaction.get, keys))
             if None in values:
                 return None
-            if len(values) == 1:  # a get; in the way of many it costs twice as much
+            if len(values) == 1:  # one key: the way below would cost twice as much
                 return self._located(*unpack_first(values[0]))
             if not values:
                 return Located.of(())
@@ -204,13 +213,13 @@ class Index:
                 found = json.loads(bytes(raw or b"[]"))
                 self._layouts[layout] = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in found)
 
-    def items(self) -> Iterator[tuple[Key, list[Place]]]:
-        """All keys with their places, in the order of keys."""
+    def items(self) -> Iterator[tuple[Key, list[Location]]]:
+        """All keys with their locations, in the order of keys."""
         for raw, value in self.raw_entries():
-            yield Key(raw), self._places(value)
+            yield Key(raw), self._locations(value)
 
     def raw_entries(self) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and packed places as they stand, for the next index. Looks at some at a time, so as not to hold up a fork in between."""
+        """Keys and packed locations, for the next index. Reads some at a time, so that a fork need not wait long."""
         following: bytes | None = b""
         while following is not None:
             with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"entries"]) as cursor:
@@ -220,33 +229,33 @@ class Index:
             yield from some
 
     def raw_keys(self) -> bytes:
-        """All keys in their order, one after the other."""
+        """All keys in their order, concatenated."""
         with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"entries"]) as cursor:
             return b"".join(cursor.iternext(keys=True, values=False))
 
     def table_digests(self) -> dict[int, bytes]:
-        """By number, what `digest_table` gives of the entries that the index shows in a segment; none of one without entries.
+        """By segment number, the `digest_table` of the entries that the index shows there. Segments without entries are left out.
 
-        One walk over the index that keeps nothing of an entry: about 1 µs for each.
+        One walk over the index, about 1 µs for each entry, without keeping any.
         """
         states: dict[bytes, Checksum] = {}
         numbers = {number.to_bytes(4, "little"): number for number in self.segments}
         layouts = {number.to_bytes(4, "little"): text for text, number in self.raw_layouts().items()}
         try:
             for key, value in self.raw_entries():
-                for start in range(0, len(value), PLACE_BYTES):
+                for start in range(0, len(value), LOCATION_BYTES):
                     state = states.get(value[start : start + 4])
                     if state is None:
                         state = states[value[start : start + 4]] = Checksum()
-                    # number 4, ordinal and offset 12, layout 4, checksum 16
+                    # segment number 4 bytes, ordinal and offset 12, layout 4, checksum 16
                     text = layouts[value[start + 16 : start + 20]]
-                    state.update(b"".join((key, value[start + 4 : start + 16], value[start + 20 : start + PLACE_BYTES], text)))
+                    state.update(b"".join((key, value[start + 4 : start + 16], value[start + 20 : start + LOCATION_BYTES], text)))
             return {numbers[number]: state.digest() for number, state in states.items()}
-        except KeyError as error:  # a number that no segment or layout bears
+        except KeyError as error:  # the number of no segment or layout
             raise self._complaint(error) from error
 
     def raw_layouts(self) -> dict[bytes, int]:
-        """Numbers of layouts by their text, for the next index."""
+        """The number of each layout by its text, for the next index."""
         with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"layouts"]) as cursor:
             return {bytes(value): _NUMBER.unpack(bytes(number))[0] for number, value in cursor}
 
@@ -254,22 +263,24 @@ class Index:
         with self._reading() as (transaction, tables):
             return transaction.stat(tables[b"entries"])["entries"]
 
-    def _places(self, value: bytes) -> list[Place]:
-        layouts, segments, packed = self._layouts, self.segments, unpack_places(value)
+    def _locations(self, value: bytes) -> list[Location]:
+        layouts, segments, packed = self._layouts, self.segments, unpack_locations(value)
         for _segment, _ordinal, _offset, layout, _checksum in packed:
             if layout not in layouts:
                 self._read_layouts([layout])
-        return [Place(segments[number], ordinal, offset, layouts[layout], checksum) for number, ordinal, offset, layout, checksum in packed]
+        return [
+            Location(segments[number], ordinal, offset, layouts[layout], checksum) for number, ordinal, offset, layout, checksum in packed
+        ]
 
     def close(self) -> None:
-        """Give the file back. Calling it twice is fine; so is reading afterwards, which opens it again."""
+        """Release the file. May be called twice; reading afterwards opens it again."""
         giving_back, self._environment, self._giving_back = self._giving_back, None, None
         if giving_back is not None and (found := giving_back.detach()) is not None:
             _release(*found[2])
 
 
 def digest_table(entries: Iterable[StoredEntry]) -> bytes:
-    """A digest over where a segment's entries stand, how they are laid out, and their checksums, in the order of keys."""
+    """A digest over the location, layout and checksum of each entry of a segment, in the order of keys."""
     state = Checksum()
     for entry in sorted(entries, key=lambda entry: entry.key):
         state.update(b"".join((entry.key, _STANDING.pack(entry.ordinal, entry.offset), entry.checksum, text_of(entry.specs))))
@@ -279,10 +290,10 @@ def digest_table(entries: Iterable[StoredEntry]) -> bytes:
 def build(
     layout: Layout, number: int, *, base: Index | None, dropped: frozenset[int], segments: Iterable[SegmentRef], entries: Iterable[NewEntry]
 ) -> tuple[Path, IndexName]:
-    """Write an index: the entries of `base` without those in `dropped` segments, and the new ones.
+    """Write an index: the entries of `base` outside the `dropped` segments, and the new ones.
 
-    Built on a private path in one transaction, in the order of keys. Returns that path, and the name to publish it under.
-    Raises WriteFailed, and leaves no file then.
+    It is built on a private path in one transaction, in the order of keys. Returns that path, and the name to publish it under. Raises
+    WriteFailed, and leaves no file then.
     """
     temporary = layout.new_temporary()
     before: Mapping[int, SegmentRef] = base.segments if base is not None else {}
@@ -299,7 +310,7 @@ def build(
     }
     size = base.verdict.identity.size if base is not None else 0
     size += sum(len(value) + 64 for value in fresh.values()) + sum(len(text) + 64 for text in layouts) + 256 * len(everything)
-    try:  # not more than four times what is expected is reserved, as `ulimit -v` refuses what is endless
+    try:  # reserves at most about four times the expected size, as `ulimit -v` refuses very large maps
         _write(temporary, tables, map_bytes=_SPARE_BYTES + (4 * size >> 20 << 20))
         return temporary, IndexName(number, digest_file(temporary))
     except (lmdb.Error, OSError) as error:
@@ -331,51 +342,52 @@ def _pack_new(entries: Iterable[NewEntry], numbers: Mapping[str, int], layouts: 
         if text not in layouts:
             layouts[text] = following
             following += 1
-        packed[bytes(key)] = packed.get(bytes(key), b"") + pack_place(numbers[segment], ordinal, offset, layouts[text], checksum)
+        packed[bytes(key)] = packed.get(bytes(key), b"") + pack_location(numbers[segment], ordinal, offset, layouts[text], checksum)
     return packed
 
 
 def _merged(
     base: Index | None, fresh: dict[bytes, bytes], dropped: frozenset[int], digests: Mapping[int, str]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """All (key, places) in the order of keys; copies of one key in the order of their segments' names."""
+    """All (key, packed locations) in the order of keys; the copies of a key in the order of their segments' names."""
     waiting = sorted(fresh.items(), reverse=True)
     for key, value in base.raw_entries() if base is not None else ():
         while waiting and waiting[-1][0] < key:
-            following, places = waiting.pop()
-            yield following, _sorted_copies(places, dropped, digests)
+            following, locations = waiting.pop()
+            yield following, _sorted_copies(locations, dropped, digests)
         joined = value + waiting.pop()[1] if waiting and waiting[-1][0] == key else value
         if kept := _sorted_copies(joined, dropped, digests):
             yield key, kept
-    for following, places in reversed(waiting):
-        yield following, _sorted_copies(places, dropped, digests)
+    for following, locations in reversed(waiting):
+        yield following, _sorted_copies(locations, dropped, digests)
 
 
 def _sorted_copies(value: bytes, dropped: frozenset[int], digests: Mapping[int, str]) -> bytes:
-    places = unpack_places(value)
-    if len(places) == 1 and places[0][0] not in dropped:
+    locations = unpack_locations(value)
+    if len(locations) == 1 and locations[0][0] not in dropped:
         return value
-    kept = sorted((place for place in places if place[0] not in dropped), key=lambda place: (digests[place[0]], place[1]))
-    return b"".join(pack_place(*place) for place in kept)
+    kept = sorted(
+        (location for location in locations if location[0] not in dropped), key=lambda location: (digests[location[0]], location[1])
+    )
+    return b"".join(pack_location(*location) for location in kept)
 
 
-_looking = threading.RLock()
-"""Held while LMDB is at work. Two threads that open one file at the same moment share it; and a process forks when no thread is inside
-of LMDB, since closing an inherited environment waits for looks that nobody ends in the child. Never held over a `yield`."""
+_lock = threading.RLock()
+"""Held while LMDB works. So threads that open one file share it, and the process forks only when no thread is inside LMDB: in the child,
+closing the inherited environment would wait forever for that thread's transaction. No iterator holds it between two items."""
 
 
 def _hold_still() -> None:
-    _looking.acquire()
+    _lock.acquire()
 
 
 def _go_on() -> None:
-    _looking.release()
+    _lock.release()
 
 
 def _renew_lock() -> None:
-    """In a forked child: a lock of its own, as after any fork."""
-    global _looking  # noqa: PLW0603 - one lock for each process
-    _looking = threading.RLock()
+    global _lock  # noqa: PLW0603 - one lock for each process
+    _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
@@ -384,7 +396,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
 
 def _open(path: Path, identity: FileIdentity) -> lmdb.Environment:
     pid = os.getpid()
-    with _looking:
+    with _lock:
         for file, held in list(_environments.items()):
             if held.pid != pid:
                 del _environments[file]
@@ -392,7 +404,7 @@ def _open(path: Path, identity: FileIdentity) -> lmdb.Environment:
         file = (identity.device, identity.inode)
         while (held := _environments.get(file)) is not None:
             held.users += 1
-            if _environments.get(file) is held:  # else it was given back in between, by the finalizer of an index that nobody had any more
+            if _environments.get(file) is held:  # else the finalizer of an unused index released it in between
                 return held.environment
         environment = lmdb.open(
             str(path), subdir=False, readonly=True, lock=False, max_dbs=4, max_spare_txns=0, readahead=False, **_OLD_ENGINE
@@ -402,15 +414,15 @@ def _open(path: Path, identity: FileIdentity) -> lmdb.Environment:
 
 
 def _release(identity: FileIdentity, pid: int) -> None:
-    """Give an environment back that this process opened; what was inherited by a fork is closed when another one is opened."""
+    """Release an environment that this process opened. Inherited ones are closed when another one is opened."""
     if pid != os.getpid():
         return
     file = (identity.device, identity.inode)
-    with _looking:
+    with _lock:
         held = _environments.get(file)
         if held is None or held.pid != pid:
             return
         held.users -= 1
         if held.users == 0:
-            del _environments[file]  # first: whatever happens then, nobody finds one that is closed
+            del _environments[file]  # first, so that no later call finds a closed one
             held.environment.close()

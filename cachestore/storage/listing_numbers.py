@@ -1,7 +1,7 @@
-"""Listing numbers: the order in which runs list the source of a data set, so that an older listing never replaces a newer one.
+"""Listing numbers: the order in which runs list a source, so that an older listing never replaces a newer one.
 
-A run takes the next number (`<n>.json`) before it lists its source, and the catalog that it publishes holds it; where there is no store
-yet, it is 0. When the run ends it gives the number back (`<n>.ended`). No clock is part of this, and no number is used again.
+A run takes the next number (`<n>.json`) before it lists its source, and stores it in the catalog that it publishes. If there is no store
+yet, the number is 0. When the run ends, it returns the number (`<n>.ended`). No clock is used, and no number is used again.
 """
 
 import secrets
@@ -31,12 +31,12 @@ _SPENT_SECONDS: Final = 30 * 24 * 3600.0
 
 @contextmanager
 def listing_number(layout: Layout, name: str) -> Generator[int]:
-    """Take the next number of a data set for as long as the context lasts. Enter it before the source is listed. Raises WriteFailed."""
+    """Take the next number of a data set for this context. Enter it before the source is listed. Raises WriteFailed."""
     number = _take(layout, name)
     try:
         yield number
     finally:
-        with suppress(CacheStoreError):  # a number that is left over costs a generation at most; `gc` removes it
+        with suppress(CacheStoreError):  # a leftover number costs at most a generation; `gc` removes it
             note(layout, layout.listed(name, number), _record(name))
             remove_file(layout, layout.listing(name, number))
             for lower in _ended(layout, name)[:-1]:
@@ -45,7 +45,7 @@ def listing_number(layout: Layout, name: str) -> Generator[int]:
 
 @contextmanager
 def number_if_there(layout: Layout, name: str) -> Generator[int]:
-    """As `listing_number`, and 0 where there is no store yet: such a listing replaces nobody's catalog. Raises FormatError, WriteFailed."""
+    """As `listing_number`, but 0 if there is no store yet, where no catalog can be replaced. Raises FormatError, WriteFailed."""
     try:
         opened = open_layout(layout)
     except StoreNotFound:
@@ -56,17 +56,17 @@ def number_if_there(layout: Layout, name: str) -> Generator[int]:
 
 
 def listing_numbers(layout: Layout, name: str) -> list[int]:
-    """The numbers of the runs that are at work, or that died, lowest first."""
+    """The numbers of runs that still work or that died, lowest first."""
     return sorted(number for number in map(parse_listing, names_in(layout.listing_folder(name))) if number is not None)
 
 
 def _ended(layout: Layout, name: str) -> list[int]:
-    """The numbers that were given back; the highest stays, so that no number is used again."""
+    """The returned numbers, lowest first. The highest is never removed, so that no number is used again."""
     return sorted(number for number in map(parse_listed, names_in(layout.listing_folder(name))) if number is not None)
 
 
 def spent_numbers(layout: Layout, *, now: float) -> list[Path]:
-    """Numbers that dead runs left behind: those 30 days old at `now` (seconds since the epoch), but never the highest."""
+    """Paths of numbers that dead runs left: at least 30 days old at `now` (seconds since the epoch), and not the highest."""
     spent: list[Path] = []
     for name in filter(None, map(decode_name, names_in(layout.listings))):
         paths = [layout.listing(name, number) for number in listing_numbers(layout, name)[:-1]]
@@ -79,7 +79,7 @@ def _take(layout: Layout, name: str) -> int:
     lost = 0
     while True:
         highest = max(*listing_numbers(layout, name), *_ended(layout, name), _published(layout, name), 0)
-        number = highest + 1 + secrets.randbelow(1 << lost)  # ranks that start together spread out
+        number = highest + 1 + secrets.randbelow(1 << lost)  # spreads ranks that start together
         if note(layout, layout.listing(name, number), _record(name)):
             return number
         lost = min(lost + 1, _MOST_LOST)
@@ -90,7 +90,7 @@ def _record(name: str) -> bytes:
 
 
 def _published(layout: Layout, name: str) -> int:
-    """The number in the newest catalog, which counts where the folder of numbers was lost."""
+    """The number in the newest catalog. It counts if the folder of numbers was lost."""
     for generation in reversed(list_generations(layout, name)):
         with suppress(FormatError, FileNotFoundError):
             return int(read_header(layout.catalog(name, generation), CATALOG_FORMAT, CATALOG_VERSION).get("listing", 0))

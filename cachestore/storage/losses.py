@@ -1,4 +1,4 @@
-"""Which entries are needed, and which of them are lost: by catalogs, by the lists that repair leaves, by what an index shows as gone."""
+"""Which entries are needed, and which of those are lost: by catalogs, by the lists of `repair`, by an index that shows missing segments."""
 
 from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import suppress
@@ -12,15 +12,15 @@ from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_lost, to_repair
 from cachestore.files.records import read_record
 from cachestore.storage.catalog import Catalog, list_names, newest_catalog
-from cachestore.storage.condemned import condemned_segments
 from cachestore.storage.findings import Finding, tried
+from cachestore.storage.marked import marked_segments
 from cachestore.storage.snapshot import Snapshot
 
 LOST_FORMAT: Final = "cachestore-lost"
 LOST_VERSION: Final = 1
 
 Sample = tuple[str, str]
-"""A data set's name, and the id of a sample of it."""
+"""The name of a data set, and the id of one of its samples."""
 
 
 def needed_by(catalog: Catalog) -> Iterator[tuple[Key, str]]:
@@ -33,7 +33,7 @@ def needed_by(catalog: Catalog) -> Iterator[tuple[Key, str]]:
 
 
 def needed_entries(layout: Layout) -> dict[Key, tuple[str, str]]:
-    """Keys of the newest catalog of each name -> (the catalog's path, a sample); the first sample of a key stays."""
+    """All keys in the newest catalogs, each with (path of the catalog, first sample that needs it)."""
     needed: dict[Key, tuple[str, str]] = {}
     for name in list_names(layout):
         if (catalog := newest_catalog(layout, name)) is not None:
@@ -44,7 +44,7 @@ def needed_entries(layout: Layout) -> dict[Key, tuple[str, str]]:
 
 
 def needed_samples(layout: Layout, among: Collection[Key]) -> dict[Key, Sample]:
-    """Those of some keys that the newest catalogs need, each with the first sample that does. Of no keys nothing is read."""
+    """The keys of `among` that the newest catalogs need, each with the first sample that needs it. Reads nothing if `among` is empty."""
     needed: dict[Key, Sample] = {}
     for name in list_names(layout) if among else ():
         catalog = newest_catalog(layout, name)
@@ -55,7 +55,7 @@ def needed_samples(layout: Layout, among: Collection[Key]) -> dict[Key, Sample]:
 
 
 def wanted_keys(layout: Layout, snapshot: Snapshot) -> set[Key]:
-    """Every key whose absence `verify` tells of: what the newest catalogs need, and what was lost, as far as that can be read."""
+    """Every key whose absence `verify` reports: what the newest catalogs need, and what was lost, as far as it can be read."""
     wanted = set(needed_entries(layout))
     for name in filter(parse_lost, names_in(layout.quarantine)):
         with suppress(FormatError, OSError):
@@ -64,7 +64,7 @@ def wanted_keys(layout: Layout, snapshot: Snapshot) -> set[Key]:
 
 
 def read_lost(path: Path) -> dict[Key, Sample | None]:
-    """The entries noted as lost beside a quarantined segment, with a sample that needed each at that time. Raises FormatError, OSError."""
+    """The entries that a list calls lost, each with a sample that needed it then, or None. Raises FormatError, OSError."""
     try:
         body = read_record(path, LOST_FORMAT, LOST_VERSION)
         needed = {Key.parse(text): (str(name), str(sample)) for text, (name, sample) in body.get("needed", {}).items()}
@@ -77,10 +77,10 @@ def read_lost(path: Path) -> dict[Key, Sample | None]:
 
 
 def _not_forgotten(layout: Layout, keys: Mapping[Key, Sample | None]) -> Iterator[tuple[Key, Sample | None]]:
-    """The lost entries that are still wanted: of a sample, as long as its data set lists it and something of it was not made.
+    """Leave out lost entries that are not wanted any more.
 
-    A sample that has left, or that was made anew of something else, needs the entry no more. Nor does one whose catalog names the
-    entry again need a list to be told of.
+    An entry of a sample is wanted if the newest catalog lists the sample, has an empty cell for it, and does not name the entry. Otherwise
+    the sample is gone, or has new values, or is reported without a list. Entries without a sample are always wanted.
     """
     yield from ((key, None) for key, sample in keys.items() if sample is None)
     for name in {sample[0] for sample in keys.values() if sample is not None}:
@@ -94,22 +94,22 @@ def _not_forgotten(layout: Layout, keys: Mapping[Key, Sample | None]) -> Iterato
 
 
 def vanished_keys(layout: Layout, snapshot: Snapshot) -> dict[str, list[Key]]:
-    """Values of a caller's own that the index shows in segments that are gone and were never condemned, by segment."""
+    """By segment, the keys that a writer put into segments which are gone and were never marked for deletion."""
     if snapshot.index is None or not snapshot.vanished:
         return {}
-    condemned = condemned_segments(layout)
+    marked = marked_segments(layout)
     gone = {snapshot.index.segments[number] for number in snapshot.vanished}
-    lost = {ref.digest for ref in gone if ref.digest not in condemned and not ref.origin}
+    lost = {ref.digest for ref in gone if ref.digest not in marked and not ref.origin}
     found: dict[str, list[Key]] = {}
-    for key, places in snapshot.index.items() if lost else ():
-        for place in places:
-            if place.segment.digest in lost and key not in snapshot:
-                found.setdefault(place.segment.digest, []).append(key)
+    for key, locations in snapshot.index.items() if lost else ():
+        for location in locations:
+            if location.segment.digest in lost and key not in snapshot:
+                found.setdefault(location.segment.digest, []).append(key)
     return found
 
 
 def missing(layout: Layout, needed: Mapping[Key, tuple[str, str]], good: frozenset[Key]) -> Iterator[Finding]:
-    """The needed entries of which there is no good copy."""
+    """Findings for needed entries without a good copy."""
     for key, (where, sample) in needed.items():
         if key not in good:
             message = f"entry {key}, which sample {sample!r} needs, has no valid copy; run {layout.command('repair --refill')}"
@@ -117,7 +117,7 @@ def missing(layout: Layout, needed: Mapping[Key, tuple[str, str]], good: frozens
 
 
 def lost(layout: Layout, good: frozenset[Key]) -> Iterator[Finding]:
-    """The entries in lists of lost ones that are still wanted and have no good copy; and lists that cannot be read."""
+    """Findings for lost entries that are still wanted and have no good copy, and for lists that cannot be read."""
     for name in names_in(layout.quarantine):
         if parse_lost(name) is None:
             continue
@@ -141,7 +141,7 @@ def lost(layout: Layout, good: frozenset[Key]) -> Iterator[Finding]:
 
 
 def vanished(layout: Layout, snapshot: Snapshot, needed: Container[Key]) -> Iterator[Finding]:
-    """The values of a caller's own that went with their segment, but for the `needed` ones, which `missing` tells of."""
+    """Findings for a writer's values that were lost with their segment. The `needed` ones are left to `missing`."""
     for digest, keys in vanished_keys(layout, snapshot).items():
         where = str(layout.segment(digest).relative_to(layout.root))
         for key in keys:

@@ -1,7 +1,7 @@
-"""A cache of model-file digests: create-only files `digests/<host>-<digest>.json`, each a mapping of what one run added.
+"""A cache of the digests of model files: create-only files `digests/<host>-<digest>.json`, each with what one run added.
 
-The keys are opaque here (path, size, times and inode of a file, as `files.fingerprints` makes them), so the entries of one host mean
-nothing on another. Losing the cache costs reading the model files again.
+The keys (path, size, times and inode of a file, from `files.fingerprints`) are valid on one host only. If the cache is lost, the model
+files are read again.
 """
 
 import re
@@ -20,7 +20,7 @@ VERSION = 1
 
 
 def load_digests(layout: Layout, host: str) -> dict[str, str]:
-    """Everything that runs on this host have added. Damaged files are passed over; none there is an empty cache."""
+    """Everything that runs on this host have added. Ignores damaged files."""
     found: dict[str, str] = {}
     prefix = f"{_safe(host)}-"
     for name in names_in(layout.digests):
@@ -31,7 +31,7 @@ def load_digests(layout: Layout, host: str) -> dict[str, str]:
 
 
 def publish_digests(layout: Layout, host: str, added: Mapping[str, str]) -> None:
-    """Keep what this run added; nothing added makes no file."""
+    """Store what this run added. Makes no file if `added` is empty."""
     if not added:
         return
     make_folder(layout, layout.temporary, layout.digests)

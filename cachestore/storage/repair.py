@@ -1,11 +1,11 @@
-"""Repair: makes a store consistent without a GPU. It copies before it moves and moves before it forgets.
+"""Repair: make a store consistent without a GPU. Good entries are copied before a file is moved, and no damaged file is deleted.
 
-The good entries of a damaged segment are copied into a new one, which is published first; likewise what the store lacks from segments under
-names that are none, which are left where they are. Then the damaged file goes to `quarantine/`, with the keys that could not be saved
-beside it. Damaged index files, catalogs and recipes go there too, and the index is built again from the segments.
+The good entries of a damaged segment are copied into a new one, which is published first. So are entries that only segments with a wrong
+name hold; those files stay where they are. Then the damaged file is moved to `quarantine/`, with a list of the keys that could not be
+saved. Damaged indexes, catalogs and recipes are moved there too, and the index is built again from the segments.
 
-A file that cannot be read (an I/O error) is left where it is. Running it again changes nothing more. Safe beside readers, which
-find the copy in a newer snapshot, and beside a running pass, whose reconcile looks at what is really there.
+A file that cannot be read (an I/O error) stays where it is. A second run changes nothing more. Safe beside readers, which find the copies
+in a newer snapshot, and beside a running pass, whose reconcile checks what is really there.
 """
 
 import os
@@ -29,33 +29,33 @@ from cachestore.files.records import encode_record
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import read_stray
 from cachestore.storage.commit import commit, has_news, publish_marker
-from cachestore.storage.condemned import NEWER
 from cachestore.storage.entry import Entry
 from cachestore.storage.findings import HARMLESS, Finding
 from cachestore.storage.index import Index, check, is_no_index
 from cachestore.storage.losses import LOST_FORMAT, LOST_VERSION, Sample, needed_samples, vanished_keys, wanted_keys
+from cachestore.storage.marked import NEWER
 from cachestore.storage.segment import StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
-from cachestore.storage.soundness import good_entries, look_at_segment
+from cachestore.storage.soundness import check_segment, good_entries
 from cachestore.storage.verify import LookFurther, verify
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RepairReport:
-    """What repair did, or with `dry_run` would do."""
+    """What `repair` did, or would do with `dry_run`."""
 
     salvaged: int
     """Entries copied out of damaged segments."""
     quarantined: tuple[str, ...]
-    """Files moved aside, relative to the store."""
+    """Files moved to `quarantine/`, relative to the store."""
     rebuilt: tuple[str, ...]
-    """What was built again: `index`, catalogs by name."""
+    """What was built again: the marker, `index`, and catalogs by name."""
     missing: int
-    """Keys that something needs and that have no valid copy anywhere."""
+    """Needed keys without a valid copy."""
     refilled: int = 0
     dry_run: bool = False
     findings: tuple[Finding, ...] = ()
-    """What is still wrong afterwards, harmless things left out."""
+    """What is still wrong afterwards, without harmless findings."""
 
     __repr__ = in_short
 
@@ -68,15 +68,15 @@ class RepairReport:
 class _Damaged:
     digest: str
     entries: tuple[StoredEntry, ...]
-    """Where each may stand: as the header says, and as the index says."""
+    """Where each entry may lie: as the header says, then as the index says."""
     good: frozenset[Key]
-    """Those that can be saved."""
+    """Keys of the entries that can be saved."""
     origin: str
-    """Which pass wrote it, as far as that can still be told; else empty, as of a writer, so that nothing takes it for superfluous."""
+    """The pass that wrote it, if known. Else empty, as for a writer, so that nothing treats its entries as unneeded."""
 
 
 def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookFurther | None = None) -> RepairReport:
-    """Make a store consistent; see the module's text. `look_further` as for `verify`.
+    """Make a store consistent, as the module's text says. `look_further` as in `verify`.
 
     Raises StoreNotFound, FormatError for a newer store, ReadFailed, WriteFailed.
     """
@@ -84,7 +84,7 @@ def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookF
     if is_marker_broken(root):
         if dry_run:
             moved = (MARKER,) if os.path.lexists(root / MARKER) else ()
-            return RepairReport(0, moved, (MARKER,), 0, dry_run=True)  # what is missing cannot be told before
+            return RepairReport(0, moved, (MARKER,), 0, dry_run=True)  # the missing entries are not known before
         _mend_marker(root)
         report = repair_store(root, look_further=look_further)
         return replace(report, rebuilt=(MARKER, *report.rebuilt))
@@ -108,7 +108,7 @@ def _repair(layout: Layout, look_further: LookFurther | None, *, dry_run: bool) 
         return RepairReport(salvaged + len(lacking), tuple(quarantined), rebuilt, missing, dry_run=True)
     needed = needed_samples(layout, {entry.key for one in damaged for entry in one.entries if entry.key not in one.good})
     for one in damaged:
-        with suppress(FileNotFoundError):  # another repair moved it just now, and saved what could be saved before
+        with suppress(FileNotFoundError):  # another repair just moved it, and saved its entries
             _salvage(layout, one, needed)
     with closing(load_snapshot(layout)) as snapshot:
         for origin, good in _lacking(layout, snapshot):
@@ -125,17 +125,17 @@ def _repair(layout: Layout, look_further: LookFurther | None, *, dry_run: bool) 
 
 
 def _missing_then(layout: Layout, snapshot: Snapshot, damaged: Sequence[_Damaged], lacking: Iterable[Key]) -> int:
-    """How many keys something needs, or were noted as lost, and will have no valid copy once all this is salvaged."""
+    """How many needed or lost keys will have no valid copy after the salvage."""
     saved = {*lacking, *(key for one in damaged for key in one.good)}
     gone = {one.digest for one in damaged}
     asked = {*wanted_keys(layout, snapshot), *(entry.key for one in damaged for entry in one.entries)} - saved
-    return sum(all(place.segment.digest in gone for place in places) for places in snapshot.find(sorted(asked)))
+    return sum(all(location.segment.digest in gone for location in locations) for locations in snapshot.find(sorted(asked)))
 
 
 def _load(layout: Layout) -> Snapshot:
-    """A snapshot with the newest index that is whole: of a segment whose header is damaged it alone knows where entries stand.
+    """A snapshot with the newest intact index, which alone knows the entries of a segment with a damaged header.
 
-    Raises ReadFailed where that index cannot be read just now; everybody else then does without.
+    Raises ReadFailed if that index cannot be read right now. `load_snapshot` would do without it.
     """
     for name in list_indexes(layout):
         try:
@@ -150,7 +150,7 @@ def _load(layout: Layout) -> Snapshot:
                 f"the index {layout.index(name)} was missing a moment ago, but is there now; nothing was moved: run the same command again"
             ) from error
         try:
-            with closing(Index(layout, verdict)):  # held open meanwhile, so that it is not opened a second time
+            with closing(Index(layout, verdict)):  # stays open, so that it is not opened a second time
                 return load_snapshot(layout, verdict=verdict)
         except FormatError as error:
             if is_no_index(error):
@@ -163,9 +163,9 @@ def _load(layout: Layout) -> Snapshot:
 
 
 def is_marker_broken(root: Path) -> bool:
-    """Whether the file that makes a folder a store is damaged, or gone though the folder holds segments.
+    """Whether the marker of a store is damaged, or is missing though the folder holds segments.
 
-    Raises StoreNotFound where there is no store, FormatError where the file is of a newer version: that one is not ours to judge.
+    Raises StoreNotFound if there is no store, and FormatError if a newer version wrote the marker.
     """
     try:
         open_layout(Layout(root))
@@ -181,7 +181,7 @@ def is_marker_broken(root: Path) -> bool:
 
 
 def _mend_marker(root: Path) -> None:
-    """Make the marker anew. Whether a group may write is seen by the folder's own bits, as nothing else in a store says it."""
+    """Write the marker again. Only the folder's permissions tell whether a group may write."""
     is_group = bool(root.stat().st_mode & stat.S_IWGRP)
     layout = Layout(root, Mode.GROUP if is_group else Mode.PRIVATE)
     if os.path.lexists(layout.marker):
@@ -190,16 +190,16 @@ def _mend_marker(root: Path) -> None:
 
 
 def finish_report(root: Path, report: RepairReport, *, look_further: LookFurther | None = None) -> RepairReport:
-    """The same report with what is still wrong now."""
+    """Return the report with what is still wrong now."""
     left = tuple(finding for finding in verify(root, "quick", look_further=look_further).findings if finding.kind not in HARMLESS)
     missing = len({finding.key for finding in left if finding.kind == "missing-entry"})
     return replace(report, missing=missing, findings=left)
 
 
 def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None:
-    """What can be saved from a segment; None where it is whole, or cannot be read at all (nothing is moved then)."""
-    looked = look_at_segment(layout, digest, every_byte=True)
-    if not looked.findings or looked.is_unreadable:
+    """What can be saved from a segment. None if it is intact, or cannot be read (nothing is moved then)."""
+    checked = check_segment(layout, digest, every_byte=True)
+    if not checked.findings or checked.is_unreadable:
         return None
     with suppress(OSError):
         entries = _entries_of(layout, snapshot, digest)
@@ -209,7 +209,6 @@ def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None
 
 
 def _origin_of(layout: Layout, snapshot: Snapshot, digest: str) -> str:
-    """Who wrote a segment, by its header, else by the index."""
     with suppress(FormatError, OSError):
         return read_contents(layout.segment(digest), is_whole=False).origin
     refs = snapshot.index.segments.values() if snapshot.index is not None else ()
@@ -217,7 +216,7 @@ def _origin_of(layout: Layout, snapshot: Snapshot, digest: str) -> str:
 
 
 def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[StoredEntry, ...]:
-    """What a damaged segment held, as its header says, then as the index says. Raises FormatError for a whole one of a newer format."""
+    """The entries of a damaged segment, by its header, then by the index. Raises FormatError for an intact one of a newer format."""
     path = layout.segment(digest)
     in_header: tuple[StoredEntry, ...] = ()
     try:
@@ -225,18 +224,18 @@ def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[Stored
     except FormatError as error:
         if NEWER in str(error) and digest_file(path) == digest:
             raise
-    values = {entry.key: entry.meta for entry in in_header}  # others are lost
+    values = {entry.key: entry.meta for entry in in_header}  # the others are lost
     in_index = (
-        StoredEntry(key, place.ordinal, place.offset, place.specs, place.checksum, values.get(key, {"salvaged_from": digest}))
-        for key, places in (snapshot.index.items() if snapshot.index is not None else ())
-        for place in places
-        if place.segment.digest == digest
+        StoredEntry(key, location.ordinal, location.offset, location.specs, location.checksum, values.get(key, {"salvaged_from": digest}))
+        for key, locations in (snapshot.index.items() if snapshot.index is not None else ())
+        for location in locations
+        if location.segment.digest == digest
     )
     return (*in_header, *in_index)
 
 
 def _salvage(layout: Layout, damaged: _Damaged, needed: Mapping[Key, Sample]) -> None:
-    """Copy the good entries, then move the damaged file aside with the keys that were lost noted beside it."""
+    """Copy the good entries, list the lost keys in `quarantine/`, then move the damaged file there."""
     good = good_entries(layout.segment(damaged.digest), damaged.entries)
     if good:
         publish_segment(layout, good, origin=damaged.origin)
@@ -248,7 +247,7 @@ def _salvage(layout: Layout, damaged: _Damaged, needed: Mapping[Key, Sample]) ->
 
 
 def _note_lost(layout: Layout, digest: str, keys: Iterable[Key], needed: Mapping[Key, Sample]) -> None:
-    """Keep the keys that went with a segment, so that they are told of until they are made again. No keys make no file."""
+    """List keys that were lost with a segment, so that `verify` reports them until they are made again. No keys make no file."""
     lost = list(keys)
     body: dict[str, Json] = {"segment": digest, "keys": [str(key) for key in lost]}
     if samples := {str(key): list(needed[key]) for key in lost if key in needed}:
@@ -259,10 +258,10 @@ def _note_lost(layout: Layout, digest: str, keys: Iterable[Key], needed: Mapping
 
 
 def note_unmade(layout: Layout, unmade: Mapping[Key, Sample]) -> None:
-    """Keep entries that a sample had and that could not be made again, and that no list tells of yet. None make no file."""
+    """List entries of samples that could not be made again, unless a list has them already. No entries make no file."""
     with closing(load_snapshot(layout)) as snapshot:
-        told = wanted_keys(layout, snapshot)
-    unmade = {key: sample for key, sample in unmade.items() if key not in told}
+        needed = wanted_keys(layout, snapshot)
+    unmade = {key: sample for key, sample in unmade.items() if key not in needed}
     body: dict[str, Json] = {
         "keys": [str(key) for key in sorted(unmade)],
         "needed": {str(key): list(sample) for key, sample in sorted(unmade.items())},
@@ -274,9 +273,9 @@ def note_unmade(layout: Layout, unmade: Mapping[Key, Sample]) -> None:
 
 
 def _lacking(layout: Layout, snapshot: Snapshot) -> Iterator[tuple[str, list[Entry]]]:
-    """(origin, whole entries) of each segment under a name that is none, such as after a rename by hand, as far as the store lacks them.
+    """Yield (origin, good entries) of segments with a wrong name, such as after a rename by hand, if the store lacks these entries.
 
-    The file itself is left alone; other files are passed over.
+    Leaves the files as they are, and skips all other files.
     """
     folders = [path for name in names_in(layout.segments) if not is_link(path := layout.segments / name)]
     for path in [*folders, *(folder / name for folder in folders for name in names_in(folder))]:
@@ -284,7 +283,7 @@ def _lacking(layout: Layout, snapshot: Snapshot) -> Iterator[tuple[str, list[Ent
             continue
         try:
             contents = read_contents(path, is_whole=False)
-        except (FormatError, OSError):  # a stranger's, or a folder: `verify` lists it
+        except (FormatError, OSError):  # not a segment, or a folder: `verify` lists it
             continue
         lacking = [entry for entry in contents.entries if entry.key not in snapshot]
         with suppress(FileNotFoundError):
@@ -293,15 +292,15 @@ def _lacking(layout: Layout, snapshot: Snapshot) -> Iterator[tuple[str, list[Ent
 
 
 def _note_vanished(layout: Layout, snapshot: Snapshot) -> None:
-    """Of segments that are gone without having been condemned: the next index will know nothing of them any more."""
+    """List the lost keys of segments that are gone without having been marked. The next index will not show them any more."""
     for digest, keys in vanished_keys(layout, snapshot).items():
         _note_lost(layout, digest, keys, needed_samples(layout, set(keys)))
 
 
 def _put_aside(layout: Layout, path: Path) -> Path:
-    """Move a damaged file away; returns where to.
+    """Move a damaged file to `quarantine/`; returns the new path.
 
-    The keys of a list of lost ones are gathered again from the segment that it stood for, where it is left.
+    If it is a list of lost keys, they are collected again from the segment that it was about, if that is in `quarantine/`.
     """
     digest = parse_lost(path.name)
     if path.parent != layout.quarantine or digest is None:
@@ -315,7 +314,7 @@ def _put_aside(layout: Layout, path: Path) -> Path:
 
 
 def _put_back(layout: Layout, path: Path) -> str | None:
-    """Publish a whole catalog that bore another's name under its own, where nothing has that; returns the data set's name."""
+    """Publish an intact catalog under its own name, if that is free. Returns the data set's name, or None."""
     try:
         catalog = read_stray(path)
         own = layout.catalog(catalog.name, catalog.generation)
@@ -329,7 +328,7 @@ def _put_back(layout: Layout, path: Path) -> str | None:
 
 
 def _quarantine(layout: Layout, path: Path, name: str = "") -> Path:
-    """Move a file aside under this name, else one made of its path, with a number behind it where something has that; never deleted."""
+    """Move a file to `quarantine/`, under `name` or a name made of its path. A number is added if that name is taken."""
     make_folder(layout, layout.quarantine)
     flat, taken = name or _flat(layout, path), set(names_in(layout.quarantine))
     free = (each for each in chain([flat], (f"{flat}.{number}" for number in count(1))) if each not in taken)
@@ -343,8 +342,8 @@ def _flat(layout: Layout, path: Path) -> str:
 
 
 def _broken_files(layout: Layout, look_further: LookFurther | None) -> list[str]:
-    """Index files, catalogs, plans, recipes and lists that do not match their checksums; newer formats are not ours to judge."""
-    check_for_reading(layout)  # `verify` opens what is at the path
+    """Paths of indexes, catalogs, plans, recipes and lists with a wrong checksum. Newer formats are left out."""
+    check_for_reading(layout)  # `verify` would open any store at this path
     kinds = {"bad-index", "bad-catalog", "bad-plan", "bad-recipe", "bad-list"}
     found = {
         finding.path

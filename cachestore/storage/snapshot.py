@@ -1,6 +1,6 @@
-"""A snapshot: the index, plus segments that are listed but not covered, minus covered ones that are no longer listed.
+"""Snapshots: the index, plus segments that it does not cover, minus covered segments that are gone.
 
-So any good index is correct, and ties between index writers are harmless. A snapshot never changes; `load_snapshot` makes a newer one.
+So any good index is correct, and races between index writers are harmless. A snapshot never changes; `load_snapshot` takes a newer one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +14,9 @@ from cachestore.core.keys import Key
 from cachestore.files.marker import check_for_reading, read_marker
 from cachestore.files.opening import is_link, is_of_a_signal, look_at, names_in
 from cachestore.files.paths import IndexName, Layout, Mode, parse_index, parse_segment
-from cachestore.storage.condemned import NEWER, condemned_segments
 from cachestore.storage.index import Index, Verdict, check
-from cachestore.storage.places import Located, Place, SegmentRef
+from cachestore.storage.locations import Located, Location, SegmentRef
+from cachestore.storage.marked import NEWER, marked_segments
 from cachestore.storage.segment import SegmentContents, read_contents
 
 
@@ -26,49 +26,49 @@ class Snapshot:
 
     layout: Layout
     index: Index | None
-    tail: Mapping[Key, Sequence[Place]]
-    """Places in segments that the index does not cover."""
+    tail: Mapping[Key, Sequence[Location]]
+    """Entry locations in segments that the index does not cover."""
     uncovered: Mapping[str, SegmentContents]
-    """The segments of the tail by digest."""
+    """By digest, the segments that the index does not cover."""
     vanished: frozenset[int]
-    """Numbers of segments that the index covers but that are no longer there, or were cut short."""
+    """Numbers of segments that the index covers but that are gone or were cut short."""
     unreadable: Mapping[str, str]
     """Segments whose header could not be read, with the reason; their entries count as missing."""
     listed: frozenset[str] = field(default_factory=frozenset[str])
-    """Digests of all segments that were there; without the condemned ones where it is for planning."""
+    """Digests of all segments that exist; for planning without those marked for deletion."""
     for_planning: bool = False
-    """Whether it shows only what may be counted on: no condemned segment, and none of another size than was published."""
+    """Whether it shows only reliable segments: not marked for deletion, and of the published size."""
 
-    def find(self, keys: Sequence[Key]) -> list[list[Place]]:
-        """Places of each key, the smallest segment name first; an empty list for a key that is not there."""
-        found: list[list[Place]] = self.index.find(keys) if self.index is not None else [[] for _key in keys]
+    def find(self, keys: Sequence[Key]) -> list[list[Location]]:
+        """The locations of each key, in the order of segment names; an empty list for a key that is not there."""
+        found: list[list[Location]] = self.index.find(keys) if self.index is not None else [[] for _key in keys]
         if self.vanished and self.index is not None:
             gone = {self.index.segments[number].digest for number in self.vanished}
-            found = [[place for place in places if place.segment.digest not in gone] for places in found]
+            found = [[location for location in locations if location.segment.digest not in gone] for locations in found]
         if not self.tail:
             return found
         return [
-            sorted([*places, *self.tail.get(key, ())], key=lambda place: (place.segment.digest, place.ordinal))
-            for key, places in zip(keys, found, strict=True)
+            sorted([*locations, *self.tail.get(key, ())], key=lambda location: (location.segment.digest, location.ordinal))
+            for key, locations in zip(keys, found, strict=True)
         ]
 
     def locate(self, keys: Sequence[Key]) -> Located | None:
-        """The first copy of each key, which is the one that is read; None where one of them is not there."""
+        """The first copy of each key, which is the one to read. None if any key is not there."""
         if self.index is not None and not self.vanished and not self.tail:
             return self.index.locate(keys)
         found = self.find(keys)
-        return Located.of([places[0] for places in found]) if all(found) else None
+        return Located.of([locations[0] for locations in found]) if all(found) else None
 
     def __contains__(self, key: Key) -> bool:
         return bool(self.find([key])[0])
 
     def keys(self) -> Iterator[Key]:
-        """All keys, each once; sorted within the index, then those of the tail."""
+        """All keys, each once: sorted for the index, then those that only the tail has."""
         yield from filterfalse(self.tail.__contains__, self._index_keys()) if self.tail else self._index_keys()
         yield from self.tail
 
     def raw_keys(self) -> bytes:
-        """All keys, 16 bytes each, one after the other; a key of both index and tail twice. For comparing millions at once."""
+        """All keys concatenated, 16 bytes each. A key in both index and tail comes twice. For comparing millions at once."""
         in_index = self.index.raw_keys() if self.index is not None and not self.vanished else b"".join(self._index_keys())
         return b"".join((in_index, *self.tail))
 
@@ -77,8 +77,8 @@ class Snapshot:
             yield from (Key(raw) for raw, _packed in self.index.raw_entries())
         elif self.index is not None:
             gone = {self.index.segments[number].digest for number in self.vanished}
-            for key, places in self.index.items():
-                if any(place.segment.digest not in gone for place in places):
+            for key, locations in self.index.items():
+                if any(location.segment.digest not in gone for location in locations):
                     yield key
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Snapshot:
             return len(self.tail)
         if self.vanished:
             return sum(1 for _key in self.keys())
-        return len(self.index) + sum(1 for places in self.index.find(list(self.tail)) if not places)
+        return len(self.index) + sum(1 for locations in self.index.find(list(self.tail)) if not locations)
 
     @property
     def generation(self) -> int:
@@ -94,25 +94,25 @@ class Snapshot:
         return self.index.verdict.name.number if self.index is not None else -1
 
     def segments(self) -> list[SegmentRef]:
-        """All segments that are there and readable, by digest."""
+        """All readable segments, sorted by digest."""
         covered = [ref for number, ref in self.index.segments.items() if number not in self.vanished] if self.index is not None else []
         return sorted([*covered, *(ref_of(digest, contents) for digest, contents in self.uncovered.items())], key=lambda ref: ref.digest)
 
     def close(self) -> None:
-        """Close the index. Calling it twice is fine."""
+        """Close the index. May be called twice."""
         if self.index is not None:
             self.index.close()
 
 
 def ref_of(digest: str, contents: SegmentContents) -> SegmentRef:
-    """What a snapshot keeps of a segment."""
+    """The `SegmentRef` of a segment's contents."""
     return SegmentRef(digest, contents.size_bytes, len(contents.entries), contents.origin)
 
 
 def open_layout(layout_root: Layout) -> Layout:
-    """Check that a store is there and that this code can read it; returns its layout with the store's mode and id.
+    """Check that there is a store and that this code can read it. Returns its layout with the store's mode and id.
 
-    Raises StoreNotFound, or FormatError for a newer format; ReadFailed for a layout that has an id already, if that store is not there.
+    Raises StoreNotFound, FormatError for a newer format, and ReadFailed if the layout already has an id and that store is not there.
     """
     check_for_reading(layout_root)
     path = layout_root.marker
@@ -123,7 +123,7 @@ def open_layout(layout_root: Layout) -> Layout:
         if list_segments(layout_root):
             help_text = f"it holds segments: {layout_root.command('repair')} makes it a store again"
         raise StoreNotFound(
-            f"there is no store at {layout_root.root} (no {path.name} in it{_looked_up_from(layout_root.root)}); {help_text}"
+            f"there is no store at {layout_root.root} (no {path.name} in it{_folder_hint(layout_root.root)}); {help_text}"
         ) from error
     except FormatError as error:
         if NEWER in str(error):
@@ -141,8 +141,8 @@ def _as_id(given: object) -> str:
     return given
 
 
-def _looked_up_from(root: Path) -> str:
-    """The working directory, where the path may have been relative to it."""
+def _folder_hint(root: Path) -> str:
+    """Words that name the working directory, if the path may have been relative to it."""
     try:
         folder = Path.cwd()
     except OSError:  # it was removed
@@ -151,35 +151,34 @@ def _looked_up_from(root: Path) -> str:
 
 
 def list_segments(layout: Layout) -> frozenset[str]:
-    """Digests of all segments, by listing folders: the one way to know what exists. What lies behind a link is not there."""
+    """Digests of all segments, by listing folders, which alone shows what exists. Links are not followed."""
     folders = [folder for folder in names_in(layout.segments) if not is_link(layout.segments / folder)]
     found = ((folder, parse_segment(name)) for folder in folders for name in names_in(layout.segments / folder))
     return frozenset(digest for folder, digest in found if digest and digest[:2] == folder)
 
 
 def visible_segments(layout: Layout) -> frozenset[str]:
-    """Digests of the segments that may be counted on: those that are there and not condemned. Only ever loses a segment for good."""
-    return list_segments(layout) - condemned_segments(layout)
+    """Digests of segments that may be relied on: present and not marked for deletion. One that leaves this set never comes back."""
+    return list_segments(layout) - marked_segments(layout)
 
 
 def list_indexes(layout: Layout) -> list[IndexName]:
-    """All index names, the one to be used first."""
+    """All index names, the one to use first at the front."""
     return sorted(filter(None, map(parse_index, names_in(layout.indexes))), reverse=True)
 
 
 def load_snapshot(
     layout: Layout, *, earlier: Snapshot | None = None, verdict: Verdict | None = None, for_planning: bool = False
 ) -> Snapshot:
-    """Look at a store now. Headers of the tail that `earlier` holds are not read again; a `verdict` saves checking the index.
+    """Take a snapshot of a store. Headers that `earlier` holds are not read again; a `verdict` saves checking the index.
 
-    A damaged index is passed over for an older one: with none left, the headers of all segments are read. What decides
-    whether to encode again looks closer: with `for_planning` a segment counts as vanished that is condemned, or of another size than the
-    index or `earlier` says.
+    If an index is damaged, an older one is used; without any, the headers of all segments are read. Use `for_planning` to decide what to
+    encode: then a segment counts as vanished if it is marked for deletion, or if its size is not the one in the index or in `earlier`.
 
-    Raises ReadFailed where the store is not at its path any more: the listing of a folder that is gone is that of an empty store.
+    Raises ReadFailed if the store is not at its path any more: a missing folder lists like an empty store.
     """
     index = _open_newest(layout, earlier, verdict)
-    # Listed after the index was chosen: segments are published before the index that covers them, so none of its own is overlooked.
+    # Listed after the index was chosen. Segments are published before the index that covers them, so none of its own is missed.
     listed = visible_segments(layout) if for_planning else list_segments(layout)
     refs: Mapping[int, SegmentRef] = index.segments if index is not None else {}
     covered = {ref.digest for ref in refs.values()}
@@ -204,7 +203,7 @@ def load_snapshot(
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A snapshot on its way to another process: enough to look through the same index without listing or reading a header there."""
+    """A snapshot for another process, which then uses the same index without listing or reading a header."""
 
     verdict: Verdict | None
     vanished: frozenset[int]
@@ -213,7 +212,7 @@ class Handover:
 
 
 def hand_over(snapshot: Snapshot) -> Handover:
-    """What travels with a pickled handle."""
+    """Make what travels with a pickled handle."""
     bare = {
         digest: replace(contents, entries=tuple(entry._replace(meta={}) for entry in contents.entries))
         for digest, contents in snapshot.uncovered.items()
@@ -222,7 +221,7 @@ def hand_over(snapshot: Snapshot) -> Handover:
 
 
 def take_over(layout: Layout, given: Handover) -> Snapshot:
-    """The same snapshot in another process; what is there now, where its index is gone or is not the file that was checked."""
+    """Make the same snapshot in another process. Takes a new one if the index is gone or is not the checked file."""
     try:
         index = Index(layout, given.verdict) if given.verdict is not None else None
     except (FormatError, OSError) as error:
@@ -238,12 +237,12 @@ def _has_its_size(layout: Layout, ref: SegmentRef) -> bool:
     return status is not None and status.st_size == ref.size_bytes
 
 
-def _tail(uncovered: Mapping[str, SegmentContents]) -> dict[Key, list[Place]]:
-    tail: dict[Key, list[Place]] = {}
+def _tail(uncovered: Mapping[str, SegmentContents]) -> dict[Key, list[Location]]:
+    tail: dict[Key, list[Location]] = {}
     for digest, contents in uncovered.items():
         ref = ref_of(digest, contents)
         for entry in contents.entries:
-            tail.setdefault(entry.key, []).append(Place(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum))
+            tail.setdefault(entry.key, []).append(Location(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum))
     return tail
 
 

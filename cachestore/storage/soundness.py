@@ -1,4 +1,4 @@
-"""Whether one segment is as it was published: its header, its bytes against its name, each entry against its checksum."""
+"""Check one segment: its header, its bytes against its name, each entry against its checksum."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,14 +13,14 @@ from cachestore.files.paths import Layout
 from cachestore.storage.entry import Entry, begin_checksum, checksum_of, split
 from cachestore.storage.findings import Finding
 from cachestore.storage.index import digest_table
-from cachestore.storage.places import SegmentRef
+from cachestore.storage.locations import SegmentRef
 from cachestore.storage.segment import SegmentContents, StoredEntry, read_contents
 from cachestore.storage.snapshot import ref_of
 
 
 @dataclass(slots=True)
-class Looked:
-    """What was learned about one segment."""
+class SegmentCheck:
+    """The result of checking one segment."""
 
     digest: str
     size_bytes: int = 0
@@ -28,40 +28,42 @@ class Looked:
     findings: list[Finding] = field(default_factory=list[Finding])
     good: frozenset[Key] = frozenset()
     is_unreadable: bool = False
-    told: tuple[SegmentRef, bytes] | None = None
-    """What its header says, as the index should say it: `ref_of` and `digest_table`. None where something is wrong with it."""
+    summary: tuple[SegmentRef, bytes] | None = None
+    """By its header, what the index should say of it: `ref_of` and `digest_table`. None if something is wrong with it."""
 
 
-def look_at_segment(layout: Layout, digest: str, *, every_byte: bool) -> Looked:
-    """Check one segment. A mismatch is looked at again through a fresh open before it counts; an I/O error is `unreadable`."""
-    first = _look_once(layout, digest, every_byte=every_byte)
-    return _look_once(layout, digest, every_byte=every_byte) if first.findings else first
+def check_segment(layout: Layout, digest: str, *, every_byte: bool) -> SegmentCheck:
+    """Check one segment. A mismatch counts only if a second opening shows it again; an I/O error is `unreadable`."""
+    first = _check_once(layout, digest, every_byte=every_byte)
+    return _check_once(layout, digest, every_byte=every_byte) if first.findings else first
 
 
-def _look_once(layout: Layout, digest: str, *, every_byte: bool) -> Looked:
+def _check_once(layout: Layout, digest: str, *, every_byte: bool) -> SegmentCheck:
     path = layout.segment(digest)
     where = str(path.relative_to(layout.root))
     help_text = f"run {layout.command('repair')}"
     try:
         contents = read_contents(path)
         keys = frozenset(entry.key for entry in contents.entries)
-        told = (ref_of(digest, contents), digest_table(contents.entries))
+        summary = (ref_of(digest, contents), digest_table(contents.entries))
         bad = _bad_entries(path, digest, contents) if every_byte else None
     except FormatError as error:
-        return Looked(digest, 0, 0, [Finding("corrupt-segment", where, f"{error}; {help_text}")])
+        return SegmentCheck(digest, 0, 0, [Finding("corrupt-segment", where, f"{error}; {help_text}")])
     except OSError as error:
-        return Looked(digest, 0, 0, [Finding("unreadable", where, f"{where}: {reason_of(error)}; nothing was moved")], is_unreadable=True)
+        return SegmentCheck(
+            digest, 0, 0, [Finding("unreadable", where, f"{where}: {reason_of(error)}; nothing was moved")], is_unreadable=True
+        )
     if bad is None:
-        return Looked(digest, contents.size_bytes, len(keys), [], keys, told=told)
+        return SegmentCheck(digest, contents.size_bytes, len(keys), [], keys, summary=summary)
     findings = [
         Finding("corrupt-entry", where, f"entry {entry.key} does not match its checksum in {where}; {help_text}", str(entry.key))
         for entry in bad
     ] or [Finding("corrupt-segment", where, f"{where} does not match the digest in its name, though its entries are intact; {help_text}")]
-    return Looked(digest, contents.size_bytes, len(keys), findings, keys - {entry.key for entry in bad})
+    return SegmentCheck(digest, contents.size_bytes, len(keys), findings, keys - {entry.key for entry in bad})
 
 
 def _bad_entries(path: Path, digest: str, contents: SegmentContents) -> list[StoredEntry] | None:
-    """The damaged entries of a segment; None if the whole file is as published, empty if only bytes between entries changed."""
+    """The damaged entries of a segment. None if the whole file is intact; empty if only bytes between entries changed."""
     whole = Checksum()
     entries = _EntriesInPassing(contents.entries)
     with opened(path) as (descriptor, _status):
@@ -73,7 +75,7 @@ def _bad_entries(path: Path, digest: str, contents: SegmentContents) -> list[Sto
 
 
 class _EntriesInPassing:
-    """Checks each entry while the file goes by in blocks, so that its bytes are read once and hashed while the cache holds them."""
+    """Checks entries while the file is read in blocks. So bytes are read once, and hashed while they are in the CPU cache."""
 
     def __init__(self, entries: Sequence[StoredEntry]) -> None:
         self._waiting = sorted(entries, key=lambda entry: (entry.offset, entry.ordinal), reverse=True)
@@ -81,7 +83,6 @@ class _EntriesInPassing:
         self._bad: list[StoredEntry] = []
 
     def pass_by(self, offset: int, block: memoryview) -> None:
-        """Take in the bytes of a block that starts at `offset` of the file."""
         end = offset + len(block)
         while self._waiting and self._waiting[-1].offset < end:
             entry = self._waiting[-1]
@@ -97,19 +98,19 @@ class _EntriesInPassing:
                 self._bad.append(entry)
 
     def finish(self) -> list[StoredEntry]:
-        """The damaged entries, once the whole file went by; one whose bytes did not all come is damaged."""
+        """The damaged entries, after the whole file was read. An entry whose bytes did not all come is damaged."""
         rest = reversed(self._waiting)
         return self._bad + [entry for entry in rest if begin_checksum(entry.key, entry.specs).digest() != entry.checksum]
 
 
-def good_entries(path: Path, places: Sequence[StoredEntry]) -> list[Entry]:
-    """The undamaged entries of a segment, read one by one, as they can be written again; none where it is no regular file.
+def good_entries(path: Path, copies: Sequence[StoredEntry]) -> list[Entry]:
+    """Read the undamaged entries of a segment, ready to be written again. Empty if it is not a regular file.
 
-    `places` may name several places of a key; the first good one is taken. Raises FileNotFoundError, ReadFailed.
+    `copies` may name several locations of a key; the first good one is taken. Raises FileNotFoundError, ReadFailed.
     """
     saved: dict[Key, Entry] = {}
     with suppress(FormatError), opened(path) as (descriptor, _status):
-        for entry in places:
+        for entry in copies:
             if entry.key in saved:
                 continue
             run = bytearray(entry.size_bytes)

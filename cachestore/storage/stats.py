@@ -1,4 +1,4 @@
-"""Counting what is in a store, from catalogs, index, names and headers; no value is read."""
+"""Count what is in a store, from catalogs, index, names and headers. Reads no value."""
 
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -14,25 +14,25 @@ from cachestore.storage.catalog import Catalog, list_names, newest_catalog
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
 
 _ROWS: Final = 10_000
-"""Whose entries are looked up at once."""
+"""How many rows are looked up at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogStats:
-    """One data set's newest catalog."""
+    """Counts of a data set's newest catalog."""
 
     name: str
     generation: int
     samples: int
     complete: int
-    """Samples for which every encoder succeeded, and whose entries are all there."""
+    """Samples for which every encoder succeeded and all entries are present."""
     columns: tuple[str, ...]
-    """What each key column is called: `encoder/role`, with `@resolution` where there are several."""
+    """The name of each key column: `encoder/role`, with `@resolution` if there are several."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StoreStats:
-    """What is in a store."""
+    """Counts of a store."""
 
     entries: int
     segments: int
@@ -75,6 +75,6 @@ def _count(catalog: Catalog, snapshot: Snapshot) -> CatalogStats:
             [key for column in catalog.columns for key in column.row_keys(row)] for row in range(start, min(start + _ROWS, len(catalog)))
         ]
         asked = [key for keys in rows for key in keys if key is not None]
-        there = {key for key, places in zip(asked, snapshot.find(asked), strict=True) if places}
-        complete += sum(there.issuperset(keys) for keys in rows)  # an empty cell is None, which is not there
+        there = {key for key, locations in zip(asked, snapshot.find(asked), strict=True) if locations}
+        complete += sum(there.issuperset(keys) for keys in rows)  # an empty cell is None, which `there` never has
     return CatalogStats(catalog.name, catalog.generation, len(catalog), complete, tuple(catalog.column_names()))

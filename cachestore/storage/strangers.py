@@ -1,4 +1,4 @@
-"""Names in a store that nobody of ours made, and temporary files that nobody will finish. Nothing is ever removed here."""
+"""Files in a store that cachestore did not make, and temporary files that a dead process left. Removes nothing."""
 
 import os
 import stat
@@ -15,7 +15,7 @@ STALE_SECONDS: Final = 3600.0
 
 
 def strange_names(layout: Layout) -> Iterator[Finding]:
-    """What lies in a store and is not of the tree that `files.paths` knows. Links to folders of segments are told, others refused."""
+    """Findings for names that `files.paths` does not know. Reports links among segment folders; raises FormatError for other links."""
     for name in FOLDERS:
         if _is_no_folder(layout.root / name):
             message = f"{name} is not a folder, so nothing can be read or written there: move it away; nothing was moved"
@@ -26,7 +26,7 @@ def strange_names(layout: Layout) -> Iterator[Finding]:
 
 
 def _below(layout: Layout, folder: str) -> Iterator[Finding]:
-    """The names below a folder, which is empty or ends in a slash. Segments and temporary files are looked at by themselves."""
+    """Findings for a folder, which is empty or ends in a slash. Segments and temporary files are checked elsewhere."""
     for name in names_in(layout.root / folder, is_root=not folder):
         where = f"{folder}{name}"
         if is_own_folder(where):

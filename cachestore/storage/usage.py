@@ -1,7 +1,7 @@
-"""Usage: which entries of a store are needed, and which may go. Decides; changes nothing.
+"""Usage: which entries of a store are needed, and which may be removed. Changes nothing.
 
-An entry may go if a precompute wrote it, the pass that wrote it is over, and nothing names its key. What a `writer` put (its segments name
-no pass), what `fill` made (its entries say no digest of what they were made from), and whatever cannot be told stays.
+An entry may be removed if `precompute` wrote it, its pass is over, and nothing names its key. What a `writer` put (its segments name no
+pass), what `fill` made (its entries have no digest of their input), and all unclear cases stay.
 """
 
 import re
@@ -14,40 +14,40 @@ from typing import Final
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
-from cachestore.storage.places import SegmentRef
+from cachestore.storage.locations import SegmentRef
 from cachestore.storage.segment import StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot
 
 MERGED: Final = "merged"
-"""The origin of a segment that was put together from those of several passes, all of them over."""
+"""The origin of a segment that was merged from those of several finished passes."""
 _OF_A_PASS: Final = re.compile(r"[0-9a-f]{32}/(0|[1-9][0-9]*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What must stay, as a driver found it out."""
+    """What must stay, as the caller found out."""
 
     keys: AbstractSet[Key]
     """Every key that a catalog, a plan of keys or an unfinished pass names."""
     is_over: Callable[[str], bool]
-    """Whether the pass `<plan>/<pass>` has ended, or is not there any more."""
+    """Whether the pass `<plan>/<pass>` has ended or does not exist any more."""
 
     def hold(self, origin: str, entry: StoredEntry) -> bool:
-        """Whether an entry of a segment of this origin must stay."""
+        """Whether an entry of a segment with this origin must stay."""
         return not self.may_go(origin) or entry.key in self.keys or "input_digest" not in entry.meta
 
     def may_go(self, origin: str) -> bool:
-        """Whether what a segment of this origin holds may go where nothing names it."""
+        """Whether unnamed entries of a segment with this origin may be removed."""
         return origin == MERGED or (_OF_A_PASS.fullmatch(origin) is not None and self.is_over(origin))
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One segment, and what of it is needed."""
+    """A segment, and which of its entries are needed."""
 
     ref: SegmentRef
     needed: tuple[StoredEntry, ...] | None = None
-    """None where the index shows that all of it is, so that nobody looked."""
+    """None if all are needed by the index alone, or if the header cannot be read."""
     loose: tuple[StoredEntry, ...] = ()
     """Entries that nothing needs."""
 
@@ -63,21 +63,21 @@ class Usage:
 
 
 def survey(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Usage]:
-    """What is needed of each segment of a snapshot, by digest. Headers are read only of segments that may hold something loose.
+    """The usage of each segment of a snapshot, sorted by digest. Reads only headers of segments that may hold unneeded entries.
 
-    A segment whose header cannot be read counts as needed: it is repair's.
+    A segment whose header cannot be read counts as needed: `repair` deals with it.
     """
     loose = _with_unnamed_keys(snapshot, needs)
     return [_look_into(layout, ref, needs) if ref.digest in loose else Usage(ref) for ref in snapshot.segments()]
 
 
 def _with_unnamed_keys(snapshot: Snapshot, needs: Needs) -> frozenset[str]:
-    """Digests of segments that may go by their origin and hold a key that nothing names; an empty one too, as it holds nothing."""
+    """Digests of segments that may be removed by their origin, and that are empty or hold a key that nothing names."""
     candidates = [ref for ref in snapshot.segments() if needs.may_go(ref.origin)]
     found = {ref.digest for ref in candidates if ref.entries == 0}
-    for key, places in chain(snapshot.index.items() if snapshot.index is not None else (), snapshot.tail.items()):
+    for key, locations in chain(snapshot.index.items() if snapshot.index is not None else (), snapshot.tail.items()):
         if key not in needs.keys:
-            found.update(place.segment.digest for place in places)
+            found.update(location.segment.digest for location in locations)
     return frozenset(found.intersection(ref.digest for ref in candidates))
 
 

@@ -1,4 +1,4 @@
-"""Verify: finds damage and changes nothing. Streams findings; only a mismatch seen twice through fresh opens is damage."""
+"""Verify: find damage and change nothing. A mismatch is damage only if a second opening shows it again."""
 
 import os
 import time
@@ -17,17 +17,17 @@ from cachestore.core.keys import Json, Key, Recipe
 from cachestore.core.words import in_short
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, parse_condemned, parse_recipe
+from cachestore.files.paths import Layout, parse_marked, parse_recipe
 from cachestore.files.records import read_record
 from cachestore.storage.catalog import list_generations, list_names, read_catalog
 from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION
-from cachestore.storage.condemned import read_condemned
 from cachestore.storage.findings import HARMLESS, Finding, Kind, tried
 from cachestore.storage.index import Index, check, digest_table, is_no_index
+from cachestore.storage.locations import SegmentRef
 from cachestore.storage.losses import lost, missing, needed_entries, vanished
-from cachestore.storage.places import SegmentRef
+from cachestore.storage.marked import read_marked
 from cachestore.storage.snapshot import Snapshot, list_indexes, load_snapshot, open_layout
-from cachestore.storage.soundness import Looked, look_at_segment
+from cachestore.storage.soundness import SegmentCheck, check_segment
 from cachestore.storage.strangers import strange_names
 
 Level = Literal["full", "quick"]
@@ -36,7 +36,7 @@ Level = Literal["full", "quick"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class VerifyReport:
-    """What verify saw. `ok` is false for every kind of finding but stale temporary and foreign files."""
+    """The result of `verify`. `ok` is false for any finding except stale temporary files and foreign files."""
 
     ok: bool
     entries: int
@@ -46,9 +46,9 @@ class VerifyReport:
     findings: tuple[Finding, ...]
     level: str = "full"
     recomputed: Mapping[str, Json] | None = None
-    """What became of the entries that were made again, by count; None where none was to be."""
+    """Counts of the entries that were encoded again; None if none were to be."""
     remarks: tuple[str, ...] = ()
-    """What is no damage, and slows the store down, in words."""
+    """Sentences on what is not damage, but makes the store slower."""
 
     __repr__ = in_short
 
@@ -58,7 +58,7 @@ class VerifyReport:
 
 
 LookFurther = Callable[[Layout], Iterable[Finding]]
-"""Finds what this room cannot: it knows no plans and no passes."""
+"""Finds problems in plans and passes, which this package does not know."""
 
 
 def verify(
@@ -73,15 +73,15 @@ def verify(
 
     Args:
         path: the store.
-        level: "quick" reads names, sizes and headers of segments, the index, and catalogs whole; "full" every byte of the segments too.
-        subset: (n, t) reads the bytes of the n-th of t parts of the segments, 1 <= n <= t; the rest is checked as by "quick".
-        on_finding: called with each finding as it is made.
-        look_further: finds what only plans and passes can tell of.
+        level: "quick" reads names, sizes and headers of segments, the index, and catalogs whole; "full" also every byte of the segments.
+        subset: (n, t) reads the bytes of the n-th of t parts of the segments, 1 <= n <= t; the rest is checked as with "quick".
+        on_finding: called with each finding as soon as it is made.
+        look_further: finds problems in plans and passes.
 
     Raises:
-        StoreNotFound: there is no store there.
+        StoreNotFound: there is no store.
         FormatError: the store was written by a newer version.
-        BadInput: there is no such part.
+        BadInput: an argument is wrong, such as a part that does not exist.
     """
     as_word("level", level, get_args(Level))
     _check_subset(subset)
@@ -95,17 +95,17 @@ def verify(
     snapshot = load_snapshot(layout)
     findings: list[Finding] = []
     with closing(snapshot):
-        looked = list(_look_at_segments(layout, sorted(snapshot.listed), level, subset))
-        for finding in (*further, *_all_findings(layout, snapshot, looked, needed)):
+        checks = list(_check_segments(layout, sorted(snapshot.listed), level, subset))
+        for finding in (*further, *_all_findings(layout, snapshot, checks, needed)):
             findings.append(finding)
             if on_finding:
                 on_finding(finding)
-    check_for_reading(layout)  # what is listed of a folder that is gone finds nothing wrong
+    check_for_reading(layout)  # a folder that is gone lists as empty, and nothing seems wrong
     return VerifyReport(
         ok=all(finding.kind in HARMLESS for finding in findings),
-        entries=sum(one.entries for one in looked),
-        segments=len(looked),
-        bytes=sum(one.size_bytes for one in looked),
+        entries=sum(one.entries for one in checks),
+        segments=len(checks),
+        bytes=sum(one.size_bytes for one in checks),
         seconds=round(time.monotonic() - started, 3),
         findings=tuple(findings),
         level=level if subset is None else f"{subset[0]}/{subset[1]}",
@@ -114,7 +114,7 @@ def verify(
 
 
 def _remarks(layout: Layout, snapshot: Snapshot) -> Iterator[str]:
-    """Of segments without any index, which are read as well as others; a damaged one is a finding."""
+    """Remark that there is no index. The segments can be read without one; a damaged index is a finding."""
     if snapshot.listed and not list_indexes(layout):
         yield (
             f"there is no index, so opening the store reads the headers of all its {len(snapshot.listed)} segments: run"
@@ -132,39 +132,41 @@ def _check_subset(subset: object) -> None:
         raise BadInput(f"there is no part {part} of {parts}: parts are counted from 1")
 
 
-def _all_findings(layout: Layout, snapshot: Snapshot, looked: Sequence[Looked], needed: Mapping[Key, tuple[str, str]]) -> Iterator[Finding]:
-    good = frozenset[Key]().union(*(one.good for one in looked))
-    for finding in chain.from_iterable(one.findings for one in looked):
+def _all_findings(
+    layout: Layout, snapshot: Snapshot, checks: Sequence[SegmentCheck], needed: Mapping[Key, tuple[str, str]]
+) -> Iterator[Finding]:
+    good = frozenset[Key]().union(*(one.good for one in checks))
+    for finding in chain.from_iterable(one.findings for one in checks):
         sample = needed.get(Key.parse(finding.key), ("", None))[1] if finding.key is not None else None
         yield replace(finding, sample=sample)
-    yield from _look_at_indexes(layout, snapshot, looked)
-    for kind, path, look in _looks_at_files(layout):
-        found = tried(kind, str(path.relative_to(layout.root)), look)
+    yield from _check_indexes(layout, snapshot, checks)
+    for kind, path, check_one in _file_checks(layout):
+        found = tried(kind, str(path.relative_to(layout.root)), check_one)
         if isinstance(found, Finding):
             yield found
-    if not any(one.is_unreadable for one in looked):
-        # What an unreadable segment holds is unknown, so nothing can be called missing.
+    if not any(one.is_unreadable for one in checks):
+        # The entries of an unreadable segment are unknown, so nothing can be called missing.
         yield from missing(layout, needed, good)
         yield from lost(layout, good)
         yield from vanished(layout, snapshot, needed)
     yield from strange_names(layout)
 
 
-def _look_at_segments(layout: Layout, digests: Sequence[str], level: str, subset: tuple[int, int] | None) -> Iterator[Looked]:
-    """Each segment, several at a time: reading and hashing leave the interpreter's lock."""
+def _check_segments(layout: Layout, digests: Sequence[str], level: str, subset: tuple[int, int] | None) -> Iterator[SegmentCheck]:
+    """Check each segment, several at a time: reading and hashing release the GIL."""
 
-    def look(numbered: tuple[int, str]) -> Looked:
+    def check_one(numbered: tuple[int, str]) -> SegmentCheck:
         number, digest = numbered
         is_full = level == "full" and (subset is None or number % subset[1] == subset[0] - 1)
-        return look_at_segment(layout, digest, every_byte=is_full)
+        return check_segment(layout, digest, every_byte=is_full)
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:
-        yield from threads.map(look, enumerate(digests))
+        yield from threads.map(check_one, enumerate(digests))
 
 
-def _look_at_indexes(layout: Layout, snapshot: Snapshot, looked: Sequence[Looked]) -> Iterator[Finding]:
-    """Each index by its digest; the one that readers look into also by what it says of the segments."""
-    told = {one.digest: one.told for one in looked if one.told is not None}
+def _check_indexes(layout: Layout, snapshot: Snapshot, checks: Sequence[SegmentCheck]) -> Iterator[Finding]:
+    """Compare each index with its digest, and the one in use with the segments too."""
+    summaries = {one.digest: one.summary for one in checks if one.summary is not None}
     for name in list_indexes(layout):
         where = str(layout.index(name).relative_to(layout.root))
         verdict = tried("bad-index", where, partial(check, layout, name))
@@ -174,7 +176,7 @@ def _look_at_indexes(layout: Layout, snapshot: Snapshot, looked: Sequence[Looked
         try:
             with closing(Index(layout, verdict)) as index:
                 is_in_use = snapshot.index is not None and snapshot.index.verdict.name == name
-                yield from _disagreements(layout, index, told) if is_in_use else ()
+                yield from _disagreements(layout, index, summaries) if is_in_use else ()
         except (FormatError, OSError) as error:
             if isinstance(error, FormatError) and is_no_index(error):
                 yield Finding("bad-index", where, str(error))
@@ -183,10 +185,10 @@ def _look_at_indexes(layout: Layout, snapshot: Snapshot, looked: Sequence[Looked
             yield Finding("unreadable", where, message)
 
 
-def _disagreements(layout: Layout, index: Index, told: Mapping[str, tuple[SegmentRef, bytes]]) -> Iterator[Finding]:
-    """The segments, of those with which nothing is wrong, of which an index says something else: size, origin, or where an entry stands.
+def _disagreements(layout: Layout, index: Index, summaries: Mapping[str, tuple[SegmentRef, bytes]]) -> Iterator[Finding]:
+    """Findings for intact segments of which the index says something else: size, origin, or where an entry lies.
 
-    No value is in danger, as each entry's checksum is bound to its key: reading one that another's place is given for is an error, though.
+    No value is in danger, as each checksum is bound to its key. But reading an entry at a wrong location is an error.
     """
     where = str(layout.index(index.verdict.name).relative_to(layout.root))
     try:
@@ -195,18 +197,18 @@ def _disagreements(layout: Layout, index: Index, told: Mapping[str, tuple[Segmen
         yield Finding("bad-index", where, str(error))
         return
     for number, ref in index.segments.items():
-        said = (ref, digests.get(number, nothing))
-        if told.get(ref.digest, said) != said:
+        recorded = (ref, digests.get(number, nothing))
+        if summaries.get(ref.digest, recorded) != recorded:
             what = f"a different content of segment {ref.digest} than the segment's own header"
             bad_index = Finding("bad-index", where, f"{where} records {what}; run {layout.command('repair')}")
-            # Without its bytes nobody could tell which of the two is right.
-            yield from look_at_segment(layout, ref.digest, every_byte=True).findings or [bad_index]
+            # Only its bytes tell which of the two is right.
+            yield from check_segment(layout, ref.digest, every_byte=True).findings or [bad_index]
 
 
-def _looks_at_files(layout: Layout) -> Iterator[tuple[Kind, Path, Callable[[], object]]]:
-    """(what it is called if damaged, path, a look) of each recipe, catalog and list of condemned segments.
+def _file_checks(layout: Layout) -> Iterator[tuple[Kind, Path, Callable[[], object]]]:
+    """(kind of finding, path, check) for each recipe, catalog and list of segments marked for deletion.
 
-    A damaged list counts for nobody: what it names is looked at anew by the next `gc`.
+    A damaged list has no effect: the next `gc` looks at its segments again.
     """
     for fingerprint in filter(None, map(parse_recipe, names_in(layout.recipes))):
         yield "bad-recipe", layout.recipe(fingerprint), partial(_check_recipe, layout, fingerprint)
@@ -214,9 +216,9 @@ def _looks_at_files(layout: Layout) -> Iterator[tuple[Kind, Path, Callable[[], o
         for generation in list_generations(layout, name):
             path = layout.catalog(name, generation)
             yield "bad-catalog", path, partial(read_catalog, path, generation=generation)
-    for digest in filter(None, map(parse_condemned, names_in(layout.condemned))):
-        path = layout.condemned_list(digest)
-        yield "bad-list", path, partial(read_condemned, path)
+    for digest in filter(None, map(parse_marked, names_in(layout.marked))):
+        path = layout.marked_list(digest)
+        yield "bad-list", path, partial(read_marked, path)
 
 
 def _check_recipe(layout: Layout, fingerprint: str) -> None:

@@ -1,1 +1,1 @@
-"""Read a store, write to it, read through it."""
+"""Read a store, write to it, and read through it, which encodes what is missing."""

@@ -1,6 +1,6 @@
-"""Read, and make what is missing: for a trainer that encodes as it goes. Work that is known beforehand is `fill`'s.
+"""Read values by key and encode what is missing, for a trainer that encodes as it goes. If the work is known before, use `fill`.
 
-Two processes that miss the same key at once both make it, which is harmless: a key has interchangeable values, of which readers take one.
+Two processes that miss the same key at once both encode it, which is harmless: the values of a key are interchangeable.
 """
 
 import os
@@ -24,22 +24,23 @@ OnMiss = Literal["raise", "encode", "skip"]
 Encode = Callable[[list[tuple[Key, Any]]], Mapping[Any, Mapping[str, Any]]]
 
 AGE_SECONDS: Final = 300.0
-"""What was made is published by the first call after so long, so that a trainer's few misses a batch do not become a file each."""
+"""New values are published by the first call after this time, so that a few misses in each batch do not become a file each."""
 
 _META: Final = {"encoder": "values"}
-"""As `fill` writes it."""
+"""The same as `fill` writes."""
 
 
 class ReadThrough:
-    """Values by key, with what is missing made in one call for a whole request.
+    """Values by key. All that a request misses is encoded in one call.
 
         with cs.open("cache/", mode="a") as store, ReadThrough(store, encode, on_miss="encode") as read:
             embeds = [entry["embeds"] for entry in read([(cs.key("clip", path), path) for path in paths])]
 
-    What was made can be read here at once. It is published, durable and found by others after their `refresh`, when 256 MiB are gathered,
-    at the first call after 5 minutes, and by `close`; until then it is lost if this process is killed. Safe in several processes at once,
-    each with a ReadThrough of its own; one belongs to one thread of one process. A forked child may read through an inherited one, and
-    not make anything. Constructing it starts nothing.
+    New values can be read here at once. They are published when 256 MiB are collected, at the first call after 5 minutes, and by `close`.
+    From then on they are durable, and others find them after their `refresh`. Until then they are lost if this process is killed.
+
+    Several processes may read through one store at once, each with its own ReadThrough; each belongs to one thread. A forked child may read
+    through an inherited one, but not encode. Constructing it starts nothing.
     """
 
     def __init__(
@@ -48,13 +49,13 @@ class ReadThrough:
         """Read through a store.
 
         Args:
-            store: open; with `mode="a"` where something is to be made.
-            encode: as `fill` has it: called in this thread with a list of (key, item), each key once; returns `{key: {name: tensor}}`
-                for exactly these keys, torch tensors or numpy arrays. What it raises is raised by the call, and nothing of that
+            store: an open store; with `mode="a"` if something is to be encoded.
+            encode: as in `fill`: called in this thread with a list of (key, item), each key once; returns `{key: {name: tensor}}`
+                for exactly these keys, torch tensors or numpy arrays. If it raises, the call raises the same, and nothing of that
                 request is kept.
-            on_miss: what to do about keys that the store does not hold: "raise" MissingEntry, "encode" them, or "skip" them, which
+            on_miss: what to do about keys that are not in the store: "raise" MissingEntry, "encode" them, or "skip" them, which
                 gives None in their place.
-            clock: seconds that only rise.
+            clock: returns seconds that never decrease.
 
         Raises:
             BadInput: another `on_miss`; or "encode" without a function, or with a store that is open for reading.
@@ -73,29 +74,29 @@ class ReadThrough:
         self._on_miss: OnMiss = on_miss
         self._pid = os.getpid()
         self._appender = Appender(store.layout, limits=SegmentLimits(age_seconds=AGE_SECONDS), clock=clock)
-        self._gathered: dict[Key, dict[str, RawTensor]] = {}
-        """What was made here and is not published yet."""
+        self._pending: dict[Key, dict[str, RawTensor]] = {}
+        """Values that were encoded here and are not published yet."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Elsewhere the store is open for reading, so one that encodes is refused there."""
+        """Another process opens the store for reading, so one with `on_miss="encode"` is refused there."""
         return ReadThrough, (self._store, self._encode, self._on_miss)
 
     def __repr__(self) -> str:
         return f"ReadThrough({self._store!r}, on_miss={self._on_miss!r})"
 
     def __call__(self, wanted: Iterable[tuple[AnyKey, Any]], *, as_numpy: bool = False) -> list[dict[str, Any] | None]:
-        """The tensors of each (key, item), in the order of the request: writable, the caller's own, on the CPU, made or read alike.
+        """Return the tensors of each (key, item), in the order of the request: writable, the caller's own, on the CPU.
 
-        A key may come twice; its first item counts. With "skip" there is None for what is missing. Nothing gives nothing. `as_numpy` as in
-        `Store.get`. Raises MissingEntry, CorruptEntry, BadInput, EncodeFailed for an answer that does not fit, WriteFailed.
+        If a key comes twice, its first item counts. With "skip", missing keys give None. An empty request gives an empty list. `as_numpy`
+        is as in `Store.get`. Raises MissingEntry, CorruptEntry, BadInput, EncodeFailed for an answer that does not fit, WriteFailed.
         """
         items: dict[Key, Any] = {}
         keys: list[Key] = []
         for key, item in as_pairs("wanted", wanted):
             keys.append(Key.parse(key))
             items.setdefault(keys[-1], item)
-        asked = [key for key in items if key not in self._gathered]
-        # Where a missing key costs encoding, others' latest work is looked at before.
+        asked = [key for key in items if key not in self._pending]
+        # Before encoding or raising, look for what others have published since.
         missing = self._store.missing(asked, look_again=self._on_miss != "skip")
         if missing and self._on_miss == "raise":
             raise MissingEntry(
@@ -104,7 +105,7 @@ class ReadThrough:
             )
         made = self._make([(key, items[key]) for key in missing]) if missing and self._on_miss == "encode" else {}
         absent = set(missing)
-        here = {key: self._gathered[key] for key in items if key in self._gathered} | made
+        here = {key: self._pending[key] for key in items if key in self._pending} | made
         stored = [key for key in items if key not in here and key not in absent]
         read = dict(zip(stored, self._store.get_raw(stored), strict=True))
         if self._appender.is_due:
@@ -113,7 +114,7 @@ class ReadThrough:
         return [convert(raw) if raw is not None else None for raw in _handed_out(keys, here, read)]
 
     def _make(self, missing: list[tuple[Key, Any]]) -> dict[Key, dict[str, RawTensor]]:
-        """Have the caller's function make these, and gather them. All are as they should be before the first is kept."""
+        """Encode these with the caller's function, and collect the values. All are checked before the first is kept."""
         assert self._encode is not None
         self._appender.check_process()
         answer = by_key(self._encode(list(missing)))
@@ -122,25 +123,25 @@ class ReadThrough:
         made = {key: _copied(to_raw(_named(key, tensors))) for key, tensors in answer.items()}
         for key, _item in missing:
             closed = self._appender.put(key, made[key], _META)
-            self._gathered[key] = made[key]
+            self._pending[key] = made[key]
             self._forget_published(closed)
         return made
 
     def _forget_published(self, closed: Sequence[Acknowledged]) -> None:
-        """From now on the store is asked for what is durable. Many segments are committed, so that others open the store fast."""
+        """Read published values from the store from now on. After many segments commit an index, so that others open the store fast."""
         if not closed:
             return
         self._store.refresh()
         for segment in closed:
-            for key in segment.places:
-                self._gathered.pop(key, None)
+            for key in segment.locations:
+                self._pending.pop(key, None)
         if len(self._store.snapshot.uncovered) > UNCOVERED_LIMIT:
             self._store.commit()
 
     def close(self) -> None:
-        """Publish what is gathered; does nothing where nothing is, or in a forked child, whose parent does it. May be used again after.
+        """Publish what is collected. Does nothing in a forked child, whose parent publishes it. More values may be encoded afterwards.
 
-        Raises WriteFailed, keeping what is gathered: call it again when there is room.
+        Raises WriteFailed and keeps what is collected: call it again when there is room.
         """
         if self._pid == os.getpid():
             self._forget_published(self._appender.close_segment())
@@ -149,14 +150,14 @@ class ReadThrough:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Publish what is gathered, also after an error: what was made is as good as before."""
+        """Publish what is collected, also after an error: the values are good."""
         self.close()
 
 
 def _handed_out(
     keys: Sequence[Key], here: Mapping[Key, dict[str, RawTensor]], read: Mapping[Key, dict[str, RawTensor]]
 ) -> Iterator[dict[str, RawTensor] | None]:
-    """What each key stands for, in memory of the caller's own: what was read is that already, but where it comes again or views a file."""
+    """Yield each key's tensors in memory of the caller's own. What was read is copied only if its key comes again or it views a file."""
     fresh = dict(read)
     for key in keys:
         raw = fresh.pop(key, None)

@@ -1,4 +1,4 @@
-"""The read side with tensors out. Takes no lock, writes nothing, starts no thread that lives on, and survives fork and spawn."""
+"""Read a store and return tensors. Takes no lock, writes nothing, leaves no thread running, and survives fork and spawn."""
 
 import os
 import threading
@@ -19,18 +19,18 @@ from cachestore.files.paths import Layout
 from cachestore.storage.entry import size_of, split
 from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone
 from cachestore.storage.index import Verdict
-from cachestore.storage.places import Located, Place
+from cachestore.storage.locations import Located, Location
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import Handover, Snapshot, hand_over, load_snapshot, open_layout, take_over
 
-_looking = threading.RLock()
-"""Held while keys are looked up, and while a newer snapshot takes the place of one whose index another thread may be looking into."""
+_lock = threading.RLock()
+"""Held while keys are looked up, and while a newer snapshot replaces one whose index another thread may be using."""
 
 
 def _renew_lock() -> None:
-    """In a forked child: whichever thread of the parent held it is not there to give it back."""
-    global _looking  # noqa: PLW0603 - one lock for each process
-    _looking = threading.RLock()
+    """In a forked child: make a new lock, as the parent's thread that held the old one does not exist here."""
+    global _lock  # noqa: PLW0603 - one lock for each process
+    _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What is known of an entry without reading its tensors."""
+    """What is known about an entry without reading its tensors."""
 
     key: Key
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
@@ -53,15 +53,15 @@ class Description:
     """Path of the segment, relative to the store."""
 
     def as_json(self) -> dict[str, Json]:
-        """The object that `cachestore ls --json` lists."""
+        """Return the object that `cachestore ls --json` lists."""
         tensors = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in self.tensors.items()}
         return {"key": str(self.key), "bytes": self.size_bytes, "segment": self.segment, "tensors": tensors, "meta": dict(self.meta)}
 
 
 class Reader:
-    """A store as it was when it was opened, or last refreshed. Picklable: a worker gets the path and the index's verdict.
+    """A store as it was when it was opened or last refreshed. Picklable: another process gets the path and the snapshot.
 
-    Several threads of one process may read through one reader. Closed, it raises CacheStoreError at every question.
+    Several threads of one process may share a reader. After `close` every read raises CacheStoreError.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Reader:
     ) -> None:
         """Open a store for reading. Raises StoreNotFound, FormatError for a newer format.
 
-        A `verdict` saves checking the index; with `given` nothing is listed, and the store is seen as it was when that was made. With a
-        `store_id` another store at the path is refused with ReadFailed.
+        A `verdict` saves checking the index. With `given` nothing is listed: the store is seen as it was when `given` was made. With a
+        `store_id`, another store at the path raises ReadFailed.
         """
         as_word("verify", verify, get_args(Verify))
         as_word("io", io, get_args(Io))
@@ -94,26 +94,26 @@ class Reader:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What is looked through. Raises CacheStoreError once this is closed: every answer comes from it, so none is given."""
+        """The snapshot that every answer comes from. Raises CacheStoreError after `close`."""
         if self._is_closed:
             raise CacheStoreError(f"the store at {self.layout.root} is closed here; open it again")
         return self._snapshot
 
     def __getstate__(self) -> dict[str, Any]:
-        """Path, options, which store it is and what was seen: no descriptor, no lock, no bytes of entries."""
+        """Return path, options, store id and snapshot. There is no descriptor, no lock and no data of entries in it."""
         options = {"verify": self._verify, "io": self._io, "store_id": self.layout.store_id}
         return {"path": str(self.layout.root), "options": options, "given": hand_over(self.snapshot)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Look at the same store in another process, as it was seen in this one: no listing, and no header is read there.
+        """Open the same store in another process, with the same snapshot. It lists nothing and reads no header.
 
-        Raises ReadFailed where another store lies at the path.
+        Raises ReadFailed if another store is at the path.
         """
         Reader.__init__(self, state["path"], **state["options"], given=state["given"])
 
     def refresh(self) -> None:
-        """See what was published since this reader was opened."""
-        with _looking:
+        """Take a new snapshot, to see what was published since the last one."""
+        with _lock:
             self._replace(lambda before: load_snapshot(self.layout, earlier=before))
 
     def _replace(self, newer: Callable[[Snapshot], Snapshot]) -> None:
@@ -123,13 +123,13 @@ class Reader:
         before.close()
 
     def get(self, key: AnyKey, *, as_numpy: bool = False) -> dict[str, Any]:
-        """The tensors of one entry, writable and the caller's own. Raises MissingEntry, CorruptEntry."""
+        """Return the tensors of one entry, writable and the caller's own. Raises MissingEntry, CorruptEntry."""
         return self.get_many([key], as_numpy=as_numpy)[0]
 
     def get_many(self, keys: Sequence[AnyKey], *, as_numpy: bool = False) -> list[dict[str, Any]]:
-        """The tensors of many entries, in the order of `keys`; read in the order of their places. No keys give no entries.
+        """Return the tensors of many entries in the order of `keys`, but read in the order of their locations. No keys give an empty list.
 
-        Raises MissingEntry naming the first missing keys and their count, or CorruptEntry.
+        Raises MissingEntry with the first missing keys and their count, or CorruptEntry.
         """
         convert = to_numpy if as_numpy else to_torch
         return [convert(raw) for raw in self.get_raw([Key.parse(key) for key in as_many("keys", keys, "several keys")])]
@@ -141,41 +141,41 @@ class Reader:
             runs = [_fresh(size_of(specs)) for specs in located.specs]
             if self.fill(keys, located, [[run] for run in runs]):
                 return list(map(split, located.specs, runs))
-        # What failed is looked for entry by entry, as each may be elsewhere.
+        # After a failure each entry is looked for by itself, as its other copies may be elsewhere.
         found = self._find_all(keys)
         order = sorted(range(len(keys)), key=lambda n: (found[n][0].segment.digest, found[n][0].offset))
         entries = {n: self._read(keys[n], found[n], self._fetch) for n in order}
         return [entries[n] for n in range(len(keys))]
 
     def missing(self, keys: Sequence[AnyKey], *, look_again: bool = True) -> list[Key]:
-        """Which of these keys are not there, each once and in order. Reads no entry.
+        """Return which of these keys are not in the store, each once and in order. Reads no entry.
 
-        `look_again` looks into a newer snapshot too, and raises ReadFailed where the store is not at its path any more.
+        With `look_again` it also looks into a newer snapshot, and raises ReadFailed if the store is no longer at its path.
         """
         asked = list(dict.fromkeys(map(Key.parse, keys)))
-        absent = [key for key, places in zip(asked, self._find(asked), strict=True) if not places]
+        absent = [key for key, locations in zip(asked, self._find(asked), strict=True) if not locations]
         if look_again and absent:
             self.refresh()
-            return [key for key, places in zip(absent, self._find(absent), strict=True) if not places]
+            return [key for key, locations in zip(absent, self._find(absent), strict=True) if not locations]
         if look_again:
             check_for_reading(self.layout)
         return absent
 
     def locate(self, keys: Sequence[Key]) -> Located:
-        """Where the copy of each entry stands that is read first: what to make room for before `fill`. Raises MissingEntry."""
-        with _looking:
+        """Return the location of each entry's first copy, which tells what memory `fill` needs. Raises MissingEntry."""
+        with _lock:
             try:
                 located = self.snapshot.locate(keys)
             except (FormatError, FileNotFoundError):
                 located = None
-        return located if located is not None else Located.of([places[0] for places in self._find_all(keys)])
+        return located if located is not None else Located.of([locations[0] for locations in self._find_all(keys)])
 
     def fill(self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]], *, side_by_side: bool = False) -> bool:
-        """Read entries, as `locate` found them, straight to where they belong, and check them as `get` does.
+        """Read entries, located by `locate`, directly into `targets`, and check them as `get` does.
 
-        `targets` and `side_by_side` are those of `Fetcher.fetch_into`. False where one of them is gone, damaged or cannot be read: what was
-        written is to be thrown away, and `get_raw`, which looks for other copies and in a newer snapshot, gives the entries or the error.
-        Raises CacheStoreError where this is closed.
+        `targets` and `side_by_side` are those of `Fetcher.fetch_into`. Returns False if an entry is gone, damaged or cannot be read. Then
+        discard what was written and call `get_raw`: it looks for other copies and into a newer snapshot, or raises the error. Raises
+        CacheStoreError after `close`.
         """
         _ = self.snapshot
         try:
@@ -186,74 +186,73 @@ class Reader:
             return False
         return True
 
-    def ask_ahead(self, keys: Sequence[AnyKey]) -> None:
-        """Have these entries brought into memory without waiting for the disk: those of the next batch, while this one is used.
+    def prefetch(self, keys: Sequence[AnyKey]) -> None:
+        """Ask the system to read these entries into memory, without waiting: those of the next batch, while this one is used.
 
-        A hint: keys that are not there, and segments that are gone, are passed over.
+        It is a hint: missing keys and segments are ignored.
         """
-        places = [places[0] for places in self._find([Key.parse(key) for key in keys]) if places]
+        locations = [locations[0] for locations in self._find([Key.parse(key) for key in keys]) if locations]
         try:
-            self._fetcher.ask_ahead(places)
+            self._fetcher.prefetch(locations)
         except (CorruptEntry, FormatError, OSError) as error:
             if not is_gone(error):
                 raise
 
-    def _find(self, keys: Sequence[Key]) -> list[list[Place]]:
-        """Places in this snapshot; in a newer one where its index is gone before a forked child could open it, or damaged."""
-        with _looking:
+    def _find(self, keys: Sequence[Key]) -> list[list[Location]]:
+        """Return locations by this snapshot; by a newer one if its index is damaged, or was gone before a forked child could open it."""
+        with _lock:
             try:
                 return self.snapshot.find(keys)
             except (FormatError, FileNotFoundError):
                 self.refresh()
                 return self.snapshot.find(keys)
 
-    def _find_all(self, keys: Sequence[Key]) -> list[list[Place]]:
+    def _find_all(self, keys: Sequence[Key]) -> list[list[Location]]:
         found = self._find(keys)
         if not all(found):
             self.refresh()
             found = self._find(keys)
-        if missing := [key for key, places in zip(keys, found, strict=True) if not places]:
+        if missing := [key for key, locations in zip(keys, found, strict=True) if not locations]:
             named = ", ".join(map(str, missing[:3]))
             help_text = f"run `cachestore precompute` again, or {self.layout.command('repair')}"
             raise MissingEntry(f"{len(missing)} of {len(keys)} keys are not in {self.layout.root}: {named}; {help_text}")
         return found
 
-    def _read(self, key: Key, places: list[Place], look: Callable[[Key, Place], T]) -> T:
-        """Look at one entry: the first copy, else another, else once more in a newer snapshot."""
+    def _read(self, key: Key, locations: list[Location], look: Callable[[Key, Location], T]) -> T:
+        """Read one entry: its first copy, else another, else once more by a newer snapshot."""
         try:
-            return _look_at_any(key, places, look)
+            return _look_at_any(key, locations, look)
         except (CorruptEntry, FormatError, OSError) as error:
             if not is_gone(error):
                 raise
         self.refresh()
         return _look_at_any(key, self._find_all([key])[0], look)
 
-    def _fetch(self, key: Key, place: Place) -> dict[str, RawTensor]:
-        return split(place.specs, self._fetcher.fetch(key, place))
+    def _fetch(self, key: Key, location: Location) -> dict[str, RawTensor]:
+        return split(location.specs, self._fetcher.fetch(key, location))
 
     def describe(self, key: AnyKey) -> Description:
-        """Names, dtypes, shapes and the JSON value of an entry. Raises MissingEntry, FormatError."""
+        """Return names, dtypes, shapes and the JSON value of an entry. Raises MissingEntry, FormatError."""
         parsed = Key.parse(key)
         return self._read(parsed, self._find_all([parsed])[0], self._describe)
 
-    def _describe(self, key: Key, place: Place) -> Description:
-        digest = place.segment.digest
+    def _describe(self, key: Key, location: Location) -> Description:
+        digest = location.segment.digest
         path = self.layout.segment(digest)
         if digest not in self._values:
             self._values[digest] = {entry.key: entry.meta for entry in read_contents(path).entries}
         where = path.relative_to(self.layout.root)
         if key not in self._values[digest]:
             raise CorruptEntry(f"entry {key} is missing in {where}, where it was published; run {self.layout.command('repair')}")
-        tensors = {spec.name: (spec.dtype, spec.shape) for spec in place.specs}
-        return Description(key, tensors, self._values[digest][key], place.size_bytes, str(where))
+        tensors = {spec.name: (spec.dtype, spec.shape) for spec in location.specs}
+        return Description(key, tensors, self._values[digest][key], location.size_bytes, str(where))
 
     def __contains__(self, key: AnyKey) -> bool:
         """Whether the store held this key when it was opened or refreshed."""
         return bool(self._find([Key.parse(key)])[0])
 
     def __len__(self) -> int:
-        """How many keys there are."""
-        with _looking:
+        with _lock:
             return len(self.snapshot)
 
     def keys(self) -> Iterator[Key]:
@@ -262,7 +261,7 @@ class Reader:
 
     @property
     def generation(self) -> int:
-        """The number of the index this reader looks through, or -1 without one."""
+        """The number of the index in use, or -1 without one."""
         return self.snapshot.generation
 
     def close(self) -> None:
@@ -272,7 +271,7 @@ class Reader:
         self._snapshot.close()
 
     def __enter__(self) -> Self:
-        """Return the open reader. Raises CacheStoreError where it is closed."""
+        """Return the open reader. Raises CacheStoreError if it is closed."""
         _ = self.snapshot
         return self
 
@@ -281,18 +280,18 @@ class Reader:
 
 
 def _fresh(size: int) -> memoryview:
-    """Memory for an entry. numpy's is not cleared before it is written, which a bytearray is: a third of the time of a read."""
+    """Return memory for an entry. numpy does not clear it first, which in a bytearray takes a third of the time of a read."""
     import numpy as np
 
     return np.empty(size, np.uint8).data
 
 
-def _look_at_any(key: Key, places: list[Place], look: Callable[[Key, Place], T]) -> T:
-    """What the first copy gives that is not gone or damaged and can be read; the last one's error where there is none."""
-    *others, last = places
-    for place in others:
+def _look_at_any(key: Key, locations: list[Location], look: Callable[[Key, Location], T]) -> T:
+    """Return what the first copy gives that is not gone, damaged or unreadable. Raises the last copy's error if there is none."""
+    *others, last = locations
+    for location in others:
         try:
-            return look(key, place)
+            return look(key, location)
         except (CorruptEntry, FormatError, OSError) as error:
             if is_of_a_signal(error):
                 raise

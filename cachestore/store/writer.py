@@ -1,4 +1,4 @@
-"""A store that can be written: a Reader, plus `writer` and `commit`. Belongs to one process."""
+"""A store that can be written: a Reader with `writer` and `commit`. It belongs to one process."""
 
 import os
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from cachestore.store.reader import AnyKey, Reader
 
 
 class Writer:
-    """Puts values of your own. Leaving the `with` block appends them: durable, acknowledged and readable here.
+    """Puts values of your own. The end of the `with` block appends them: durable, acknowledged and readable here.
 
-    If the block raises, what was gathered and not yet published is forgotten; what was published stays.
+    If the block raises, values that are not yet published are discarded. Published ones stay.
     """
 
     def __init__(self, store: "Store") -> None:
@@ -29,7 +29,7 @@ class Writer:
         self._appender = Appender(store.layout)
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
-        """Gather an entry. `tensors` maps names to torch tensors or numpy arrays, `meta` is a small JSON value; both are copied.
+        """Collect an entry. `tensors` maps names to torch tensors or numpy arrays, `meta` is a small JSON value; both are copied.
 
         Raises BadInput for what cannot be stored, WriteFailed if a full segment could not be published, CacheStoreError for a closed store.
         """
@@ -43,7 +43,7 @@ class Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Publish what is gathered, unless the block raised."""
+        """Publish what is collected, unless the block raised."""
         if kind is None:
             self._appender.close_segment()
         else:
@@ -52,12 +52,12 @@ class Writer:
 
 
 class Store(Reader):
-    """A store opened with `mode="a"`."""
+    """An open store. With `mode="a"` it can be written."""
 
     def __init__(
         self, path: str | Path, *, mode: Literal["r", "a"] = "r", verify: Verify = "first", io: Io = "pread", access: Mode = Mode.PRIVATE
     ) -> None:
-        """Open a store; with `mode="a"` one is made where there is none. Raises StoreNotFound, BadInput, FormatError."""
+        """Open a store; `mode="a"` makes one if there is none. Raises StoreNotFound, BadInput, FormatError."""
         as_word("mode", mode, ("r", "a"))
         if mode == "a":
             create_store(as_path("path", path), mode=access)
@@ -75,27 +75,27 @@ class Store(Reader):
         super().__setstate__(state)
 
     def writer(self) -> Writer:
-        """A context in which values of your own are put. Raises CacheStoreError in another process than the one that opened it."""
+        """Return a context manager in which you put values. Raises CacheStoreError if this process did not open the store to write."""
         self._check_writable()
         return Writer(self)
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
-        """Store one value of your own, as `Writer.put` has it; when this returns it is durable, acknowledged and readable here.
+        """Store one value, as `Writer.put` takes it. When this returns, it is durable, acknowledged and readable here.
 
-        Each call makes a segment: for many values `writer()` is faster by far. Raises as `Writer.put` and `writer`.
+        Each call makes a segment: for many values `writer()` is much faster. Raises as `Writer.put` and `writer`.
         """
         with self.writer() as writer:
             writer.put(key, tensors, meta)
 
     def commit(self) -> None:
-        """Publish an index that covers what is there, so that others open the store fast. Does nothing when nothing is new."""
+        """Publish an index of all that is there, so that others open the store fast. Does nothing when nothing is new."""
         self._check_writable()
         self._replace(lambda before: commit(self.layout, snapshot=before))
 
     def _check_writable(self) -> None:
         if self.mode != "a" or self._pid != os.getpid():
             raise CacheStoreError(f'{self.layout.root} is open for reading here; open it with mode="a" in the process that writes')
-        _ = self.snapshot  # raises where it is closed
+        _ = self.snapshot  # raises if it is closed
 
 
 def open_store(
@@ -112,11 +112,11 @@ def open_store(
         path: the store's folder.
         mode: "r" to read one that exists, "a" to read and append, making it if needed.
         verify: check each entry against its checksum the "first" time it is read here, "always" or "never".
-        io: "pread" copies into fresh buffers; "mmap" hands out views, and a truncated file then kills the process (SIGBUS).
-        access: who may write a store that is made now.
+        io: "pread" copies into new buffers; "mmap" returns views, and a file that is cut short then kills the process (SIGBUS).
+        access: who may write the store, if this call makes it.
 
     Raises:
-        StoreNotFound: with mode "r", where there is none.
+        StoreNotFound: with mode "r", if there is none.
         FormatError: the store was written by a newer version.
         BadInput: another mode or access, or a folder that holds something else.
     """

@@ -1,1 +1,1 @@
-"""Who makes what: plans, partitions, claims, ledgers, progress. Knows units and small files, no values. Imports nothing by itself."""
+"""Divides the work among workers: plans, partitions, claims, ledgers, progress. Knows units and small files, but no values."""

@@ -1,7 +1,8 @@
-"""Whether the ranks of a launch mean the same plan, as each start shows in its beat what its plan follows from, and who lays it out.
+"""Checks that the ranks of a launch have the same plan, and lets them wait for rank 0 to make it.
 
-Ranks that list different files or load different models would each do all the work, and the last one's catalog would stand. Rank 0 lays
-out the plan and opens the pass; the others wait a bounded time for it and then do it themselves, as publishing twice is harmless.
+Each invocation writes into its heartbeat what its plan follows from. Without this check, ranks that list different files or load
+different models would each do all the work, and the last one's catalog would stand. Rank 0 builds the plan and opens the pass. The
+others wait for it for a limited time and then do it themselves: publishing twice is harmless.
 """
 
 import time
@@ -16,7 +17,7 @@ from cachestore.core.words import first_of
 from cachestore.files.paths import Layout
 from cachestore.work.passes import PassRef, read_done
 from cachestore.work.plan import Plan, is_published, read_plan
-from cachestore.work.workers import PLANNING, Beat, Life, Watch, read_beats
+from cachestore.work.workers import PLANNING, Heartbeat, Life, Watch, read_heartbeats
 
 NAMED: Final = 5
 LOOK_SECONDS: Final = 0.1
@@ -26,86 +27,86 @@ COUNTED_SAMPLES: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What a start is about to work on."""
+    """What an invocation is about to work on."""
 
     asked: str
     """Digest of the catalog's name and of the arguments that change keys."""
     fingerprints: Mapping[str, str]
-    """Of the recipe of each encoder."""
+    """The recipe's fingerprint of each encoder, by the encoder's name."""
     content: str
     """Digest of what the source lists."""
     plan: str
 
     def as_json(self) -> dict[str, Json]:
-        """As a beat shows it."""
+        """The fields that a heartbeat contains."""
         body = asdict(self)
         return {"plan_meant": body.pop("plan"), **body}
 
 
 def who_differs(layout: Layout, mine: Intent, *, worker: str) -> list[Mapping[str, Any]]:
-    """The beats of living workers that were asked the same and mean another plan. `worker` is this start's own."""
+    """Return the heartbeats of living workers that have the same arguments but another plan. `worker` is this invocation's own."""
     watch = Watch(layout)
     return [
-        beat
-        for beat in read_beats(layout)
-        if beat["worker"] != worker
-        and beat["phase"] != "ended"
-        and beat.get("asked") == mine.asked
-        and beat.get("plan_meant") not in (None, mine.plan)
-        and watch.look(beat["worker"]) is Life.LIVE
-        and not (beat["plan"] and read_done(layout, PassRef(beat["plan"], beat["pass"])))  # its worker has not noticed yet
+        heartbeat
+        for heartbeat in read_heartbeats(layout)
+        if heartbeat["worker"] != worker
+        and heartbeat["phase"] != "ended"
+        and heartbeat.get("asked") == mine.asked
+        and heartbeat.get("plan_meant") not in (None, mine.plan)
+        and watch.look(heartbeat["worker"]) is Life.LIVE
+        and not (heartbeat["plan"] and read_done(layout, PassRef(heartbeat["plan"], heartbeat["pass"])))  # its pass has ended
     ]
 
 
 def is_same_launch(one: str, other: str) -> bool:
-    """Whether two beats are of one launch, whichever start of it."""
+    """Return whether two names are of one launch; the number of the invocation, after `#`, may differ."""
     return one.partition("#")[0] == other.partition("#")[0]
 
 
-def in_words(layout: Layout, mine: Intent, beat: Mapping[str, Any]) -> str:
-    """In what another start's plan differs: fingerprints, or up to five samples."""
-    theirs: Mapping[str, str] = beat["fingerprints"]
+def in_words(layout: Layout, mine: Intent, heartbeat: Mapping[str, Any]) -> str:
+    """Describe how another invocation's plan differs: other fingerprints, or up to five samples."""
+    theirs: Mapping[str, str] = heartbeat["fingerprints"]
     models = [f"{name}: {mine.fingerprints.get(name, 'none')[:12]} here, {theirs.get(name, 'none')[:12]} there" for name in theirs]
-    who = f"rank {beat['rank']} (pid {beat['pid']} on {beat['host']})"
+    who = f"rank {heartbeat['rank']} (pid {heartbeat['pid']} on {heartbeat['host']})"
     if theirs != mine.fingerprints:
         return f"{who} has other models, by their fingerprints: {'; '.join(models[:NAMED])}"
-    here, there = _published(layout, mine.plan), _published(layout, beat["plan_meant"])
+    here, there = _published(layout, mine.plan), _published(layout, heartbeat["plan_meant"])
     if here is None or there is None:
-        return f"{who} lists another source: content {beat['content'][:12]} there, {mine.content[:12]} here"
+        return f"{who} lists another source: content {heartbeat['content'][:12]} there, {mine.content[:12]} here"
     only_here, only_there = _named(_new(here, there)), _named(_new(there, here))
-    said = [f"only here: {only_here}"] * bool(only_here) + [f"only there: {only_there}"] * bool(only_there)
-    said = said or [f"other captions or files for {_named(_changed(here, there)) or 'the same samples, in another order'}"]
-    return f"{who} lists another source: {'; '.join(said)}"
+    differences = [f"only here: {only_here}"] * bool(only_here) + [f"only there: {only_there}"] * bool(only_there)
+    differences = differences or [f"other captions or files for {_named(_changed(here, there)) or 'the same samples, in another order'}"]
+    return f"{who} lists another source: {'; '.join(differences)}"
 
 
-def check_agreement(layout: Layout, mine: Intent, beat: Beat, say: Callable[[str], None], *, strict: bool) -> None:
-    """Compare what this start means with what others are doing. Raises BadInput within one launch or if `strict`, else says it."""
-    for other in who_differs(layout, mine, worker=beat.worker):
+def check_agreement(layout: Layout, mine: Intent, heartbeat: Heartbeat, say: Callable[[str], None], *, strict: bool) -> None:
+    """Compare this plan with those of others. A difference raises BadInput within one launch or if `strict`; else it goes to `say`."""
+    for other in who_differs(layout, mine, worker=heartbeat.worker):
         words = in_words(layout, mine, other)
-        if strict or is_same_launch(other["launch"], beat.launch):
+        if strict or is_same_launch(other["launch"], heartbeat.launch):
             raise BadInput(f"{words}. Give every rank the same source and model; this rank encoded nothing")
         say(f"another run works on the same data set: {words}. Both continue; the one that listed its source last publishes the data set")
 
 
 def wait_for_rank_0(
     layout: Layout,
-    beat: Beat,
+    heartbeat: Heartbeat,
     is_done: Callable[[], bool],
     *,
     unseen_seconds: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Wait until rank 0 of this launch, or of this plan, has done what it does while planning; returns whether it has.
+    """Wait until `is_done`: rank 0 of this launch, or of this plan, has then done its part of planning. Return whether it has.
 
-    Gives up when rank 0's count has not risen for 5 s; where no living rank 0 is planning, after `unseen_seconds`.
+    Gives up when rank 0's count has not risen for 5 s, or for `unseen_seconds` if no living rank 0 is planning.
     """
     watch, since, count = Watch(layout), clock(), -1
     while not is_done():
         planning = [
             one
-            for one in read_beats(layout)
-            if one["rank"] == 0 and one["phase"] == PLANNING and _is_with(beat, one) and watch.look(one["worker"]) is Life.LIVE
+            for one in read_heartbeats(layout)
+            if one["rank"] == 0 and one["phase"] == PLANNING and _is_with(heartbeat, one) and watch.look(one["worker"]) is Life.LIVE
         ]
         risen = max((int(one["count"]) for one in planning), default=-1)
         if risen > count:
@@ -116,17 +117,17 @@ def wait_for_rank_0(
     return True
 
 
-def _is_with(beat: Beat, other: Mapping[str, Any]) -> bool:
-    """Whether another start belongs to this one: of the same launch, or, started by hand, about to work on the same plan."""
-    is_same_plan = "plan_meant" in other and other["plan_meant"] == beat.detail.get("plan_meant")
-    return is_same_plan or is_same_launch(other["launch"], beat.launch)
+def _is_with(heartbeat: Heartbeat, other: Mapping[str, Any]) -> bool:
+    """Whether two invocations belong together: they have the same launch or, if started by hand, the same plan."""
+    is_same_plan = "plan_meant" in other and other["plan_meant"] == heartbeat.detail.get("plan_meant")
+    return is_same_plan or is_same_launch(other["launch"], heartbeat.launch)
 
 
-def counted(samples: Iterable[Sample], beat: Beat) -> Iterator[Sample]:
-    """The samples, the beat rising as they pass: laying out a million takes longer than others wait for a silent worker."""
+def counted(samples: Iterable[Sample], heartbeat: Heartbeat) -> Iterator[Sample]:
+    """Yield the samples, and raise the heartbeat's count now and then: a million take longer than others wait for a silent worker."""
     for number, sample in enumerate(samples):
         if number % COUNTED_SAMPLES == 0:
-            beat.rise()
+            heartbeat.rise()
         yield sample
 
 
@@ -138,7 +139,7 @@ def _published(layout: Layout, name: str) -> Plan | None:
 
 
 def _names(plan: Plan) -> Iterable[str]:
-    """What tells the rows of a plan apart: sample ids, or keys where there are no samples."""
+    """The sample ids of a plan, or its keys if it has no samples."""
     return (uid.hex() for uid in plan.unit_ids) if plan.ids_are_keys else plan.ids
 
 

@@ -1,7 +1,7 @@
-"""Attempts: which unit a worker does alone, noted before it begins.
+"""Attempts: files that name the unit a worker is about to encode alone.
 
-A unit that kills its worker kills the next one too. So the partition of a worker that died is done unit by unit, and whoever dies
-then leaves a note that names the unit it was on. A note is withdrawn once the next one stands or the worker is done with it.
+A unit that kills its worker kills the next one too. So the partition of a dead worker is encoded unit by unit, and a file names each
+unit before it is read. If the worker dies, the file shows on which unit. Otherwise the worker removes it.
 """
 
 from contextlib import suppress
@@ -20,7 +20,7 @@ VERSION: Final = 1
 
 @dataclass(slots=True)
 class Attempts:
-    """The attempts of one pass, as one worker makes and sees them."""
+    """The attempts of one pass, written and read by one worker."""
 
     layout: Layout
     folder: PassFolder
@@ -29,7 +29,7 @@ class Attempts:
     _standing: list[AttemptName] = field(default_factory=list[AttemptName])
 
     def begin(self, unit: int) -> None:
-        """Note that this worker is on a unit, by its place in the plan, and on none that it named before. Raises WriteFailed."""
+        """Write that this worker is on a unit, given by its unit index; remove its earlier files. Raises WriteFailed."""
         make_folder(self.layout, self.folder.attempts)
         name = AttemptName(self.worker, self._count, unit)
         self._count += 1
@@ -38,12 +38,12 @@ class Attempts:
         self._standing.append(name)
 
     def end(self) -> None:
-        """Withdraw what this worker noted; nothing where there is nothing. A note that stays is outdone by the next one."""
+        """Remove this worker's files. One that cannot be removed does no harm: the newest file counts."""
         while self._standing:
             with suppress(OSError):
                 self.folder.attempt(self._standing.pop()).unlink()
 
     def last_units(self) -> dict[str, int]:
-        """The unit that each worker named last, by worker. Without the folder, nobody named one."""
+        """Return the unit index that each worker named last, by worker."""
         names = filter(None, map(parse_attempt, names_in(self.folder.attempts)))
         return {name.worker: name.unit for name in sorted(names, key=attrgetter("n"))}

@@ -1,4 +1,4 @@
-"""What a worker takes next, given what is finished and claimed. Pure: the worker acts on it, and so does the simulation of many ranks."""
+"""Which partitions a worker claims next. Pure functions, for workers and for the simulation of many ranks."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -7,30 +7,30 @@ from typing import Final
 from cachestore.files.paths import ClaimName
 from cachestore.work.workers import Life
 
-POOL_PARTITIONS: Final = 8
-POOL_UNITS: Final = 64
-"""A worker takes up to 8 partitions at once, or as many as hold 64 units, so that batches fill and segments are not tiny."""
+GROUP_PARTITIONS: Final = 8
+GROUP_UNITS: Final = 64
+"""A worker claims up to 8 partitions at once, or more if 64 units need more: batches are then full and segments not tiny."""
 
 POLL_SECONDS: Final = 0.2
 POLLS_PER_SECOND: Final = 256
-"""Of all idle workers together: each poll lists two folders of thousands of names."""
+"""The limit over all idle workers: each poll lists two folders with thousands of names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is left for a worker, each in the order in which it looks at partitions."""
+    """The partitions that are left for a worker, in the order in which it looks at them."""
 
     free: Sequence[int]
-    """Partitions to claim now, at once; empty where nobody has left any."""
+    """Partitions to claim now, together; empty if all are claimed."""
     held: Sequence[int]
-    """Partitions that are claimed and not finished; looked up only where nothing is free."""
+    """Partitions that are claimed and not finished; filled only if `free` is empty."""
     is_plenty: bool = False
-    """Whether so much is free that what is taken may wait a little without leaving anybody idle."""
+    """Whether so many are free that a worker may claim some before it needs them without leaving another idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A claim on an unfinished partition, as an idle worker sees its holder."""
+    """A claim on an unfinished partition, and how an idle worker judges its holder."""
 
     claim: ClaimName
     life: Life
@@ -39,33 +39,34 @@ class Held:
 
 
 def choose(
-    order: Sequence[int], *, finished: Collection[int], claimed: Collection[int], each: int, world_size: int, units: int = POOL_UNITS
+    order: Sequence[int], *, finished: Collection[int], claimed: Collection[int], each: int, world_size: int, units: int = GROUP_UNITS
 ) -> Choice:
-    """Which partitions, of `each` units or one more, to claim next of those in `order`. A worker likes to have `units` at once."""
+    """Choose from `order` the partitions to claim next. Each has `each` or `each` + 1 units; a worker aims at `units` in all."""
     left = [p for p in order if p not in finished]
     free = [p for p in left if p not in claimed]
-    is_plenty = len(free) >= 2 * world_size * _pool_limit(each, units)
-    return Choice(free[: pool_size(each, len(free), world_size, units)], [] if free else left, is_plenty)
+    is_plenty = len(free) >= 2 * world_size * _group_limit(each, units)
+    return Choice(free[: group_size(each, len(free), world_size, units)], [] if free else left, is_plenty)
 
 
-def pool_size(each: int, free: int, world_size: int, units: int = POOL_UNITS) -> int:
-    """How many partitions of `each` units to take at once: fewer towards the end, so that nobody is left without work."""
-    return max(1, min(_pool_limit(each, units), free // (2 * world_size) if world_size > 1 else free))
+def group_size(each: int, free: int, world_size: int, units: int = GROUP_UNITS) -> int:
+    """Return how many partitions of `each` units to claim at once: fewer towards the end, so that every worker has some."""
+    return max(1, min(_group_limit(each, units), free // (2 * world_size) if world_size > 1 else free))
 
 
-def _pool_limit(each: int, units: int) -> int:
-    return max(POOL_PARTITIONS, units // max(1, each))
+def _group_limit(each: int, units: int) -> int:
+    return max(GROUP_PARTITIONS, units // max(1, each))
 
 
 def claims_to_take(held: Collection[Held]) -> list[ClaimName]:
-    """Claims that an idle worker may take over, the best first; it takes one.
+    """Return the claims that an idle worker may take over, best first; it takes one.
 
-    Those of the dead and the silent, then of the slow ones the stillest: doing it over costs a duplicate at worst.
+    Those of dead and silent workers come first, then that of the slow worker whose count has stood still longest: at worst that makes
+    duplicates.
     """
     slow = sorted((one.still_seconds, one.claim) for one in held if one.life is Life.LIVE and one.is_slow)
     return [*(one.claim for one in held if one.life is not Life.LIVE), *(claim for _still, claim in slow[-1:])]
 
 
 def poll_seconds(world_size: int) -> float:
-    """How long an idle worker waits before it looks again."""
+    """Return the seconds that an idle worker waits before it looks again."""
     return max(POLL_SECONDS, world_size / POLLS_PER_SECOND)

@@ -1,4 +1,4 @@
-"""Claims: who says he works on a partition. Immutable, create-only, numbered; they save work and never make anything correct."""
+"""Claims: files in which a worker says that it works on a partition. Numbered and never changed; they only save double work."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ FORMAT: Final = "cachestore-claim"
 VERSION: Final = 1
 
 Slot = tuple[int, int]
-"""(recipe, partition). Reconcile of a round is claimed as the recipe after the last."""
+"""(recipe, partition). The reconciling of a round is claimed as partition 0 of the recipe after the last."""
 
 
 @dataclass(slots=True)
 class Claims:
-    """The claims of one pass, as one worker sees and makes them."""
+    """The claims of one pass, written and read by one worker."""
 
     layout: Layout
     folder: PassFolder
@@ -32,12 +32,12 @@ class Claims:
     _taken: dict[tuple[int, Slot], ClaimName] = field(default_factory=dict[tuple[int, Slot], ClaimName])
 
     def newest(self, number: int) -> dict[Slot, ClaimName]:
-        """The newest claim of each partition that has one, in a round."""
+        """Return the newest claim of each claimed partition of a round."""
         names = filter(None, map(parse_claim, names_in(self.folder.claims)))
         return {(name.recipe, name.partition): name for name in sorted(names, key=attrgetter("n")) if name.round == number}
 
     def take(self, number: int, slot: Slot, *, after: ClaimName | None = None) -> ClaimName | None:
-        """Claim a partition, the first time or after an earlier claim; None if somebody was faster."""
+        """Claim a partition, for the first time or after an earlier claim. Return None if another worker was faster."""
         name = ClaimName(number, *slot, after.n + 1 if after else 0)
         if not note(self.layout, self.folder.claim(name), encode_record(FORMAT, VERSION, {"worker": self.worker})):
             return None
@@ -46,7 +46,7 @@ class Claims:
         return name
 
     def holder(self, name: ClaimName) -> str | None:
-        """Who made a claim; None where the file is damaged or gone."""
+        """Return the worker that made a claim; None if the file is damaged or gone."""
         if name not in self._holders:
             try:
                 worker = read_record(self.folder.claim(name), FORMAT, VERSION).get("worker")
@@ -56,14 +56,14 @@ class Claims:
         return self._holders[name]
 
     def life(self, name: ClaimName) -> Life:
-        """Whether the holder of a claim lives. One that cannot be read, or that this worker no longer works on, is free: as if dead."""
+        """Return whether a claim's holder lives. An unreadable claim, or this worker's own from before, is free: DEAD."""
         return self._life_of(self.holder(name))
 
     def _life_of(self, holder: str | None) -> Life:
         return Life.DEAD if holder is None or holder == self.worker else self.watch.look(holder)
 
     def look_at(self, names: Iterable[ClaimName]) -> list[Held]:
-        """How the holders of claims stand, in order; each holder is looked at once, however many claims it has."""
+        """Return the state of each claim's holder, in order. A holder of several claims is looked at once."""
         holders = {name: self.holder(name) for name in names}
         lives = {holder: self._life_of(holder) for holder in set(holders.values())}
         watch = self.watch
@@ -73,7 +73,7 @@ class Claims:
         ]
 
     def died_before(self, number: int, slot: Slot) -> list[str]:
-        """Workers that held a partition before this worker's own claim and provably died, in the order of their claims."""
+        """Return the workers that claimed a partition before this worker and provably died, in the order of their claims."""
         own = self._taken.get((number, slot))
         earlier = [self.holder(own._replace(n=n)) for n in range(own.n)] if own else []
         return [worker for worker in dict.fromkeys(earlier) if worker not in (None, self.worker) and self.watch.has_died(worker)]

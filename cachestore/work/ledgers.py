@@ -1,6 +1,6 @@
-"""Ledgers: what became of each unit of a partition. Written when the partition is finished and its segments are acknowledged.
+"""Ledgers: the outcome of each unit of a partition. Written when the partition is finished and its segments are acknowledged.
 
-A ledger says "look there", never "present": reconcile looks. A row is a list, to keep ten million of them small.
+A ledger says where to look; what is present, reconcile reads from the store. Rows are lists, to keep ten million of them small.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,14 +27,14 @@ class Outcome:
     """What became of one unit."""
 
     unit: int
-    """Its place in the plan."""
+    """Its unit index."""
     result: Result
     key: Key | None = None
-    """None only where it failed before its key was known."""
+    """None only if it failed before its key was known."""
     input: str = ""
-    """SHA-256 (hex) of what it was made from, `inputs.combined_digest`; empty where unknown."""
+    """SHA-256 (hex) of its input, by `inputs.combined_digest`; empty if unknown."""
     stat: tuple[int, int] = NO_STAT
-    """(size, mtime_ns) of the file as it was read; of several, `inputs.combined_stat`."""
+    """(size, mtime_ns) of its file when it was read; for several files, `inputs.combined_stat`."""
     facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
     reason: str = ""
     """Why it failed, in words."""
@@ -53,42 +53,42 @@ class Ledger:
 
 
 def publish_ledger(layout: Layout, folder: PassFolder, ledger: Ledger) -> bool:
-    """Publish a ledger; False if the partition has one already, which is as good.
+    """Publish a ledger. Return False if the partition has one already, which is as good.
 
-    It is not synced: an fsync for each of 4,096 partitions took longer than the work. One that a power cut tears fails its checksum, and
+    It is not synced: an fsync for each of 4,096 partitions took longer than the work. If a power cut tears it, its checksum fails, and
     its units come back in the next round, where they are found.
     """
     rows = [
         [o.unit, o.result, str(o.key) if o.key is not None else None, o.input, list(o.stat), dict(o.facts), o.reason, o.is_transient]
         for o in ledger.outcomes
     ]
-    body: dict[str, Json] = {"of": _place(folder, ledger.name), "worker": ledger.worker, "launch": ledger.launch, "rows": rows}
+    body: dict[str, Json] = {"of": _identity(folder, ledger.name), "worker": ledger.worker, "launch": ledger.launch, "rows": rows}
     return note(layout, folder.ledger(ledger.name), encode_record(FORMAT, VERSION, body))
 
 
 def list_ledgers(folder: PassFolder, number: int) -> frozenset[tuple[int, int]]:
-    """(recipe, partition) of the partitions that are finished in a round."""
+    """Return (recipe, partition) of the finished partitions of a round."""
     found = (parse_ledger(name) for name in names_in(folder.ledgers))
     return frozenset((name.recipe, name.partition) for name in found if name and name.round == number)
 
 
 def read_ledgers(folder: PassFolder, number: int) -> Iterator[Ledger]:
-    """The ledgers of a round. A damaged or misplaced one is left out: its units count as missing and come back in the next round."""
+    """Yield the ledgers of a round. Damaged and misplaced ones are left out: their units come back in the next round."""
     for name in filter(None, map(parse_ledger, names_in(folder.ledgers))):
         if name.round != number:
             continue
         try:
             body = read_record(folder.ledger(name), FORMAT, VERSION)
             ledger = Ledger(name, str(body["worker"]), str(body["launch"]), tuple(_outcome(row) for row in body["rows"]))
-            is_at_home = body.get("of", _place(folder, name)) == _place(folder, name)
+            is_at_home = body.get("of", _identity(folder, name)) == _identity(folder, name)
         except (FormatError, FileNotFoundError, KeyError, TypeError, ValueError):
             continue
         if is_at_home:
             yield ledger
 
 
-def _place(folder: PassFolder, name: LedgerName) -> list[Json]:
-    """Which partition a ledger is of: units are numbers, which mean others in another plan."""
+def _identity(folder: PassFolder, name: LedgerName) -> list[Json]:
+    """The plan, pass and partition that a ledger names: unit indices mean other units in another plan."""
     return [folder.root.parent.name, folder.root.name, *name]
 
 

@@ -1,4 +1,4 @@
-"""Partitions: how the units of a recipe are cut. Pure; depends on the number of units alone, never on the world size."""
+"""Partitions: how a recipe's units are divided. This depends on their number alone, never on the world size."""
 
 from typing import Final
 
@@ -6,18 +6,18 @@ PARTITION_LIMIT: Final = 4096
 
 
 def partition_count(units: int) -> int:
-    """How many partitions so many units have; none have none."""
+    """Return the number of partitions for this many units: at most 4,096; 0 for no units."""
     return min(PARTITION_LIMIT, units)
 
 
 def bounds(units: int, partition: int) -> tuple[int, int]:
-    """Where a partition starts and ends among its recipe's sorted units. Sizes differ by at most one."""
+    """Return (start, end) of a partition among its recipe's sorted units. Sizes differ by at most one."""
     count = partition_count(units)
     return units * partition // count, units * (partition + 1) // count
 
 
 def order_for(rank: int | None, world_size: int, count: int, *, seed: int) -> list[int]:
-    """The order in which a worker looks at partitions: its own (p % world == rank) first; without a rank from where `seed` says."""
+    """Return partitions in a worker's order: its own first (p % world_size == rank); without a rank, all from `seed` % count on."""
     if rank is None:
         start = seed % count if count else 0
         return [*range(start, count), *range(start)]

@@ -1,4 +1,4 @@
-"""Passes and rounds: one run over a plan, and which of its units each round works on. Create-only files, names never reused."""
+"""Passes and rounds: a pass is one run over a plan, a round the units that it works on together. Files are never overwritten."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ DONE_FORMAT: Final = "cachestore-done"
 VERSION: Final = 1
 
 ROUND_LIMIT: Final = 3
-"""A unit that is still missing after so many rounds has failed."""
+"""A unit that is still missing after this many rounds has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class PassRef:
 
     @property
     def origin(self) -> str:
-        """How segments say which pass wrote them."""
+        """The text by which a segment names the pass that wrote it."""
         return f"{self.plan}/{self.number}"
 
     def folder(self, layout: Layout) -> PassFolder:
@@ -40,29 +40,29 @@ class PassRef:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round of a pass works on."""
+    """One round of a pass, and its units."""
 
     number: int
     units: tuple[Sequence[int], ...]
-    """For each recipe, the places of its units in the plan, sorted."""
+    """For each recipe, the sorted indices of its units."""
     launch: str
     started: float
-    """Seconds since the epoch, by the clock of who began it; for reports only."""
+    """Seconds since the epoch, by the clock of the worker that began it; for reports only."""
     generation: int | None = None
-    """The catalog that the units left out of round 0 were taken from."""
+    """The catalog from which the units left out of round 0 were taken."""
 
     def partition_count(self, recipe: int) -> int:
-        """How many partitions a recipe has in this round."""
+        """Return the number of a recipe's partitions in this round."""
         return partition_count(len(self.units[recipe]))
 
     def partition(self, recipe: int, number: int) -> Sequence[int]:
-        """The places of the units in a partition."""
+        """Return the unit indices of a partition."""
         start, end = bounds(len(self.units[recipe]), number)
         return self.units[recipe][start:end]
 
     @property
     def unit_count(self) -> int:
-        """How many units the round works on."""
+        """The number of units in the round."""
         return sum(len(units) for units in self.units)
 
 
@@ -73,16 +73,16 @@ class Done:
     report: Mapping[str, Json]
     launches: tuple[str, ...]
     request: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """What the catalog's header keeps as hints, so that it can be built again with them."""
+    """The hints in the catalog's header, with which it can be built again."""
 
 
 def list_passes(layout: Layout, plan: str) -> list[int]:
-    """Numbers of a plan's passes, oldest first."""
+    """Return the numbers of a plan's passes, oldest first."""
     return sorted(number for number in map(parse_pass, names_in(layout.plan_folder(plan))) if number is not None)
 
 
 def read_done(layout: Layout, ref: PassRef) -> Done | None:
-    """How a pass ended, or None while it has not. Found by listing. A damaged one, and one of another plan, counts as not there."""
+    """Return how a pass ended; None if it has not ended, or if the file is damaged or of another plan. Looks by listing."""
     if not has_ended(layout, ref):
         return None
     try:
@@ -95,7 +95,7 @@ def read_done(layout: Layout, ref: PassRef) -> Done | None:
 
 
 def _is_report(report: Mapping[str, Any]) -> bool:
-    """Whether a report has what others look at. Raises KeyError, TypeError where it lacks it, BadInput where its name can be nobody's."""
+    """Whether the fields that others read have the right types. Raises KeyError, TypeError, or BadInput for an impossible name."""
     numbers = [report[name] for name in ("generation", "reused", "encoded", "failed")]
     rows = [(row["sample"], row["encoder"], row["reason"]) for row in report.get("failures", ())]
     if report["name"]:
@@ -104,7 +104,7 @@ def _is_report(report: Mapping[str, Any]) -> bool:
 
 
 def has_ended(layout: Layout, ref: PassRef) -> bool:
-    """Whether a pass has ended, by listing; the record itself may be damaged."""
+    """Return whether a pass has ended, by listing; the record itself may be damaged."""
     folder = ref.folder(layout)
     return folder.done.name in names_in(folder.root)
 
@@ -112,14 +112,14 @@ def has_ended(layout: Layout, ref: PassRef) -> bool:
 def publish_done(
     layout: Layout, ref: PassRef, report: Mapping[str, Json], launches: Sequence[str], request: Mapping[str, Json] | None = None
 ) -> Done:
-    """End a pass; who comes second gets the first one's report."""
+    """End a pass. If it has ended already, return the end that was published first."""
     body: dict[str, Json] = {"report": dict(report), "launches": sorted(set(launches)), "request": dict(request or {})}
     publish(layout, ref.folder(layout).done, [encode_record(DONE_FORMAT, VERSION, body)])
     return read_done(layout, ref) or Done(report, tuple(launches), request or {})
 
 
 def join_pass(layout: Layout, plan: str, launch: str) -> PassRef:
-    """The newest pass if it is unfinished and sound, or ended under this launch, else the next, made now; two that make it share it."""
+    """Return the newest pass if it is unfinished and sound, or ended under this launch. Else make the next; all workers share it."""
     newest = PassRef(plan, max(list_passes(layout, plan), default=0))
     if newest.number and not has_ended(layout, newest) and _is_sound(layout, newest):
         return _make(layout, newest)
@@ -130,7 +130,7 @@ def join_pass(layout: Layout, plan: str, launch: str) -> PassRef:
 
 
 def _is_sound(layout: Layout, ref: PassRef) -> bool:
-    """Whether the rounds of a pass can be read; one that cannot would stand in everybody's way for ever."""
+    """Whether the rounds of a pass can be read. A pass with an unreadable round can never end."""
     try:
         for number in list_rounds(ref.folder(layout)):
             read_round_record(layout, ref, number)
@@ -147,12 +147,12 @@ def _make(layout: Layout, ref: PassRef) -> PassRef:
 
 
 def list_rounds(folder: PassFolder) -> list[int]:
-    """Numbers of a pass's rounds, in order."""
+    """Return the numbers of a pass's rounds, in order."""
     return sorted(number for number in map(parse_round, names_in(folder.rounds)) if number is not None)
 
 
 def publish_round(layout: Layout, ref: PassRef, plan: Plan, opened: Round) -> bool:
-    """Begin a round; False if somebody else did. A recipe whose units are all in it is written as null."""
+    """Begin a round. Return False if another worker did. A recipe with all its units in the round is written as null."""
     units = [None if len(listed) == len(plan.units_of(recipe)) else list(listed) for recipe, listed in enumerate(opened.units)]
     body: dict[str, Json] = {"plan": ref.plan, "pass": ref.number, "round": opened.number, "units": units, "launch": opened.launch}
     body |= {"started": opened.started, "generation": opened.generation}
@@ -160,11 +160,11 @@ def publish_round(layout: Layout, ref: PassRef, plan: Plan, opened: Round) -> bo
 
 
 def read_round_record(layout: Layout, ref: PassRef, number: int) -> Mapping[str, Any]:
-    """What the file of a round says. Raises FormatError, also for the round of another plan, pass or number, FileNotFoundError."""
+    """Return the record of a round. Raises FileNotFoundError, or FormatError if it is damaged or of another plan, pass or number."""
     path = ref.folder(layout).round(number)
     body: Mapping[str, Any] = read_record(path, ROUND_FORMAT, VERSION)
     own = {"plan": ref.plan, "pass": ref.number, "round": number}
-    if any(body.get(name, value) != value for name, value in own.items()):  # the first stores' rounds do not say it
+    if any(body.get(name, value) != value for name, value in own.items()):  # rounds of the first stores lack these fields
         raise FormatError(f"{path} is the round of another pass; run {to_repair(path)}")
     return body
 
@@ -185,10 +185,10 @@ def read_round(layout: Layout, ref: PassRef, plan: Plan, number: int) -> Round:
 
 
 def _units_in(plan: Plan, recipe: int, listed: Sequence[int] | None) -> Sequence[int]:
-    """The units that a round lists of a recipe, None for all of them. Raises ValueError for those of another plan."""
+    """A recipe's units in a round; `listed` is None for all of them. Raises ValueError for units of another recipe or plan."""
     there = plan.units_of(recipe)
     if listed is None:
         return there
-    if any(type(place) is not int or place not in there for place in listed):
+    if any(type(index) is not int or index not in there for index in listed):
         raise ValueError("a unit of another recipe or plan")
     return tuple(listed)

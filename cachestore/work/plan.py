@@ -1,13 +1,13 @@
-"""A plan: rows of samples and units, the catalog's name and the recipes. No stat, no mtime, no absolute path, no bytes.
+"""A plan: rows of samples and units, the catalog's name and the recipes. It has no file sizes, mtimes, absolute paths or bytes.
 
 Every node that lists the same source builds the same plan, byte for byte, under the same name. Its table:
 
-    ids, captions (+ captions/at), images/<role> (+ /at), extras     one row a sample, as in a catalog
-    column/<c>/at, column/<c>/units     for key column c, which units make a row's cells
+    ids, captions (+ captions/at), images/<role> (+ /at), extras     one row per sample, as in a catalog
+    column/<c>/at, column/<c>/units     for key column c: the units of each row's cells
     units/id, units/request             sorted by recipe, then by id; the request is the JSON that the encoder resolves
     units/at                            where each recipe's units start
 
-The header says the number of samples and `units_at` once more, so that who only counts reads the header alone.
+The header repeats the number of samples and `units_at`: to count, it is enough to read the header.
 """
 
 import json
@@ -47,7 +47,7 @@ Request = Mapping[str, Json]
 
 @dataclass(frozen=True, slots=True)
 class PlanColumn:
-    """One key column of the catalog to be: which recipe makes it, of which role, with which options."""
+    """One key column of the future catalog: its recipe, role and options."""
 
     recipe: int
     encoder: str
@@ -57,19 +57,19 @@ class PlanColumn:
 
 @dataclass(frozen=True, slots=True)
 class ColumnRequest:
-    """A column, and what it asks of each sample, in the order of its cells."""
+    """A column, and the function that returns a sample's requests for it, in the order of the cells."""
 
     column: PlanColumn
     requests: Callable[[Sample], Sequence[Request]]
     needs_cells: bool = False
-    """Whether the column goes where no sample has a cell in it, even its recipe's first one; and its recipe, if that is the last one."""
+    """Whether the column is left out if it has no cells, even as its recipe's first one. So is the recipe then, if it is the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One piece of encode work, with its place in the plan."""
+    """One piece of encode work; `index` is its unit index."""
 
-    place: int
+    index: int
     id: bytes
     recipe: int
     request: Request
@@ -95,46 +95,46 @@ class Plan:
     images: Mapping[str, tuple[Sequence[int], Sequence[str]]] = field(default_factory=dict[str, tuple[Sequence[int], Sequence[str]]])
     extras: Sequence[str] = ()
     cells: tuple[tuple[Sequence[int], Sequence[int]], ...] = ()
-    """For each column: where each row's cells start, and the unit of each cell."""
+    """For each column: where each row's cells start, and the unit index of each cell."""
     units_at: Sequence[int]
     unit_ids: Sequence[bytes]
     unit_requests: Sequence[str]
     ids_are_keys: bool = False
     """Whether a unit's id is its key (`fill`)."""
     remarks: tuple[str, ...] = ()
-    """What was noticed when the source was listed, in words; whoever adopts the plan does not list it again."""
+    """Remarks from listing the source: a rank that takes over the plan does not list it again."""
     texts: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """How the captions of a row were made of those that its source has; empty for the first one as it is."""
+    """How a row's captions were made from those of the source; empty if it is the first one, unchanged."""
     checksums: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Of the columns, as they were read; none in a plan that was just built."""
+    """The checksums of the columns as they were read; empty for a plan that was just built."""
 
     @property
     def unit_count(self) -> int:
-        """How many units there are, over all recipes."""
+        """The number of units over all recipes."""
         return len(self.unit_ids)
 
     def units_of(self, recipe: int) -> range:
-        """The places of a recipe's units."""
+        """Return the unit indices of a recipe."""
         return range(self.units_at[recipe], self.units_at[recipe + 1])
 
-    def recipe_of(self, place: int) -> int:
-        """The recipe of a unit."""
-        return bisect_right(self.units_at, place) - 1
+    def recipe_of(self, index: int) -> int:
+        """Return the number of a unit's recipe."""
+        return bisect_right(self.units_at, index) - 1
 
-    def unit(self, place: int) -> Unit:
-        """A unit with its request. Raises FormatError for one that is no JSON."""
+    def unit(self, index: int) -> Unit:
+        """Return a unit. Raises FormatError if its request is not JSON."""
         try:
-            request = json.loads(self.unit_requests[place])
+            request = json.loads(self.unit_requests[index])
         except (ValueError, RecursionError) as error:
             raise FormatError(
-                f"the request of unit {place} of plan {self.name} is not JSON; `cachestore repair` moves the plan aside"
+                f"the request of unit {index} of plan {self.name} is not JSON; `cachestore repair` moves the plan aside"
             ) from error
-        return Unit(place, self.unit_ids[place], self.recipe_of(place), request)
+        return Unit(index, self.unit_ids[index], self.recipe_of(index), request)
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a plan's header alone tells: enough to count."""
+    """What a plan's header contains: enough to count."""
 
     name: str
     catalog: str
@@ -145,17 +145,17 @@ class Outline:
 
     @property
     def unit_count(self) -> int:
-        """How many units there are, over all recipes."""
+        """The number of units over all recipes."""
         return self.units_at[-1]
 
 
 def plan_name(request: str, content: str) -> str:
-    """The name of the plan for a request over a content."""
+    """Return the name of the plan for these digests of request and content."""
     return digest_parts("cachestore-plan", request, content).hex()[:32]
 
 
 class _Units:
-    """The distinct requests of one recipe, in the order in which they were first asked."""
+    """The distinct requests of one recipe, in the order in which they were first added."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._fingerprint = recipe.fingerprint
@@ -166,7 +166,7 @@ class _Units:
         return len(self._numbers)
 
     def number(self, request: Request) -> int:
-        """The number of the unit with this request, made if it is new."""
+        """Return the number of the unit with this request; a new request gets the next number."""
         text = canonical(dict(request))
         uid = digest_parts("cachestore-unit", self._fingerprint, text)[:KEY_BYTES]
         number = self._numbers.setdefault(uid, len(self._numbers))
@@ -175,21 +175,20 @@ class _Units:
         return number
 
     def in_order(self) -> tuple[list[bytes], list[int]]:
-        """The ids in the order of a plan, and for each number its place among them."""
+        """Return the sorted ids, and for each number its index among them."""
         ids = sorted(self._numbers)
-        places = [0] * len(ids)
-        for place, uid in enumerate(ids):
-            places[self._numbers[uid]] = place
-        return ids, places
+        indices = [0] * len(ids)
+        for index, uid in enumerate(ids):
+            indices[self._numbers[uid]] = index
+        return ids, indices
 
     def requests(self, ids: Sequence[bytes]) -> Iterator[str]:
-        """The requests of these ids."""
         texts = self._requests.strings()
         return (texts[self._numbers[uid]] for uid in ids)
 
 
 class _References:
-    """References of each role, row after row; a role that comes late has empty rows before."""
+    """The references of each role, row after row. Rows before a role's first reference are empty."""
 
     def __init__(self) -> None:
         self._roles: dict[str, tuple[array[int], Texts]] = {}
@@ -220,10 +219,10 @@ def build_plan(
     texts: Mapping[str, Json] | None = None,
     extra: Sequence[tuple[int, Request]] = (),
 ) -> Plan:
-    """Lay out a plan; `samples` is gone through once, and their captions are encoded as they are.
+    """Build a plan. `samples` is iterated over once; their captions are encoded as they are.
 
-    `extra` are (recipe, request) of units that no sample refers to, such as the empty caption; without samples they are left out. So are
-    a recipe's further columns, such as that of control images, where no sample has a cell in them.
+    `extra` are (recipe, request) of units that no sample refers to, such as the empty caption; without samples they are left out. A
+    recipe's further columns, such as that of control images, are left out if they have no cells.
     """
     units = [_Units(recipe) for recipe in recipes]
     ids, captions, extras, images = Texts(), Texts(), Texts(), _References()
@@ -248,7 +247,7 @@ def build_plan(
     starts = list(offsets_of(map(len, units)))
     ordered = [one.in_order() for one in units]
     requests = Texts()
-    for one, (uids, _places) in zip(units, ordered, strict=True):
+    for one, (uids, _indices) in zip(units, ordered, strict=True):
         for text in one.requests(uids):
             requests.append(text)
     return Plan(
@@ -268,7 +267,7 @@ def build_plan(
             for one, (at, numbers) in zip(columns, cells, strict=True)
         ),
         units_at=starts,
-        unit_ids=Digests(memoryview(b"".join(uid for uids, _places in ordered for uid in uids)), KEY_BYTES),
+        unit_ids=Digests(memoryview(b"".join(uid for uids, _indices in ordered for uid in uids)), KEY_BYTES),
         unit_requests=requests.strings(),
         texts=texts or {},
     )
@@ -279,14 +278,14 @@ _Cells = tuple["array[int]", "array[int]"]
 
 
 def _used(columns: Sequence[ColumnRequest], cells: Sequence[_Cells]) -> tuple[list[ColumnRequest], list[_Cells]]:
-    """Each recipe's first column, and those of its further ones that have a cell. One that needs cells never counts as the first."""
-    firsts = {one.column.recipe: place for place, one in reversed(list(enumerate(columns))) if not one.needs_cells}
-    used = [place for place, one in enumerate(columns) if len(cells[place][1]) or firsts.get(one.column.recipe) == place]
-    return [columns[place] for place in used], [cells[place] for place in used]
+    """Keep each recipe's first column, and further ones with cells. A column that needs cells never counts as the first."""
+    firsts = {one.column.recipe: index for index, one in reversed(list(enumerate(columns))) if not one.needs_cells}
+    used = [index for index, one in enumerate(columns) if len(cells[index][1]) or firsts.get(one.column.recipe) == index]
+    return [columns[index] for index in used], [cells[index] for index in used]
 
 
 def plan_of_keys(recipe: Recipe, keys: Iterable[Key]) -> Plan:
-    """The plan of a set of keys: one recipe, no samples, no catalog; a unit's id is its key. The same whatever the order of the keys."""
+    """Build the plan of a set of keys, in any order: one recipe, no samples, no catalog. A unit's id is its key."""
     ordered = sorted(set(keys))
     raw = b"".join(ordered)
     request, content = digest_parts("cachestore-fill", recipe.fingerprint).hex(), digest_parts("cachestore-keys", raw).hex()
@@ -306,7 +305,7 @@ def plan_of_keys(recipe: Recipe, keys: Iterable[Key]) -> Plan:
 
 
 def publish_plan(layout: Layout, plan: Plan) -> None:
-    """Publish a plan's rows; one that is there already is the same, and fine."""
+    """Publish a plan. If it is there already, it is the same."""
     make_folder(layout, layout.temporary)
     make_folder(layout, layout.plan_folder(plan.name))
     columns: dict[str, Column] = {
@@ -339,12 +338,12 @@ def publish_plan(layout: Layout, plan: Plan) -> None:
 
 
 def is_published(layout: Layout, name: str) -> bool:
-    """Whether a plan's rows are there, by listing."""
+    """Return whether a plan's rows are there, by listing."""
     return layout.plan(name).name in names_in(layout.plan_folder(name))
 
 
 def read_plan(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = "mmap") -> Plan:
-    """Read a published plan; mapped, what is not looked at takes no memory. Raises FormatError, FileNotFoundError."""
+    """Read a published plan. With "mmap", columns that are not read take no memory. Raises FormatError, FileNotFoundError."""
     path, cure = layout.plan(name), f"{layout.command('repair')} moves it aside"
     table = read_table(path, FORMAT, VERSION, io=io)
     try:
@@ -384,7 +383,7 @@ def _parse(table: Table, name: str) -> Plan:
 
 
 def _fits(plan: Plan) -> bool:
-    """Whether a plan is the one it is named as, and every list covers exactly its rows or units."""
+    """Whether a plan's digests match its name, and every list has exactly one item per row or unit."""
     rows, starts = len(plan.ids), plan.units_at
     lists = [(plan.captions_at, len(plan.captions)), *((at, len(values)) for at, values in plan.images.values())]
     lists += [(at, len(units)) for at, units in plan.cells]
@@ -402,7 +401,7 @@ def _fits(plan: Plan) -> bool:
 
 
 def read_outline(layout: Layout, name: str) -> Outline:
-    """Read what a plan's header tells, without its rows. Raises FormatError, FileNotFoundError."""
+    """Read a plan's header, without its rows. Raises FormatError, FileNotFoundError."""
     path = layout.plan(name)
     header = read_header(path, FORMAT, VERSION)
     try:

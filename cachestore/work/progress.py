@@ -1,7 +1,7 @@
-"""How far a pass is, seen from outside: from rounds, claims, ledgers and the workers' beats. Changes nothing.
+"""How far a pass is, seen from outside: from rounds, claims, ledgers and heartbeats. Changes nothing.
 
-A look costs two listings and the beats of those at work: what never changes again (a plan's header, a round, the beat of a worker that
-ended) is read once by each observer, and a plan's rows are not read at all.
+A look lists claims and ledgers and reads the heartbeats of running workers. What cannot change any more (a plan's header, a round, the
+heartbeat of a worker that ended) is read once by each observer. A plan's rows are never read.
 """
 
 import time
@@ -20,17 +20,17 @@ from cachestore.work.ledgers import list_ledgers
 from cachestore.work.partition import partition_count
 from cachestore.work.passes import PassRef, list_passes, list_rounds, read_done, read_round_record
 from cachestore.work.plan import Outline, read_outline
-from cachestore.work.workers import COUNTS, SILENT_SECONDS, Watch, age_of, boot_id, host_name, lived, read_beat
+from cachestore.work.workers import COUNTS, SILENT_SECONDS, Watch, age_of, boot_id, host_name, lived, read_heartbeat
 
 STILL_SECONDS: Final = 30.0
-"""A worker whose count has not risen for so long is named as silent."""
+"""A worker whose count has not risen for longer than this is reported as silent."""
 
 WORKING: Final = "working"
 WAITING: Final = "waiting"
-"""The phase of a worker that has nothing of its own to do: it stands still, and is not silent."""
+"""The phase of a worker that has nothing to do until others finish: its count stands still, but it is not silent."""
 ENDED: Final = "ended"
 
-_OF_BEATS: Final = ("rank", "host", "pid", "phase", "worker", "launch", "count", "slowest_batch", *COUNTS)
+_OF_HEARTBEATS: Final = ("rank", "host", "pid", "phase", "worker", "launch", "count", "slowest_batch", *COUNTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,43 +41,43 @@ class RankStatus:
     host: str
     pid: int
     rate: float
-    """Units it published a second, since it started; it falls while a worker stands still."""
+    """Units per second since it started; falls while the worker stands still."""
     done: int
     beat_age_seconds: float
-    """By a clock that does not jump; compares two clocks where the worker runs elsewhere."""
+    """By a monotonic clock; for a worker on another machine, by the clocks of both machines."""
     phase: str
     reused: int
     encoded: int
     failed: int
     alive: bool | None
-    """None where this machine cannot tell."""
+    """None if this machine cannot find out."""
     worker: str
     launch: str
     count: int
     slowest_batch: float
     still_seconds: float
-    """For how long its count has not risen, as far as this observer saw; at its first look, the age of the beat."""
+    """For how long this observer has seen its count stand still; at the first look, the heartbeat's age."""
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it lives and has not ended, as far as can be told."""
+        """Whether it lives and has not ended, as far as is known."""
         return self.alive is not False and self.phase != ENDED and (self.alive is True or self.still_seconds < SILENT_SECONDS)
 
     @property
     def is_silent(self) -> bool:
-        """Whether it should be doing something and has not been heard of for a while."""
+        """Whether it should be working but its count has not risen for more than 30 s."""
         return self.alive is not False and self.phase not in {ENDED, WAITING} and self.still_seconds > STILL_SECONDS
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PassStatus:
-    """One plan's newest pass."""
+    """The state of one pass of a plan, usually the newest."""
 
     plan: str
     number: int
     name: str
     partitions: int
-    """Of the newest round."""
+    """Partitions of the newest round."""
     finished: int
     claimed: int
     """Claimed and not finished."""
@@ -88,7 +88,7 @@ class PassStatus:
     total: int
     """Units of the plan."""
     units: int
-    """Units the newest round works on."""
+    """Units in the newest round."""
     round: int
     ranks: tuple[RankStatus, ...]
 
@@ -104,20 +104,20 @@ class PassStatus:
 
     @property
     def silent(self) -> tuple[RankStatus, ...]:
-        """The workers of running launches that have not been heard of for a while, though they should be working."""
+        """The silent workers of running launches."""
         running = {one.launch for one in self.at_work}
         return tuple(one for one in self.ranks if one.is_silent and one.launch in running)
 
     @property
     def gone(self) -> tuple[RankStatus, ...]:
-        """The workers that died while their launch goes on, and that nobody of the same rank has come after."""
+        """The workers that died while their launch goes on, and that no new worker of the same rank has replaced."""
         running = {one.launch for one in self.at_work}
         again = {(one.launch, one.rank) for one in self.at_work if one.rank is not None}
         dead = (one for one in self.ranks if one.alive is False and one.phase != ENDED)
         return tuple(one for one in dead if one.launch in running and (one.launch, one.rank) not in again)
 
     def counts(self) -> dict[str, Json]:
-        """What `on_progress` is told: units published over all workers (`reused`, `encoded`, `failed`) of `total`, `plan` and `pass`."""
+        """What `on_progress` gets: units over all workers (`reused`, `encoded`, `failed`) and in the plan (`total`), `plan`, `pass`."""
         return {"plan": self.plan, "pass": self.number, **{name: getattr(self, name) for name in (*COUNTS, "total")}}
 
     __repr__ = in_short
@@ -130,33 +130,33 @@ class PassStatus:
 
 
 def all_status(layout: Layout) -> list[PassStatus]:
-    """The newest pass of every plan in a store; a damaged plan is passed over."""
+    """Return the newest pass of every plan in a store; damaged plans are left out."""
     observer = Observer(layout)
     found = (observer.newest(plan) for plan in filter(None, map(parse_plan, names_in(layout.plans))))
     return [status for status in found if status is not None]
 
 
 def pass_status(layout: Layout, ref: PassRef) -> PassStatus:
-    """How far one pass is, at one look. Raises FormatError, FileNotFoundError for a plan or round that cannot be read."""
+    """Return how far a pass is. Raises FormatError or FileNotFoundError if its plan or a round cannot be read."""
     return Observer(layout).look(ref)
 
 
 @dataclass(slots=True)
 class Observer:
-    """Looks at passes again and again, by its own clock. Used from one thread; keeps nothing open."""
+    """Looks at passes repeatedly, by its own clock. For use in one thread; keeps no files open."""
 
     layout: Layout
     clock: Callable[[], float] = time.monotonic
     began: float = field(default_factory=time.monotonic)
-    """By the clock that runs since boot: a process seen by its number alone began its work after that."""
+    """When it began, by the clock since boot. `look_at` ignores older workers: their pids were used again."""
     _outlines: dict[str, Outline] = field(default_factory=dict[str, Outline])
     _rounds: dict[tuple[PassRef, int], tuple[int, ...]] = field(default_factory=dict[tuple[PassRef, int], "tuple[int, ...]"])
     _final: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict[str, "tuple[int, float]"])
-    """Each worker's count, and since when it is that by this clock."""
+    """Each worker's count, and since when it has this value, by `clock`."""
 
     def look(self, ref: PassRef) -> PassStatus:
-        """How far a pass is now. Raises FormatError, FileNotFoundError for a plan or round that cannot be read."""
+        """Return how far a pass is now. Raises FormatError or FileNotFoundError if its plan or a round cannot be read."""
         outline = self._outline(ref.plan)
         folder = ref.folder(self.layout)
         rounds = list_rounds(folder)
@@ -167,10 +167,10 @@ class Observer:
         newest = reader.newest(number).items()
         claims = [claim for slot, claim in newest if slot[0] < len(sizes) and slot not in finished]
         done = read_done(self.layout, ref)
-        beats = [beat for beat in self._beats() if beat["plan"] == ref.plan and beat["pass"] == ref.number]
-        ranks = self._name_waiting([self._rank_status(beat) for beat in beats], reader, claims)
-        kept = outline.unit_count - sum(self._sizes(ref, 0)) if rounds else 0
-        counted = _counted(ranks, kept, outline.unit_count, number)
+        heartbeats = [heartbeat for heartbeat in self._heartbeats() if heartbeat["plan"] == ref.plan and heartbeat["pass"] == ref.number]
+        ranks = self._name_waiting([self._rank_status(heartbeat) for heartbeat in heartbeats], reader, claims)
+        reused = outline.unit_count - sum(self._sizes(ref, 0)) if rounds else 0
+        counted = _counted(ranks, reused, outline.unit_count, number)
         return PassStatus(
             plan=ref.plan,
             number=ref.number,
@@ -187,37 +187,40 @@ class Observer:
         )
 
     def newest(self, plan: str) -> PassStatus | None:
-        """How far the newest pass of a plan is; None where none was begun, or where it cannot be read."""
+        """Return how far a plan's newest pass is; None if there is none or it cannot be read."""
         numbers = list_passes(self.layout, plan)
         return self._look(PassRef(plan, numbers[-1])) if numbers else None
 
     def _look(self, ref: PassRef) -> PassStatus | None:
-        """As `look`; None where the pass cannot be read."""
         try:
             return self.look(ref)
         except (FormatError, OSError):
             return None
 
     def look_at(self, pids: Collection[int]) -> PassStatus | None:
-        """How far the pass is that processes of this machine work on; None while none of them shows it, or where it cannot be read."""
+        """Return how far the pass is that these processes of this machine work on; None if it is not known yet or cannot be read."""
         here = (host_name(), boot_id())
-        beats = [beat for beat in self._beats() if (beat["host"], beat["boot"]) == here and beat["pid"] in pids]
-        # A number that another process had before is no sign of this one; a second allows for rounding.
+        heartbeats = [
+            heartbeat for heartbeat in self._heartbeats() if (heartbeat["host"], heartbeat["boot"]) == here and heartbeat["pid"] in pids
+        ]
+        # An older heartbeat belongs to an earlier process with the same pid; a second allows for rounding.
         longest = time.monotonic() - self.began + 1
         newest = min(
-            (beat for beat in beats if age_of(beat) + lived(beat) <= longest), key=lambda beat: age_of(beat) + lived(beat), default=None
+            (heartbeat for heartbeat in heartbeats if age_of(heartbeat) + lived(heartbeat) <= longest),
+            key=lambda heartbeat: age_of(heartbeat) + lived(heartbeat),
+            default=None,
         )
         return self._look(PassRef(newest["plan"], newest["pass"])) if newest is not None and newest["plan"] else None
 
     def following(self, on_progress: Callable[[Mapping[str, Json]], None], *, seconds: float = 1.0) -> Callable[[Mapping[str, Json]], None]:
-        """What turns one worker's counts into those of all, for `on_progress`: at most one look every `seconds`."""
-        looked_at = -seconds
+        """Return a callback for one worker's counts that gives all workers' counts to `on_progress`, at most every `seconds`."""
+        seen_at = -seconds
 
         def tell(counts: Mapping[str, Json]) -> None:
-            nonlocal looked_at
-            if self.clock() - looked_at < seconds:
+            nonlocal seen_at
+            if self.clock() - seen_at < seconds:
                 return
-            looked_at = self.clock()
+            seen_at = self.clock()
             if (status := self._look(PassRef(str(counts["plan"]), int(counts["pass"])))) is not None:
                 on_progress(status.counts())
 
@@ -229,7 +232,7 @@ class Observer:
         return self._outlines[plan]
 
     def _sizes(self, ref: PassRef, number: int) -> tuple[int, ...]:
-        """How many units of each recipe a round works on. A round that lists its units may be long: it is read once."""
+        """How many units of each recipe are in a round. Its file may be long, so it is read once."""
         if (ref, number) not in self._rounds:
             starts = self._outline(ref.plan).units_at
             path = ref.folder(self.layout).round(number)
@@ -240,22 +243,22 @@ class Observer:
             self._rounds[ref, number] = tuple(sizes)
         return self._rounds[ref, number]
 
-    def _beats(self) -> list[Mapping[str, Any]]:
-        """What all workers show, oldest first; of those that ended, what they showed last."""
+    def _heartbeats(self) -> list[Mapping[str, Any]]:
+        """The last heartbeat of each worker, oldest worker first."""
         workers = filter(None, map(parse_worker, names_in(self.layout.workers)))
-        beats = (self._final.get(worker) or read_beat(self.layout, worker) for worker in workers)
-        found = [beat for beat in beats if beat is not None]
-        self._final |= {beat["worker"]: beat for beat in found if beat["phase"] == ENDED}
-        return sorted(found, key=lambda beat: beat["started"])
+        heartbeats = (self._final.get(worker) or read_heartbeat(self.layout, worker) for worker in workers)
+        found = [heartbeat for heartbeat in heartbeats if heartbeat is not None]
+        self._final |= {heartbeat["worker"]: heartbeat for heartbeat in found if heartbeat["phase"] == ENDED}
+        return sorted(found, key=lambda heartbeat: heartbeat["started"])
 
-    def _rank_status(self, beat: Mapping[str, Any]) -> RankStatus:
-        alive, beat = self._life(beat)
-        age = age_of(beat)
-        still = self._still_seconds(beat, age)
-        done = sum(beat[name] for name in COUNTS)
-        busy = lived(beat) + (0.0 if beat["phase"] == ENDED else still)
+    def _rank_status(self, heartbeat: Mapping[str, Any]) -> RankStatus:
+        alive, heartbeat = self._life(heartbeat)
+        age = age_of(heartbeat)
+        still = self._still_seconds(heartbeat, age)
+        done = sum(heartbeat[name] for name in COUNTS)
+        busy = lived(heartbeat) + (0.0 if heartbeat["phase"] == ENDED else still)
         return RankStatus(
-            **{name: beat[name] for name in _OF_BEATS},
+            **{name: heartbeat[name] for name in _OF_HEARTBEATS},
             rate=round(done / max(busy, 0.001), 2),
             done=done,
             beat_age_seconds=round(age, 1),
@@ -263,28 +266,28 @@ class Observer:
             still_seconds=round(still, 1),
         )
 
-    def _life(self, beat: Mapping[str, Any]) -> tuple[bool | None, Mapping[str, Any]]:
-        """Whether a worker lives, with what it showed last. One of this boot that lost its lock shows nothing new any more."""
-        worker = str(beat["worker"])
-        if beat["phase"] == ENDED or worker in self._final:
-            return False, beat
-        if beat["host"] != host_name() or beat["boot"] != boot_id():
-            return None, beat
+    def _life(self, heartbeat: Mapping[str, Any]) -> tuple[bool | None, Mapping[str, Any]]:
+        """Whether a worker lives, and its last heartbeat. A worker of this boot that lost its lock writes no more."""
+        worker = str(heartbeat["worker"])
+        if heartbeat["phase"] == ENDED or worker in self._final:
+            return False, heartbeat
+        if heartbeat["host"] != host_name() or heartbeat["boot"] != boot_id():
+            return None, heartbeat
         alive = is_locked(self.layout.worker_lock(worker))
         if alive is False:
-            # Read once more: it may have shown its end between the first reading and the look at its lock.
-            beat = self._final[worker] = read_beat(self.layout, worker) or beat
-        return alive, beat
+            # Read again: the worker may have written its end after the first read and before the check of its lock.
+            heartbeat = self._final[worker] = read_heartbeat(self.layout, worker) or heartbeat
+        return alive, heartbeat
 
-    def _still_seconds(self, beat: Mapping[str, Any], age: float) -> float:
-        seen = self._seen.get(beat["worker"])
-        if seen is not None and seen[0] == beat["count"]:
+    def _still_seconds(self, heartbeat: Mapping[str, Any], age: float) -> float:
+        seen = self._seen.get(heartbeat["worker"])
+        if seen is not None and seen[0] == heartbeat["count"]:
             return self.clock() - seen[1]
-        self._seen[beat["worker"]] = (beat["count"], self.clock())
+        self._seen[heartbeat["worker"]] = (heartbeat["count"], self.clock())
         return age if seen is None else 0.0
 
     def _name_waiting(self, ranks: list[RankStatus], reader: Claims, claims: Collection[ClaimName]) -> list[RankStatus]:
-        """Tell those who wait from those who are silent: a worker without an open claim has nothing to do until others are finished."""
+        """Give silent workers without an open claim the phase `waiting`: they have nothing to do until others finish."""
         if not any(one.is_silent and one.phase == WORKING for one in ranks):
             return ranks
         busy = set(map(reader.holder, claims))
@@ -295,13 +298,13 @@ def _listed(found: Any) -> list[Any]:
     return cast("list[Any]", found) if isinstance(found, list) else []
 
 
-def _counted(ranks: Collection[RankStatus], kept: int, total: int, number: int) -> dict[str, int]:
-    """Units over all workers of a pass, never more than there are.
+def _counted(ranks: Collection[RankStatus], reused: int, total: int, number: int) -> dict[str, int]:
+    """Units over all workers of a pass, at most `total`.
 
-    Work that was done twice was counted twice: failures that a later round tries again, else entries that two workers made.
+    The workers count twice what was done twice: first failures that a later round tried again are subtracted, then entries made twice.
     """
     counts = {name: sum(getattr(one, name) for one in ranks) for name in COUNTS}
-    counts["reused"] += kept
+    counts["reused"] += reused
     surplus = max(0, sum(counts.values()) - total)
     for name in (*["failed"] * bool(number), "encoded", "reused", "failed"):
         cut = min(surplus, counts[name])

@@ -1,7 +1,7 @@
-"""Retention: what plans, passes and workers still need, and which of them may go.
+"""Retention: what plans, passes and workers still need, and which of them may be removed.
 
-Ages are by the times of files: they decide only whether something is kept for longer than it has to be. Whether a value is needed is
-never decided by a clock.
+Ages come from the times of files. They only decide whether something is kept longer than necessary; whether a value is needed does
+not depend on a clock.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,21 +18,21 @@ from cachestore.files.removal import age_seconds, remove_file, remove_folder
 from cachestore.work.ledgers import read_ledgers
 from cachestore.work.passes import PassRef, has_ended, list_passes, list_rounds, read_done, read_round_record
 from cachestore.work.plan import is_published, read_outline, read_plan
-from cachestore.work.workers import Life, Watch, is_held, read_beat
+from cachestore.work.workers import Life, Watch, is_held, read_heartbeat
 
 KEPT_SECONDS: Final = 30 * 86_400.0
-"""A pass that nobody touched for so long is abandoned; a worker that ended so long ago is forgotten."""
+"""A pass that was not touched for longer than this is abandoned; the files of a worker that ended before that may be removed."""
 SLACK_SECONDS: Final = 3600.0
-"""By how much the clocks of two machines may differ before a worker is taken to have begun after something that it began before."""
+"""How far apart the clocks of two machines may be: a worker's start counts as before a time up to this much later."""
 
 
 def list_plans(layout: Layout) -> list[str]:
-    """The names of all plans."""
+    """Return the names of all plans."""
     return [plan for plan in map(parse_plan, names_in(layout.plans)) if plan is not None]
 
 
 def open_passes(layout: Layout, *, now: float) -> frozenset[PassRef]:
-    """The passes that somebody may still finish: the newest one of each plan, if it has not ended and was touched within 30 days."""
+    """Return the passes that may still be finished: each plan's newest, if it has not ended and was touched within 30 days."""
     newest = [PassRef(plan, numbers[-1]) for plan in list_plans(layout) if (numbers := list_passes(layout, plan))]
     return frozenset(ref for ref in newest if not has_ended(layout, ref) and _idle_seconds(ref.folder(layout), now) <= KEPT_SECONDS)
 
@@ -49,7 +49,7 @@ def _changed(path: Path) -> float:
 
 
 def keys_of_plans(layout: Layout) -> Iterator[Key]:
-    """Every key that a plan of keys (`fill`) asks for. Raises FormatError for a plan that cannot be read, or was put aside as damaged."""
+    """Yield every key that plans of `fill` ask for. Raises FormatError if a plan cannot be read or was moved aside as damaged."""
     for plan in list_plans(layout):
         if not is_published(layout, plan):
             _refuse_put_aside(layout, plan)
@@ -58,7 +58,7 @@ def keys_of_plans(layout: Layout) -> Iterator[Key]:
 
 
 def _refuse_put_aside(layout: Layout, plan: str) -> None:
-    """A plan without rows tells nobody what it needs. That of a data set, whose catalogs do, is told by the end of a pass."""
+    """Raise FormatError if a plan's rows were moved aside, unless a pass shows that it is of a data set: catalogs have its keys."""
     passes = (read_done(layout, PassRef(plan, number)) for number in list_passes(layout, plan))
     is_of_data_set = any(done is not None and done.report["name"] for done in passes)
     if not is_of_data_set and any(name.startswith(f"plans_{plan}_") for name in names_in(layout.quarantine)):
@@ -70,7 +70,7 @@ def _refuse_put_aside(layout: Layout, plan: str) -> None:
 
 
 def keys_of_passes(layout: Layout, passes: frozenset[PassRef]) -> Iterator[Key]:
-    """Every key that the ledgers of these passes name."""
+    """Yield every key that the ledgers of these passes name."""
     for ref in passes:
         folder = ref.folder(layout)
         for number in list_rounds(folder):
@@ -79,17 +79,17 @@ def keys_of_passes(layout: Layout, passes: frozenset[PassRef]) -> Iterator[Key]:
 
 
 def generations_of_passes(layout: Layout, passes: frozenset[PassRef]) -> set[tuple[str, int]]:
-    """(data set, generation) of the catalogs that these passes took units from."""
+    """Return (data set, generation) of the catalogs from which these passes took units."""
     found: set[tuple[str, int]] = set()
     for ref in passes:
-        with suppress(FormatError, FileNotFoundError):  # not begun, or damaged: then it is not joined either
+        with suppress(FormatError, FileNotFoundError):  # not begun, or damaged: such a pass is not joined either
             if (generation := generation_of_pass(layout, ref)) is not None:
                 found.add((read_outline(layout, ref.plan).catalog, generation))
     return found
 
 
 def generation_of_pass(layout: Layout, ref: PassRef) -> int | None:
-    """The generation that a pass took units from; None where it took none. Raises FormatError, OSError for one that cannot tell."""
+    """Return the generation from which a pass took units; None if it took none. Raises FormatError or OSError for a damaged round."""
     path = ref.folder(layout).round(0)
     generation = read_round_record(layout, ref, 0).get("generation")
     if generation is not None and type(generation) is not int:
@@ -98,40 +98,40 @@ def generation_of_pass(layout: Layout, ref: PassRef) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A catalog that the end of a pass names."""
+class ReportedCatalog:
+    """A catalog that `done.json` of a pass names."""
 
     name: str
     generation: int
     digest: str
     ref: PassRef
     ended: float
-    """When, by the time of the file that says so."""
+    """When the pass ended: the mtime of `done.json`, in seconds since the epoch."""
 
 
-def told_catalogs(layout: Layout) -> Iterator[Told]:
-    """The catalogs that passes say they published, or found to be equal. A pass whose end cannot be read says nothing."""
+def reported_catalogs(layout: Layout) -> Iterator[ReportedCatalog]:
+    """Yield the catalogs that passes published or found to be equal. Passes whose `done.json` cannot be read are left out."""
     for plan in list_plans(layout):
         for number in list_passes(layout, plan):
             ref = PassRef(plan, number)
             if (done := read_done(layout, ref)) and (name := done.report["name"]):
                 ended = _changed(ref.folder(layout).done)
-                yield Told(str(name), int(done.report["generation"]), str(done.report["catalog_digest"]), ref, ended)
+                yield ReportedCatalog(str(name), int(done.report["generation"]), str(done.report["catalog_digest"]), ref, ended)
 
 
 def spent_plans(layout: Layout, generations: Mapping[str, list[int]], *, now: float) -> list[str]:
-    """Plans of which no catalog is left that was made from them. `generations` has those that stay, by data set.
+    """Return the plans whose catalogs are all gone. `generations` has those that stay, by data set.
 
-    One that names a generation newer than all that are there stays: that one was lost, and can be built again from it. So does a plan
-    of keys, and any that was touched within 30 days.
+    A plan that names a generation newer than all of these stays: that catalog was lost, and can be built again from the plan. Plans of
+    keys stay, and so do plans that were touched within 30 days.
     """
-    told: dict[str, list[Told]] = {}
-    for each in told_catalogs(layout):
-        told.setdefault(each.ref.plan, []).append(each)
-    return [plan for plan in list_plans(layout) if _is_spent(layout, plan, told.get(plan, []), generations, now)]
+    reported: dict[str, list[ReportedCatalog]] = {}
+    for each in reported_catalogs(layout):
+        reported.setdefault(each.ref.plan, []).append(each)
+    return [plan for plan in list_plans(layout) if _is_spent(layout, plan, reported.get(plan, []), generations, now)]
 
 
-def _is_spent(layout: Layout, plan: str, told: list[Told], generations: Mapping[str, list[int]], now: float) -> bool:
+def _is_spent(layout: Layout, plan: str, reported: list[ReportedCatalog], generations: Mapping[str, list[int]], now: float) -> bool:
     if not _is_old(layout.plan(plan), now):
         return False
     try:
@@ -141,19 +141,19 @@ def _is_spent(layout: Layout, plan: str, told: list[Told], generations: Mapping[
     kept = generations.get(name, [])
     folders = [PassRef(plan, number).folder(layout) for number in list_passes(layout, plan)]
     is_untouched = all(_idle_seconds(folder, now) > KEPT_SECONDS for folder in folders)
-    return bool(name) and is_untouched and all(each.generation not in kept and each.generation < max(kept, default=0) for each in told)
+    return bool(name) and is_untouched and all(each.generation not in kept and each.generation < max(kept, default=0) for each in reported)
 
 
 def plans_of(layout: Layout, name: str) -> list[str]:
-    """The plans that a data set's catalogs are made from. Raises FormatError for a plan that cannot be read."""
+    """Return the plans of a data set's catalogs. Raises FormatError if a plan cannot be read."""
     published = [plan for plan in list_plans(layout) if is_published(layout, plan)]
     return [plan for plan in published if read_outline(layout, plan).catalog == name]
 
 
 def remove_plan(layout: Layout, plan: str) -> int:
-    """Remove a plan with its passes; returns the bytes freed. Names that are not ours stay, and their folder with them.
+    """Remove a plan with its passes; return the bytes freed. Files with unknown names stay, and so do their folders.
 
-    The rows go first and each pass's end last, so that what a crash leaves is neither joined nor believed.
+    The rows go first and each pass's `done.json` last: after a crash, the rest is then neither joined nor believed.
     """
     freed = remove_file(layout, layout.plan(plan))
     for number in list_passes(layout, plan):
@@ -169,25 +169,25 @@ def remove_plan(layout: Layout, plan: str) -> int:
 
 
 def at_work(layout: Layout, *, now: float, before: float | None = None, plans: frozenset[str] | None = None) -> list[Mapping[str, Any]]:
-    """The beats of workers that live, or may: those that began before a time (by clocks that may differ), or work on some plans.
+    """Return the heartbeats of workers that may live. If given, `before` and `plans` select those begun by then and working on them.
 
-    A worker that shows no end counts as living for a day, unless its death is proved.
+    A worker without a written end counts as living for a day, or while its lock is held, unless proved dead. Clocks may differ by 1 h.
     """
     watch = Watch(layout)
     found: list[Mapping[str, Any]] = []
     for worker in filter(None, map(parse_worker, names_in(layout.workers))):
         age = age_seconds(layout.worker(worker), now)
-        beat = read_beat(layout, worker)
-        if beat is None or beat["phase"] == "ended" or age is None:
+        heartbeat = read_heartbeat(layout, worker)
+        if heartbeat is None or heartbeat["phase"] == "ended" or age is None:
             continue
-        is_meant = (before is None or beat["started"] <= before + SLACK_SECONDS) and (plans is None or beat["plan"] in plans)
+        is_meant = (before is None or heartbeat["started"] <= before + SLACK_SECONDS) and (plans is None or heartbeat["plan"] in plans)
         if is_meant and (age <= 86_400.0 or is_held(layout, worker)) and watch.look(worker) is not Life.DEAD:
-            found.append(beat)
+            found.append(heartbeat)
     return found
 
 
 def forgotten_workers(layout: Layout, *, now: float) -> list[Path]:
-    """Beats and locks of workers that ended or died more than 30 days ago; a lock without a beat, too, that nobody holds."""
+    """Return the files of workers that ended or died over 30 days ago: heartbeats, and locks that no process holds."""
     names = names_in(layout.workers)
     shown = set(filter(None, map(parse_worker, names)))
     gone = {worker for worker in shown if _is_old(layout.worker(worker), now) and not is_held(layout, worker)}

@@ -1,4 +1,4 @@
-"""How busy the stages of encoding were. Reading and preparing share threads, so they wait together."""
+"""How busy the stages of encoding were. Reading and preparing share threads, so their waiting time is the same."""
 
 import threading
 import time
@@ -13,14 +13,14 @@ from cachestore.core.keys import Json
 Stage = Literal["read", "prepare", "encode", "append"]
 
 STAGES: Final[tuple[Stage, ...]] = ("read", "prepare", "encode", "append")
-"""`read` bytes and digest them; `prepare` (decode and resize, or tokenise); `encode`; `append` (check sums, write, sync, read back)."""
+"""`read` (and digest), `prepare` (decode and resize, or tokenise), `encode`, `append` (compute checksums, write, sync, read back)."""
 
 _SHARED: Final[tuple[Stage, ...]] = ("read", "prepare")
 
 
 @dataclass(slots=True)
 class Stages:
-    """One worker's clocks, in seconds of its threads. Any thread may add to them."""
+    """One worker's busy and waiting seconds per stage, summed over its threads. Any thread may call `busy`."""
 
     clock: Callable[[], float] = time.monotonic
     _busy: dict[Stage, float] = field(default_factory=partial(dict[Stage, float].fromkeys, STAGES, 0.0))
@@ -29,7 +29,7 @@ class Stages:
 
     @contextmanager
     def busy(self, stage: Stage) -> Generator[None]:
-        """Count the time inside as work of a stage, however it ends."""
+        """Count the time inside as a stage's work, also if an error ends it."""
         begun = self.clock()
         try:
             yield
@@ -40,7 +40,7 @@ class Stages:
 
     @contextmanager
     def stretch(self, threads: int) -> Generator[None]:
-        """A stretch of work in which `threads` threads read and prepare: what no stage did inside it waited for."""
+        """Measure a time in which `threads` threads read and prepare: a stage waited while it was not busy."""
         begun, before = self.clock(), dict(self._busy)
         try:
             yield
@@ -52,38 +52,38 @@ class Stages:
                 self._wait[stage] += max(0.0, seconds * threads - together if stage in _SHARED else seconds - did[stage])
 
     def as_json(self) -> dict[str, Json]:
-        """`{STAGE: [busy, waiting]}` in seconds; empty where nothing was done."""
+        """Return `{STAGE: [busy, waiting]}` in seconds; empty if nothing was done."""
         if not any(self._busy.values()):
             return {}
         return {stage: [round(self._busy[stage], 3), round(self._wait[stage], 3)] for stage in STAGES}
 
 
-def sum_stages(beats: Iterable[Mapping[str, Any]]) -> dict[str, Json]:
-    """The stages of several workers: `{STAGE: {"busy_seconds", "wait_seconds"}, "limiting": STAGE}`; empty where none did anything.
+def sum_stages(heartbeats: Iterable[Mapping[str, Any]]) -> dict[str, Json]:
+    """Sum over workers: `{STAGE: {"busy_seconds", "wait_seconds"}, "limiting": STAGE}`; empty if none did anything.
 
-    `limiting` is the stage whose threads were busy for the largest share of their time; of reading and preparing the one that took more.
+    `limiting` is the stage whose threads were busy for the largest part of their time; of `read` and `prepare`, the one that took more.
     """
-    told = [beat["stages"] for beat in beats if beat.get("stages")]
-    if not told:
+    reported = [heartbeat["stages"] for heartbeat in heartbeats if heartbeat.get("stages")]
+    if not reported:
         return {}
     names = ("busy_seconds", "wait_seconds")
-    exact = {stage: {name: sum(float(one[stage][place]) for one in told) for place, name in enumerate(names)} for stage in STAGES}
-    shares = stage_shares(exact)
-    limiting = max(STAGES, key=lambda stage: (shares.get(stage, 0.0), exact[stage]["busy_seconds"]))
+    exact = {stage: {name: sum(float(one[stage][index]) for one in reported) for index, name in enumerate(names)} for stage in STAGES}
+    fractions = stage_fractions(exact)
+    limiting = max(STAGES, key=lambda stage: (fractions.get(stage, 0.0), exact[stage]["busy_seconds"]))
     summed: dict[str, Json] = {stage: {name: round(seconds, 3) for name, seconds in exact[stage].items()} for stage in STAGES}
     return summed | {"limiting": limiting}
 
 
 def stages_in_words(summed: Mapping[str, Any]) -> str:
-    """What `sum_stages` gave, for a person: of their time the threads of each stage were busy so much. Empty where nothing was done."""
+    """Describe a result of `sum_stages`: each stage's busy time in percent, and the bottleneck. Empty if nothing was done."""
     if not summed:
         return ""
-    told = ", ".join(f"{stage} {share:.0%}" for stage, share in stage_shares(summed).items())
-    return f"busy: {told}; bottleneck: {summed['limiting']}"
+    words = ", ".join(f"{stage} {fraction:.0%}" for stage, fraction in stage_fractions(summed).items())
+    return f"busy: {words}; bottleneck: {summed['limiting']}"
 
 
-def stage_shares(summed: Mapping[str, Any]) -> dict[str, float]:
-    """Of what `sum_stages` gave, how much of its threads' time each stage was busy; stages without any time are left out."""
+def stage_fractions(summed: Mapping[str, Any]) -> dict[str, float]:
+    """Return how busy the threads of each stage were (0 to 1), from a result of `sum_stages`. Stages without any time are left out."""
     busy, wait = ({stage: float(summed[stage][name]) for stage in STAGES if stage in summed} for name in ("busy_seconds", "wait_seconds"))
     shared = sum(busy.get(stage, 0.0) for stage in _SHARED)
     worked = {stage: (shared if stage in _SHARED else busy[stage]) + wait[stage] for stage in busy}

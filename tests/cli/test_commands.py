@@ -97,12 +97,12 @@ def test_no_command_is_a_usage_error(run):
 
 
 def test_help_and_the_page_name_every_exit_code(run):
-    _code, said, _err = run("--help")
+    _code, reported, _err = run("--help")
     page = (fakes.ROOT / "docs" / "exit-codes.md").read_text()
     for code in (OK, ERROR, USAGE, FAILURES, DAMAGE, NO_STORE):
-        assert re.search(rf"^  {code} +\S", said, re.MULTILINE)
+        assert re.search(rf"^  {code} +\S", reported, re.MULTILINE)
         assert f"\n| {code} | " in page
-    assert all("130, 143" in text for text in (said, page))
+    assert all("130, 143" in text for text in (reported, page))
     assert {command for command in COMMANDS if f"`{command}`" not in page} == set()
     for name in re.search(r"The\s+classes are([^.]*)\.", page)[1].split("`")[1::2]:
         assert issubclass(getattr(errors, name), errors.CacheStoreError)
@@ -295,8 +295,8 @@ def test_an_empty_folder_and_a_manifest_without_captions_are_usage_errors(run_js
     (tmp_path / "empty").mkdir()
     (tmp_path / "m.jsonl").write_text('{"image": "a.png", "captoin": "a cat"}\n')
     for data in (tmp_path / "empty", tmp_path / "m.jsonl"):
-        code, told = run_json("precompute", data, "--model", "m", "--store", tmp_path / "s", option)
-        assert (code, told["kind"], (tmp_path / "s").exists()) == (USAGE, "BadUsage", False)
+        code, reported = run_json("precompute", data, "--model", "m", "--store", tmp_path / "s", option)
+        assert (code, reported["kind"], (tmp_path / "s").exists()) == (USAGE, "BadUsage", False)
 
 
 def test_plan_only_prints_the_contracts_fields_and_encodes_nothing(run_json, data, tmp_path, makers):
@@ -505,7 +505,7 @@ def repeated(tmp_path, makers, run):
 
 
 @pytest.mark.parametrize("command", ["show", "why"])
-def test_what_equal_captions_share_is_told_once_with_how_many_they_are(run, run_json, repeated, command):
+def test_what_equal_captions_share_is_reported_once_with_how_many_they_are(run, run_json, repeated, command):
     _code, out, _err = run(command, repeated, "p05.png")
     entries = run_json("show", repeated, "p05.png")[1]["in"][0]["entries"]
     shared, same, other = [entry["key"] for entry in entries["text/caption"]]
@@ -643,9 +643,9 @@ def test_looking_at_a_store_never_imports_torch(store):
 def test_report_writes_one_page_and_says_where(run, run_json, store, tmp_path):
     code, out, _err = run("report", store, "-o", tmp_path / "a" / "page.html")
     assert (code, out.startswith(f"{tmp_path / 'a' / 'page.html'}: data set 'train', 3 samples, 7 entries")) == (OK, True)
-    code, told = run_json("report", store, "-o", tmp_path / "a" / "page.html", "--name", "train", "--batch_size", "2")
-    assert (code, told["samples"], told["batch_size"]) == (OK, 3, 2)
-    assert told["page_bytes"] == (tmp_path / "a" / "page.html").stat().st_size
+    code, reported = run_json("report", store, "-o", tmp_path / "a" / "page.html", "--name", "train", "--batch_size", "2")
+    assert (code, reported["samples"], reported["batch_size"]) == (OK, 3, 2)
+    assert reported["page_bytes"] == (tmp_path / "a" / "page.html").stat().st_size
 
 
 @pytest.mark.parametrize("command", ["report", "show", "precompute"])
@@ -664,8 +664,8 @@ def test_what_is_written_somewhere_new_makes_its_folders_and_the_help_says_so(ru
 
 def test_report_shows_damage_and_leaves_the_exit_code_to_verify(run, run_json, store, tmp_path):
     flip(store)
-    code, told = run_json("report", store, "-o", tmp_path / "page.html", "--full")
-    assert (code, told["damage"]["ok"]) == (OK, False)
+    code, reported = run_json("report", store, "-o", tmp_path / "page.html", "--full")
+    assert (code, reported["damage"]["ok"]) == (OK, False)
     assert run("verify", store)[0] == DAMAGE
 
 

@@ -92,5 +92,5 @@ def test_the_command_prints_lines_for_what_it_was_given(tmp_path, monkeypatch, c
     given = [option.replace("DATA", str(tmp_path / "data")) for option in options]
     data = [] if "--sources" in options else [str(tmp_path / "data")]
     assert main(["precompute", *data, "--model", "m", "--store", str(tmp_path / "store"), *given]) == OK
-    said = capsys.readouterr().out
-    assert [words for words in wanted if words not in said] == []
+    reported = capsys.readouterr().out
+    assert [words for words in wanted if words not in reported] == []

@@ -80,7 +80,7 @@ def test_ranks_named_by_hand_each_print_their_report(asked):
         assert (code, json.loads(out)["wanted"]) == (OK, 13)
 
 
-def test_a_launcher_that_contradicts_itself_is_said_once_and_goes_on(asked):
+def test_a_launcher_that_contradicts_itself_is_reported_once_and_goes_on(asked):
     code, out, err = ended(command(*asked, "--json", RANK="7", WORLD_SIZE="2"))
     assert (code, json.loads(out)["encoded"]) == (OK, 13)
     assert err.count("rank 7 of 2") == 1
@@ -116,10 +116,10 @@ def test_under_torchrun_the_same_keys_are_made(asked, tmp_path):
     assert code == OK, err
     assert json.loads(out)["encoded"] == 13
     assert keys(store) == keys(asked[-1])
-    beats = [json.loads(path.read_text())["body"] for path in (store / "workers").glob("*.json")]
-    assert {beat["rank"] for beat in beats} <= {0, 1, 2, 3}
-    assert {beat["world_size"] for beat in beats} == {4}
-    assert len({beat["launch"] for beat in beats}) == 1
+    heartbeats = [json.loads(path.read_text())["body"] for path in (store / "workers").glob("*.json")]
+    assert {heartbeat["rank"] for heartbeat in heartbeats} <= {0, 1, 2, 3}
+    assert {heartbeat["world_size"] for heartbeat in heartbeats} == {4}
+    assert len({heartbeat["launch"] for heartbeat in heartbeats}) == 1
     again, _out, _err = ended(command(*launcher, module="torch.distributed.run"))
     assert again == OK
     assert len(list(store.glob("plans/*/*/done.json"))) == 2, "a later launch looks at everything again"
@@ -231,9 +231,9 @@ def test_no_rank_outlives_the_command(asked, gate):
     process.send_signal(signal.SIGTERM)
     gate.open()
     ended(process)
-    for beat in [json.loads(path.read_text())["body"] for path in (asked[-1] / "workers").glob("*.json")]:
+    for heartbeat in [json.loads(path.read_text())["body"] for path in (asked[-1] / "workers").glob("*.json")]:
         with pytest.raises(ProcessLookupError):
-            os.kill(beat["pid"], 0)
+            os.kill(heartbeat["pid"], 0)
 
 
 # Stopped and killed, with several ranks
@@ -297,7 +297,7 @@ def test_a_kill_loses_the_open_segment_alone(asked, gate, tmp_path):
     assert (code, json.loads(out)["encoded"], len(fakes.logged(log))) == (OK, 13, 13)
 
 
-def test_what_a_killed_run_published_is_told_alike_by_status_and_by_the_plan(asked, gate, monkeypatch, capsys):
+def test_what_a_killed_run_published_is_reported_alike_by_status_and_by_the_plan(asked, gate, monkeypatch, capsys):
     monkeypatch.setattr("cachestore.encode.hub._cached", lambda _name, _revision: None)
     asked += ["--encode", "latents"]
     process = command(*asked, FAKE_ENCODER_GATE=str(gate.folder), CACHESTORE_FAILPOINT="worker.before_ledger")
@@ -305,8 +305,8 @@ def test_what_a_killed_run_published_is_told_alike_by_status_and_by_the_plan(ask
     gate.open()
     assert ended(process)[0] == -signal.SIGKILL
     assert main(["status", str(asked[5]), "--json"]) == OK
-    [told] = json.loads(capsys.readouterr().out)["plans"]
-    assert (told["encoded"], told["finished"]) == (12, 0)
+    [reported] = json.loads(capsys.readouterr().out)["plans"]
+    assert (reported["encoded"], reported["finished"]) == (12, 0)
     monkeypatch.setattr("cachestore.jobs.planning._encoders", fakes.Makers())
     assert main([*map(str, asked), "--plan-only", "--json"]) == OK
     forecast = json.loads(capsys.readouterr().out)

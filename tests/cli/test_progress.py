@@ -8,7 +8,7 @@ from cachestore.cli import progress
 from cachestore.cli.progress import Bar
 from cachestore.files.records import decode_record, encode_record
 from cachestore.work.passes import join_pass
-from cachestore.work.workers import FORMAT, VERSION, Beat
+from cachestore.work.workers import FORMAT, VERSION, Heartbeat
 from tests import fakes
 from tests.fakes import FakeEncoder, captions, raising
 
@@ -64,26 +64,29 @@ def test_a_store_that_cannot_be_read_just_now_draws_nothing(tmp_path, capsys, at
 
 
 def shown(one, capsys, **changes):
-    """What the bar says while rank 1's beat has these changes."""
+    """What the bar says while rank 1's heartbeat has these changes."""
     ref = join_pass(one.layout, one.plan.name, "launch")
     fakes.open_pass(one)
-    with Beat(one.layout, one.plan.name, ref.number, "launch", 0, 2), Beat(one.layout, one.plan.name, ref.number, "launch", 1, 2) as other:
+    with (
+        Heartbeat(one.layout, one.plan.name, ref.number, "launch", 0, 2),
+        Heartbeat(one.layout, one.plan.name, ref.number, "launch", 1, 2) as other,
+    ):
         show(one, other, **changes)
         Bar(one.layout.root, is_shown=True).look(counts(one))
     return capsys.readouterr().err
 
 
-def show(one, beat, **changes):
-    path = one.layout.worker(beat.worker)
+def show(one, heartbeat, **changes):
+    path = one.layout.worker(heartbeat.worker)
     body = decode_record(FORMAT, VERSION, path.read_bytes(), where=path)
     path.write_bytes(encode_record(FORMAT, VERSION, body | changes))
 
 
 def killed(one, **changes):
     changes = {"launch": "launch", "rank": 2, "phase": "working", **changes}
-    with Beat(one.layout, one.plan.name, 1, "launch", 2, 3) as beat:
+    with Heartbeat(one.layout, one.plan.name, 1, "launch", 2, 3) as heartbeat:
         pass
-    show(one, beat, **changes)
+    show(one, heartbeat, **changes)
 
 
 @pytest.fixture
@@ -92,8 +95,8 @@ def one(root):
 
 
 def test_a_rank_that_is_silent_is_named_with_its_phase(one, capsys, at_once):
-    assert "; rank 1 silent " in (said := shown(one, capsys, at=-1e6))
-    assert "(planning)" in said
+    assert "; rank 1 silent " in (reported := shown(one, capsys, at=-1e6))
+    assert "(planning)" in reported
 
 
 def test_a_rank_without_a_claim_waits_and_is_not_silent(one, capsys, at_once):
@@ -109,9 +112,9 @@ def test_a_rank_that_is_gone_is_named_and_one_that_ended_is_not(one, capsys, at_
 
 def test_nobody_of_a_launch_that_is_over_is_gone(one, capsys, at_once):
     killed(one, launch="an earlier one", encoded=1)
-    said = shown(one, capsys)
-    assert "gone" not in said
-    assert "1 of 2 units: 0 reused, 1 encoded" in said
+    reported = shown(one, capsys)
+    assert "gone" not in reported
+    assert "1 of 2 units: 0 reused, 1 encoded" in reported
 
 
 def test_a_rank_that_was_started_again_is_not_gone(one, capsys, at_once):
@@ -128,9 +131,9 @@ def test_the_slowest_rank_is_named_where_there_are_several(one, capsys, at_once)
 
 
 def test_rates_of_workers_with_one_rank_add_up(one, capsys, at_once):
-    said = shown(one, capsys, rank=0, encoded=2, lived=100.0)
-    assert "0.0/s, " in said
-    assert "slowest rank 0 (0.0/s" in said
+    reported = shown(one, capsys, rank=0, encoded=2, lived=100.0)
+    assert "0.0/s, " in reported
+    assert "slowest rank 0 (0.0/s" in reported
 
 
 def test_a_bar_that_nobody_can_read_any_more_ends_nothing(one, at_once, monkeypatch):

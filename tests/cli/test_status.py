@@ -5,7 +5,7 @@ import pytest
 from cachestore.cli import OK, main
 from cachestore.files.records import decode_record, encode_record
 from cachestore.storage.commit import create_store
-from cachestore.work.workers import FORMAT, VERSION, Beat
+from cachestore.work.workers import FORMAT, VERSION, Heartbeat
 from tests import fakes
 from tests.fakes import FakeEncoder, captions
 
@@ -29,28 +29,28 @@ def test_a_store_in_which_nothing_was_begun_says_so(tmp_path, capsys):
 
 
 def test_a_pass_that_nobody_works_on_says_what_to_do(one, capsys):
-    said = words(one.layout.root, capsys)
-    assert "0 of 2 partitions finished" in said
-    assert "no worker is running: run the same command again" in said
+    reported = words(one.layout.root, capsys)
+    assert "0 of 2 partitions finished" in reported
+    assert "no worker is running: run the same command again" in reported
 
 
 def test_a_rank_at_work_is_shown_with_its_phase_and_one_that_died_as_gone(one, capsys):
-    with Beat(one.layout, one.plan.name, 1, "launch", 0, 2), Beat(one.layout, one.plan.name, 1, "launch", 1, 2) as dead:
+    with Heartbeat(one.layout, one.plan.name, 1, "launch", 0, 2), Heartbeat(one.layout, one.plan.name, 1, "launch", 1, 2) as dead:
         path = one.layout.worker(dead.worker)
         body = decode_record(FORMAT, VERSION, path.read_bytes(), where=path)
         dead._lock.release()
         path.write_bytes(encode_record(FORMAT, VERSION, body | {"encoded": 1}))
-        said = words(one.layout.root, capsys)
-    assert "1 of 2 units: 0 reused, 1 encoded, 0 failed" in said
-    assert "planning, 0 done, 0.0/s, last heartbeat " in said
-    assert "rank 1 has stopped, others do its work" in said
-    assert ": gone, 1 done" in said
-    assert "nobody" not in said
+        reported = words(one.layout.root, capsys)
+    assert "1 of 2 units: 0 reused, 1 encoded, 0 failed" in reported
+    assert "planning, 0 done, 0.0/s, last heartbeat " in reported
+    assert "rank 1 has stopped, others do its work" in reported
+    assert ": gone, 1 done" in reported
+    assert "nobody" not in reported
 
 
 def test_a_pass_that_ended_is_its_counts_alone(one, capsys):
     fakes.run_pass(one)
-    said = words(one.layout.root, capsys)
-    assert "complete" in said
-    assert "0 reused, 2 encoded, 0 failed" in said
-    assert "rank" not in said
+    reported = words(one.layout.root, capsys)
+    assert "complete" in reported
+    assert "0 reused, 2 encoded, 0 failed" in reported
+    assert "rank" not in reported

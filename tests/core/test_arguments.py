@@ -290,14 +290,14 @@ def test_what_verify_cannot_use_is_refused(options: Any, says, store):
 
 
 @pytest.mark.parametrize("name", ["model", "vae", "text_encoder"])
-def test_of_a_model_for_a_repair_that_encodes_nothing_it_is_said_that_nothing_looks_at_it(name: Any, store, caplog):
+def test_of_a_model_for_a_repair_that_encodes_nothing_it_is_reported_that_nothing_looks_at_it(name: Any, store, caplog):
     moved: Any = {name: "elsewhere"}
     with caplog.at_level(logging.WARNING):
         assert cs.repair(store.layout.root, **moved).missing == 0
     assert f"{name} needs `--refill`" in caplog.text
 
 
-def test_a_source_for_a_repair_without_refill_counts_for_lost_catalogs_alone_and_that_is_said(store, caplog):
+def test_a_source_for_a_repair_without_refill_counts_for_lost_catalogs_alone_and_that_is_reported(store, caplog):
     with caplog.at_level(logging.WARNING):
         assert cs.repair(store.layout.root, source="elsewhere").missing == 0
     assert "--source without `--refill`" in caplog.text

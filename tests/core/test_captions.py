@@ -31,9 +31,9 @@ def shuffling(variants: int = 4, **options: Any):
     return CaptionPolicy(shuffle_tags=True, variants=variants, **options)
 
 
-def places(policy, count, kept=None, *, epochs: Iterable[int] = range(1), samples: Iterable[int] = range(1), seed=0) -> list[Any]:
+def indices(policy, count, kept=None, *, epochs: Iterable[int] = range(1), samples: Iterable[int] = range(1), seed=0) -> list[Any]:
     return [
-        policy.place(count, kept or policy, seed=seed, epoch=epoch, sample_id=f"{sample}.png") for epoch in epochs for sample in samples
+        policy.index(count, kept or policy, seed=seed, epoch=epoch, sample_id=f"{sample}.png") for epoch in epochs for sample in samples
     ]
 
 
@@ -43,7 +43,7 @@ def places(policy, count, kept=None, *, epochs: Iterable[int] = range(1), sample
 @given(policies)
 def test_no_captions_have_no_texts_and_a_sample_without_any_has_the_empty_caption(policy):
     assert policy.texts([]) == ()
-    assert places(policy, 0) == [None]
+    assert indices(policy, 0) == [None]
 
 
 def test_by_default_the_first_caption_is_encoded_as_it_is():
@@ -60,7 +60,7 @@ def test_a_prefix_stands_before_each_caption_also_before_an_empty_one():
     assert CaptionPolicy(choose="all", prefix="sks, ").texts(["a", ""]) == ("sks, a", "sks, ")
 
 
-def test_variants_are_different_orders_of_the_same_tags_and_the_first_is_as_written():
+def test_orders_of_the_same_tags_are_different_and_the_first_is_as_written():
     texts = shuffling(8).texts([TAGS.replace(", small", ",small")])
     assert texts[0] == TAGS.replace(", small", ",small")
     assert len(set(texts)) == 8
@@ -73,7 +73,7 @@ def test_kept_tokens_stay_in_front():
     assert all(text.startswith("sks cat, red, ") for text in texts)
 
 
-def test_more_variants_keep_those_that_were_encoded_before():
+def test_more_orders_keep_those_that_were_encoded_before():
     assert shuffling(9).texts([TAGS])[:5] == shuffling(5).texts([TAGS])
 
 
@@ -113,8 +113,8 @@ def test_nothing_is_asked_for_that_was_not_encoded(policy, kept, captions, epoch
         return
     listed = [f"{number}, x, y, z, w, v" for number in range(captions)]
     encoded, asked = kept.texts(listed), set(policy.texts(listed))
-    for place in places(policy, len(encoded), kept, epochs=[epoch], samples=range(5)):
-        assert place is None or encoded[place] in asked
+    for index in indices(policy, len(encoded), kept, epochs=[epoch], samples=range(5)):
+        assert index is None or encoded[index] in asked
 
 
 @given(policies)
@@ -124,35 +124,35 @@ def test_a_policy_asks_for_what_it_has_encoded_and_nothing_else(policy):
 
 def test_a_choice_depends_on_seed_epoch_and_sample_and_comes_out_evenly():
     policy = CaptionPolicy(choose="random")
-    drawn = places(policy, 5, epochs=range(20), samples=range(100))
-    assert drawn == places(policy, 5, epochs=range(20), samples=range(100))
-    assert drawn != places(policy, 5, epochs=range(20), samples=range(100), seed=1)
+    drawn = indices(policy, 5, epochs=range(20), samples=range(100))
+    assert drawn == indices(policy, 5, epochs=range(20), samples=range(100))
+    assert drawn != indices(policy, 5, epochs=range(20), samples=range(100), seed=1)
     assert drawn[:100] != drawn[100:200]
     assert all(300 < count < 500 for count in Counter(drawn).values())
 
 
 def test_all_captions_come_in_turn_and_not_all_samples_begin_with_the_same():
-    by_sample = [places(CaptionPolicy(choose="all"), 3, epochs=range(6), samples=[sample]) for sample in range(20)]
+    by_sample = [indices(CaptionPolicy(choose="all"), 3, epochs=range(6), samples=[sample]) for sample in range(20)]
     assert all(set(turn[:3]) == {0, 1, 2} and turn[:3] == turn[3:] for turn in by_sample)
     assert {turn[0] for turn in by_sample} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(("dropout", "least", "most"), [(0.0, 0, 0), (0.1, 150, 250), (1.0, 2000, 2000)])
 def test_as_many_captions_are_dropped_as_was_asked(dropout, least, most):
-    drawn = places(CaptionPolicy(choose="random", dropout=dropout), 4, epochs=range(2), samples=range(1000))
+    drawn = indices(CaptionPolicy(choose="random", dropout=dropout), 4, epochs=range(2), samples=range(1000))
     assert least <= drawn.count(None) <= most
 
 
 def test_which_samples_are_dropped_does_not_decide_which_captions_the_others_have():
-    kept, some = (places(CaptionPolicy(choose="random", dropout=share), 4, samples=range(200)) for share in (0.0, 0.5))
+    kept, some = (indices(CaptionPolicy(choose="random", dropout=fraction), 4, samples=range(200)) for fraction in (0.0, 0.5))
     assert [one for one, other in zip(kept, some, strict=True) if other is not None] == [one for one in some if one is not None]
 
 
-def test_fewer_variants_than_were_encoded_are_those_of_their_own_caption():
+def test_fewer_orders_than_were_encoded_are_those_of_their_own_caption():
     policy, kept = shuffling(2, choose="random"), shuffling(5, choose="all")
     assert policy.differs_from(kept) == ""
-    assert {place % 5 for place in places(policy, 15, kept, samples=range(200))} == {0, 1}
-    assert {place // 5 for place in places(policy, 15, kept, samples=range(200))} == {0, 1, 2}
+    assert {index % 5 for index in indices(policy, 15, kept, samples=range(200))} == {0, 1}
+    assert {index // 5 for index in indices(policy, 15, kept, samples=range(200))} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_fewer_variants_than_were_encoded_are_those_of_their_own_caption():
         (CaptionPolicy(choose="random"), CaptionPolicy(), "only the first"),
         (CaptionPolicy(prefix="sks "), CaptionPolicy(), "'sks '"),
         (CaptionPolicy(), CaptionPolicy(prefix="sks "), "'sks '"),
-        (shuffling(5), shuffling(4), "5 variants"),
+        (shuffling(5), shuffling(4), "5 orders"),
         (shuffling(4), CaptionPolicy(choose="all"), "1 were encoded"),
         (shuffling(4, keep_tokens=1), shuffling(4), "keep_tokens=1"),
         (shuffling(4, separator="|"), shuffling(4), "'|'"),

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.core.inputs import (
+    IMAGES,
     NO_STAT,
-    SHOWN,
     cells_each,
     combined_digest,
     combined_stat,
@@ -44,21 +44,21 @@ def test_an_image_is_made_from_its_file_in_its_role():
 
 
 def test_a_caption_comes_with_the_images_that_are_shown_beside_it_in_order():
-    request = request_for("caption", {SHOWN: "control"}, "redder", {"control": ["a.png", "b.png"], "image": ["c.png"]})
+    request = request_for("caption", {IMAGES: "control"}, "redder", {"control": ["a.png", "b.png"], "image": ["c.png"]})
     assert request == EDIT
     assert references_of(request) == ["a.png", "b.png"]
     digests = digests_of(request, [b"a", b"b"])
     assert list(digests.items()) == [("caption", digest_text("redder")), ("control", digest_bytes(b"a")), ("control.2", digest_bytes(b"b"))]
-    assert is_of_files("caption", {SHOWN: "control"})
+    assert is_of_files("caption", {IMAGES: "control"})
 
 
-VIEWS = {"resolution": 64, "crop": "random", "seed": 7, "variants": 2, "flip": True}
+VARIANTS = {"resolution": 64, "crop": "random", "seed": 7, "variants": 2, "flip": True}
 
 
 def test_an_input_has_a_cell_for_each_crop_each_followed_by_its_mirrored_one():
-    assert [cells_each(options) for options in ({}, {"flip": True}, {"variants": 3}, VIEWS)] == [1, 2, 3, 4]
+    assert [cells_each(options) for options in ({}, {"flip": True}, {"variants": 3}, VARIANTS)] == [1, 2, 3, 4]
     plain = {"image": "a.png", "role": "image", "resolution": 64, "crop": "random", "seed": 7}
-    assert [request_for("image", VIEWS, "a.png", {"image": ["a.png"]}, number) for number in range(4)] == [
+    assert [request_for("image", VARIANTS, "a.png", {"image": ["a.png"]}, number) for number in range(4)] == [
         {**plain, "variant": 0},
         {**plain, "variant": 0, "flip": True},
         {**plain, "variant": 1},
@@ -72,14 +72,14 @@ def test_a_mask_and_a_control_image_whose_crop_is_drawn_come_with_their_picture(
     assert mask == {"image": "m.png", "role": "mask", "resolution": 64, "like": "a.png"}
     assert references_of(mask) == ["m.png", "a.png"]
     assert digests_of(mask, [b"m", b"a"]) == {"mask": digest_bytes(b"m"), "image": digest_bytes(b"a")}
-    assert request_for("control", VIEWS, "c.png", images)["like"] == "a.png"
+    assert request_for("control", VARIANTS, "c.png", images)["like"] == "a.png"
     assert "like" not in request_for("control", {"resolution": 64}, "c.png", images)
-    assert "like" not in request_for("control", VIEWS, "c.png", {})
-    assert [companions(role, VIEWS) for role in ("image", "control", "mask", "caption")] == [(), ("image",), ("image",), ()]
+    assert "like" not in request_for("control", VARIANTS, "c.png", {})
+    assert [companions(role, VARIANTS) for role in ("image", "control", "mask", "caption")] == [(), ("image",), ("image",), ()]
 
 
 def test_a_sample_without_such_images_asks_for_none():
-    assert request_for("caption", {SHOWN: "control"}, "redder", {}) == {"caption": "redder", "images": {"control": []}}
+    assert request_for("caption", {IMAGES: "control"}, "redder", {}) == {"caption": "redder", "images": {"control": []}}
 
 
 def test_one_input_is_told_by_its_own_digest_and_several_by_another():

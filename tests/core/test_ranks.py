@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.core.errors import BadInput
-from cachestore.core.ranks import Placement, discover, launch_name
+from cachestore.core.ranks import RankInfo, discover, launch_name
 
 TORCHRUN = {
     "RANK": "5",
@@ -29,13 +29,13 @@ ARRAY = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY
 BATCH = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NAME": "cache"}
 
 
-def place(environment, **options):
+def rank_of(environment, **options):
     found = discover(environment, **options)
     return found.rank, found.world_size
 
 
 def test_an_empty_environment_is_a_single_process():
-    assert discover({}) == Placement(0, 1, 0, None, "single process", None)
+    assert discover({}) == RankInfo(0, 1, 0, None, "single process", None)
 
 
 @pytest.mark.parametrize(
@@ -87,21 +87,21 @@ def test_each_launchers_variables_say_rank_world_size_and_local_rank(found_in, e
     [BATCH, {**STEP, "SLURM_JOB_NAME": "bash"}, {**STEP, "SLURM_JOB_NAME": "interactive"}, {**STEP, "SLURM_STEP_ID": "interactive"}],
 )
 def test_a_batch_script_and_an_interactive_allocation_say_nothing(environment):
-    assert discover(environment) == Placement(0, 1, discover(environment).local_rank, launch_name(environment))
+    assert discover(environment) == RankInfo(0, 1, discover(environment).local_rank, launch_name(environment))
 
 
 def test_a_torchrun_under_slurm_is_torchruns():
     assert discover({**STEP, **TORCHRUN}).found_in == "torchrun"
-    assert place({**BATCH, **TORCHRUN}) == (5, 8)
+    assert rank_of({**BATCH, **TORCHRUN}) == (5, 8)
 
 
 def test_arguments_precede_our_own_variables_and_these_a_process_group_and_that_the_launchers():
     environment = {**STEP, **ARRAY, **TORCHRUN, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
     ours = {**environment, "CACHESTORE_RANK": "1", "CACHESTORE_WORLD_SIZE": "3"}
-    assert place(ours, rank=0, world_size=2, distributed=(6, 7)) == (0, 2)
-    assert place(ours, distributed=(6, 7)) == (1, 3)
-    assert place(environment, distributed=(6, 7)) == (6, 7)
-    assert place(environment) == (5, 8)
+    assert rank_of(ours, rank=0, world_size=2, distributed=(6, 7)) == (0, 2)
+    assert rank_of(ours, distributed=(6, 7)) == (1, 3)
+    assert rank_of(environment, distributed=(6, 7)) == (6, 7)
+    assert rank_of(environment) == (5, 8)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_arguments_precede_our_own_variables_and_these_a_process_group_and_that_
         ({"CACHESTORE_RANK": "9", "CACHESTORE_WORLD_SIZE": "3", **TORCHRUN}, "cachestore says rank 9 of 3"),
     ],
 )
-def test_what_contradicts_itself_is_said_and_means_no_preference_never_rank_0(environment, says):
+def test_what_contradicts_itself_is_reported_and_means_no_preference_never_rank_0(environment, says):
     found = discover(environment)
     assert found.rank is None
     assert says in str(found.conflict)
@@ -127,7 +127,7 @@ def test_what_contradicts_itself_is_said_and_means_no_preference_never_rank_0(en
 
 
 def test_a_world_of_one_without_a_rank_is_a_single_process():
-    assert discover({"WORLD_SIZE": "1"}) == Placement(0, 1)
+    assert discover({"WORLD_SIZE": "1"}) == RankInfo(0, 1)
 
 
 @pytest.mark.parametrize("options", [{"rank": 0}, {"world_size": 2}, {"rank": 2, "world_size": 2}, {"rank": -1, "world_size": 2}])
@@ -149,9 +149,9 @@ def test_whatever_the_environment_says_a_rank_is_below_its_world_or_unknown(envi
 
 def test_the_environment_is_read_when_asked_not_when_imported():
     environment = {}
-    assert place(environment) == (0, 1)
+    assert rank_of(environment) == (0, 1)
     environment.update(TORCHRUN)
-    assert place(environment) == (5, 8)
+    assert rank_of(environment) == (5, 8)
 
 
 # Which launch

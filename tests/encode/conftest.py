@@ -11,7 +11,7 @@ import pytest
 
 from cachestore.encode.environment import set_library_defaults
 from tests.encode import tiny, tiny_families
-from tests.encode.asking import Built
+from tests.encode.encoders import Built
 
 set_library_defaults(os.environ)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # Four times faster on tiny models: threads that outnumber free cores wait for each other.

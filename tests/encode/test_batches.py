@@ -10,7 +10,7 @@ from cachestore.encode.unit import Prepared
 def gather(units, limit=4):
     """The batches that come of (group, cost) pairs, those that filled up and those that were left."""
     batches = Batches(lambda group: limit)
-    full = [batch for place, (group, cost) in enumerate(units) if (batch := batches.add(Prepared(None, group, cost=cost), place))]
+    full = [batch for index, (group, cost) in enumerate(units) if (batch := batches.add(Prepared(None, group, cost=cost), index))]
     return full, list(batches.rest())
 
 
@@ -29,8 +29,8 @@ def test_what_is_left_comes_costliest_first():
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9))), st.integers(1, 5))
 def test_every_unit_is_in_one_batch_of_its_group(units, limit):
     full, rest = gather(units, limit)
-    assert sorted(place for batch in full + rest for place in batch) == list(range(len(units)))
-    assert all(len({units[place][0] for place in batch}) == 1 for batch in full + rest)
+    assert sorted(index for batch in full + rest for index in batch) == list(range(len(units)))
+    assert all(len({units[index][0] for index in batch}) == 1 for batch in full + rest)
     assert all(len(batch) == limit for batch in full)
     assert all(len(batch) < limit for batch in rest)
 

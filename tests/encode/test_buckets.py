@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.core.errors import BadInput
-from cachestore.encode.buckets import Size, aspect_error, bucket_list, choose, placement
+from cachestore.encode.buckets import Size, aspect_error, bucket_list, choose, crop_box
 
 sides = st.integers(1, 20_000)
 sizes = st.builds(Size, sides, sides)
@@ -56,28 +56,28 @@ def test_no_bucket_is_nearer_in_aspect_than_the_chosen_one(size, given_pair):
 @given(sizes, resolutions_and_steps())
 def test_the_resized_picture_covers_the_bucket_and_touches_it_on_one_side(size, given_pair):
     bucket = choose(size, *given_pair)
-    place = placement(size, bucket)
-    assert place.resized.width >= bucket.width
-    assert place.resized.height >= bucket.height
-    assert place.resized.width == bucket.width or place.resized.height == bucket.height
+    box = crop_box(size, bucket)
+    assert box.resized.width >= bucket.width
+    assert box.resized.height >= bucket.height
+    assert box.resized.width == bucket.width or box.resized.height == bucket.height
 
 
 @given(sizes, resolutions_and_steps())
 def test_the_crop_is_as_large_as_the_bucket_inside_the_resized_picture_and_centred(size, given_pair):
     bucket = choose(size, *given_pair)
-    place = placement(size, bucket)
-    left, top, right, bottom = place.crop
+    box = crop_box(size, bucket)
+    left, top, right, bottom = box.crop
     assert (right - left, bottom - top) == bucket
     assert left >= 0
     assert top >= 0
-    assert 0 <= place.resized.width - right - left <= 1
-    assert 0 <= place.resized.height - bottom - top <= 1
+    assert 0 <= box.resized.width - right - left <= 1
+    assert 0 <= box.resized.height - bottom - top <= 1
 
 
 @given(sizes, resolutions_and_steps())
 def test_resizing_keeps_the_aspect_to_half_a_pixel(size, given_pair):
-    place = placement(size, choose(size, *given_pair))
-    wide, high = size.width * place.resized.height, size.height * place.resized.width
+    box = crop_box(size, choose(size, *given_pair))
+    wide, high = size.width * box.resized.height, size.height * box.resized.width
     assert abs(wide - high) * 2 <= max(size.width, size.height)
 
 
@@ -114,8 +114,8 @@ def test_pictures_go_to_the_buckets_kohya_gives_them_at_1024(size, bucket):
 def test_a_picture_of_exactly_a_buckets_size_is_neither_scaled_nor_cropped():
     for bucket in bucket_list(512, 64):
         assert choose(bucket, 512, 64) == bucket
-        assert placement(bucket, bucket).resized == bucket
-        assert placement(bucket, bucket).crop == (0, 0, *bucket)
+        assert crop_box(bucket, bucket).resized == bucket
+        assert crop_box(bucket, bucket).crop == (0, 0, *bucket)
 
 
 @pytest.mark.parametrize(("size", "larger", "smaller"), [((7, 24), (64, 256), (64, 192)), ((2, 1), (128, 128), (192, 64))])

@@ -9,7 +9,7 @@ import pytest
 from packaging.version import Version
 from PIL import Image
 
-from tests.encode.asking import Built, batch_of, encoder_of, entries_of
+from tests.encode.encoders import Built, batch_of, encoder_of, entries_of
 from tests.encode.tiny_families import FAMILIES
 
 pytestmark = [

@@ -8,7 +8,7 @@ import cachestore as cs
 from cachestore.cli import OK, main
 from cachestore.core.errors import WriteFailed
 from tests.encode import tiny_families
-from tests.encode.asking import encoder_of, entries_of
+from tests.encode.encoders import encoder_of, entries_of
 
 pytestmark = pytest.mark.torch
 
@@ -26,7 +26,7 @@ def asked_for(model, tmp_path, *more):
     return ["precompute", prompts, "--model", str(model), "--store", store, *given, *more]
 
 
-def test_a_guess_is_called_one_and_the_bytes_are_said_anew_once_the_encoder_is_loaded(ltx2, tmp_path, capsys):
+def test_a_guess_is_called_one_and_the_bytes_are_reported_anew_once_the_encoder_is_loaded(ltx2, tmp_path, capsys):
     asked = asked_for(ltx2, tmp_path)
     assert main([*asked, "--plan-only", "--json"]) == OK
     planned = json.loads(capsys.readouterr().out)
@@ -34,10 +34,10 @@ def test_a_guess_is_called_one_and_the_bytes_are_said_anew_once_the_encoder_is_l
     assert main([*asked, "--plan-only"]) == OK
     assert "24.4 KiB needed (a guess" in capsys.readouterr().out
     assert main([*asked, "--json"]) == OK
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     made = 3 * (64 * 7 * 32 * 4 + 64 * 8)
-    assert f"now that the text encoder is loaded: {made / 1024:.1f} KiB needed, " in told.err
-    assert made <= json.loads(told.out)["bytes"] <= 1.01 * made
+    assert f"now that the text encoder is loaded: {made / 1024:.1f} KiB needed, " in reported.err
+    assert made <= json.loads(reported.out)["bytes"] <= 1.01 * made
 
 
 def test_a_pass_that_would_not_fit_ends_when_the_encoder_is_loaded_and_stores_nothing(ltx2, tmp_path, monkeypatch):
@@ -58,7 +58,7 @@ def test_a_pass_that_would_not_fit_ends_when_the_encoder_is_loaded_and_stores_no
 @pytest.mark.parametrize("name", sorted(tiny_families.FAMILIES))
 def test_the_forecast_of_a_family_of_the_table_is_what_is_stored_of_its_longest_captions(built, name, digest):
     encoder, caption = encoder_of(built(name), digest, "text"), 'a "word" ' * 300
-    said = encoder.entry_bytes(encoder.count_tokens([caption])[0])
+    reported = encoder.entry_bytes(encoder.count_tokens([caption])[0])
     made = sum(tensor.nbytes for tensor in entries_of(encoder, [caption])[caption].values())
     assert not encoder.is_guessing
-    assert 0.9 * made <= said <= 1.5 * made  # of SD3 CLIP has fewer rows than T5
+    assert 0.9 * made <= reported <= 1.5 * made  # of SD3 CLIP has fewer rows than T5

@@ -175,7 +175,7 @@ def test_a_model_that_cannot_be_had_is_bad_input_with_the_hubs_reason(hub):
         fetch("no/such-model", pytest.fail)
 
 
-def test_a_hub_that_cannot_be_reached_is_said_at_once(hub, monkeypatch):
+def test_a_hub_that_cannot_be_reached_is_reported_at_once(hub, monkeypatch):
     """Listing files would be tried for 24 s."""
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda *_arguments, **_options: pytest.fail("asked again"))
     with pytest.raises(BadInput, match=r"the hub could not be asked for 'nobody/nothing' \(no route to nobody/nothing\)"):

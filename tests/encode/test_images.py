@@ -14,7 +14,7 @@ from PIL import Image, ImageCms, ImageOps
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.encode import images
-from cachestore.encode.buckets import Size, placement
+from cachestore.encode.buckets import Size, crop_box
 from cachestore.encode.images import decode, fit, measure
 from tests.fakes import examples
 
@@ -79,9 +79,9 @@ def test_an_eps_file_is_refused_as_pillow_would_run_ghostscript_on_it():
 def test_a_file_that_ends_early_is_refused_not_half_decoded(name):
     data = encoded(noise(), name)
     assert decode(data).size == measure(data) == (64, 48)
-    for share in (0.1, 0.5, 0.9):
+    for fraction in (0.1, 0.5, 0.9):
         with pytest.raises(EncodeFailed, match=r"damaged|not a picture"):
-            decode(data[: int(len(data) * share)])
+            decode(data[: int(len(data) * fraction)])
 
 
 def test_a_progressive_jpeg_that_ends_between_scans_is_refused():
@@ -98,8 +98,8 @@ def test_a_progressive_jpeg_that_ends_between_scans_is_refused():
 )
 def test_damaged_bytes_give_a_picture_or_our_error_and_nothing_else(name, changes):
     data = bytearray(encoded(noise(40, 30), name))
-    for place, value in changes:
-        data[place % len(data)] = value
+    for at, value in changes:
+        data[at % len(data)] = value
     for function in (measure, decode):
         with contextlib.suppress(EncodeFailed):
             function(bytes(data))
@@ -216,9 +216,9 @@ def test_an_srgb_profile_changes_no_pixel():
 def swapped_profile():
     """An RGB profile in which red and green have changed places: sRGB's own bytes with two tags renamed."""
     data = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
-    for place in range(132, 132 + 12 * int.from_bytes(data[128:132], "big"), 12):
-        tag = bytes(data[place : place + 4])
-        data[place : place + 4] = {b"rXYZ": b"gXYZ", b"gXYZ": b"rXYZ"}.get(tag, tag)
+    for at in range(132, 132 + 12 * int.from_bytes(data[128:132], "big"), 12):
+        tag = bytes(data[at : at + 4])
+        data[at : at + 4] = {b"rXYZ": b"gXYZ", b"gXYZ": b"rXYZ"}.get(tag, tag)
     return bytes(data).replace("sRGB".encode("utf-16-be"), "swap".encode("utf-16-be")).replace(b"sRGB", b"swap")
 
 
@@ -242,8 +242,8 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded():
 def test_fitting_equals_resizing_the_whole_picture_and_cropping_it(size, bucket):
     # Mild noise, and two levels: Pillow takes the cheaper of its two passes first, and rounds and clips between them.
     picture = Image.fromarray((100 + pixels(noise(*size)) // 5).astype(np.uint8))
-    found, place = fit(picture, Size(*bucket)), placement(Size(*size), Size(*bucket))
-    whole = picture.resize(place.resized, Image.Resampling.LANCZOS).crop(place.crop)
+    found, box = fit(picture, Size(*bucket)), crop_box(Size(*size), Size(*bucket))
+    whole = picture.resize(box.resized, Image.Resampling.LANCZOS).crop(box.crop)
     assert (found.shape, found.dtype) == ((bucket[1], bucket[0], 3), np.uint8)
     assert found.flags.c_contiguous
     assert np.abs(found.astype(int) - pixels(whole)).max() <= 2
@@ -254,7 +254,7 @@ def test_a_picture_that_fits_exactly_is_not_touched():
 
 
 def test_an_extremely_long_picture_needs_no_giant_in_between():
-    assert placement(Size(60_000, 1), Size(256, 64)).resized == (3_840_000, 64)
+    assert crop_box(Size(60_000, 1), Size(256, 64)).resized == (3_840_000, 64)
     found = fit(Image.new("RGB", (60_000, 1), RED), Size(256, 64))
     assert (found == np.array(RED)).all()
 

@@ -15,8 +15,8 @@ from cachestore.core.errors import BadInput
 from cachestore.encode import loaded
 from cachestore.encode.loaded import read_loaded
 from cachestore.encode.recipes import ModelRequest, encoders_for
-from tests.encode import asking, tiny
-from tests.encode.asking import batch_for
+from tests.encode import encoders, tiny
+from tests.encode.encoders import batch_for
 
 pytestmark = pytest.mark.torch
 
@@ -43,7 +43,7 @@ def entries(encoder):
 
 
 def latents(encoder):
-    return list(asking.latents(encoder).values())
+    return list(encoders.latents(encoder).values())
 
 
 def assert_equal(found, expected):

@@ -64,7 +64,7 @@ def test_a_mask_is_cut_and_mirrored_as_its_picture():
     assert abs(plain[0, 0, -1] - 120 * (right - 1.5) / width) <= 1.5
 
 
-def test_the_key_is_of_the_mask_and_the_place_where_its_picture_is_cut():
+def test_the_key_is_of_the_mask_and_the_crop_of_its_picture():
     mask, image = grey(200, 60), grey(200, 60, seed=1)
     key = resolve(mask, image).key
     drawn = {"crop": "random", "seed": 0, "step": 32}

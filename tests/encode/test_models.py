@@ -97,7 +97,7 @@ def test_an_adapter_is_refused_as_its_weights_would_be_mixed_in(tmp_path):
 
 def shards(folder, stem, *, part=""):
     tiny.write(folder / "config.json", {})
-    files = [f"{stem}{part}-0000{place}-of-00002.safetensors" for place in (1, 2)]
+    files = [f"{stem}{part}-0000{index}-of-00002.safetensors" for index in (1, 2)]
     for file in files:
         tiny.write(folder / file, "weights")
     index = f"{stem}.safetensors.index{part}.json"

@@ -53,7 +53,7 @@ def words_of(class_name, channels=None, **parts):
     return "; ".join(need.words for need in needs_of(class_name, {**PLAIN_PARTS, **parts}, configs))
 
 
-def test_nothing_is_said_of_any_family_of_the_table_as_it_is_published():
+def test_nothing_is_reported_of_any_family_of_the_table_as_it_is_published():
     assert CHANNELS.keys() == TEXT_FAMILIES.keys()
     for class_name, published in CHANNELS.items():
         assert [words_of(class_name, channels) for channels in published] == [""] * len(published)
@@ -62,7 +62,7 @@ def test_nothing_is_said_of_any_family_of_the_table_as_it_is_published():
 
 
 @pytest.mark.parametrize("name", sorted(tiny_families.FAMILIES))
-def test_nothing_is_said_of_a_loaded_pipeline_of_any_family(built, name):
+def test_nothing_is_reported_of_a_loaded_pipeline_of_any_family(built, name):
     assert needs_of(*read_loaded(built(name).pipeline).outline()) == ()
 
 
@@ -113,7 +113,7 @@ def test_what_a_model_is_trained_with_besides_is_named(class_name, channels, par
 
 
 @pytest.mark.parametrize(("class_name", "channels"), [("StableDiffusionXLPipeline", (9, 4)), ("FluxPipeline", (384, 16))])
-def test_weights_for_inpainting_are_told_under_the_plain_class_too(class_name, channels):
+def test_weights_for_inpainting_are_recognised_under_the_plain_class_too(class_name, channels):
     assert "masked picture" in words_of(class_name, channels)
 
 
@@ -160,7 +160,7 @@ def pictures(folder, **row):
     return folder / "rows.jsonl"
 
 
-def test_it_is_said_before_encoding_in_the_plan_in_the_report_and_when_all_is_there(inpainting, tmp_path, capsys):
+def test_it_is_reported_before_encoding_in_the_plan_in_the_report_and_when_all_is_there(inpainting, tmp_path, capsys):
     asked = ["precompute", str(pictures(tmp_path / "data")), "--model", str(inpainting), "--store", str(tmp_path / "store")]
     asked += ["--resolution", "64", "--device", "cpu"]
     line = "not made here: latents of the masked picture, and its mask as the denoiser takes it"
@@ -169,9 +169,9 @@ def test_it_is_said_before_encoding_in_the_plan_in_the_report_and_when_all_is_th
     assert main([*asked, "--plan-only", "--json"]) == OK
     assert "masked picture" in json.loads(capsys.readouterr().out)["not_made_here"][0]
     assert main(asked) == OK
-    told = capsys.readouterr()
-    assert line in told.err.splitlines()[0]
-    assert line in told.out
+    reported = capsys.readouterr()
+    assert line in reported.err.splitlines()[0]
+    assert line in reported.out
     assert main([*asked, "--json"]) == OK
     again = capsys.readouterr()
     assert line in again.err

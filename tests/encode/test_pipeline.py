@@ -1,10 +1,10 @@
-"""Threads that look ahead, and one that puts away behind."""
+"""Threads that prefetch, and one that puts away behind."""
 
 import threading
 
 import pytest
 
-from cachestore.encode.pipeline import Behind, ahead
+from cachestore.encode.pipeline import Behind, prefetch
 
 
 def threads():
@@ -13,16 +13,16 @@ def threads():
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_of_no_items_there_are_no_results_and_no_thread(count):
-    assert list(ahead(str, iter([]), threads=count, depth=4)) == []
+    assert list(prefetch(str, iter([]), threads=count, depth=4)) == []
     assert threads() == set()
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_results_come_in_the_order_of_their_items(count):
-    assert list(ahead(str, iter(range(50)), threads=count, depth=4)) == [str(n) for n in range(50)]
+    assert list(prefetch(str, iter(range(50)), threads=count, depth=4)) == [str(n) for n in range(50)]
 
 
-def test_so_many_items_are_taken_ahead_and_no_more_and_in_the_callers_thread():
+def test_so_many_items_are_prefetched_and_no_more_and_in_the_callers_thread():
     taken = []
 
     def items():
@@ -30,7 +30,7 @@ def test_so_many_items_are_taken_ahead_and_no_more_and_in_the_callers_thread():
             taken.append(threading.current_thread())
             yield number
 
-    looks = ahead(str, items(), threads=2, depth=5)
+    looks = prefetch(str, items(), threads=2, depth=5)
     next(looks)
     assert len(taken) == 6
     assert set(taken) == {threading.current_thread()}
@@ -48,7 +48,7 @@ def test_no_more_is_begun_while_what_waits_is_heavy(weight, most):
             yield number
 
     taken = []
-    for number in ahead(lambda number: number, items(), threads=2, depth=5, weigh=lambda _number: weight, most=5):
+    for number in prefetch(lambda number: number, items(), threads=2, depth=5, weigh=lambda _number: weight, most=5):
         taken.append(number)
         assert len(begun) - len(taken) <= most
     assert taken == begun == list(range(12))
@@ -56,13 +56,13 @@ def test_no_more_is_begun_while_what_waits_is_heavy(weight, most):
 
 
 def test_a_result_that_is_too_heavy_alone_comes_all_the_same():
-    assert list(ahead(str, iter(range(4)), threads=3, depth=9, weigh=lambda _text: 10, most=1)) == ["0", "1", "2", "3"]
-    assert list(ahead(str, iter(()), threads=3, depth=9, weigh=lambda _text: 10, most=1)) == []
+    assert list(prefetch(str, iter(range(4)), threads=3, depth=9, weigh=lambda _text: 10, most=1)) == ["0", "1", "2", "3"]
+    assert list(prefetch(str, iter(()), threads=3, depth=9, weigh=lambda _text: 10, most=1)) == []
 
 
 def test_without_threads_nothing_is_made_before_it_is_asked_for():
     made = []
-    looks = ahead(made.append, iter(range(5)), threads=0, depth=5)
+    looks = prefetch(made.append, iter(range(5)), threads=0, depth=5)
     assert made == []
     next(looks)
     assert made == [0]
@@ -75,7 +75,7 @@ def test_an_error_is_raised_when_its_turn_comes_and_ends_the_threads(heavy):
             raise ValueError(number)
         return number
 
-    looks = ahead(half, iter(range(9)), threads=2, depth=9, **heavy)
+    looks = prefetch(half, iter(range(9)), threads=2, depth=9, **heavy)
     assert [next(looks), next(looks)] == [0, 1]
     with pytest.raises(ValueError, match="2"):
         next(looks)
@@ -87,9 +87,9 @@ def test_work_is_done_in_order_and_its_results_come_in_order(depth):
     done = []
     with Behind(depth) as behind:
         assert behind.wait() == []
-        told = [result for n in range(20) for result in behind.hand(lambda n=n: done.append(n) or n)]
-        told += behind.wait()
-    assert told == done == list(range(20))
+        reported = [result for n in range(20) for result in behind.hand(lambda n=n: done.append(n) or n)]
+        reported += behind.wait()
+    assert reported == done == list(range(20))
     assert threads() == set()
 
 

@@ -9,11 +9,11 @@ from PIL import Image
 
 from cachestore.cli import OK, main
 from cachestore.encode.text_families import TEXT_FAMILIES
-from tests.encode.asking import batch_of, encoder_of
+from tests.encode.encoders import batch_of, encoder_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
 
-TOLD = {
+REPORTED = {
     "sd3": ("max_sequence_length=77", {"max_sequence_length": 77}),
     "flux2klein": ("text_encoder_out_layers=[10, 20, 30]", {"text_encoder_out_layers": [10, 20, 30]}),
     "pixart": ("clean_caption=false", {"clean_caption": False}),
@@ -28,21 +28,21 @@ def test_the_families_whose_script_passes_something_else_are_those():
     assert all(set(row.script_args) <= set(row.args) for row in TEXT_FAMILIES.values())
 
 
-@pytest.mark.parametrize("name", sorted(TOLD))
-def test_what_the_script_passes_is_said_with_the_argument_that_makes_its_text(built, name, tmp_path, capsys):
+@pytest.mark.parametrize("name", sorted(REPORTED))
+def test_what_the_script_passes_is_reported_with_the_argument_that_makes_its_text(built, name, tmp_path, capsys):
     (tmp_path / "prompts.txt").write_text("a cat\n")
     asked = ["precompute", str(tmp_path / "prompts.txt"), "--model", str(built(name).folder), "--store", str(tmp_path / "store")]
     asked += ["--encode", "text", "--plan-only"]
-    argument, _ = TOLD[name]
+    argument, _ = REPORTED[name]
     assert main(asked) == OK
     assert f"pass --encode-arg '{argument}' to get the script's text" in capsys.readouterr().out
     assert main([*asked, "--encode-arg", argument]) == OK
     assert "training script" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", sorted(TOLD))
+@pytest.mark.parametrize("name", sorted(REPORTED))
 def test_the_argument_makes_the_text_that_the_script_makes(built, name, digest):
-    model, (_, args) = built(name), TOLD[name]
+    model, (_, args) = built(name), REPORTED[name]
     batch = batch_of(encoder_of(model, digest, "text", encode_args=args), CAPTIONS)
     with torch.inference_mode():
         expected = model.pipeline.encode_prompt(CAPTIONS, **script_arguments(name))
@@ -68,20 +68,20 @@ def script_arguments(name):
     return {**common, "do_classifier_free_guidance": False, "max_sequence_length": 300, **more}
 
 
-def test_another_way_of_resizing_is_said_of_latents_and_nothing_of_what_is_not_encoded(built, tmp_path, capsys):
+def test_another_way_of_resizing_is_reported_of_latents_and_nothing_of_what_is_not_encoded(built, tmp_path, capsys):
     (tmp_path / "data").mkdir()
     Image.new("RGB", (64, 64), (200, 30, 7)).save(tmp_path / "data" / "a.png")
     asked = ["precompute", str(tmp_path / "data"), "--store", str(tmp_path / "store"), "--resolution", "64", "--plan-only", "--json"]
 
-    def said(model, *more):
+    def reported(model, *more):
         assert main([*asked, "--model", str(model), *more]) == OK
         return [one for one in json.loads(capsys.readouterr().out)["remarks"] if "training script" in one]
 
     kontext = shutil.copytree(built("flux").folder, tmp_path / "kontext")
     index = (kontext / "model_index.json").read_text()
     (kontext / "model_index.json").write_text(index.replace('"FluxPipeline"', '"FluxKontextPipeline"'))
-    (bilinear,) = said(kontext)
+    (bilinear,) = reported(kontext)
     assert "resizes pictures by bilinear interpolation, cachestore by Lanczos" in bilinear
-    assert said(kontext, "--encode", "text") == []
-    assert said(built("sdxl").folder) == []
-    assert len(said(built("flux2klein").folder)) == 2
+    assert reported(kontext, "--encode", "text") == []
+    assert reported(built("sdxl").folder) == []
+    assert len(reported(built("flux2klein").folder)) == 2

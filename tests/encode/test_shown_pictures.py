@@ -16,7 +16,7 @@ from cachestore.encode import images
 from cachestore.encode.loaded import read_loaded
 from cachestore.encode.modules import load_processor
 from tests.encode import tiny
-from tests.encode.asking import encoder_of
+from tests.encode.encoders import encoder_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
 

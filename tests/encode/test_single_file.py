@@ -11,7 +11,7 @@ from cachestore.core.errors import BadInput
 from cachestore.encode import single_file
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from tests.encode import tiny
-from tests.encode.asking import batch_for, latents
+from tests.encode.encoders import batch_for, latents
 
 CAPTIONS = ["", "a cat", "a dog in the rain"]
 VAE_WEIGHTS, TEXT_WEIGHTS = "diffusion_pytorch_model.safetensors", "model.safetensors"

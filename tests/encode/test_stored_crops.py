@@ -133,7 +133,7 @@ def test_why_and_the_report_say_which_part_of_the_picture_it_is(tmp_path, data, 
     assert ["48x80 of [60, 10, 120, 90]" in page, "64x48 of" in page] == [True, False]
 
 
-def test_latents_of_a_part_are_exported_with_its_place_from_the_left_and_of_the_mirrored_side(tmp_path, data, vae):
+def test_latents_of_a_part_are_exported_with_its_offset_from_the_left_and_of_the_mirrored_side(tmp_path, data, vae):
     """The part's bucket of 48x80 begins 66 pixels from the left of 120; mirrored, it begins 6 from it."""
     store, out = tmp_path / "store", tmp_path / "out"
     encode(write_rows(data, rows_of({"right": PARTS["right"]})), vae, store)

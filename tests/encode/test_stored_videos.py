@@ -22,10 +22,10 @@ from cachestore.core.errors import BadInput, RecipeMismatch
 from cachestore.core.samples import Sample
 from cachestore.interop.exporting import export_cache
 from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.precompute import look_ahead
-from cachestore.jobs.task import Reading
+from cachestore.jobs.precompute import forecast_of
+from cachestore.jobs.task import UnitReader
 from cachestore.source.folders import list_source
-from cachestore.source.memory import gather
+from cachestore.source.memory import list_objects
 from cachestore.source.remarks import Remarks
 from cachestore.source.tars import list_tars
 from tests.encode import tiny
@@ -89,7 +89,7 @@ def test_a_row_with_a_video_is_called_after_it_and_its_own_rate_is_not_taken_for
     assert samples_of(list_source(manifest))["a.png"].extras == {"fps": 24}
 
 
-def test_a_member_of_a_tar_is_read_in_places(tmp_path, footage):
+def test_a_member_of_a_tar_is_read_in_parts(tmp_path, footage):
     with tarfile.open(tmp_path / "clips.tar", "w") as tar:
         for name, content in footage.items():
             (tmp_path / name).write_bytes(content)
@@ -103,27 +103,27 @@ def test_a_member_of_a_tar_is_read_in_places(tmp_path, footage):
             assert stat == (len(content), 1)
             assert file.read() == content
             assert file.read(1) == b""
-            for place in (0, 100, len(content) - 5):
-                assert file.seek(place) == file.tell() == place
-                assert file.read(64) == content[place : place + 64]
+            for at in (0, 100, len(content) - 5):
+                assert file.seek(at) == file.tell() == at
+                assert file.read(64) == content[at : at + 64]
             assert file.seek(-3, os.SEEK_END) == len(content) - 3
             assert file.read() == content[-3:]
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("column", ["video", "clip"])
-def test_a_column_of_videos_is_read_in_places_and_one_that_decodes_is_refused_with_what_helps(column, footage):
+def test_a_column_of_videos_is_read_in_parts_and_one_that_decodes_is_refused_with_what_helps(column, footage):
     datasets: Any = pytest.importorskip("datasets")
     rows = {column: [{"bytes": footage[name], "path": None} for name in ("tall.mp4", "short.avi")], "caption": ["a", "b"]}
     kinds = datasets.Features({column: datasets.Video(decode=False), "caption": datasets.Value("string")})
     data = datasets.Dataset.from_dict(rows, features=kinds)
-    listing = gather(data)
+    listing = list_objects(data)
     samples = samples_of(listing)
     assert [sample.captions for sample in samples.values()] == [("a",), ("b",)]
     with listing.open(samples["1"].images["video"][0]) as (file, _stat):
         assert file.read() == footage["short.avi"]
     with pytest.raises(BadInput, match=rf"cast_column\('{column}', datasets.Video\(decode=False\)\)"):
-        gather(data.cast_column(column, datasets.Video()))
+        list_objects(data.cast_column(column, datasets.Video()))
 
 
 def test_a_file_that_changes_while_it_is_open_is_an_error_of_reading(tmp_path):
@@ -150,11 +150,11 @@ def asked(data, tmp_path, model=None, **options):
     return PrecomputeRequest(str(data), str(model), str(tmp_path / "store"), **request)
 
 
-def test_buckets_are_told_with_their_frames_before_anything_is_encoded(folder, tmp_path):
-    forecast = look_ahead(asked(folder, tmp_path))
+def test_buckets_are_reported_with_their_frames_before_anything_is_encoded(folder, tmp_path):
+    forecast = forecast_of(asked(folder, tmp_path))
     assert forecast.buckets == {"80x48": 1, "80x48x5": 1, "80x48x17": 1, "48x80x17": 1}
     assert (forecast.samples, forecast.to_encode) == (5, 5)
-    alone = look_ahead(asked(folder, tmp_path, frames=(), fps=None))
+    alone = forecast_of(asked(folder, tmp_path, frames=(), fps=None))
     assert alone.estimated_bytes < forecast.estimated_bytes
     assert (alone.samples, alone.buckets) == (1, {"80x48": 1})
 
@@ -168,20 +168,20 @@ def test_buckets_are_told_with_their_frames_before_anything_is_encoded(folder, t
 )
 def test_counts_that_the_vae_cannot_take_are_refused_at_planning(folder, tmp_path, options, says):
     with pytest.raises(BadInput, match=says):
-        look_ahead(asked(folder, tmp_path, **options))
+        forecast_of(asked(folder, tmp_path, **options))
 
 
 def test_a_vae_of_pictures_takes_no_videos(folder, tmp_path):
     with pytest.raises(BadInput, match="--frames needs a VAE for videos, but AutoencoderKL takes only pictures"):
-        look_ahead(asked(folder, tmp_path, model=tiny.look_alike_vae(tmp_path / "kl")))
+        forecast_of(asked(folder, tmp_path, model=tiny.look_alike_vae(tmp_path / "kl")))
 
 
-def test_without_pyav_it_is_said_how_to_install_it_and_pictures_need_none(folder, tmp_path, monkeypatch):
+def test_without_pyav_it_is_reported_how_to_install_it_and_pictures_need_none(folder, tmp_path, monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "av" else real(name, *rest))
     with pytest.raises(cs.MissingExtra, match=r"PyAV, which is not installed.*pip install '\.\[video\]'"):
-        look_ahead(asked(folder, tmp_path))
-    assert look_ahead(asked(folder, tmp_path, frames=(), fps=None)).samples == 1
+        forecast_of(asked(folder, tmp_path))
+    assert forecast_of(asked(folder, tmp_path, frames=(), fps=None)).samples == 1
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_without_pyav_it_is_said_how_to_install_it_and_pictures_need_none(folder
 def test_what_does_not_go_with_a_video_is_refused_by_the_samples_name(tmp_path, row, options, says):
     (tmp_path / "clips.jsonl").write_text(json.dumps({"id": "one", **row}) + "\n")
     with pytest.raises(BadInput, match=f"sample 'one' {says}"):
-        look_ahead(asked(tmp_path / "clips.jsonl", tmp_path, **options))
+        forecast_of(asked(tmp_path / "clips.jsonl", tmp_path, **options))
 
 
 def test_a_plan_of_pictures_is_what_it_was_before_there_were_videos(folder, tmp_path):
@@ -236,7 +236,7 @@ def test_a_mixed_folder_becomes_batches_of_one_shape_each_and_nothing_is_made_tw
     assert "the video is too short: it has 2 frames at 8 a second" in failure["reason"]
 
     data = cs.CachedDataset(store)
-    assert {bucket: [data.ids[place] for place in places] for bucket, places in data.buckets.items()} == {
+    assert {bucket: [data.ids[index] for index in indices] for bucket, indices in data.buckets.items()} == {
         (48, 80, 17): ["tall.mp4"],
         (80, 48, 1): ["picture.png"],
         (80, 48, 5): ["short.avi"],
@@ -253,8 +253,8 @@ def test_a_mixed_folder_becomes_batches_of_one_shape_each_and_nothing_is_made_tw
         "short.avi": (16, 2, 6, 10, [5, 5], [8.0, 8.0]),
         "picture.png": (16, 1, 6, 10, [1, 1], [0.0, 0.0]),
     }
-    for place in range(len(data)):
-        straight, slow = data.read_batch([place]), data.collate([data[place]])
+    for index in range(len(data)):
+        straight, slow = data.read_batch([index]), data.collate([data[index]])
         assert straight.keys() == slow.keys()
         for name, value in straight.items():
             assert torch.equal(value, slow[name]) if isinstance(value, torch.Tensor) else value == slow[name]
@@ -405,7 +405,7 @@ class Once:
 
 def test_a_file_that_is_another_one_when_it_is_opened_again_is_an_error_of_reading():
     source: Any = Once(same=2)
-    reading = Reading(source)
+    reading = UnitReader(source)
     for _time in range(2):
         with reading.open("a.mkv") as file:
             assert file.read() == b"abc"

@@ -20,7 +20,7 @@ from cachestore.encode.recipes import ModelRequest, encoders_for
 from cachestore.encode.setup import padded_length
 from scripts.tiny_models import is_transformers_4
 from tests.encode import tiny
-from tests.encode.asking import entries_of as encode
+from tests.encode.encoders import entries_of as encode
 
 pytestmark = pytest.mark.torch
 
@@ -383,7 +383,7 @@ def test_an_encoder_with_a_decoder_is_loaded_and_called_without_it(tmp_path, dig
 
 def test_captions_can_be_prepared_from_several_threads_while_others_are_encoded(tiny_model, digest):
     encoder = text_encoder(tiny_model("flux").folder, digest)
-    captions = [f"{'word ' * (place % 7)}{place}" for place in range(60)]
+    captions = [f"{'word ' * (index % 7)}{index}" for index in range(60)]
     counts = dict(zip(captions, encoder.count_tokens(captions), strict=True))
     stop = threading.Event()
 

@@ -11,7 +11,7 @@ from cachestore.encode.hub import files_to_fetch
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from cachestore.encode.text_families import TEXT_FAMILIES
 from tests.encode import tiny
-from tests.encode.asking import batch_for
+from tests.encode.encoders import batch_for
 
 CAPTIONS = ["", "a cat", "x " * 300, 'a "SIGN" 漢字 é']
 

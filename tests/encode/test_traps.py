@@ -28,7 +28,7 @@ from cachestore.encode.setup import Padded
 from cachestore.encode.tokens import Rewriter
 from cachestore.loading.latents import read_latents
 from tests.encode import tiny, tiny_families
-from tests.encode.asking import Built, batch_of, encoder_of, entries_of
+from tests.encode.encoders import Built, batch_of, encoder_of, entries_of
 
 pytestmark = pytest.mark.torch
 
@@ -284,10 +284,10 @@ def test_sana_is_given_calls_own_instruction_which_is_not_written_into_the_recip
     encoder = encoders_for(ModelRequest(str(model.folder), encode=["text"], text_dtype="float32"), digest)[0]
     assert len(str(encoder.recipe.make["encode_args"])) < 300
     instruction = inspect.signature(model.pipeline.__call__).parameters["complex_human_instruction"].default
-    told, untold = (own(model, ["a cat"], complex_human_instruction=given)[0][0] for given in (instruction, None))
+    instructed, plain = (own(model, ["a cat"], complex_human_instruction=given)[0][0] for given in (instruction, None))
     found = entries_of(encoder, ["a cat"])["a cat"]["prompt_embeds"]
-    assert float((found - told[: len(found)]).abs().max()) < 1e-5
-    assert float((found - untold[: len(found)]).norm() / found.norm()) > 0.05
+    assert float((found - instructed[: len(found)]).abs().max()) < 1e-5
+    assert float((found - plain[: len(found)]).norm() / found.norm()) > 0.05
 
 
 def test_another_default_of_call_than_the_recipe_knows_is_refused(built, digest):

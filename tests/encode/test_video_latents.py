@@ -58,8 +58,8 @@ def test_a_videos_key_is_known_from_its_bytes_and_what_is_taken_of_it(look_alike
         "fps": [20, 1],
         "start": [0],
     }
-    told = {"bucket": [48, 16, 17], "start": 0, "pixels": videos.TRANSFORM}
-    assert resolved.meta == {"input_digest": digest_bytes(clip), "encoder": "latents", **told}
+    reported = {"bucket": [48, 16, 17], "start": 0, "pixels": videos.TRANSFORM}
+    assert resolved.meta == {"input_digest": digest_bytes(clip), "encoder": "latents", **reported}
     assert str(resolved.key) == str(resolve(look_alike, clip).key)
 
 
@@ -145,7 +145,7 @@ def test_what_reading_raises_passes_through(look_alike):
         look_alike.resolve({"video": "gone.mkv", **WANTED}, read)
 
 
-def test_colours_of_high_dynamic_range_are_noted_in_the_entry_and_said(look_alike, caplog):
+def test_colours_of_high_dynamic_range_are_noted_in_the_entry_and_reported(look_alike, caplog):
     data = write(moving(5), kind="matroska", codec="ffv1", pix_fmt="yuv420p10le", color_trc=16)
     assert resolve(look_alike, data).meta["transfer"] == "smpte2084"
     assert "a.mkv has high dynamic range (smpte2084)" in caplog.text

@@ -15,7 +15,7 @@ from av.filter import Graph
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.encode import videos
-from cachestore.encode.buckets import Size, placement
+from cachestore.encode.buckets import Size, crop_box
 from tests.encode.footage import LOSSLESS, moving, numbered, numbers_of, write, write_sound
 from tests.encode.test_latents import picture
 
@@ -37,7 +37,7 @@ def look(data):
 def take(data, times, bucket=None):
     size = look(data).size
     bucket = Size(*(bucket or size))
-    return videos.take(BytesIO(data), times, bucket, placement(size, bucket))
+    return videos.take(BytesIO(data), times, bucket, crop_box(size, bucket))
 
 
 def own(data, start, count):
@@ -150,7 +150,7 @@ def test_every_form_of_pixels_becomes_8_bit_rgb(pix_fmt):
     assert np.abs(take(data, own(data, 0, 3)).astype(int) - grey).max() <= 2
 
 
-def test_high_dynamic_range_is_told():
+def test_high_dynamic_range_is_recognised():
     assert look(write(moving(2), kind="matroska", codec="ffv1", pix_fmt="yuv420p10le", color_trc=16)).transfer == "smpte2084"
     assert look(write(moving(2))).transfer == ""
 
@@ -220,14 +220,14 @@ def test_what_is_no_video_is_refused_with_the_reason(name):
 
 
 @pytest.mark.parametrize("container", ["mp4", "mov", "mkv", "avi", "webm"])
-@pytest.mark.parametrize("share", [0.3, 0.6])
-def test_a_file_that_ends_early_is_refused(container, share, tmp_path):
+@pytest.mark.parametrize("fraction", [0.3, 0.6])
+def test_a_file_that_ends_early_is_refused(container, fraction, tmp_path):
     options = dict(CONTAINERS[container])
     if container in {"mp4", "mov"}:  # with its table in front, so that it can be opened at all
         options["container_options"] = {"movflags": "faststart"}
     data = write(moving(160), path=tmp_path / "a", **options)
     with pytest.raises(EncodeFailed, match=r"ends early|damaged|no known format"):
-        look(data[: int(len(data) * share)])
+        look(data[: int(len(data) * fraction)])
     if container in {"mp4", "mov"}:
         with pytest.raises(EncodeFailed, match="ends early"):
             look(data[:-1])
@@ -243,7 +243,7 @@ def test_a_frame_that_is_damaged_is_never_taken_for_a_whole_one(container):
     before = line.take(None, 0, 33)
     with pytest.raises(EncodeFailed, match=r"damaged|ends early"):
         take(bytes(data), before)
-    first = videos.take(BytesIO(bytes(data)), before[:5], Size(96, 64), placement(Size(96, 64), Size(96, 64)))
+    first = videos.take(BytesIO(bytes(data)), before[:5], Size(96, 64), crop_box(Size(96, 64), Size(96, 64)))
     assert np.array_equal(first, whole[:5])  # those before it are
 
 
@@ -295,7 +295,7 @@ def test_no_thread_is_left_and_none_is_started():
             return super().read(size)
 
     size = videos.look(Watched(data)).size
-    videos.take(Watched(data), own(data, 0, 50), Size(64, 48), placement(size, Size(64, 48)))
+    videos.take(Watched(data), own(data, 0, 50), Size(64, 48), crop_box(size, Size(64, 48)))
     assert max(seen) == len(before)
     assert os.listdir("/proc/self/task") == before
 

@@ -46,7 +46,7 @@ def scheduler(**config):
 
 
 def qwen_tokenizer(padding_side="right"):
-    vocabulary = {symbol: place for place, symbol in enumerate(tiny.ALPHABET)}
+    vocabulary = {symbol: index for index, symbol in enumerate(tiny.ALPHABET)}
     for token in ("<|endoftext|>", "<|im_start|>", "<|im_end|>"):
         vocabulary[token] = len(vocabulary)
     options = {"model_max_length": 131072, "padding_side": padding_side}
@@ -60,7 +60,7 @@ def qwen_tokenizer(padding_side="right"):
 
 
 def gemma_tokenizer(padding_side="right"):
-    vocabulary = {token: place for place, token in enumerate(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁"])}
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁"])}
     for byte in range(256):
         vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
     for code in range(33, 127):
@@ -380,10 +380,10 @@ def hunyuanvideo15():
 
     heads = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "num_refiner_layers": 1, "mlp_ratio": 2.0}
     widths = {"text_embed_dim": 32, "text_embed_2_dim": 32, "image_embed_dim": 12, "in_channels": 9, "out_channels": 4}
-    places = {"patch_size": 1, "patch_size_t": 1, "rope_axes_dim": (2, 2, 4), "target_size": 16, "task_type": "t2v"}
+    sizes = {"patch_size": 1, "patch_size_t": 1, "rope_axes_dim": (2, 2, 4), "target_size": 16, "task_type": "t2v"}
     tokenizers = {"tokenizer": qwen_tokenizer(), "tokenizer_2": of("transformers", "ByT5Tokenizer")}
     text = qwen_vl(text_only=True)
-    model = transformer("HunyuanVideo15Transformer3DModel", **heads, **widths, **places)
+    model = transformer("HunyuanVideo15Transformer3DModel", **heads, **widths, **sizes)
     parts = {"text_encoder": text, "transformer": model, "vae": hunyuan15_vae(), "text_encoder_2": t5(), **tokenizers}
     guider = ClassifierFreeGuidance(guidance_scale=1.0)
     return of("diffusers", "HunyuanVideo15Pipeline", **parts, scheduler=scheduler(), guider=guider)

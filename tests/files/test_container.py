@@ -17,7 +17,7 @@ from cachestore.files.container import (
     DTYPE_BYTES,
     HEADER_LIMIT_BYTES,
     TENSOR_LIMIT,
-    TensorPlace,
+    TensorInfo,
     build_header,
     parse_header,
     read_header,
@@ -38,7 +38,7 @@ def lay_out(shapes):
     """Tensors one after the other, widest first."""
     tensors, position = {}, 0
     for name, (dtype, shape) in sorted(shapes.items(), key=lambda item: -DTYPE_BYTES[item[1][0]]):
-        tensors[name] = TensorPlace(dtype, shape, position, position + size_bytes(dtype, shape))
+        tensors[name] = TensorInfo(dtype, shape, position, position + size_bytes(dtype, shape))
         position = tensors[name].end
     return tensors, position
 
@@ -62,8 +62,8 @@ def test_a_header_comes_back_with_its_tensors_in_the_order_of_their_bytes(shapes
     raw = build_header(tensors, metadata)
     header = parse_header(raw[8:], len(raw) + data_bytes, where=HERE)
     assert (header.tensors, header.metadata) == (tensors, metadata)
-    places = list(header.tensors.values())
-    assert places == sorted(places, key=lambda place: place.start)
+    infos = list(header.tensors.values())
+    assert infos == sorted(infos, key=lambda info: info.start)
 
 
 @given(shapes=st.dictionaries(names, shapes, max_size=3))
@@ -86,7 +86,7 @@ def test_what_the_stock_library_writes_is_parsed(tmp_path):
     save_file({"b": np.zeros((2, 3), np.float32), "a": np.ones(5, np.uint8)}, tmp_path / "f", metadata={"x": "y"})
     with opened(tmp_path / "f") as (descriptor, status):
         header = read_header(descriptor, status.st_size, where=HERE)
-    assert {name: place.shape for name, place in header.tensors.items()} == {"b": (2, 3), "a": (5,)}
+    assert {name: info.shape for name, info in header.tensors.items()} == {"b": (2, 3), "a": (5,)}
     assert header.metadata == {"x": "y"}
 
 
@@ -133,7 +133,7 @@ MALFORMED = {
     "a hole": {"a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}, "b": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}},
     "a hole at the start": {"a": {"dtype": "U8", "shape": [7], "data_offsets": [1, 8]}},
     "an overlap": {"a": {"dtype": "U8", "shape": [5], "data_offsets": [0, 5]}, "b": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}},
-    "one place twice": {"a": U8, "b": U8},
+    "one range twice": {"a": U8, "b": U8},
     "a tail of data": {"a": {"dtype": "U8", "shape": [7], "data_offsets": [0, 7]}},
     "too little data": {"a": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}},
     "data without tensors": {},
@@ -153,7 +153,7 @@ def empty_tensors(count):
 
 
 def test_the_file_that_the_malformed_ones_vary_is_good():
-    assert parse({"a": U8}).tensors == {"a": TensorPlace("U8", (8,), 0, 8)}
+    assert parse({"a": U8}).tensors == {"a": TensorInfo("U8", (8,), 0, 8)}
 
 
 @pytest.mark.parametrize("what", MALFORMED)
@@ -233,7 +233,7 @@ def test_a_header_above_the_cap_is_not_built(monkeypatch):
         build_header({}, {"x": "y" * HEADER_LIMIT_BYTES})
     monkeypatch.setattr(container, "TENSOR_LIMIT", 8)
     with pytest.raises(FormatError, match="caps"):
-        build_header({str(n): TensorPlace("U8", (0,), 0, 0) for n in range(9)}, {})
+        build_header({str(n): TensorInfo("U8", (0,), 0, 0) for n in range(9)}, {})
 
 
 def test_an_unknown_dtype_has_no_size():

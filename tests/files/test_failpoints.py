@@ -1,4 +1,4 @@
-"""Dying at every named place: what was acknowledged stays, what was not is absent or whole, and the same command goes on from there."""
+"""Dying at every failpoint: what was acknowledged stays, what was not is absent or whole, and the same command goes on from there."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from cachestore.storage.catalog import Catalog, Cell, make_column, newest_catalo
 from cachestore.storage.commit import create_store
 from cachestore.storage.entry import make_entry
 from cachestore.storage.findings import HARMLESS
-from cachestore.storage.gc import condemn
+from cachestore.storage.gc import mark
 from cachestore.storage.repair import repair_store
 from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
@@ -80,7 +80,7 @@ import json, os, shutil, signal, sys
 from pathlib import Path
 
 os.fsync = os.fstat  # a kill takes no page of the kernel's, so waiting for the disk would show nothing more
-place, folder, template = sys.argv[1:]
+point, folder, template = sys.argv[1:]
 lives = []
 for count in range(1, 100):
     root = Path(folder) / str(count)
@@ -89,7 +89,7 @@ for count in range(1, 100):
     said, saying = os.pipe()
     child = os.fork()
     if child == 0:
-        os.environ["CACHESTORE_FAILPOINT"] = f"{place}:{count}"
+        os.environ["CACHESTORE_FAILPOINT"] = f"{point}:{count}"
         work(root, lambda n: os.write(saying, b"%d " % n))
         os._exit(0)
     os.close(saying)
@@ -101,25 +101,25 @@ for count in range(1, 100):
     os.close(said)
 print(json.dumps(lives))
 """
-"""Runs `work` in a child that is killed at the n-th passing of a place, for every n there is; prints each store and what was said."""
+"""Runs `work` in a child that is killed at the n-th passing of a failpoint, for every n there is; prints each store and what was said."""
 
 
-def places_in(*rooms):
+def points_in(*rooms):
     """The named failpoints of some rooms, found in their source, so that a new one is tested without being listed here."""
     root = Path(cachestore.__path__[0])
     text = "".join(file.read_text() for room in rooms for file in (root / room).glob("*.py"))
     return sorted(set(re.findall(r'failpoint\("([a-z_.]+)"\)', text)))
 
 
-def lives(program, folder, place, template=""):
-    """The stores after runs killed at the n-th passing of a place, for every n that there is, and what each run had said."""
+def lives(program, folder, point, template=""):
+    """The stores after runs killed at the n-th passing of a failpoint, for every n that there is, and what each run had said."""
     folder.mkdir()
-    command = [sys.executable, "-c", program + DRIVER, place, str(folder), str(template)]
+    command = [sys.executable, "-c", program + DRIVER, point, str(folder), str(template)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert finished.returncode == 0, finished.stderr
     found = json.loads(finished.stdout)
-    assert found, f"{place} is never reached: {finished.stderr}"
-    return [(Path(root), said) for root, said in found]
+    assert found, f"{point} is never reached: {finished.stderr}"
+    return [(Path(root), reported) for root, reported in found]
 
 
 WRITER = {}
@@ -127,7 +127,7 @@ exec(WRITE, WRITER)
 
 
 def write(root):
-    WRITER["work"](root, lambda _said: None)
+    WRITER["work"](root, lambda _reported: None)
 
 
 def values_in(root, numbers):
@@ -142,11 +142,11 @@ def values_of(numbers):
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "place", [place for place in places_in("files", "storage") if not place.startswith(("repair.", "gc.", "compact."))]
+    "point", [point for point in points_in("files", "storage") if not point.startswith(("repair.", "gc.", "compact."))]
 )
-def test_after_dying_while_writing_everything_acknowledged_is_there_and_the_same_command_goes_on(tmp_path, place):
-    for root, said in lives(WRITE, tmp_path / "lives", place):
-        acknowledged = [m for n in said if n < 100 for m in (n, n + 1)]
+def test_after_dying_while_writing_everything_acknowledged_is_there_and_the_same_command_goes_on(tmp_path, point):
+    for root, reported in lives(WRITE, tmp_path / "lives", point):
+        acknowledged = [m for n in reported if n < 100 for m in (n, n + 1)]
         if (root / "cachestore.json").exists():
             assert {finding.kind for finding in verify(root).findings} <= HARMLESS
             assert values_in(root, acknowledged) == values_of(acknowledged)
@@ -159,9 +159,9 @@ def test_after_dying_while_writing_everything_acknowledged_is_there_and_the_same
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "place", [place for place in places_in("files", "storage") if place.startswith(("repair.", "publish.", "segment."))]
+    "point", [point for point in points_in("files", "storage") if point.startswith(("repair.", "publish.", "segment."))]
 )
-def test_after_dying_while_repairing_no_valid_entry_is_lost_and_repair_goes_on(tmp_path, place):
+def test_after_dying_while_repairing_no_valid_entry_is_lost_and_repair_goes_on(tmp_path, point):
     template = tmp_path / "template"
     write(template)
     with Reader(template) as reader:
@@ -172,7 +172,7 @@ def test_after_dying_while_repairing_no_valid_entry_is_lost_and_repair_goes_on(t
         file.seek(damaged.offset)
         file.write(b"\xff")
     valid = [0, 2, 3, 4, 5]
-    for root, _said in lives(REPAIR, tmp_path / "lives", place, template):
+    for root, _reported in lives(REPAIR, tmp_path / "lives", point, template):
         assert values_in(root, valid) == values_of(valid)
         repair_store(root)
         assert values_in(root, valid) == values_of(valid)
@@ -182,9 +182,9 @@ def test_after_dying_while_repairing_no_valid_entry_is_lost_and_repair_goes_on(t
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "place", [place for place in places_in("files", "storage") if place.startswith(("gc.", "compact.", "commit.", "publish.", "segment."))]
+    "point", [point for point in points_in("files", "storage") if point.startswith(("gc.", "compact.", "commit.", "publish.", "segment."))]
 )
-def test_after_dying_while_tidying_up_everything_needed_is_there_and_the_same_command_goes_on(tmp_path, place):
+def test_after_dying_while_tidying_up_everything_needed_is_there_and_the_same_command_goes_on(tmp_path, point):
     template = tmp_path / "template"
     layout = create_store(template)
     write(template)
@@ -193,13 +193,11 @@ def test_after_dying_while_tidying_up_everything_needed_is_there_and_the_same_co
         publish_segment(layout, [entry], origin=f"{n:032x}/1")
     column = make_column("own", "caption", "f" * 64, {}, [[Cell(key("6")), Cell(key("7"))]])
     publish_catalog(layout, Catalog("other", {}, {}, ["a"], [0, 2], ["x", "y"], {}, ["{}"], (column,)))
-    condemn(
-        layout, [publish_segment(layout, [make_entry(key("8"), WRITER["value"](8), {"input_digest": ""})], origin="a" * 32 + "/1").digest]
-    )
+    mark(layout, [publish_segment(layout, [make_entry(key("8"), WRITER["value"](8), {"input_digest": ""})], origin="a" * 32 + "/1").digest])
     taken_back = publish_segment(layout, [make_entry(key("7"), WRITER["value"](7), {"input_digest": ""})], origin="b" * 32 + "/1")
     layout.segment(next(d for d in holding(layout, "7") if d != taken_back.digest)).unlink()
-    condemn(layout, [taken_back.digest])  # it was condemned before the catalog stood
-    for root, _said in lives(TIDY, tmp_path / "lives", place, template):
+    mark(layout, [taken_back.digest])  # it was marked before the catalog stood
+    for root, _reported in lives(TIDY, tmp_path / "lives", point, template):
         assert values_in(root, range(8)) == values_of(range(8))
         assert {finding.kind for finding in verify(root).findings} <= HARMLESS
         for _again in range(2):
@@ -213,12 +211,12 @@ def test_after_dying_while_tidying_up_everything_needed_is_there_and_the_same_co
 
 def holding(layout, name):
     with Reader(layout.root) as reader:
-        return [place.segment.digest for place in reader.snapshot.find([key(name)])[0]]
+        return [location.segment.digest for location in reader.snapshot.find([key(name)])[0]]
 
 
 def test_a_catalog_that_was_published_is_there(tmp_path):
-    [(root, said)] = lives(WRITE, tmp_path / "lives", "catalog.after_publish")
-    assert said == [0, 2, 4]
+    [(root, reported)] = lives(WRITE, tmp_path / "lives", "catalog.after_publish")
+    assert reported == [0, 2, 4]
     with Reader(root) as reader:
         catalog = newest_catalog(reader.layout, "train")
     assert catalog is not None
@@ -247,9 +245,9 @@ def test_a_failpoint_kills_at_the_passing_that_is_asked_for():
     program = (
         "import sys\nfrom cachestore.files.failpoints import failpoint\nfor n in range(5):\n    print(n, flush=True)\n    failpoint('here')"
     )
-    for wanted, said in (("here", 1), ("here:1", 1), ("here:3", 3)):
+    for wanted, reported in (("here", 1), ("here:1", 1), ("here:3", 3)):
         finished = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, timeout=30, check=False, env=os.environ | {VARIABLE: wanted}
         )
         assert finished.returncode == -signal.SIGKILL
-        assert len(finished.stdout.split()) == said
+        assert len(finished.stdout.split()) == reported

@@ -72,9 +72,9 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_a_moved_model_keeps_its_fingerprint(tmp_path):
-    for place in ("here", "there/deeper"):
-        old_file(tmp_path / place / "model" / "config.json", b"{}")
-        old_file(tmp_path / place / "model" / "sub" / "weights", b"w")
+    for folder in ("here", "there/deeper"):
+        old_file(tmp_path / folder / "model" / "config.json", b"{}")
+        old_file(tmp_path / folder / "model" / "sub" / "weights", b"w")
     here, there = tmp_path / "here" / "model", tmp_path / "there" / "deeper" / "model"
     assert fingerprint(files=[here]) == fingerprint(files=[there])
     assert fingerprint(files=[here / "config.json"]) == fingerprint(files=[str(there / "config.json")])

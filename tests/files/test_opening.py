@@ -186,9 +186,9 @@ def test_more_buffers_than_one_call_takes_are_filled(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("raised", "said"), [(BlockingIOError(), 0), (OSError(errno.EOPNOTSUPP, ""), None), (OSError(errno.EINVAL, ""), None)], ids=repr
+    ("raised", "reported"), [(BlockingIOError(), 0), (OSError(errno.EOPNOTSUPP, ""), None), (OSError(errno.EINVAL, ""), None)], ids=repr
 )
-def test_what_is_in_memory_is_read_and_a_system_that_cannot_tell_says_so(tmp_path, monkeypatch, raised, said):
+def test_what_is_in_memory_is_read_and_a_system_that_cannot_tell_says_so(tmp_path, monkeypatch, raised, reported):
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
     buffers = [memoryview(bytearray(4)), memoryview(bytearray(2))]
@@ -197,7 +197,7 @@ def test_what_is_in_memory_is_read_and_a_system_that_cannot_tell_says_so(tmp_pat
             assert (count, b"".join(buffers)) in {(6, b"123456"), (0, bytes(6))}
         monkeypatch.setattr(opening, "_PRESENT_ONLY", 1)
         monkeypatch.setattr(os, "preadv", raising(raised))
-        assert read_present(descriptor, buffers, 1) == said
+        assert read_present(descriptor, buffers, 1) == reported
         monkeypatch.setattr(opening, "_PRESENT_ONLY", 0)
         assert read_present(descriptor, buffers, 1) is None
 
@@ -331,7 +331,7 @@ def test_looking_at_nothing_is_no_error_and_being_refused_is_one(tmp_path, monke
         look_at(tmp_path)
 
 
-def test_room_that_cannot_be_asked_for_is_told(tmp_path, monkeypatch):
+def test_room_that_cannot_be_asked_for_is_reported(tmp_path, monkeypatch):
     assert free_bytes(tmp_path) > 0
     monkeypatch.setattr(os, "statvfs", refusing(errno.EIO))
     with pytest.raises(ReadFailed, match=re.escape(str(tmp_path))):

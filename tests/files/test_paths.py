@@ -212,7 +212,7 @@ FILES = {
     "claim": OF_PASS.claim(ClaimName(0, 1, 2, 3)),
     "round": OF_PASS.round(0),
     "worker": LAYOUT.worker("0" * 32),
-    "condemned": LAYOUT.condemned_list("0" * 32),
+    "condemned": LAYOUT.marked_list("0" * 32),
     "lost": LAYOUT.lost_list("0" * 32),
     "lock": LAYOUT.lock("commit"),
 }

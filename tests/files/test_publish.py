@@ -77,14 +77,14 @@ def test_no_chunks_make_an_empty_file(layout, final):
     assert final.read_bytes() == b""
 
 
-def test_what_is_placed_is_what_was_given(layout, final):
+def test_what_is_published_is_what_was_given(layout, final):
     assert publish(layout, final, (chunk for chunk in CONTENT)) is True
     assert final.read_bytes() == WHOLE
     assert names_in(layout.temporary) == []
 
 
 @given(chunks=st.lists(st.binary(max_size=50), max_size=5))
-def test_any_chunks_are_placed_as_given(chunks, tmp_path_factory):
+def test_any_chunks_are_published_as_given(chunks, tmp_path_factory):
     layout = Layout(tmp_path_factory.mktemp("store"))
     layout.temporary.mkdir()
     final = layout.root / "file"
@@ -236,12 +236,12 @@ def test_permission_bits_come_from_the_store_and_not_from_the_umask(tmp_path, mo
     publish(layout, folder / "small", CONTENT)
     publish(layout, folder / "segment", CONTENT, read_only=True)
     note(layout, folder / "note", b"x")
-    overwrite(layout, folder / "beat", b"x")
+    overwrite(layout, folder / "heartbeat", b"x")
     built = layout.new_temporary()
     built.write_bytes(b"x")
     publish_file(layout, built, folder / "index")
     assert {bits(path) for path in (layout.root, layout.plans, folder.parent, folder)} == {mode.folder_bits}
-    assert {bits(folder / name) for name in ("small", "note", "beat")} == {mode.file_bits}
+    assert {bits(folder / name) for name in ("small", "note", "heartbeat")} == {mode.file_bits}
     assert {bits(folder / name) for name in ("segment", "index")} == {0o444}
 
 
@@ -255,7 +255,7 @@ class TestWithoutLinks:
         else:
             monkeypatch.setattr(os, "link", refusing(request.param))
 
-    def test_what_is_placed_is_what_was_given(self, layout, final):
+    def test_what_is_published_is_what_was_given(self, layout, final):
         assert publish(layout, final, CONTENT) is True
         assert final.read_bytes() == WHOLE
         assert names_in(layout.temporary) == []
@@ -361,7 +361,7 @@ class TestBuiltFiles:
         built.write_bytes(WHOLE)
         return built
 
-    def test_it_is_placed_and_its_temporary_name_is_gone(self, layout, final):
+    def test_it_is_published_and_its_temporary_name_is_gone(self, layout, final):
         assert publish_file(layout, self.build(layout), final) is True
         assert final.read_bytes() == WHOLE
         assert names_in(layout.temporary) == []
@@ -372,7 +372,7 @@ class TestBuiltFiles:
         assert final.read_bytes() == b"first"
         assert names_in(layout.temporary) == []
 
-    def test_it_is_synced_before_it_is_placed(self, layout, final, calls):
+    def test_it_is_synced_before_it_is_published(self, layout, final, calls):
         built = self.build(layout)
         calls.clear()
         publish_file(layout, built, final)
@@ -408,7 +408,7 @@ class TestNotes:
         assert nothing_is_left(layout)
 
 
-class TestBeats:
+class TestHeartbeats:
     def test_a_newer_one_replaces_an_older_one(self, layout, final):
         overwrite(layout, final, b"first")
         overwrite(layout, final, b"second")

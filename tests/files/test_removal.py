@@ -18,7 +18,7 @@ def layout(tmp_path, monkeypatch, request):
     return Layout(tmp_path / "store")
 
 
-def test_a_file_goes_and_its_bytes_are_told(layout):
+def test_a_file_goes_and_its_bytes_are_reported(layout):
     path = layout.root / "a" / "b" / "file"
     path.write_bytes(b"12345")
     assert remove_file(layout, path) == 5

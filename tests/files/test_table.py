@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cachestore.core.errors import FormatError
 from cachestore.files.checksum import digest_of
-from cachestore.files.container import TensorPlace, build_header
+from cachestore.files.container import TensorInfo, build_header
 from cachestore.files.table import (
     Texts,
     digest_column,
@@ -131,12 +131,12 @@ def test_every_flipped_bit_is_detected_or_harmless(path):
     raw = small(path).read_bytes()
     expected = seen(path)
     with path.open("r+b", buffering=0) as file:
-        for place, byte in enumerate(raw):
+        for index, byte in enumerate(raw):
             for bit in range(8):
-                os.pwrite(file.fileno(), bytes([byte ^ 1 << bit]), place)
+                os.pwrite(file.fileno(), bytes([byte ^ 1 << bit]), index)
                 with contextlib.suppress(FormatError):
                     assert seen(path) == expected
-            os.pwrite(file.fileno(), bytes([byte]), place)
+            os.pwrite(file.fileno(), bytes([byte]), index)
 
 
 def test_every_cut_is_detected(path):
@@ -171,7 +171,7 @@ FORGED = {
     "an empty file": b"",
     "zeros": bytes(100),
     "no metadata": build_header({}, {}),
-    "another container": build_header({"a": TensorPlace("U8", (0,), 0, 0)}, {"format": "pt"}),
+    "another container": build_header({"a": TensorInfo("U8", (0,), 0, 0)}, {"format": "pt"}),
     "no version": forged(format="thing"),
     "a version that is no number": forged(format="thing/²"),
     "a header that is not JSON": forged(header="{"),
@@ -299,7 +299,7 @@ def test_what_is_looked_at_is_what_reading_the_whole_table_gives(path, words, va
         assert list(one) == list(other)
         assert list(one[1:]) == list(other[1:])
         assert list(one[::-1]) == list(other[::-1])
-        assert [one[place] for place in range(-len(one), len(one))] == [other[place] for place in range(-len(other), len(other))]
+        assert [one[index] for index in range(-len(one), len(one))] == [other[index] for index in range(-len(other), len(other))]
         assert take(one, range(len(one))) == take(other, range(len(other)))
 
 

@@ -32,8 +32,8 @@ def make(root: Path) -> None:
             writer.put(cs.key("golden"), {"wide": np.arange(4, dtype=np.float32), "flag": np.array([True, False])}, {"note": "ünïcöde"})
         if _time == 0:
             with closing(load_snapshot(Layout(root))) as snapshot:
-                [[place]] = snapshot.find([cs.key("golden")])
-            flip(Layout(root).segment(place.segment.digest), place.offset)
+                [[location]] = snapshot.find([cs.key("golden")])
+            flip(Layout(root).segment(location.segment.digest), location.offset)
             repair_store(root)
     with cs.open(root, mode="a") as store:
         store.commit()

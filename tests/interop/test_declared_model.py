@@ -13,7 +13,7 @@ from cachestore.cli import DAMAGE, main
 from cachestore.core.errors import BadInput, RecipeMismatch
 from cachestore.core.keys import Recipe, digest_text
 from cachestore.encode.unit import Prepared, Resolved
-from cachestore.jobs.declared_model import Claimed
+from cachestore.jobs.declared_model import DeclaredEncoder
 from tests.encode import tiny_families
 from tests.interop import trainers
 from tests.interop.caches import bring
@@ -81,11 +81,11 @@ def models(data, monkeypatch, torch_files_read_here):
             made.names = pictures
         return (made,)
 
-    monkeypatch.setattr("cachestore.interop.import_claims.encoders_of", encoders_of)
+    monkeypatch.setattr("cachestore.interop.import_encoders.encoders_of", encoders_of)
     monkeypatch.setattr("cachestore.jobs.declared_model.encoders_of", encoders_of)
 
 
-def test_what_the_claimed_model_makes_is_what_it_is_claimed_to_be(tmp_path, data, models):
+def test_what_the_declared_model_makes_matches_the_import(tmp_path, data, models):
     trainers.write_ai_toolkit(data, "flux")
     bring("ai-toolkit", data, tmp_path / "store", data, claims=None, model="right")
     assert cs.CachedDataset(tmp_path / "store").recipes["text"].make["claimed"]["recipe"]["model"] == "right"
@@ -102,14 +102,14 @@ def test_latents_of_another_picture_and_text_of_another_caption_are_wrong_values
     assert main(["verify", str(tmp_path / "store"), "--recompute", "10", "--json"]) == DAMAGE
     found = json.loads(capsys.readouterr().out)["findings"]
     assert {(one["kind"], one["sample"]) for one in found} == {("wrong-value", "a/one.png"), ("wrong-value", "two.png")}
-    assert any("from what the claimed VAE makes" in one["message"] for one in found)
-    assert all("not from the model that was claimed" in one["message"] for one in found)
+    assert any("from what the declared VAE makes" in one["message"] for one in found)
+    assert all("not from the declared model" in one["message"] for one in found)
 
 
-def test_a_model_that_is_not_the_claimed_one_is_refused_before_anything_is_encoded(tmp_path, data, models):
+def test_a_model_that_is_not_the_declared_one_is_refused_before_anything_is_encoded(tmp_path, data, models):
     trainers.write_ai_toolkit(data, "flux")
     bring("ai-toolkit", data, tmp_path / "store", data, claims=None, model="right")
-    with pytest.raises(RecipeMismatch, match="is claimed to be from"):
+    with pytest.raises(RecipeMismatch, match="is declared to be from"):
         cs.verify(tmp_path / "store", recompute=1, model="wrong")
 
 
@@ -133,10 +133,10 @@ def test_what_was_imported_on_a_users_word_can_be_held_against_a_model_named_lat
 )
 def test_a_picture_is_made_again_from_the_crop_that_its_cache_told_and_else_from_the_centre(data, facts, crop):
     vae: Any = Vae("right")
-    claimed: Any = Claimed(vae, Recipe("latents", {}))
+    declared: Any = DeclaredEncoder(vae, Recipe("latents", {}))
     request = {"key": "0" * 32, "image": "a/one.png", "role": "image", "bucket": [64, 48], **facts}
-    _picture, view = claimed.resolve(request, lambda reference: (data / reference).read_bytes()).item
-    assert (view.bucket, view.place.crop) == ((64, 48), crop)
+    _picture, variant = declared.resolve(request, lambda reference: (data / reference).read_bytes()).item
+    assert (variant.bucket, variant.box.crop) == ((64, 48), crop)
 
 
 def test_a_model_that_cannot_be_found_is_an_error_and_no_empty_claim(tmp_path, data):
@@ -155,7 +155,7 @@ def test_latents_of_another_size_than_the_catalog_says_are_wrong(tmp_path, data,
     finally:
         Vae.moments = before
     assert {finding.kind for finding in report.findings} == {"wrong-value"}
-    assert "but the claimed VAE makes" in report.findings[0].message
+    assert "but the declared VAE makes" in report.findings[0].message
 
 
 @pytest.mark.slow

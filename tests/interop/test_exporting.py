@@ -48,10 +48,10 @@ def test_simpletuner_takes_back_what_it_had_cached_bit_for_bit(tmp_path, data, s
     assert (report.complete, report.casts) == (True, ())
     for picture in PICTURES:
         latents, record = trainers.read_simpletuner(out / "text", out / "vae", picture, family)
-        was, said = trainers.read_simpletuner(text, vae, picture, family)
+        was, reported = trainers.read_simpletuner(text, vae, picture, family)
         assert equal(latents, was)
-        assert record.keys() == said.keys()
-        assert all(equal(record[name], said[name]) for name in said)
+        assert record.keys() == reported.keys()
+        assert all(equal(record[name], reported[name]) for name in reported)
     known = json.loads((out / "aspect_ratio_bucket_metadata_train.json").read_text())
     assert known[str(data / "two.png")]["original_size"] == [64, 64]
 
@@ -115,7 +115,7 @@ def test_undoing_a_scale_gives_the_raw_latents_up_to_rounding(data, store, out):
     assert report.casts == ("latents: normalising undone in float32, then in the stored dtype F32",)
 
 
-def test_bfloat16_becomes_float32_in_npz_and_that_is_said(data, store, out):
+def test_bfloat16_becomes_float32_in_npz_and_that_is_reported(data, store, out):
     trainers.write_ai_toolkit(data, "flux")
     bring("ai-toolkit", data, store, data)
     report = send("sd-scripts", store, out)
@@ -225,7 +225,7 @@ def test_what_precompute_made_is_exported_as_a_training_would_see_it(tmp_path, o
     assert any(stored in cast for cast in report.casts) == (stored != "sample")
 
 
-def test_latents_alone_are_of_the_only_family_with_their_constants_or_of_the_one_that_is_said(tmp_path, out):
+def test_latents_alone_are_of_the_only_family_with_their_constants_or_of_the_one_that_is_given(tmp_path, out):
     made = stores.recipes(None, "sample", scaling_factor=0.13025, shift_factor=None)
     store = stores.make_store(tmp_path / "ours", [stores.Row("a.png")], made)
     send("sd-scripts", store, out)
@@ -341,8 +341,8 @@ def test_the_command_tells_what_the_function_returns(data, store, out, capsys):
     bring("sd-scripts", data, store, data)
     arguments = ["export", str(store), "train", "--format", "sd-scripts", "-o", str(out)]
     assert main([*arguments, "--json"]) == OK
-    told = json.loads(capsys.readouterr().out)
-    assert (told["written"], told["complete"], told["casts"]) == (6, True, [])
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["written"], reported["complete"], reported["casts"]) == (6, True, [])
     (out / "two_flux_te.npz").write_bytes(b"edited")
     assert main(arguments) == FAILURES
     assert "two_flux_te.npz" in capsys.readouterr().out

@@ -19,7 +19,7 @@ from cachestore.core.keys import digest_bytes
 from cachestore.interop.formats.families import Width, family_named
 from cachestore.interop.formats.matching import Matches
 from cachestore.interop.formats.table import format_named
-from cachestore.interop.import_matching import Found
+from cachestore.interop.import_matching import CacheScan
 from cachestore.interop.import_request import ImportRequest
 from cachestore.jobs.declared_model import IMPORTED
 from cachestore.storage.catalog import newest_catalog
@@ -271,7 +271,7 @@ def test_latents_are_not_imported_for_a_list_of_prompts(tmp_path, data, store):
     assert bring("simpletuner", both, store, tmp_path / "prompts.txt", encode=["text"]).report.encoded == 2
 
 
-def test_files_of_families_that_are_not_known_are_said(tmp_path, data, store):
+def test_files_of_families_that_are_not_known_are_reported(tmp_path, data, store):
     """Some of SimpleTuner's models key text by the picture's name: none of it is taken for a caption's."""
     text, vae = tmp_path / "both" / "text", tmp_path / "both" / "vae"
     trainers.write_simpletuner(text, vae, "sdxl")
@@ -369,7 +369,7 @@ def test_text_of_simpletuner_is_found_with_the_spaces_and_line_ends_that_it_dige
     assert [sample_of(store, one)["caption"] for one in PICTURES] == ["a cat", "a dog", "a bird"]
 
 
-def test_pictures_that_their_exif_data_turn_are_said_of_sd_scripts(data, store):
+def test_pictures_that_their_exif_data_turn_are_reported_of_sd_scripts(data, store):
     exif = Image.Exif()
     exif[274] = 6
     Image.new("RGB", (80, 100)).save(data / "turned.jpg", exif=exif)
@@ -484,7 +484,7 @@ def test_a_name_in_use_is_not_taken_over_unless_asked(data, store):
     assert cs.CachedDataset(store).recipes["text"].make["claimed"] == {"model": "another"}
 
 
-def test_what_made_a_cache_must_be_said(data, store):
+def test_what_made_a_cache_must_be_given(data, store):
     trainers.write_sd_scripts(data, "flux")
     with pytest.raises(BadInput, match="--claim NAME=VALUE"):
         bring("sd-scripts", data, store, data, claims=None)
@@ -510,7 +510,7 @@ def test_the_model_tells_the_family_of_latents_whose_names_do_not(tmp_path, data
     trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "flux")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
-    monkeypatch.setattr("cachestore.interop.import_claims.encoders_of", lambda _request, _known: ())
+    monkeypatch.setattr("cachestore.interop.import_encoders.encoders_of", lambda _request, _known: ())
     report = bring("simpletuner", tmp_path / "vae", store, data, claims=None, model=tmp_path / "model", encode=["latents"])
     assert (report.family, report.report.encoded) == ("flux", 3)
 
@@ -549,7 +549,7 @@ def test_latents_that_say_they_are_another_models_are_refused(data, store):
     assert "'sd3'" in report.report.failures[0]["reason"]
 
 
-def test_files_older_than_what_they_are_of_are_said(data, store):
+def test_files_older_than_what_they_are_of_are_reported(data, store):
     trainers.write_sd_scripts(data, "flux")
     after = trainers.sd_latents_path(data, ONE[0], "flux").stat().st_mtime + 60
     os.utime(data / ONE[0].reference, (after, after))
@@ -592,8 +592,8 @@ def test_the_command_tells_what_the_function_returns(data, store, capsys):
     trainers.write_sd_scripts(data, "flux")
     arguments = ["import", "sd-scripts", str(data), "--store", str(store), "--data", str(data), "--claim", "model=x", "--json"]
     assert main(arguments) == OK
-    told = json.loads(capsys.readouterr().out)
-    assert (told["imported"], told["complete"], told["format"], told["family"]) == (6, True, "sd-scripts", "flux")
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["imported"], reported["complete"], reported["format"], reported["family"]) == (6, True, "sd-scripts", "flux")
     trainers.sd_latents_path(data, ONE[0], "flux").write_bytes(b"")
     (data / "stray.npz").write_bytes(b"")
     assert main(arguments[:-1]) == FAILURES
@@ -603,11 +603,11 @@ def test_the_command_tells_what_the_function_returns(data, store, capsys):
     assert main(["import", "nobody", *arguments[2:]]) == ERROR
 
 
-def test_files_that_match_nobody_count_where_the_claimed_model_has_widths_of_its_own():
+def test_files_that_match_nobody_count_where_the_declared_model_has_widths_of_its_own():
     plain = family_named("sdxl")
     family = dataclasses.replace(plain, widths={**plain.widths, "text_encoder": Width(1, 1)})
     request = ImportRequest("sd-scripts", "folder", "store", "data")
     files: Any = [("cat_te_outputs.npz", 1, 1)]
     nothing: Any = None
-    found = Found(request, format_named("sd-scripts"), nothing, files, nothing, (), Matches(None))
+    found = CacheScan(request, format_named("sd-scripts"), nothing, files, nothing, (), Matches(None))
     assert list(found.kinds(family)) == ["text"]

@@ -16,7 +16,7 @@ import cachestore as cs
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import Sample
 from cachestore.interop.formats import diffusion_pipe
-from cachestore.interop.formats.matching import Matches, Place
+from cachestore.interop.formats.matching import FileLocation, Matches
 from tests.interop import trainers
 from tests.interop.caches import bring, equal
 from tests.interop.trainers import PICTURES
@@ -128,17 +128,17 @@ def test_latents_of_ai_toolkit_that_say_another_pictures_name_are_not_taken(data
 def test_latents_of_ai_toolkit_of_the_mirrored_picture_alone_are_not_the_pictures(data, store):
     trainers.write_ai_toolkit(data, "flux")
     plain, mirrored = (trainers.aitk_paths(data, BIRD, "flux", is_flipped=is_flipped)[0] for is_flipped in (False, True))
-    said = {name: json.dumps(value) for name, value in (trainers.aitk_info(BIRD, "flux") | {"flip_x": True}).items()}
-    save_file({"latent": load_file(plain)["latent"].flip(-1).contiguous()}, mirrored, metadata=said)
+    stated = {name: json.dumps(value) for name, value in (trainers.aitk_info(BIRD, "flux") | {"flip_x": True}).items()}
+    save_file({"latent": load_file(plain)["latent"].flip(-1).contiguous()}, mirrored, metadata=stated)
     plain.unlink()
     report = bring("ai-toolkit", data, store, data, encode=["latents"])
     assert failures_of(report, "latents").keys() == {BIRD.reference}
     assert "mirrored" in failures_of(report, "latents")[BIRD.reference]
 
 
-def write_more(data, picture, latent, **said):
+def write_more(data, picture, latent, **stated):
     """One more file of ai-toolkit's, of this size."""
-    info = trainers.aitk_info(dataclasses.replace(picture, latent=latent), "flux") | said
+    info = trainers.aitk_info(dataclasses.replace(picture, latent=latent), "flux") | stated
     path = trainers.aitk_paths(data, picture, "flux")[0].with_name(f"{picture.stem}_{trainers.aitk_hash(info)}.safetensors")
     latents = trainers.noise(str(info), shape=(16, *latent))
     save_file({"latent": latents}, path, metadata={name: json.dumps(value) for name, value in info.items()})
@@ -317,8 +317,8 @@ def test_files_of_one_caption_are_told_apart_without_comparing_each_with_all(tmp
     trainers.write_sd_scripts(data, "flux", pictures)
     for picture in pictures[::2]:
         os.utime(data / f"{picture.stem}_flux_te.npz", (1e9, 1e9))
-    compared: list[Place] = []
-    monkeypatch.setattr(Place, "__eq__", lambda self, other: compared.append(self) or self is other)
+    compared: list[FileLocation] = []
+    monkeypatch.setattr(FileLocation, "__eq__", lambda self, other: compared.append(self) or self is other)
     report = bring("sd-scripts", data, store, data)
     assert (report.complete, len(report.stale)) == (True, 10)
     assert len(compared) <= len(pictures)
@@ -366,13 +366,13 @@ def test_text_of_diffusion_pipe_beside_latents_that_say_another_caption_is_not_t
     assert failures_of(report, "latents") == {}
 
 
-@pytest.mark.parametrize(("said", "is_taken"), [("one", True), (["one", "other"], True), (["another", "other"], False), ([], True)])
-def test_text_of_diffusion_pipe_is_taken_where_its_latents_name_no_caption_or_the_pictures_too(said, is_taken):
-    place = Place("cache/latents/shard_0.bin")
-    values = {f"caption.{number}": one for number, one in enumerate(said)} if isinstance(said, list) else {"caption": said}
+@pytest.mark.parametrize(("stated", "is_taken"), [("one", True), (["one", "other"], True), (["another", "other"], False), ([], True)])
+def test_text_of_diffusion_pipe_is_taken_where_its_latents_name_no_caption_or_the_pictures_too(stated, is_taken):
+    location = FileLocation("cache/latents/shard_0.bin")
+    values = {f"caption.{number}": one for number, one in enumerate(stated)} if isinstance(stated, list) else {"caption": stated}
     items = [
-        diffusion_pipe.Item(place, {"image_spec.1": "/x/1.png", **values}),
-        diffusion_pipe.Item(Place("cache/text_embeddings_1/shard_0.bin"), {"image_spec.1": "/x/1.png"}),
+        diffusion_pipe.Item(location, {"image_spec.1": "/x/1.png", **values}),
+        diffusion_pipe.Item(FileLocation("cache/text_embeddings_1/shard_0.bin"), {"image_spec.1": "/x/1.png"}),
     ]
     matches = Matches(None)
     diffusion_pipe.match(items, [Sample("1", {"image": ("1.png",)}, ("one",))], matches)
@@ -384,13 +384,13 @@ def test_text_of_diffusion_pipe_is_taken_where_its_latents_name_no_caption_or_th
 
 def test_an_import_says_what_of_a_file_no_data_set_hands_out(tmp_path, data, store):
     trainers.write_sd_scripts(data, "flux")
-    said = [remark for remark in bring("sd-scripts", data, store, data).remarks if "data sets do not return" in remark]
-    assert len(said) == 2
-    assert any(remark.startswith("alpha_mask of 3 pictures") and "for masks in training" in remark for remark in said)
-    assert any(remark.startswith("latents_flipped of 3 pictures") for remark in said)
+    stated = [remark for remark in bring("sd-scripts", data, store, data).remarks if "data sets do not return" in remark]
+    assert len(stated) == 2
+    assert any(remark.startswith("alpha_mask of 3 pictures") and "for masks in training" in remark for remark in stated)
+    assert any(remark.startswith("latents_flipped of 3 pictures") for remark in stated)
 
 
-def test_controls_and_further_resolutions_that_are_kept_are_said_too(tmp_path, data, store):
+def test_controls_and_further_resolutions_that_are_kept_are_reported_too(tmp_path, data, store):
     trainers.write_musubi(tmp_path / "cache", "flux", [FOX])
     report = bring("musubi", tmp_path / "cache", store, data)
     assert ["latents_control of 1 pictures" in remark for remark in report.remarks if "data sets do not return" in remark] == [True]

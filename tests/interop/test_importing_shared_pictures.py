@@ -9,8 +9,8 @@ import torch
 
 import cachestore as cs
 from cachestore.core.errors import BadUsage
-from cachestore.encode.buckets import Size, placement
-from cachestore.encode.views import View
+from cachestore.encode.buckets import Size, crop_box
+from cachestore.encode.variants import Variant
 from cachestore.interop.formats import families
 from tests.interop import trainers
 from tests.interop.caches import bring, equal
@@ -73,7 +73,7 @@ def fox_of(kind):
 @pytest.mark.parametrize("kind", FORMATS)
 def test_text_of_another_width_than_the_models_is_a_failure_in_every_format(data, store, kind, monkeypatch):
     """What SD3's or another model's T5 made may bear the same name, and is as long."""
-    monkeypatch.setattr("cachestore.interop.import_claims._widths_of", lambda _made, _family: {"text_encoder_2": families.Width(2048)})
+    monkeypatch.setattr("cachestore.interop.import_encoders._widths_of", lambda _made, _family: {"text_encoder_2": families.Width(2048)})
     report = bring_rows(kind, data, store, [row("m0")], encode=["text"])
     assert "but its last axis should be 2048" in failures_of(report, "text")["m0"]
     assert report.report.encoded == 0
@@ -139,14 +139,14 @@ def note(data, facts):
     """SimpleTuner's file of sizes, that says so of the bird."""
     left, top, _right, _bottom = facts["crop"]
     sizes = {"original_size": facts["size"], "intermediary_size": facts["resized"], "target_size": facts["bucket"]}
-    said = {f"/elsewhere/{BIRD.reference}": {**sizes, "crop_coordinates": [top, left]}}
-    (data / "aspect_ratio_bucket_metadata_x.json").write_text(json.dumps(said))
+    reported = {f"/elsewhere/{BIRD.reference}": {**sizes, "crop_coordinates": [top, left]}}
+    (data / "aspect_ratio_bucket_metadata_x.json").write_text(json.dumps(reported))
 
 
 @pytest.mark.parametrize(("moved", "is_taken"), [(0, True), (1, False)])
 def test_latents_whose_note_tells_the_very_crop_of_a_row_are_its_own(data, store, moved, is_taken):
     bucket = Size(64, 64)
-    facts = View(Size(*BIRD.size), bucket, placement(Size(32, 32), bucket), is_flipped=False, variant=None, within=PART).facts()
+    facts = Variant(Size(*BIRD.size), bucket, crop_box(Size(32, 32), bucket), is_flipped=False, crop_number=None, within=PART).facts()
     note(data, {**facts, "crop": [side + moved for side in facts["crop"]]})
     report = bring_rows("simpletuner", data, store, [row("m0face", crop=list(PART))])
     assert (failures_of(report, "latents") == {}) is is_taken

@@ -9,7 +9,7 @@ from cachestore.interop.formats.table import FORMATS
 
 
 @pytest.mark.parametrize(
-    ("size", "resolution", "step", "placed"),
+    ("size", "resolution", "step", "crop_box"),
     [
         ((640, 480), 512, 16, ((598, 448), (11, 0, 587, 448))),
         ((1600, 1200), 1024, 32, ((1195, 896), (21, 0, 1173, 896))),
@@ -17,8 +17,8 @@ from cachestore.interop.formats.table import FORMATS
         ((40, 4000), 512, 16, ((40, 4000), (4, 0, 36, 4000))),
     ],
 )
-def test_ai_toolkit_scales_up_to_the_bucket_of_the_nearest_area(size, resolution, step, placed):
-    assert ai_toolkit.placed(size, resolution, step) == placed
+def test_ai_toolkit_scales_up_to_the_bucket_of_the_nearest_area(size, resolution, step, crop_box):
+    assert ai_toolkit.crop_box(size, resolution, step) == crop_box
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_captions_are_what_a_trainer_makes_of_a_files_text(kind, text, added, ca
 
 
 @pytest.mark.parametrize(
-    ("kind", "path", "looks"),
+    ("kind", "path", "expected"),
     [
         ("sd-scripts", "a/b_te_outputs.npz", ("text", "sdxl")),
         ("sd-scripts", "a/b_0100x0080_flux.npz", ("latents", "flux")),
@@ -85,6 +85,6 @@ def test_captions_are_what_a_trainer_makes_of_a_files_text(kind, text, added, ca
         ("diffusion-pipe", "c/latents/metadata.db", ("latents", None)),
     ],
 )
-def test_what_a_file_holds_is_told_by_its_name(kind, path, looks):
-    found = FORMATS[kind].reading.looks(path)
-    assert (None if found is None else (found.kind, None if found.family is None else found.family.name)) == looks
+def test_a_files_name_says_what_it_holds(kind, path, expected):
+    found = FORMATS[kind].reading.parse_name(path)
+    assert (None if found is None else (found.kind, None if found.family is None else found.family.name)) == expected

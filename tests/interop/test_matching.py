@@ -65,10 +65,10 @@ def test_a_file_of_a_picture_of_the_source_is_of_that_one_or_of_nobody(kind, row
     match = format_named(kind).reading.match
     assert match is not None
     match(sorted({*latents, *texts}), samples, matches)
-    for reference, places in matches.latents.items():
-        assert [latents.get(place.path) for place in places] == [{reference}]
-    for caption, places in matches.text.items():
-        assert all(texts.get(place.path) == {caption} for place in places)
+    for reference, locations in matches.latents.items():
+        assert [latents.get(location.path) for location in locations] == [{reference}]
+    for caption, locations in matches.text.items():
+        assert all(texts.get(location.path) == {caption} for location in locations)
 
 
 folders = st.lists(st.sampled_from("abc"), max_size=3).map(lambda parts: "".join(f"{part}/" for part in parts))
@@ -85,7 +85,7 @@ def test_paths_of_a_source_that_lay_elsewhere_are_of_their_own_pictures_or_of_no
     assert found.known.keys() | found.doubtful.keys() <= set(paths)
 
 
-def test_a_path_that_ends_with_two_pictures_alike_is_said_to_be_of_either():
+def test_a_path_that_ends_with_two_pictures_alike_may_be_either():
     found = references_of(["/old/512/0.png"], ["0.png", "512/0.png"])
     assert found == ({}, {"/old/512/0.png": ["512/0.png", "0.png"]})
     assert (found.open_to(), found.may_be()) == (["512/0.png", "0.png"], "512/0.png or 0.png")

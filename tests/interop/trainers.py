@@ -250,13 +250,13 @@ def write_musubi(folder, family, pictures=PICTURES, *, dtype=torch.float32):
         tensors = {f"latents_1x{height}x{width}_{name}": latents}
         if family == "flux":
             tensors[f"latents_control_1x{height}x{width}_{name}"] = latents + 1
-        said = {"architecture": MUSUBI[family][1], "format_version": "1.0.1"}
-        metadata = {**said, "width": f"{picture.size[0]}", "height": f"{picture.size[1]}"}
+        reported = {"architecture": MUSUBI[family][1], "format_version": "1.0.1"}
+        metadata = {**reported, "width": f"{picture.size[0]}", "height": f"{picture.size[1]}"}
         save_file(tensors, latents_path, metadata=metadata)
         made = {f"{MUSUBI_TEXT[family]}_{name}": musubi_text(picture, family, dtype)}
         if family == "flux":
             made[f"clip_l_pooler_{name}"] = text_of(picture.caption, "flux", dtype)["pooled"]
-        save_file(made, text_path, metadata={**said, "caption1": picture.caption})
+        save_file(made, text_path, metadata={**reported, "caption1": picture.caption})
 
 
 def musubi_text(picture, family, dtype):

@@ -4,14 +4,14 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from cachestore.core.ranks import Placement
+from cachestore.core.ranks import RankInfo
 from cachestore.core.samples import Sample
 from cachestore.jobs.worker import Worker
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.attempts import Attempts
 from cachestore.work.ledgers import Outcome, read_ledgers
 from cachestore.work.passes import join_pass, read_round
-from cachestore.work.workers import Beat
+from cachestore.work.workers import Heartbeat
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder
 
@@ -30,29 +30,29 @@ class Bench:
     def worker(self, *, rank=0, world=1, clock: Any = None, **options):
         clock = clock or Clock()
         sleep = options.pop("sleep", None) or clock.sleep
-        job = replace(self.job, placement=Placement(rank, world), **options)
-        beat = Beat(self.job.layout, self.job.plan.name, 1, "launch", rank, world)
-        with beat, closing(Worker(job, self.ref, beat, clock=clock, sleep=sleep)) as worker:
+        job = replace(self.job, rank_info=RankInfo(rank, world), **options)
+        heartbeat = Heartbeat(self.job.layout, self.job.plan.name, 1, "launch", rank, world)
+        with heartbeat, closing(Worker(job, self.ref, heartbeat, clock=clock, sleep=sleep)) as worker:
             yield worker
 
     def work(self, **options):
         with self.worker(**options) as worker:
             worker.do_round(self.opened)
-            return worker.beat
+            return worker.heartbeat
 
     def do(self, worker, slots):
         """Let a worker do partitions that it took."""
         worker._do_group(worker._states[0], worker._claiming.group_of(self.opened, slots))
 
     def killed(self, *, on=None):
-        """A worker that took what it could and was killed: its lock yields and its beat names no end; `on` is the unit it was on."""
-        beat = Beat(self.job.layout, self.job.plan.name, 1, "launch", 0, 1)
-        beat.__enter__()
-        with closing(Worker(self.job, self.ref, beat)) as worker:
+        """A worker that took what it could and was killed: its lock yields and its heartbeat names no end; `on` is the unit it was on."""
+        heartbeat = Heartbeat(self.job.layout, self.job.plan.name, 1, "launch", 0, 1)
+        heartbeat.__enter__()
+        with closing(Worker(self.job, self.ref, heartbeat)) as worker:
             slots = worker._claiming.take(self.opened, 0)
             if on is not None:
                 worker.attempts.begin(on)
-        beat._lock.release()
+        heartbeat._lock.release()
         return slots
 
     def attempts(self):
@@ -66,7 +66,7 @@ class Bench:
     def by_item(self):
         """Outcomes by caption or reference."""
         plan = self.job.plan
-        return {next(iter(plan.unit(place).request.values())): outcome for place, outcome in self.outcomes().items()}
+        return {next(iter(plan.unit(index).request.values())): outcome for index, outcome in self.outcomes().items()}
 
     def present(self):
         with closing(load_snapshot(self.job.layout)) as snapshot:
@@ -95,7 +95,7 @@ def worked_on(one, number=None):
     """The units that round 0 of a pass worked on, by caption or reference."""
     reconciler = fakes.reconciler(one, number)
     opened = read_round(one.layout, reconciler.ref, one.plan, 0)
-    return {next(iter(one.plan.unit(place).request.values())) for units in opened.units for place in units}
+    return {next(iter(one.plan.unit(index).request.values())) for units in opened.units for index in units}
 
 
 def edits(*control, caption="redder"):

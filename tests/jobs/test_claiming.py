@@ -9,7 +9,7 @@ import pytest
 import cachestore.work.claims
 from cachestore.core.errors import Incomplete
 from cachestore.jobs.claiming import STUCK_SECONDS
-from cachestore.work.choice import POOL_UNITS
+from cachestore.work.choice import GROUP_UNITS
 from cachestore.work.workers import SILENT_SECONDS, SLOW_BATCHES, SLOW_SECONDS, host_name
 from tests.fakes import Clock, FakeEncoder, captions
 from tests.jobs.bench import Bench, results
@@ -32,12 +32,12 @@ def pools_taken(bench, encoder, **options):
 
 def test_where_plenty_is_left_the_next_partitions_are_claimed_while_the_last_are_encoded(root):
     encoder = FakeEncoder(limit=4)
-    bench = Bench(root, captions(*map(str, range(6 * POOL_UNITS))), encoder)
-    (first, *ahead) = pools_taken(bench, encoder, threads=1)
-    assert first == (POOL_UNITS, 0)
-    assert ahead[0][0] == POOL_UNITS
-    assert 0 < ahead[0][1] < POOL_UNITS
-    assert sum(units for units, _encoded in [first, *ahead]) == len(encoder.encoded) == 6 * POOL_UNITS
+    bench = Bench(root, captions(*map(str, range(6 * GROUP_UNITS))), encoder)
+    (first, *rest) = pools_taken(bench, encoder, threads=1)
+    assert first == (GROUP_UNITS, 0)
+    assert rest[0][0] == GROUP_UNITS
+    assert 0 < rest[0][1] < GROUP_UNITS
+    assert sum(units for units, _encoded in [first, *rest]) == len(encoder.encoded) == 6 * GROUP_UNITS
 
 
 def test_where_little_is_left_nothing_is_claimed_before_all_that_was_taken_is_encoded(root):
@@ -107,8 +107,8 @@ def test_an_idle_worker_does_the_claims_of_one_that_stands_still_over(root, slow
     bench = Bench(root, captions("a", "b"), FakeEncoder())
     clock, encoder = Clock(), FakeEncoder()
     with bench.worker() as slow:
-        slow.beat.batch_took(slowest_batch)
-        slow.beat.write()
+        slow.heartbeat.batch_took(slowest_batch)
+        slow.heartbeat.write()
         held = slow._claiming.take(bench.opened, 0)
         bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(1), encoders=[encoder])
     assert len(held) == 2
@@ -125,8 +125,8 @@ def test_the_claim_of_a_worker_that_lives_and_moves_is_left_alone(root):
 
         def sleep(seconds):
             clock.sleep(20)
-            living.beat.rise()
-            living.beat.write()
+            living.heartbeat.rise()
+            living.heartbeat.write()
             if clock.now > 3000:
                 bench.do(living, slots)
 
@@ -150,13 +150,13 @@ def test_a_wait_without_any_sign_of_life_ends_and_says_for_whom(root, monkeypatc
     clock = Clock()
     with bench.worker() as silent:
         silent._claiming.take(bench.opened, 0)
-        beat = silent.beat
+        heartbeat = silent.heartbeat
         monkeypatch.setattr("cachestore.jobs.claiming.claims_to_take", lambda _held: [])
         with pytest.raises(Incomplete) as ended:
             bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))
     owner = f"rank 0, pid {os.getpid()} on {host_name()}, last heartbeat: 'planning' with count 0, unchanged for"
     assert f"partition 0 of recipe 0 (text) held by {owner}" in str(ended.value)
-    assert beat.worker in str(ended.value)
+    assert heartbeat.worker in str(ended.value)
     assert "cachestore status" in str(ended.value)
     assert STUCK_SECONDS <= clock.now - 1000.0 <= STUCK_SECONDS + 60
 
@@ -166,15 +166,15 @@ def test_a_wait_lasts_as_long_as_any_holder_moves_or_may_be_in_its_slowest_batch
     clock = Clock()
     with bench.worker() as slow:
         slow._claiming.take(bench.opened, 0)
-        slow.beat.batch_took(1000.0)  # silent after 3,000 s
-        slow.beat.write()
+        slow.heartbeat.batch_took(1000.0)  # silent after 3,000 s
+        slow.heartbeat.write()
         monkeypatch.setattr("cachestore.jobs.claiming.claims_to_take", lambda _held: [])
 
         def sleep(_seconds):
             clock.sleep(30)
             if clock.now < 9000:
-                slow.beat.rise()
-                slow.beat.write()
+                slow.heartbeat.rise()
+                slow.heartbeat.write()
 
         with pytest.raises(Incomplete, match="no progress for 100 minutes"):
             bench.work(clock=clock, sleep=sleep)

@@ -9,8 +9,8 @@ import pytest
 from cachestore.core.errors import EncodeFailed, Incomplete, WriteFailed
 from cachestore.core.keys import Key
 from cachestore.storage.append import Appender
-from cachestore.work.choice import POOL_UNITS
-from cachestore.work.workers import read_beats
+from cachestore.work.choice import GROUP_UNITS
+from cachestore.work.workers import read_heartbeats
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder, Pictures, captions, pictures
 from tests.jobs.bench import AfterSome, Bench, results
@@ -18,7 +18,7 @@ from tests.jobs.bench import AfterSome, Bench, results
 
 def test_batches_are_filled_across_partitions(root):
     encoder = FakeEncoder(limit=8)
-    Bench(root, captions(*map(str, range(POOL_UNITS))), encoder).work()
+    Bench(root, captions(*map(str, range(GROUP_UNITS))), encoder).work()
     assert {len(batch) for batch in encoder.batches} == {8}
 
 
@@ -43,7 +43,7 @@ def test_two_pictures_of_equal_bytes_are_encoded_once(root):
 
 
 def test_pictures_of_equal_bytes_in_different_pools_are_encoded_once_too(root):
-    files = {f"{n:03}.png": b"same" for n in range(3 * POOL_UNITS)}
+    files = {f"{n:03}.png": b"same" for n in range(3 * GROUP_UNITS)}
     encoder = FakeEncoder("latents")
     bench = Bench(root, pictures(*files), encoder, source=Pictures(files))
     bench.work()
@@ -75,11 +75,11 @@ def test_what_was_encoded_is_not_kept_until_its_partitions_are_finished(root):
 
     alive: weakref.WeakSet[Pixels] = weakref.WeakSet()
     most = []
-    files = {f"{n}.png": b"picture %d" % n for n in range(POOL_UNITS)}
+    files = {f"{n}.png": b"picture %d" % n for n in range(GROUP_UNITS)}
     encoder = Heavy("latents", limit=4, before_encode=lambda items: most.append(len(alive)))
     encoder.batches = NothingKept()
     Bench(root, pictures(*files), encoder, source=Pictures(files)).work()
-    assert len(most) == POOL_UNITS // 4
+    assert len(most) == GROUP_UNITS // 4
     assert max(most) <= 8
 
 
@@ -302,21 +302,21 @@ def test_a_worker_shows_that_it_loads_a_model_before_it_does_and_that_it_has_one
     bench = Bench(root, captions("a", "b"), FakeEncoder())
 
     def look(_items):
-        [beat] = read_beats(bench.job.layout)
-        shown.append((beat["phase"], beat["count"]))
+        [heartbeat] = read_heartbeats(bench.job.layout)
+        shown.append((heartbeat["phase"], heartbeat["count"]))
 
-    beat = bench.work(encoders=[FakeEncoder(limit=1, before_encode=look)])
+    heartbeat = bench.work(encoders=[FakeEncoder(limit=1, before_encode=look)])
     assert [phase for phase, _count in shown] == ["loading", "working"]
     assert shown[1][1] > shown[0][1] > 0
-    assert beat.phase == "ended"
+    assert heartbeat.phase == "ended"
 
 
 def test_the_batch_that_loads_the_model_is_not_the_slowest(root):
     """Five times as long as loading takes nobody would do over what a hung worker holds."""
     clock, seconds = Clock(), [100.0, 2.0, 3.0]
     encoder = FakeEncoder(limit=1, before_encode=lambda _items: clock.sleep(seconds.pop(0)))
-    beat = Bench(root, captions("a", "b", "c"), encoder).work(clock=clock)
-    assert beat.slowest_batch == 3.0
+    heartbeat = Bench(root, captions("a", "b", "c"), encoder).work(clock=clock)
+    assert heartbeat.slowest_batch == 3.0
 
 
 # Stopping
@@ -354,9 +354,9 @@ def test_an_interrupt_in_the_callers_encode_publishes_what_is_encoded_and_passes
     assert sorted(again.encoded + encoder.encoded) == sorted(map(str, range(40)))
 
 
-def test_progress_is_told_with_what_is_published(root):
-    told = []
+def test_progress_is_reported_with_what_is_published(root):
+    reported = []
     bench = Bench(root, captions(*map(str, range(100))), FakeEncoder())
-    bench.work(on_progress=told.append)
-    assert [one["encoded"] for one in told] == sorted(one["encoded"] for one in told)
-    assert (told[-1]["encoded"], told[-1]["reused"], told[-1]["failed"]) == (100, 0, 0)
+    bench.work(on_progress=reported.append)
+    assert [one["encoded"] for one in reported] == sorted(one["encoded"] for one in reported)
+    assert (reported[-1]["encoded"], reported[-1]["reused"], reported[-1]["failed"]) == (100, 0, 0)

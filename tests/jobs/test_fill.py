@@ -126,20 +126,20 @@ def test_a_failure_is_in_the_report_and_with_strict_an_error(root):
 
 
 def test_fill_tells_how_far_all_ranks_are_in_the_callers_thread_and_at_the_end(root):
-    told, threads = [], set()
+    reported, threads = [], set()
 
     def tell(counts):
-        told.append(counts)
+        reported.append(counts)
         threads.add(threading.get_ident())
 
     with cs.open(root, mode="a") as store:
         report = fill_with(store, *names(40), on_progress=tell)
     assert threads == {threading.get_ident()}
-    assert told[-1] == {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 40, "failed": 0, "total": 40}
+    assert reported[-1] == {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 40, "failed": 0, "total": 40}
 
 
-def test_what_contradicts_itself_in_the_environment_is_said_once(root, monkeypatch, caplog):
-    monkeypatch.setattr("cachestore.jobs.placement._said", set())
+def test_what_contradicts_itself_in_the_environment_is_reported_once(root, monkeypatch, caplog):
+    monkeypatch.setattr("cachestore.jobs.ranks._reported", set())
     monkeypatch.setenv("WORLD_SIZE", "4")
     with cs.open(root, mode="a") as store:
         for number in range(2):

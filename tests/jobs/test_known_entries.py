@@ -5,7 +5,7 @@ from contextlib import closing
 import cachestore.jobs.known_entries
 import cachestore.storage.commit
 from cachestore.storage.snapshot import load_snapshot
-from cachestore.work.choice import POOL_UNITS
+from cachestore.work.choice import GROUP_UNITS
 from tests import fakes
 from tests.fakes import FakeEncoder, captions
 from tests.jobs.bench import Bench, results
@@ -45,8 +45,8 @@ def test_what_a_dead_worker_of_this_pass_published_counts_as_made(root):
 def test_many_new_segments_are_committed_while_the_work_goes_on(root, monkeypatch):
     monkeypatch.setattr(cachestore.jobs.known_entries, "UNCOVERED_LIMIT", 2)
     monkeypatch.setattr(cachestore.storage.commit, "UNCOVERED_LIMIT", 2)
-    bench = Bench(root, captions(*map(str, range(6 * POOL_UNITS))), FakeEncoder(limit=16))
+    bench = Bench(root, captions(*map(str, range(6 * GROUP_UNITS))), FakeEncoder(limit=16))
     bench.work(threads=2)
     with closing(load_snapshot(bench.job.layout)) as snapshot:
         assert snapshot.index is not None
-        assert len(snapshot.index) >= 3 * POOL_UNITS
+        assert len(snapshot.index) >= 3 * GROUP_UNITS

@@ -27,13 +27,13 @@ def asked(data="data", store="store", **options):
 
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
-places = words.map("no such place/{}".format)
+paths = words.map("no such place/{}".format)
 json_values = st.recursive(st.booleans() | st.integers() | words, lambda inner: st.lists(inner, max_size=2), max_leaves=4)
 requests = st.builds(
     PrecomputeRequest,
-    data=places,
-    model=places,
-    store=places,
+    data=paths,
+    model=paths,
+    store=paths,
     encode=st.sampled_from([("text", "latents"), ("text",), ("latents",)]),
     resolution=st.integers(1, 4096) | st.lists(st.integers(1, 4096), min_size=2, max_size=3).map(tuple),
     crop=st.just("random"),
@@ -49,8 +49,8 @@ requests = st.builds(
     captions=st.sampled_from(["first", "all", "random"]) | policies,
     caption_lines=st.sampled_from(["whole", "each", "first"]),
     caption=st.none() | words | st.sampled_from(["", "-1", "--name", "-x y"]),
-    vae=st.none() | places,
-    text_encoder=st.none() | places,
+    vae=st.none() | paths,
+    text_encoder=st.none() | paths,
     revision=st.none() | words,
     variant=st.none() | words,
     encode_arg=st.dictionaries(words.filter(lambda name: name and "=" not in name), json_values, max_size=2),
@@ -126,7 +126,7 @@ def test_what_decides_what_is_made_is_a_hint_and_what_only_changes_how_is_not():
     ("text", "units", "allowed"),
     [("0", 10, 0), ("3", 10, 3), ("0%", 10, 0), ("2%", 1000, 20), ("2%", 10, 0), ("100%", 7, 7), ("1.5%", 200, 3)],
 )
-def test_failures_may_be_allowed_as_a_count_or_a_share(text, units, allowed):
+def test_failures_may_be_allowed_as_a_count_or_in_percent(text, units, allowed):
     assert allowed_failures(text, units) == allowed
 
 
@@ -163,7 +163,7 @@ def test_options_that_make_no_sense_together_are_refused(tmp_path, options, word
         look_at_request(create_store(tmp_path / "store"), asked(tmp_path, tmp_path / "store", **options))
 
 
-def test_hints_name_existing_places_absolutely_and_leave_hub_names_alone(tmp_path, monkeypatch):
+def test_hints_name_existing_paths_absolutely_and_leave_hub_names_alone(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
     hints = asked("data", model="some/model").hints()

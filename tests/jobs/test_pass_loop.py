@@ -258,7 +258,7 @@ def half_done(root, samples, count):
 
 @pytest.mark.parametrize("victim", ["index", "workers", "claims", "ledgers", "locks", "tmp", "digests", "all of them"])
 def test_deleting_what_is_derived_or_advisory_loses_nothing(root, victim, monkeypatch):
-    clock = Clock()  # without its beat, the holder of a claim can only be waited for
+    clock = Clock()  # without its heartbeat, the holder of a claim can only be waited for
     monkeypatch.setitem(Worker.__init__.__kwdefaults__, "clock", clock)
     monkeypatch.setitem(Worker.__init__.__kwdefaults__, "sleep", lambda _seconds: clock.sleep(10))
     samples = captions(*names(40))
@@ -382,7 +382,7 @@ def test_four_processes_fill_1003_keys_and_one_that_is_killed_costs_its_own_clai
 @pytest.mark.processes
 def test_a_process_killed_in_the_middle_of_its_claim_costs_what_it_had_not_published(root, zygote, tmp_path):
     """It is killed once others have seen its claim, with a batch encoded: those units are encoded twice, no others."""
-    [(code, _)] = zygote.run({"store": str(root), "fill": names(300), "environment": {VARIABLE: "publish.before_place:4"}})
+    [(code, _)] = zygote.run({"store": str(root), "fill": names(300), "environment": {VARIABLE: "publish.before_link:4"}})
     assert code == -signal.SIGKILL
     lost = {key for _pid, _encoder, key in zygote.log()}
     ended = zygote.run(*({"store": str(root), "fill": names(300), "options": {"rank": rank, "world_size": 2}} for rank in range(2)))
@@ -393,9 +393,9 @@ def test_a_process_killed_in_the_middle_of_its_claim_costs_what_it_had_not_publi
     assert holds(root, names(300))
 
 
-PLACES = [
-    *(f"publish.{place}:{count}" for place in ("before_fsync", "after_place") for count in range(1, 9)),
-    *(f"publish.{place}:{count}" for place in ("after_fsync", "before_place", "after_folder_fsync") for count in (2, 4, 5, 6, 7)),
+POINTS = [
+    *(f"publish.{point}:{count}" for point in ("before_fsync", "after_link") for count in range(1, 9)),
+    *(f"publish.{point}:{count}" for point in ("after_fsync", "before_link", "after_folder_fsync") for count in (2, 4, 5, 6, 7)),
     "worker.before_ledger",
     "segment.published",
     "segment.published:2",
@@ -410,9 +410,9 @@ PLACES = [
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("place", PLACES)
-def test_a_run_killed_anywhere_is_finished_by_the_next(root, zygote, tmp_path, place):
-    """At every named place of the way; afterwards the data set is whole, paired, and nothing acknowledged was made twice."""
+@pytest.mark.parametrize("point", POINTS)
+def test_a_run_killed_anywhere_is_finished_by_the_next(root, zygote, tmp_path, point):
+    """At every failpoint of the way; afterwards the data set is whole, paired, and nothing acknowledged was made twice."""
     data = tmp_path / "data"
     data.mkdir()
     for n in range(6):
@@ -420,7 +420,7 @@ def test_a_run_killed_anywhere_is_finished_by_the_next(root, zygote, tmp_path, p
         (data / f"{n}.txt").write_text(f"caption {n}")
         os.utime(data / f"{n}.png", (n, n))
     one = {"store": str(root), "precompute": str(data)}
-    [(code, _)] = zygote.run({**one, "environment": {VARIABLE: place}})
+    [(code, _)] = zygote.run({**one, "environment": {VARIABLE: point}})
     assert code in (0, -signal.SIGKILL)
     present = set()
     if list_segments(Layout(root)):
@@ -438,12 +438,12 @@ def test_a_run_killed_anywhere_is_finished_by_the_next(root, zygote, tmp_path, p
     assert (code, report["encoded"], report["reused"]) == (0, 0, 13)
 
 
-def test_the_places_to_die_at_are_all_that_a_run_passes():
+def test_the_points_to_die_at_are_all_that_a_run_passes():
     """A failpoint that is added to the way of a run is to be listed above."""
     source = "".join(path.read_text() for path in (fakes.ROOT / "cachestore").rglob("*.py"))
     named = {line.partition('failpoint("')[2].partition('"')[0] for line in source.splitlines() if 'failpoint("' in line}
-    elsewhere = {place for place in named if place.startswith(("repair.", "gc.", "compact."))}
-    assert named - elsewhere == {place.partition(":")[0] for place in PLACES}
+    elsewhere = {point for point in named if point.startswith(("repair.", "gc.", "compact."))}
+    assert named - elsewhere == {point.partition(":")[0] for point in POINTS}
 
 
 def test_ranks_that_make_the_store_at_the_same_moment_share_it(root, monkeypatch):

@@ -15,7 +15,7 @@ from cachestore.jobs.planning import _requests, look_at_request
 from cachestore.jobs.precompute import precompute_here
 from cachestore.storage.commit import create_store
 from cachestore.work import agreement
-from cachestore.work.workers import Beat
+from cachestore.work.workers import Heartbeat
 
 
 def asked(data="data", store="store", **options):
@@ -83,14 +83,14 @@ def test_a_source_of_nothing_gives_a_plan_of_nothing(tmp_path, makers):
 def test_the_empty_caption_is_planned_wherever_text_is_and_there_is_a_sample(tmp_path, makers):
     data = prompts(tmp_path / "p.txt", "a cat")
     plan = plan_for(tmp_path, data)
-    assert {plan.unit(place).request["caption"] for place in range(plan.unit_count)} == {"", "a cat"}
+    assert {plan.unit(index).request["caption"] for index in range(plan.unit_count)} == {"", "a cat"}
     data = manifest(tmp_path / "m.jsonl", a="a cat")
     data.write_text(data.read_text() + json.dumps({"image": "b.png"}) + "\n")
     assert plan_for(tmp_path, data, encode=("latents",)).unit_count == 1
 
 
 def texts_of(plan):
-    return {plan.unit(place).request["caption"] for place in range(plan.unit_count)}
+    return {plan.unit(index).request["caption"] for index in range(plan.unit_count)}
 
 
 def test_a_policy_plans_every_text_that_it_may_ask_for_and_the_empty_caption(tmp_path, makers):
@@ -218,7 +218,7 @@ def test_samples_of_which_only_some_have_a_picture_are_counted_aloud(tmp_path, m
         remarks(*misspelt[:1], encode=("latents",))
 
 
-def test_a_manifest_whose_pictures_are_in_a_column_that_is_not_known_is_said(tmp_path, makers):
+def test_a_manifest_whose_pictures_are_in_a_column_that_is_not_known_is_reported(tmp_path, makers):
     (tmp_path / "m.jsonl").write_text('{"id": "a", "img": "a.png", "caption": "x"}\n')
     wanted = look_at_request(create_store(tmp_path / "store"), asked(tmp_path / "m.jsonl", tmp_path / "store"))
     assert [words for words in wanted.remarks if "no row of" in words and "img, caption; the known ones are image, control" in words]
@@ -226,7 +226,7 @@ def test_a_manifest_whose_pictures_are_in_a_column_that_is_not_known_is_said(tmp
     assert plain.remarks == ()
 
 
-def test_an_emptied_source_empties_the_data_set_when_it_is_said_to_take_its_place(tmp_path, makers):
+def test_an_emptied_source_empties_the_data_set_when_it_may_replace_it(tmp_path, makers):
     done(tmp_path, manifest(tmp_path / "m.jsonl", a="x"))
     report = done(tmp_path, manifest(tmp_path / "m.jsonl"), replace=True)
     assert (report.complete, report.samples, report.wanted) == (True, 0, 0)
@@ -235,7 +235,7 @@ def test_an_emptied_source_empties_the_data_set_when_it_is_said_to_take_its_plac
 # Many ranks, one plan
 
 
-def test_a_start_that_finds_the_plan_reads_no_row(tmp_path, makers, monkeypatch):
+def test_an_invocation_that_finds_the_plan_reads_no_row(tmp_path, makers, monkeypatch):
     data = manifest(tmp_path / "m.jsonl", a="one", b="")
     layout = create_store(tmp_path / "store")
     first = look_at_request(layout, asked(data, tmp_path / "store"))
@@ -248,8 +248,8 @@ def test_another_rank_leaves_the_plan_to_rank_0_while_that_one_is_planning(tmp_p
     data = manifest(tmp_path / "m.jsonl", a="one")
     layout = create_store(tmp_path / "store")
     published = threading.Event()
-    with Beat(layout, "", 0, "launch", 0, 2), Beat(layout, "", 0, "launch", 1, 2) as beat:
-        real = agreement.read_beats
+    with Heartbeat(layout, "", 0, "launch", 0, 2), Heartbeat(layout, "", 0, "launch", 1, 2) as heartbeat:
+        real = agreement.read_heartbeats
 
         def looked(layout):
             if not published.is_set():
@@ -258,8 +258,8 @@ def test_another_rank_leaves_the_plan_to_rank_0_while_that_one_is_planning(tmp_p
                 monkeypatch.setattr("cachestore.jobs.planning._build", None)
             return real(layout)
 
-        monkeypatch.setattr(agreement, "read_beats", looked)
-        found = look_at_request(layout, asked(data, tmp_path / "store"), beat=beat)
+        monkeypatch.setattr(agreement, "read_heartbeats", looked)
+        found = look_at_request(layout, asked(data, tmp_path / "store"), heartbeat=heartbeat)
     assert list(found.plan.ids) == ["a"]
     assert published.is_set()
 
@@ -267,16 +267,16 @@ def test_another_rank_leaves_the_plan_to_rank_0_while_that_one_is_planning(tmp_p
 def test_without_rank_0_another_rank_lays_out_the_plan_itself(tmp_path, makers, monkeypatch):
     monkeypatch.setattr("cachestore.jobs.planning.PLAN_SECONDS", 0.0)
     layout = create_store(tmp_path / "store")
-    with Beat(layout, "", 0, "launch", 1, 2) as beat:
-        found = look_at_request(layout, asked(manifest(tmp_path / "m.jsonl", a="one"), tmp_path / "store"), beat=beat)
+    with Heartbeat(layout, "", 0, "launch", 1, 2) as heartbeat:
+        found = look_at_request(layout, asked(manifest(tmp_path / "m.jsonl", a="one"), tmp_path / "store"), heartbeat=heartbeat)
     assert list(found.plan.ids) == ["a"]
 
 
-def other_start(layout, data, tmp_path, launch):
-    """Another start that is about to work on this data."""
-    beat = Beat(layout, "", 0, launch, 0, 2)
-    beat.detail = look_at_request(layout, asked(data, tmp_path / "store")).intent.as_json()
-    return beat
+def other_invocation(layout, data, tmp_path, launch):
+    """Another invocation that is about to work on this data."""
+    heartbeat = Heartbeat(layout, "", 0, launch, 0, 2)
+    heartbeat.detail = look_at_request(layout, asked(data, tmp_path / "store")).intent.as_json()
+    return heartbeat
 
 
 @pytest.mark.parametrize(("launch", "strict"), [("mine", False), ("another", True)], ids=["one launch", "strict"])
@@ -284,17 +284,17 @@ def test_a_rank_that_means_another_plan_stops_and_names_what_differs(tmp_path, m
     monkeypatch.setenv("CACHESTORE_LAUNCH", "mine")
     layout = create_store(tmp_path / "store")
     theirs, ours = manifest(tmp_path / "theirs.jsonl", a="one", b="two"), manifest(tmp_path / "ours.jsonl", a="one", c="three")
-    with other_start(layout, theirs, tmp_path, launch), pytest.raises(BadInput, match="only here: 'c'; only there: 'b'"):
+    with other_invocation(layout, theirs, tmp_path, launch), pytest.raises(BadInput, match="only here: 'c'; only there: 'b'"):
         precompute_here(asked(ours, tmp_path / "store", strict=strict))
     assert makers.encoded() == []
 
 
-def test_another_launch_that_means_another_plan_is_said_and_both_go_on(tmp_path, makers):
-    layout, said = create_store(tmp_path / "store"), []
+def test_another_launch_that_means_another_plan_is_reported_and_both_go_on(tmp_path, makers):
+    layout, reported = create_store(tmp_path / "store"), []
     theirs, ours = manifest(tmp_path / "theirs.jsonl", a="one"), manifest(tmp_path / "ours.jsonl", a="two")
-    with other_start(layout, theirs, tmp_path, "another"):
-        assert precompute_here(asked(ours, tmp_path / "store"), say=said.append).complete
-    assert any("other captions or files for 'a'" in line for line in said)
+    with other_invocation(layout, theirs, tmp_path, "another"):
+        assert precompute_here(asked(ours, tmp_path / "store"), say=reported.append).complete
+    assert any("other captions or files for 'a'" in line for line in reported)
 
 
 def test_two_roots_and_other_times_are_one_plan(tmp_path, makers):

@@ -19,9 +19,9 @@ from cachestore.cli.lines import training_lines
 from cachestore.core.errors import BadInput, BadUsage, EncodeFailed, Incomplete, RecipeMismatch, Superseded, WriteFailed
 from cachestore.files.paths import Layout
 from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.precompute import look_ahead, precompute_here
+from cachestore.jobs.precompute import forecast_of, precompute_here
 from cachestore.jobs.processes import Child
-from cachestore.source.combined import gather_all
+from cachestore.source.combined import list_in_memory
 from cachestore.storage.catalog import list_generations, list_names
 from cachestore.storage.commit import create_store
 from cachestore.storage.snapshot import list_segments
@@ -419,7 +419,7 @@ def test_captions_that_are_shown_images_are_made_anew_when_one_is_replaced(tmp_p
 def test_a_forecast_of_captions_that_are_shown_images_counts_their_tokens(tmp_path, root, makers):
     makers.options |= {"shown": "control", "image_tokens": 3}
     manifest = edits(tmp_path, [["a.png", "b.png"], ["a.png"]])
-    forecast = look_ahead(PrecomputeRequest(str(manifest), "model", str(root), encode=("text",)))
+    forecast = forecast_of(PrecomputeRequest(str(manifest), "model", str(root), encode=("text",)))
     # Three words and one picture fit into the eight tokens of the fake; with two pictures they do not.
     assert (forecast.wanted, forecast.to_encode, forecast.truncated_captions) == (2, 2, 1)
 
@@ -441,21 +441,21 @@ def test_a_store_inside_its_own_data_is_no_part_of_it(data, makers):
 # Words and failures
 
 
-def test_what_a_user_should_know_is_said_beforehand(data, root, makers):
+def test_what_a_user_should_know_is_reported_beforehand(data, root, makers):
     (data / "3.txt").unlink()
     (data / "4.txt").write_text("one\ntwo")
-    said = []
-    precompute_here(PrecomputeRequest(str(data), "model", str(root)), say=said.append)
-    text = "\n".join(said)
+    reported = []
+    precompute_here(PrecomputeRequest(str(data), "model", str(root)), say=reported.append)
+    text = "\n".join(reported)
     for words in ("1 without a caption (3.png)", "1 captions have several lines (4.png)", "5 samples", "10 to encode", "free"):
         assert words in text
 
 
 def test_longer_captions_than_the_encoder_reads_are_counted_aloud(tmp_path, root, makers):
     (tmp_path / "p.txt").write_text("short\n" + "word " * 9 + "\n")
-    said = []
-    precompute_here(PrecomputeRequest(str(tmp_path / "p.txt"), "model", str(root)), say=said.append)
-    assert any("1 captions are longer" in line for line in said)
+    reported = []
+    precompute_here(PrecomputeRequest(str(tmp_path / "p.txt"), "model", str(root)), say=reported.append)
+    assert any("1 captions are longer" in line for line in reported)
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_encoded(data, root, makers, monkeypatch):
@@ -499,17 +499,17 @@ def test_an_unknown_option_is_refused_by_name(data, root):
 
 
 def test_progress_within_this_process_counts_over_all_ranks_as_it_does_without(data, root, makers):
-    told = []
-    report = cs.precompute(data, model="m", store=root, inline=True, on_progress=told.append)
-    assert told[-1] == {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 11, "failed": 0, "total": 11}
-    assert all(set(counts) == set(told[-1]) for counts in told)
+    reported = []
+    report = cs.precompute(data, model="m", store=root, inline=True, on_progress=reported.append)
+    assert reported[-1] == {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 11, "failed": 0, "total": 11}
+    assert all(set(counts) == set(reported[-1]) for counts in reported)
 
 
-# Looking ahead
+# Forecasts
 
 
 def look(data, root, **options):
-    return look_ahead(PrecomputeRequest(str(data), "model", str(root), **options))
+    return forecast_of(PrecomputeRequest(str(data), "model", str(root), **options))
 
 
 def png(width, height, seed=0):
@@ -529,7 +529,7 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-def test_looking_ahead_at_nothing_is_all_zero(tmp_path, root, makers):
+def test_a_forecast_of_nothing_is_all_zero(tmp_path, root, makers):
     (tmp_path / "empty").mkdir()
     run(rows(tmp_path / "m.jsonl", {"caption": "a cat"}), root)
     forecast = look(tmp_path / "empty", root, replace=True)
@@ -537,7 +537,7 @@ def test_looking_ahead_at_nothing_is_all_zero(tmp_path, root, makers):
     assert forecast.buckets == {}
 
 
-def test_looking_ahead_counts_and_encodes_nothing(photos, root, makers):
+def test_a_forecast_counts_and_encodes_nothing(photos, root, makers):
     forecast = look(photos, root, resolution=128)
     assert (forecast.samples, forecast.wanted, forecast.present, forecast.to_encode) == (5, 6, 0, 6)
     assert sum(forecast.buckets.values()) == 5
@@ -556,14 +556,14 @@ def test_buckets_are_those_of_the_pictures_that_are_trained_on(tmp_path, root, m
     assert look(manifest, root, resolution=128).buckets == {"4x4": 2}
 
 
-def test_looking_ahead_after_a_run_finds_all_present_and_still_tells_the_buckets(photos, root, makers):
+def test_a_forecast_after_a_run_finds_all_present_and_still_tells_the_buckets(photos, root, makers):
     run(photos, root, resolution=128)
     forecast = look(photos, root, resolution=128)
     assert (forecast.present, forecast.to_encode, forecast.estimated_bytes) == (6, 0, 0)
     assert sum(forecast.buckets.values()) == 5
 
 
-def test_looking_ahead_opens_no_pass_and_touches_no_unfinished_one(data, root, makers):
+def test_a_forecast_opens_no_pass_and_touches_no_unfinished_one(data, root, makers):
     look(data, root)
     assert not list(root.glob("plans/*/1"))
 
@@ -604,17 +604,17 @@ def test_a_plain_script_without_a_guard_encodes_in_processes_of_their_own(data, 
 
 def test_workers_that_are_asked_for_are_told_their_ranks_and_start_no_more(data, root, makers, monkeypatch, tmp_path):
     """Told `--procs 2`, each of two would start two."""
-    told = []
+    reported = []
     report = run(data, tmp_path / "another")
 
     def children(arguments, count, _care, _environment):
         command, path = arguments
-        told.append((command, json.loads(Path(path).read_text()), count))
+        reported.append((command, json.loads(Path(path).read_text()), count))
         return [Child(1, 0, report.as_json(), "")] * count
 
     monkeypatch.setattr("cachestore.jobs.precompute.run_children", children)
     assert cs.precompute(data, model="model", store=root, procs=2).wanted == report.wanted
-    assert told == [("work", PrecomputeRequest(str(data), "model", str(root)).as_json(), 2)]
+    assert reported == [("work", PrecomputeRequest(str(data), "model", str(root)).as_json(), 2)]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -623,13 +623,13 @@ def test_under_a_launcher_each_rank_starts_one_worker_that_is_that_rank(data, ro
     source = """
 import sys
 import cachestore as cs
-from cachestore.work.workers import read_beats
+from cachestore.work.workers import read_heartbeats
 from cachestore.files.paths import Layout
-from cachestore.source.combined import gather_all
+from cachestore.source.combined import list_in_memory
 from pathlib import Path
 report = cs.precompute(sys.argv[1], model="model", store=sys.argv[2])
-[beat] = read_beats(Layout(Path(sys.argv[2])))
-print(report.complete, report.wanted, beat["rank"], beat["world_size"])
+[heartbeat] = read_heartbeats(Layout(Path(sys.argv[2])))
+print(report.complete, report.wanted, heartbeat["rank"], heartbeat["world_size"])
 """
     launcher = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "TORCHELASTIC_RUN_ID": "none", "FAKE_PLAN_SECONDS": "0.2"}
     ended = script(tmp_path, source, data, root, **launcher)
@@ -901,21 +901,21 @@ def test_the_printed_lines_of_python_train_from_the_store(encoded, tmp_path):
 
 
 @pytest.mark.parametrize("processes", [False, True])
-def test_samples_in_memory_are_as_old_as_the_call_that_gathered_them(data, root, makers, monkeypatch, processes):
+def test_samples_in_memory_are_as_old_as_the_call_that_listed_them(data, root, makers, monkeypatch, processes):
     def listed(count):
         return [cs.Sample(f"{n}", {"image": data / f"{n}.png"}, (f"caption {n}",)) for n in range(count)]
 
     fakes.fake_processes(monkeypatch)
     cs.precompute(listed(1), model="model", store=root, inline=True)
-    real = gather_all
+    real = list_in_memory
 
     def overtaken(*given, **named):
-        monkeypatch.setattr("cachestore.jobs.precompute.gather_all", real)
+        monkeypatch.setattr("cachestore.jobs.precompute.list_in_memory", real)
         found = real(*given, **named)
         cs.precompute(listed(3), model="model", store=root, inline=True)
         return found
 
-    monkeypatch.setattr("cachestore.jobs.precompute.gather_all", overtaken)
+    monkeypatch.setattr("cachestore.jobs.precompute.list_in_memory", overtaken)
     with pytest.raises(Superseded):
         cs.precompute(listed(2), model="model", store=root, inline=not processes)
     assert (len(catalog(root)), list_generations(Layout(root), "train")) == (3, [1, 2])

@@ -155,20 +155,20 @@ def test_neither_call_imports_torch_or_changes_the_environment(data, root, fake)
 # Progress and cancel
 
 
-def test_progress_is_told_in_the_calling_thread_with_counts_over_all_ranks(data, root, gate, monkeypatch):
+def test_progress_is_reported_in_the_calling_thread_with_counts_over_all_ranks(data, root, gate, monkeypatch):
     monkeypatch.setattr(processes, "LOOK_SECONDS", 0.0)
-    told = []
+    reported = []
 
     def on_progress(counts):
-        told.append((threading.current_thread(), counts))
+        reported.append((threading.current_thread(), counts))
         gate.open()
 
     report = cs.precompute(data, model="model", store=root, procs=2, on_progress=on_progress)
-    assert {thread for thread, _counts in told} == {threading.main_thread()}
-    assert told[-1][1] == {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 6, "failed": 0, "total": 6}
-    done = [counts["encoded"] for _thread, counts in told]
+    assert {thread for thread, _counts in reported} == {threading.main_thread()}
+    assert reported[-1][1] == {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 6, "failed": 0, "total": 6}
+    done = [counts["encoded"] for _thread, counts in reported]
     assert done == sorted(done)
-    assert all(set(counts) == set(told[-1][1]) for _thread, counts in told)
+    assert all(set(counts) == set(reported[-1][1]) for _thread, counts in reported)
 
 
 def test_an_error_in_on_progress_reaches_the_caller_and_stops_the_workers(data, root, gate, monkeypatch):
@@ -222,7 +222,7 @@ def test_cancelled_before_it_begins_nothing_is_started(data, root, fake, no_proc
         ({"returncode": 1, "last_words": "torch.OutOfMemoryError: CUDA out of memory."}, "out of memory by its last output"),
     ],
 )
-def test_an_end_is_said_in_words(ending, words):
+def test_an_end_is_reported_in_words(ending, words):
     assert words in how_it_ended(**ending)
     assert ("memory" in words) == ("--batch-size" in how_it_ended(**ending)), "it says what helps"
 
@@ -243,7 +243,7 @@ def test_a_worker_hangs_when_its_count_stands_still_for_30_minutes_and_three_bat
     assert bool(hangs(shown and sign(**shown), age)) == is_hung
 
 
-def test_a_worker_that_hangs_is_stopped_and_said_with_its_phase(data, root, gate, monkeypatch):
+def test_a_worker_that_hangs_is_stopped_and_reported_with_its_phase(data, root, gate, monkeypatch):
     for name, seconds in (("STILL_SECONDS", 0.3), ("STOP_SECONDS", 0.3), ("WATCH_SECONDS", 0.05)):
         monkeypatch.setattr(processes, name, seconds)
     with pytest.raises(
@@ -259,7 +259,7 @@ def test_a_segfault_of_the_only_worker_is_an_error_with_its_stack(data, root, ga
     assert "in at_the_gate" in str(raised.value)
 
 
-def test_one_crashed_rank_of_two_is_said_with_its_last_words(data, root, gate, caplog):
+def test_one_crashed_rank_of_two_is_reported_with_its_last_words(data, root, gate, caplog):
     crashed = []
 
     def crash():
@@ -269,12 +269,12 @@ def test_one_crashed_rank_of_two_is_said_with_its_last_words(data, root, gate, c
     with Meanwhile(crash, gate.open):
         report = cs.precompute(data, model="model", store=root, procs=2)
     assert (report.complete, report.encoded) == (True, 6)
-    [said] = [record.getMessage() for record in caplog.records if "SIGSEGV" in record.getMessage()]
-    assert f"(pid {crashed[0]}) was killed by SIGSEGV" in said
-    assert "in at_the_gate" in said
+    [reported] = [record.getMessage() for record in caplog.records if "SIGSEGV" in record.getMessage()]
+    assert f"(pid {crashed[0]}) was killed by SIGSEGV" in reported
+    assert "in at_the_gate" in reported
 
 
-def test_a_worker_that_the_system_killed_for_memory_is_said_so(data, root, gate, tmp_path, monkeypatch):
+def test_a_worker_that_the_system_killed_for_memory_is_reported_as_such(data, root, gate, tmp_path, monkeypatch):
     counter = tmp_path / "vmstat"
     counter.write_text("pgfault 7\noom_kill 3\n")
     monkeypatch.setattr(processes, "_VMSTAT", counter)
@@ -289,7 +289,7 @@ def test_a_worker_that_the_system_killed_for_memory_is_said_so(data, root, gate,
 
 
 @pytest.mark.parametrize("text", [None, "", "oom_kill x\n"])
-def test_where_the_system_counts_no_kills_none_are_said(tmp_path, monkeypatch, text):
+def test_where_the_system_counts_no_kills_none_are_reported(tmp_path, monkeypatch, text):
     monkeypatch.setattr(processes, "_VMSTAT", tmp_path / "vmstat")
     if text is not None:
         (tmp_path / "vmstat").write_text(text)
@@ -300,15 +300,15 @@ def test_where_the_system_counts_no_kills_none_are_said(tmp_path, monkeypatch, t
 REPORT = {"encoded_here": 2}
 
 
-def test_reports_are_joined_and_who_failed_meanwhile_is_said():
-    said = []
+def test_reports_are_joined_and_who_failed_meanwhile_is_reported():
+    reported = []
     children = [
         Child(1, 0, REPORT, ""),
         Child(2, 3, REPORT, ""),
         Child(3, 1, {"error": "the disk refuses", "kind": "WriteFailed"}, "", 2, "ended with exit code 1: the disk refuses"),
     ]
-    assert joined_report(children, warn=said.append) == {"encoded_here": 4}
-    assert said == ["worker 2 (pid 3) ended with exit code 1: the disk refuses; the others did its work"]
+    assert joined_report(children, warn=reported.append) == {"encoded_here": 4}
+    assert reported == ["worker 2 (pid 3) ended with exit code 1: the disk refuses; the others did its work"]
 
 
 @pytest.mark.parametrize(

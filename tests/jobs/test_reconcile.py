@@ -16,7 +16,7 @@ from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.work.ledgers import Ledger, Outcome, publish_ledger, read_ledgers
 from cachestore.work.passes import PassRef, list_rounds, read_done, read_round
 from cachestore.work.plan import read_plan
-from cachestore.work.workers import Beat
+from cachestore.work.workers import Heartbeat
 from tests import fakes
 from tests.fakes import FakeEncoder, Pictures, as_launch, captions, catalog, open_pass, pictures, run_pass
 from tests.jobs.bench import edits, failed, seeing, worked_on
@@ -139,7 +139,7 @@ def test_the_units_of_a_damaged_ledger_come_back(root):
     assert [list(units) for units in fetch(one)[0].units] == [[1]]
 
 
-def test_a_start_that_joins_a_pass_tries_its_failed_units_again(root):
+def test_an_invocation_that_joins_a_pass_tries_its_failed_units_again(root):
     one = fakes.job(root, captions("a"), [FakeEncoder()])
     open_pass(one)
     record(one, 0, failed())
@@ -179,7 +179,7 @@ def left(root, source, samples, encoder, *, launch="killed"):
     """A pass in which one worker recorded everything and died before it reconciled."""
     one = fakes.job(root, samples, [encoder], source=source, launch=launch)
     ref = open_pass(one)
-    with Beat(one.layout, one.plan.name, 1, launch, 0, 1) as beat, closing(Worker(one, ref, beat)) as worker:
+    with Heartbeat(one.layout, one.plan.name, 1, launch, 0, 1) as heartbeat, closing(Worker(one, ref, heartbeat)) as worker:
         worker.do_round(fetch(one)[0])
     return one
 

@@ -9,7 +9,7 @@ from cachestore.core.errors import BadInput, Incomplete
 from cachestore.files.paths import ClaimName
 from cachestore.work.claims import Claims
 from cachestore.work.ledgers import list_ledgers
-from cachestore.work.workers import Watch, host_name, read_beats
+from cachestore.work.workers import Watch, host_name, read_heartbeats
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder, Pictures, captions, pictures
 from tests.jobs.bench import AfterSome, Bench, results
@@ -29,12 +29,12 @@ def test_a_round_of_nothing_ends_at_once_and_touches_no_encoder(root):
 def test_every_unit_gets_an_entry_and_a_line_in_a_ledger(root, threads):
     encoder = FakeEncoder()
     bench = Bench(root, captions(*(f"caption {n}" for n in range(150))), encoder)
-    beat = bench.work(threads=threads)
+    heartbeat = bench.work(threads=threads)
     outcomes = bench.outcomes()
     assert sorted(outcomes) == list(range(150))
     assert {outcome.result for outcome in outcomes.values()} == {"made"}
     assert bench.present() == {outcome.key for outcome in outcomes.values()}
-    assert (beat.encoded, beat.reused, beat.failed) == (150, 0, 0)
+    assert (heartbeat.encoded, heartbeat.reused, heartbeat.failed) == (150, 0, 0)
 
 
 def test_an_outcome_holds_the_digest_the_time_and_the_facts_of_what_was_read(root):
@@ -63,14 +63,14 @@ def test_text_is_made_before_latents(root):
     assert set(order) == {"text", "latents"}
 
 
-def test_a_beat_tells_how_busy_each_stage_was(root):
+def test_a_heartbeat_tells_how_busy_each_stage_was(root):
     clock = Clock()
     encoder = FakeEncoder(before_encode=lambda items: clock.sleep(5))
     bench = Bench(root, captions("a", "b"), encoder)
     bench.work(clock=clock)
-    (beat,) = read_beats(bench.job.layout)
-    assert beat["stages"]["encode"] == [5.0, 0.0]
-    assert beat["stages"]["prepare"] == [0.0, 5.0]
+    (heartbeat,) = read_heartbeats(bench.job.layout)
+    assert heartbeat["stages"]["encode"] == [5.0, 0.0]
+    assert heartbeat["stages"]["prepare"] == [0.0, 5.0]
 
 
 # Failures
@@ -103,8 +103,8 @@ def test_what_a_dead_worker_held_is_done_unit_by_unit_each_named_before_it_is_pr
     held = bench.killed()
     assert len(held) == 3
     bench.work(encoders=[encoder])
-    places = {item: outcome.unit for item, outcome in bench.by_item().items()}
-    assert sorted(named) == sorted([(item, [place]) for item, place in places.items()] * 2)
+    indices = {item: outcome.unit for item, outcome in bench.by_item().items()}
+    assert sorted(named) == sorted([(item, [index]) for item, index in indices.items()] * 2)
     assert {len(batch) for batch in encoder.batches} == {1}
     assert set(results(bench).values()) == {"made"}
     assert bench.attempts() == {}
@@ -117,18 +117,18 @@ def test_a_unit_that_two_workers_died_on_is_a_failure_and_not_run_again(root, th
     [(_recipe, partition)] = bench.killed(on=bench.opened.partition(0, first[0][1])[0])
     deadly = bench.opened.partition(0, partition)[0]
     encoder = FakeEncoder()
-    beat = bench.work(encoders=[encoder], threads=threads)
+    heartbeat = bench.work(encoders=[encoder], threads=threads)
     outcomes = bench.outcomes()
-    assert {place for place, outcome in outcomes.items() if outcome.result == "failed"} == {deadly}
+    assert {index for index, outcome in outcomes.items() if outcome.result == "failed"} == {deadly}
     assert not outcomes[deadly].is_transient
     here = f"pid {os.getpid()} on {host_name()}"
     assert outcomes[deadly].reason.startswith(f"two workers died encoding it: {here} with it among others, {here} with it alone")
     assert sorted(encoder.encoded) == sorted(item for item, outcome in bench.by_item().items() if outcome.unit != deadly)
-    assert (beat.encoded, beat.failed) == (8, 1)
+    assert (heartbeat.encoded, heartbeat.failed) == (8, 1)
 
 
 def test_a_unit_that_the_only_proved_dead_was_on_alone_is_a_failure_too(root):
-    """The first one's beat is gone, so its death is no longer proved."""
+    """The first one's heartbeat is gone, so its death is no longer proved."""
     bench = Bench(root, captions("a"), FakeEncoder())
     bench.killed()
     bench.killed(on=0)
@@ -149,8 +149,8 @@ def test_a_claim_of_one_that_was_not_proved_dead_changes_nothing_else(root, how)
         slots = holder._claiming.take(bench.opened, 0)
         holder.attempts.begin(0)
         if how == "slow":
-            holder.beat.batch_took(0.1)
-            holder.beat.write()
+            holder.heartbeat.batch_took(0.1)
+            holder.heartbeat.write()
         if how == "unreadable":
             for recipe, partition in slots:
                 (holder.claims.folder.claims / f"0.{recipe}.{partition}.0").write_bytes(b"?")
@@ -162,7 +162,7 @@ def test_a_claim_of_one_that_was_not_proved_dead_changes_nothing_else(root, how)
         bench.work(encoders=[encoder])
     assert sorted(encoder.encoded) == ["a", "b", "c"]
     assert set(results(bench).values()) == {"made"}
-    assert {path.name for path in holder.attempts.folder.attempts.iterdir()} <= {f"{holder.beat.worker}.0.0"}
+    assert {path.name for path in holder.attempts.folder.attempts.iterdir()} <= {f"{holder.heartbeat.worker}.0.0"}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, BadInput])

@@ -156,9 +156,9 @@ def control_cells(recipe: Recipe, row: Row) -> list[Cell]:
     return [Cell(key, facts={"bucket": bucket} if row.is_measured else {}) for key, bucket in zip(keys, row.controls, strict=True)]
 
 
-def agrees(data, places) -> None:
+def agrees(data, indices) -> None:
     """A data set's features with what a batch of it holds: the same tensors, and no number but the batch's own."""
-    batch = data.read_batch(places)
+    batch = data.read_batch(indices)
     lists = {name for name, value in batch.items() if isinstance(value, list) and isinstance(value[0], list)}
     assert set(data.features) == {name for name, value in batch.items() if hasattr(value, "dtype")} | (lists & {"control_latents"})
     for name, feature in data.features.items():
@@ -166,4 +166,4 @@ def agrees(data, places) -> None:
         assert feature.dtype in {None, tensor.dtype}, name
         if feature.shape is not None:
             assert len(feature.shape) == tensor.ndim, name
-            assert all(told in {None, size} for told, size in zip(feature.shape, tensor.shape, strict=True)), name
+            assert all(reported in {None, size} for reported, size in zip(feature.shape, tensor.shape, strict=True)), name

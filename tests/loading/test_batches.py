@@ -1,4 +1,4 @@
-"""Batches of one bucket, for one rank and for many. Needs no torch: the sampler knows places and buckets, nothing else."""
+"""Batches of one bucket, for one rank and for many. Needs no torch: the sampler knows indices and buckets, nothing else."""
 
 import json
 import logging
@@ -36,10 +36,10 @@ class Buckets:
         self.digest = digest
         self.epochs = []
         self.buckets = {}
-        place = 0
+        index = 0
         for bucket, count in sizes.items():
-            self.buckets[bucket] = list(range(place, place + count))
-            place += count
+            self.buckets[bucket] = list(range(index, index + count))
+            index += count
 
     def set_epoch(self, epoch):
         self.epochs.append(epoch)
@@ -107,7 +107,7 @@ def test_an_epoch_without_a_batch_is_found_when_the_ranks_are_too(monkeypatch, s
 
 @given(SIZES, st.integers(1, 5), st.integers(1, 4), TAILS, st.booleans(), st.integers(0, 9))
 def test_every_batch_is_full_and_of_one_bucket_and_all_ranks_have_as_many_as_they_say(sizes, batch_size, world, tail, shuffle, epoch):
-    bucket_of = {place: bucket for bucket, places in Buckets(sizes).buckets.items() for place in places}
+    bucket_of = {index: bucket for bucket, indices in Buckets(sizes).buckets.items() for index in indices}
     every = ranks(sizes, world, batch_size=batch_size, tail=tail, shuffle=shuffle)
     for one in every:
         one.set_epoch(epoch)
@@ -115,7 +115,7 @@ def test_every_batch_is_full_and_of_one_bucket_and_all_ranks_have_as_many_as_the
     assert {len(ours) for ours in batches} == {len(every[0])}
     for batch in in_turn(batches):
         assert len(batch) == batch_size
-        assert len({bucket_of[place] for place in batch}) == 1
+        assert len({bucket_of[index] for index in batch}) == 1
 
 
 @given(SIZES, st.integers(1, 5), st.integers(1, 4), st.integers(0, 9))
@@ -123,14 +123,14 @@ def test_dropping_shows_no_sample_twice_and_leaves_out_no_more_than_the_tails(si
     every = ranks(sizes, world, batch_size=batch_size)
     for one in every:
         one.set_epoch(epoch)
-    shown = [place for one in every for batch in one for place in batch]
+    shown = [index for one in every for batch in one for index in batch]
     whole = sum(count // batch_size for count in sizes.values())
     assert len(set(shown)) == len(shown) == (whole - whole % world) * batch_size
 
 
 @given(SIZES, st.integers(1, 5), st.integers(1, 4), st.sampled_from(["pad", "wrap"]))
 def test_padding_and_wrapping_show_every_sample_at_least_once(sizes, batch_size, world, tail):
-    shown = [place for one in ranks(sizes, world, batch_size=batch_size, tail=tail) for batch in one for place in batch]
+    shown = [index for one in ranks(sizes, world, batch_size=batch_size, tail=tail) for batch in one for index in batch]
     assert set(shown) == set(range(sum(sizes.values())))
 
 
@@ -174,7 +174,7 @@ def test_epochs_and_seeds_differ_in_order_and_hold_the_same_number_of_samples():
         assert sorted(chain.from_iterable(order)) == list(range(40))
 
 
-def test_shuffling_is_even_over_places():
+def test_shuffling_is_even_over_indices():
     firsts = [0] * 5
     one = sampler({(1, 1): 5}, batch_size=1)
     for _epoch in range(2000):
@@ -287,7 +287,7 @@ def test_an_epoch_that_changes_its_number_of_ranks_shows_each_sample_once_but_fo
 @given(SIZES, st.integers(1, 5), st.integers(1, 4), TAILS)
 def test_what_is_left_out_is_what_nobody_is_shown(sizes, batch_size, world, tail):
     every = ranks(sizes, world, batch_size=batch_size, tail=tail)
-    shown = {place for one in every for batch in one for place in batch}
+    shown = {index for one in every for batch in one for index in batch}
     assert {one.left_out for one in every} == {sum(sizes.values()) - len(shown)}
 
 
@@ -304,10 +304,10 @@ def test_a_run_resumed_on_another_number_of_ranks_takes_exactly_what_is_left():
     assert state["consumed"] == 8
 
 
-def test_the_trainer_says_how_many_batches_it_had_because_a_loader_reads_ahead():
+def test_the_trainer_says_how_many_batches_it_had_because_a_loader_prefetches():
     one = sampler(rank=1, num_replicas=2)
-    ahead = iter(one)
-    assert len(list(islice(ahead, 3))) == 3
+    batches = iter(one)
+    assert len(list(islice(batches, 3))) == 3
     state = one.state_dict(batches_consumed=1)
     assert (state["epoch"], state["consumed"]) == (0, 2)
     other = sampler(rank=1, num_replicas=2)
@@ -316,7 +316,7 @@ def test_the_trainer_says_how_many_batches_it_had_because_a_loader_reads_ahead()
     assert next(iter(other)) is not None
 
 
-def test_a_loader_that_reads_ahead_says_what_it_delivered():
+def test_a_loader_that_prefetches_says_what_it_delivered():
     one = sampler(rank=0, num_replicas=2)
     list(one)
     one.count_delivered(1)
@@ -358,7 +358,7 @@ def test_what_is_no_state_is_an_error():
         sampler().resume(0, -1)
 
 
-def test_leaving_a_resumed_place_is_said_aloud(caplog):
+def test_leaving_a_resumed_position_is_said_aloud(caplog):
     one = sampler()
     one.resume(3, 2)
     one.set_epoch(3)
@@ -380,12 +380,12 @@ def test_a_trainer_that_counts_epochs_from_0_again_goes_on_from_the_resumed_one(
     assert list(one) == at_epoch(5, None, (0, 1), "drop")
 
 
-def test_what_the_rest_of_an_epoch_leaves_out_on_more_ranks_is_said_by_one_of_them(caplog):
+def test_what_the_rest_of_an_epoch_leaves_out_on_more_ranks_is_reported_by_one_of_them(caplog):
     every = ranks({(1, 1): 36}, 3)
     for one in every:
         one.load_state_dict({**one.state_dict(), "consumed": 4})
-    (said,) = caplog.messages
-    assert "rest of epoch 0 leaves out 2 batches of 4 samples at its end, which cannot be divided among 3 ranks" in said
+    (reported,) = caplog.messages
+    assert "rest of epoch 0 leaves out 2 batches of 4 samples at its end, which cannot be divided among 3 ranks" in reported
     assert {one.left_out for one in every} == {8}
 
 
@@ -415,14 +415,14 @@ def test_a_world_that_is_found_and_not_told_is_an_error_that_names_both_spelling
 
 def test_ranks_that_start_after_the_sampler_was_made_are_not_passed_over(monkeypatch):
     """Lightning starts its ranks within `fit`: the first process was alone when it made its loaders."""
-    one, told, outside = sampler(), sampler(split="found"), sampler(split="outside")
-    assert len(one) == len(told) == len(outside) == 8
+    one, reported, outside = sampler(), sampler(split="found"), sampler(split="outside")
+    assert len(one) == len(reported) == len(outside) == 8
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     for use in (len, list, BucketBatchSampler.state_dict):
         with pytest.raises(cs.BadInput, match="3 processes train together"):
             use(one)
-    assert (len(told), list(told)) == (2, list(sampler(rank=1, num_replicas=3)))
+    assert (len(reported), list(reported)) == (2, list(sampler(rank=1, num_replicas=3)))
     assert in_turn([list(one) for one in ranks(None, 3)]) == list(outside), "what somebody outside deals goes round, with no batch over"
     assert len(outside) == 6
 
@@ -485,8 +485,8 @@ def test_accelerate_reaches_the_sampler_when_it_sets_the_epoch():
     from torch.utils.data import DataLoader
 
     one = sampler(split="outside")
-    places: Any = range(33)
-    loader = prepare_data_loader(DataLoader(places, batch_sampler=one), num_processes=2, process_index=0, put_on_device=False)
+    indices: Any = range(33)
+    loader = prepare_data_loader(DataLoader(indices, batch_sampler=one), num_processes=2, process_index=0, put_on_device=False)
     assert len(loader) == 4
     epochs = [[batch.tolist() for batch in loader] for _epoch in range(2)]
     assert (one.epoch, epochs[0] != epochs[1]) == (1, True)
@@ -503,26 +503,26 @@ def test_a_loader_sees_neither_a_size_nor_a_way_to_drop_the_last():
 
 def test_a_data_set_that_wants_to_know_is_told_which_batches_come_and_when_the_iteration_ends():
     data: Any = Buckets({(1, 1): 30})
-    told = []
+    reported = []
 
     @contextmanager
     def announce(batches):
-        told.append(batches.tolist())
+        reported.append(batches.tolist())
         try:
             yield
         finally:
-            told.append("end")
+            reported.append("end")
 
     data.announce = announce
     one = sampler(data=data, rank=1, num_replicas=2)
     batches = list(one)
-    assert told == [batches, "end"]
+    assert reported == [batches, "end"]
     one.resume(0, 2)
     following: Any = iter(one)
     next(following)
-    assert told[2:] == [batches[2:]]
+    assert reported[2:] == [batches[2:]]
     following.close()
-    assert told[3:] == ["end"]
+    assert reported[3:] == ["end"]
 
 
 @pytest.mark.parametrize(
@@ -561,7 +561,7 @@ def test_what_is_no_state_is_an_error_that_says_where_one_comes_from(state):
 
 
 @pytest.mark.parametrize("wrong", [{"epoch": "x"}, {"epoch": -1}, {"consumed": None}, {"consumed": -4}], ids=str)
-def test_a_state_with_a_place_that_is_none_is_an_error(wrong):
+def test_a_state_with_a_position_that_is_none_is_an_error(wrong):
     state = {**sampler().state_dict(), **wrong}
     with pytest.raises(cs.BadInput, match=f"{next(iter(wrong))} of the state must be a whole number of at least 0"):
         sampler().load_state_dict(state)
@@ -578,13 +578,13 @@ def test_what_is_no_data_set_is_an_error_that_says_what_to_pass():
         sampler(data=[1, 2, 3])
 
 
-def test_what_is_left_out_is_said_once_and_by_one_rank(caplog):
+def test_what_is_left_out_is_reported_once_and_by_one_rank(caplog):
     with caplog.at_level(logging.WARNING):
         ranks({(64, 48): 20, (48, 64): 13}, 3)
         ranks({(64, 48): 20, (48, 64): 13}, 3, tail="pad")
         ranks({(64, 48): 12}, 3)
-    (said,) = caplog.messages
+    (reported,) = caplog.messages
     assert (
         "leaves out 9 of 33 samples: 1 that do not fill a batch of 4 (1 of 48x64), and 8 in batches that cannot be divided among 3 ranks"
-        in said
+        in reported
     )

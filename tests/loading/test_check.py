@@ -100,7 +100,7 @@ def test_many_files_are_named_up_to_a_few(tmp_path):
     assert str(refused.value).count("is missing") == 5
 
 
-def test_nothing_to_compare_with_is_said(path, model, tmp_path):
+def test_nothing_to_compare_with_is_reported(path, model, tmp_path):
     with pytest.raises(cs.BadInput, match=r"does not exist.*snapshot_download"):
         cs.CachedDataset(path).check(model="some/model-on-the-hub")
     with pytest.raises(cs.BadInput, match=r"data.check\(model="):

@@ -62,7 +62,7 @@ def test_a_batch_that_is_read_straight_has_the_same_captions_and_embeddings(path
     data = cs.CachedDataset(encoded_for(path, POLICY), captions=POLICY)
     for epoch in range(10):
         data.set_epoch(epoch)
-        data.ask_ahead([0, 1, 2])
+        data.prefetch([0, 1, 2])
         assert equal(data.read_batch([0, 1, 1, 2]), batch_of(data, 0, 1, 1, 2))
 
 
@@ -82,7 +82,7 @@ def test_a_choice_depends_on_seed_epoch_and_sample_alone(path):
     assert captions_of(cs.CachedDataset(path, captions=policy, seed=1), 3) != drawn
     assert drawn[0] != drawn[1]
     data = cs.CachedDataset(path, captions=policy)
-    assert [data[place]["caption"] for place in (7, 3)] == [drawn[0][7], drawn[0][3]]
+    assert [data[index]["caption"] for index in (7, 3)] == [drawn[0][7], drawn[0][3]]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -112,7 +112,7 @@ def test_a_word_stands_for_the_policy_that_chooses_so(path):
     ("encoded", "asked", "says"),
     [
         (cs.CaptionPolicy(), cs.CaptionPolicy(prefix="sks "), "prefix is 'sks '"),
-        (cs.CaptionPolicy(), cs.CaptionPolicy(shuffle_tags=True), "4 variants"),
+        (cs.CaptionPolicy(), cs.CaptionPolicy(shuffle_tags=True), "4 orders"),
         (POLICY, cs.CaptionPolicy(choose="all"), "prefix is ''"),
     ],
 )

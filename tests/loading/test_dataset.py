@@ -45,12 +45,12 @@ def loader(data, **options):
     return DataLoader(data, collate_fn=data.collate, **options)
 
 
-def batch_of(data, *places):
-    return data.collate(data.__getitems__(places))
+def batch_of(data, *indices):
+    return data.collate(data.__getitems__(indices))
 
 
 def samples_of(data):
-    return [data[place] for place in range(len(data))]
+    return [data[index] for index in range(len(data))]
 
 
 def equal(one, other):
@@ -281,7 +281,7 @@ def test_a_draw_depends_on_seed_epoch_and_sample_and_on_nothing_else(path):
 # Opening
 
 
-def test_a_store_or_name_that_is_not_there_is_said_with_what_is(path):
+def test_a_store_or_name_that_is_not_there_is_reported_with_what_is(path):
     with pytest.raises(cs.StoreNotFound):
         cs.CachedDataset(path)
     make_store(path, ROWS, recipes(), name="cats")
@@ -380,23 +380,23 @@ def test_reading_writes_nothing_to_the_store(path):
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
 
 
-def test_an_empty_or_mixed_list_is_no_batch_and_of_a_place_that_is_not_there_it_is_said_how_many_there_are(path):
+def test_an_empty_or_mixed_list_is_no_batch_and_of_an_index_that_is_not_there_it_is_said_how_many_there_are(path):
     data = cs.CachedDataset(make_store(path, ROWS, recipes()))
     with pytest.raises(cs.BadInput, match="a batch needs at least one sample"):
         data.collate([])
     with pytest.raises(cs.BadInput, match=r"'b.png' \(bucket 64x48\).*'c.png' \(bucket 48x64\).*BucketBatchSampler"):
         batch_of(data, 1, 2)
     empty = data.select([])
-    for some, place in ((empty, 0), (empty, -1), (data, len(data)), (data, -len(data) - 1)):
-        with pytest.raises(IndexError, match=f"has {len(some)} samples, but none at {place}$"):
-            some.read_batch([place])
+    for some, index in ((empty, 0), (empty, -1), (data, len(data)), (data, -len(data) - 1)):
+        with pytest.raises(IndexError, match=f"has {len(some)} samples, but none at {index}$"):
+            some.read_batch([index])
 
 
 WRONG: dict[str, Any] = {
     "a missing entry": lambda data, _path: data[1],
     "a batch": lambda data, _path: data.read_batch([0, 1]),
-    "a place in a batch": lambda data, _path: data.read_batch([7]),
-    "a place": lambda data, _path: data[7],
+    "an index in a batch": lambda data, _path: data.read_batch([7]),
+    "an index": lambda data, _path: data[7],
     "a prompt": lambda data, _path: data.prompt("unheard of"),
     "an id": lambda data, _path: data.index("z"),
     "no model": lambda data, path: data.check(model=path / "nothing"),
@@ -466,17 +466,17 @@ def test_an_error_in_a_worker_reaches_the_trainer_as_what_it_is(path):
 def test_forked_workers_see_an_epoch_that_is_set_after_the_data_set_was_also_given_to_spawned_ones(path):
     """As torch moves the number to other memory for the spawned ones."""
     epoch = Epoch()
-    forked, told = os.pipe(), os.pipe()
+    forked, reported = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
         os.read(forked[0], 1)
-        os.write(told[1], bytes([epoch.get()]))
+        os.write(reported[1], bytes([epoch.get()]))
         os._exit(0)
     epoch._tensor.share_memory_()
     assert epoch._tensor.is_shared()
     epoch.set(9)
     os.write(forked[1], b"!")
-    assert os.read(told[0], 1) == bytes([9])
+    assert os.read(reported[0], 1) == bytes([9])
     os.waitpid(child, 0)
     assert epoch.get() == 9
 
@@ -510,8 +510,8 @@ def test_one_control_image_for_each_sample_is_stacked_and_never_drawn(path):
     data = cs.CachedDataset(make_store(path, EDITS, made))
     batch = batch_of(data, 0, 1)
     assert batch["control_latents"].shape == (2, 4, 6, 8)
-    for place, row in enumerate(EDITS[:2]):
-        np.testing.assert_allclose(batch["control_latents"][place].numpy(), control_mean(made, row), rtol=1e-6)
+    for index, row in enumerate(EDITS[:2]):
+        np.testing.assert_allclose(batch["control_latents"][index].numpy(), control_mean(made, row), rtol=1e-6)
     assert not np.allclose(batch["latents"][0].numpy(), batch["control_latents"][0].numpy())
     assert batch_of(data, 2)["control_latents"].shape == (1, 4, 8, 6)
     assert batch["target_size"].tolist() == [[48, 64], [48, 64]]

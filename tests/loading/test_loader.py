@@ -53,7 +53,7 @@ def ids(batches):
 
 def wanted(data, **options):
     """The ids of each batch, by the sampler alone."""
-    return [[data.ids[place] for place in batch] for batch in cs.BucketBatchSampler(data, rank=0, num_replicas=1, **options)]
+    return [[data.ids[index] for index in batch] for batch in cs.BucketBatchSampler(data, rank=0, num_replicas=1, **options)]
 
 
 @pytest.mark.parametrize("options", [{}, {"ahead": 0}, {"num_workers": 1}, {"tail": "pad"}, {"framework": "accelerate"}], ids=str)
@@ -136,12 +136,12 @@ class StandIn:
     def __iter__(self):
         batches, waiting = iter(self.sampler), []
         while True:
-            while len(waiting) <= self.ahead and (places := next(batches, None)) is not None:
-                waiting.append((places, self.sampler.state_dict()))
+            while len(waiting) <= self.ahead and (indices := next(batches, None)) is not None:
+                waiting.append((indices, self.sampler.state_dict()))
             if not waiting:
                 return
-            places, self.state = waiting.pop(0)
-            yield self.collate(self.source.__getitems__(places))
+            indices, self.state = waiting.pop(0)
+            yield self.collate(self.source.__getitems__(indices))
 
 
 def stateful(loader, ahead):
@@ -234,7 +234,7 @@ def test_with_an_accelerator_it_is_left_to_deal(pinned, monkeypatch):
     accelerate_state(monkeypatch, is_initialized=True)
     be_rank(monkeypatch, 1, 2)
     loader = cs.make_loader(pinned, 4)
-    assert [[pinned.ids[place] for place in batch] for batch in loader.batch_sampler] == wanted(pinned, batch_size=4)[:6]
+    assert [[pinned.ids[index] for index in batch] for batch in loader.batch_sampler] == wanted(pinned, batch_size=4)[:6]
     with pytest.raises(cs.BadInput, match=r"pass it to `accelerator\.prepare`"):
         list(loader)
 
@@ -280,7 +280,7 @@ def test_what_is_no_data_set_is_named_as_it_was_given(given):
         cs.make_loader(given)
 
 
-def test_pinning_without_an_accelerator_is_said_and_does_nothing(data, monkeypatch, caplog):
+def test_pinning_without_an_accelerator_is_reported_and_does_nothing(data, monkeypatch, caplog):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     batch = next(iter(cs.make_loader(data, 4, pin_memory=True)))
     assert "has no effect without an accelerator" in caplog.text

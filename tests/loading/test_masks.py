@@ -19,7 +19,7 @@ def stored(seed=0):
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (1, 4, 6), np.uint8))
 
 
-def test_a_mask_is_read_as_shares_of_one():
+def test_a_mask_is_read_as_fractions_of_one():
     mask = read_mask(BLOCK, {"mask": stored()}, 1)
     assert (mask.dtype, mask.shape) == (torch.float32, (1, 4, 6))
     assert mask.equal(stored().float() / 255)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cachestore as cs
-from cachestore.loading.mixed import _shared_out
+from cachestore.loading.mixed import _apportion
 from tests.loading.stores import FLUX, PLAIN, SDXL, Row, make_store, recipes
 from tests.loading.test_dataset import batch_of, equal, loader
 from tests.loading.test_read_batch import assert_read_straight
@@ -54,12 +54,12 @@ def test_an_empty_data_set_and_one_of_weight_nought_give_nothing(photos, drawing
 def test_by_default_every_sample_comes_once_and_equal_buckets_are_one(photos, drawings):
     mixed = cs.MixedDataset([photos, drawings])
     assert sorted(ids_of(mixed)) == sorted([*photos.ids, *drawings.ids])
-    assert {bucket: len(places) for bucket, places in mixed.buckets.items()} == {(48, 64): 3, (64, 48): 8, (128, 96): 3}
+    assert {bucket: len(indices) for bucket, indices in mixed.buckets.items()} == {(48, 64): 3, (64, 48): 8, (128, 96): 3}
     found = ids_of(mixed)
-    for bucket, places in mixed.buckets.items():
+    for bucket, indices in mixed.buckets.items():
         for data in (photos, drawings):
-            ours = {data.ids[place] for place in data.buckets.get(bucket, [])}
-            assert {found[place] for place in places} & set(data.ids) == ours
+            ours = {data.ids[index] for index in data.buckets.get(bucket, [])}
+            assert {found[index] for index in indices} & set(data.ids) == ours
 
 
 def test_a_weight_says_how_often_each_sample_comes(photos, drawings):
@@ -78,8 +78,8 @@ def test_what_is_left_over_whole_times_is_dealt_out_in_turn(photos, weight):
         assert sum(found.values()) == len(mixed) == int(9 * weight + 0.5)
         assert all(found[sample] in {whole, whole + 1} for sample in photos.ids)
         counts += found
-    for places in photos.buckets.values():
-        often = [counts[photos.ids[place]] for place in places]
+    for indices in photos.buckets.values():
+        often = [counts[photos.ids[index]] for index in indices]
         assert max(often) - min(often) <= 1
 
 
@@ -94,13 +94,13 @@ def test_which_samples_come_depends_on_seed_and_epoch_alone(photos, drawings):
 
 def test_buckets_and_numbers_of_batches_are_the_same_in_every_epoch(photos, drawings):
     mixed = cs.MixedDataset([photos, drawings], [0.5, 1.5])
-    buckets = {bucket: list(places) for bucket, places in mixed.buckets.items()}
+    buckets = {bucket: list(indices) for bucket, indices in mixed.buckets.items()}
     for epoch in range(4):
         mixed.set_epoch(epoch)
         assert mixed.buckets == buckets
-        for bucket, places in mixed.buckets.items():
-            sizes = {tuple(sample["target_size"].tolist()[::-1]) for sample in mixed.__getitems__(places)}
-            assert sizes == ({bucket} if places else set())
+        for bucket, indices in mixed.buckets.items():
+            sizes = {tuple(sample["target_size"].tolist()[::-1]) for sample in mixed.__getitems__(indices)}
+            assert sizes == ({bucket} if indices else set())
 
 
 def test_a_batch_is_one_read_of_each_data_set_in_the_order_asked_for(photos, drawings, monkeypatch):
@@ -118,10 +118,10 @@ def test_a_batch_that_is_read_straight_is_the_same(photos, drawings):
     buffers = mixed.make_buffers()
     for epoch in range(3):
         mixed.set_epoch(epoch)
-        for places in mixed.buckets.values():
-            mixed.ask_ahead(places)
-            assert equal(mixed.read_batch(places), batch_of(mixed, *places))
-            assert equal(mixed.read_batch(places, into=buffers), batch_of(mixed, *places))
+        for indices in mixed.buckets.values():
+            mixed.prefetch(indices)
+            assert equal(mixed.read_batch(indices), batch_of(mixed, *indices))
+            assert equal(mixed.read_batch(indices, into=buffers), batch_of(mixed, *indices))
 
 
 @pytest.mark.parametrize("latents", ["sample", "mean", "raw", "moments"])
@@ -133,9 +133,9 @@ def test_a_batch_of_several_data_sets_is_read_straight_in_any_order(two_stores, 
     ours, theirs = (cs.CachedDataset(path, latents=latents) for path in two_stores[family.name])
     mixed = cs.MixedDataset([ours, theirs, ours.select([3, 1])], [1, 2, 1])
     mixed.set_epoch(2)
-    places = data.draw(st.lists(st.sampled_from(range(len(mixed))), min_size=1, max_size=9))
+    indices = data.draw(st.lists(st.sampled_from(range(len(mixed))), min_size=1, max_size=9))
     for into in (None, mixed.make_buffers()):
-        assert_read_straight(mixed, places, monkeypatch, into=into)
+        assert_read_straight(mixed, indices, monkeypatch, into=into)
 
 
 @pytest.fixture(scope="module")
@@ -184,12 +184,12 @@ def test_equal_weights_have_one_digest_however_they_are_written(photos, drawings
     assert cs.MixedDataset([photos, drawings], numbers).digest == digest
 
 
-def test_an_entry_that_is_missing_is_told_with_its_data_set(photos, tmp_path):
+def test_an_entry_that_is_missing_is_reported_with_its_data_set(photos, tmp_path):
     rows = [Row("a", ("gone",)), Row("b", ("gone",))]
     other = cs.CachedDataset(make_store(tmp_path / "other", rows, recipes(), name="other", leave_out=["gone"]), "other")
-    places = cs.MixedDataset([photos, other]).buckets[64, 48]
+    indices = cs.MixedDataset([photos, other]).buckets[64, 48]
     with pytest.raises(cs.MissingEntry, match="the data set 'other' of"):
-        cs.MixedDataset([photos, other]).read_batch(places)
+        cs.MixedDataset([photos, other]).read_batch(indices)
 
 
 def test_samples_of_which_some_alone_have_sizes_are_refused_as_collate_does(tmp_path):
@@ -212,8 +212,8 @@ def test_what_is_damaged_in_one_of_the_stores_is_an_error_that_names_the_segment
 
 def test_where_a_sample_is_from_can_be_asked(photos, drawings):
     mixed = cs.MixedDataset([photos, drawings], [0.5, 1])
-    for place, sample_id in enumerate(ids_of(mixed, 3)):
-        number, inner = mixed.where(place)
+    for index, sample_id in enumerate(ids_of(mixed, 3)):
+        number, inner = mixed.where(index)
         assert mixed.datasets[number].ids[inner] == sample_id
     with pytest.raises(IndexError):
         mixed.where(len(mixed))
@@ -285,11 +285,11 @@ def test_data_sets_whose_samples_do_not_fit_into_one_batch_are_refused(photos, t
 
 
 @given(st.lists(st.integers(0, 50), max_size=6), st.floats(0, 1, exclude_max=True))
-def test_a_share_is_dealt_out_whole_and_nobody_gives_more_than_he_has(sizes, share):
-    counts = _shared_out(sizes, share)
-    assert sum(counts) == int(sum(sizes) * share + 0.5)
+def test_a_fraction_is_dealt_out_whole_and_nobody_gives_more_than_he_has(sizes, fraction):
+    counts = _apportion(sizes, fraction)
+    assert sum(counts) == int(sum(sizes) * fraction + 0.5)
     assert all(0 <= count <= size for count, size in zip(counts, sizes, strict=True))
-    assert np.allclose(counts, [size * share for size in sizes], atol=1)
+    assert np.allclose(counts, [size * fraction for size in sizes], atol=1)
 
 
 # The sources of one data set
@@ -311,7 +311,7 @@ def test_sources_of_nothing_are_a_mix_of_nothing(tmp_path):
 
 def test_each_source_comes_as_often_as_it_says(tmp_path):
     mixed = of_sources(tmp_path / "store", ("a", 3, 1.0), ("b", 2, 10.0), ("c", 4, 0.5), ("d", 2, 0.0))
-    assert Counter(mixed[place]["sample_id"].partition("/")[0] for place in range(len(mixed))) == {"a": 3, "b": 20, "c": 2}
+    assert Counter(mixed[index]["sample_id"].partition("/")[0] for index in range(len(mixed))) == {"a": 3, "b": 20, "c": 2}
 
 
 @pytest.mark.parametrize("extras", ["{}", '{"source": "the web"}', '{"source": 7, "source_weight": "heavy"}'])
@@ -323,8 +323,8 @@ def test_the_sources_of_several_data_sets_come_by_both_weights(tmp_path):
     mixed = of_sources(tmp_path / "store", ("a", 3, 1.0), ("b", 2, 10.0))
     data = cs.CachedDataset(tmp_path / "store", name=mixed.datasets[0].name)
     both = cs.MixedDataset.of_sources([data, data], weights=[2, 1])
-    once = Counter(mixed[place]["sample_id"] for place in range(len(mixed)))
-    assert Counter(both[place]["sample_id"] for place in range(len(both))) == {name: 3 * count for name, count in once.items()}
+    once = Counter(mixed[index]["sample_id"] for index in range(len(mixed)))
+    assert Counter(both[index]["sample_id"] for index in range(len(both))) == {name: 3 * count for name, count in once.items()}
 
 
 def test_sources_of_no_data_sets_are_none_and_a_mix_of_mixes_is_refused():
@@ -334,13 +334,13 @@ def test_sources_of_no_data_sets_are_none_and_a_mix_of_mixes_is_refused():
         cs.MixedDataset(mixes)
 
 
-def test_samples_that_a_small_weight_never_lets_come_are_said(tmp_path, caplog):
+def test_samples_that_a_small_weight_never_lets_come_are_reported(tmp_path, caplog):
     rows = [Row(f"p{n}", bucket=(64, 48) if n else (48, 64)) for n in range(9)]
     data = cs.CachedDataset(make_store(tmp_path / "photos", rows, recipes()))
     mixed = cs.MixedDataset([data], [0.25])
     seen = {sample for epoch in range(40) for sample in ids_of(mixed, epoch)}
-    [said] = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"with a weight of 0.25, {9 - len(seen)} of 9 samples of data set 0 of the mix are never used")
+    [reported] = [record.getMessage() for record in caplog.records]
+    assert reported.startswith(f"with a weight of 0.25, {9 - len(seen)} of 9 samples of data set 0 of the mix are never used")
     caplog.clear()
     cs.MixedDataset([data], [1])
     assert caplog.records == []

@@ -97,7 +97,7 @@ def two_epochs(path, method, before, workers, what, *, persistent=False):
     copy_everything(path)
     twin, data = cs.CachedDataset(path), cs.CachedDataset(path)
     sampler = cs.BucketBatchSampler(twin, batch_size=3, tail="pad")
-    expected = [[twin.read_batch(places) for places in sampler] for _epoch in range(2)]
+    expected = [[twin.read_batch(indices) for indices in sampler] for _epoch in range(2)]
     if before == "read":
         assert data[3]["sample_id"] == "3.png"
     if before == "precomputed":
@@ -162,7 +162,7 @@ from tests.loading.test_processes import equal, loader
 
 data = cs.CachedDataset(sys.argv[1])
 batches = [[n, n + 2] for n in range(12)]
-expected = [data.read_batch(places) for places in batches]
+expected = [data.read_batch(indices) for indices in batches]
 reading = loader(data, batches, num_workers=2, multiprocessing_context="fork")
 iterator = iter(reading)
 assert equal(next(iterator), expected[0])
@@ -213,9 +213,9 @@ def test_two_data_sets_on_one_store_read_in_one_process_and_in_its_forked_worker
     whole, part = cs.CachedDataset(path), cs.CachedDataset(path, "part")
     assert equal(whole.read_batch([4, 6]), part.read_batch([0, 2]))
     for data in (whole, part):
-        place = data.index("6.png")
-        here = data.read_batch([place])
-        assert all(equal(found, here) for found in loader(data, [[place]] * 4, num_workers=2, multiprocessing_context="fork"))
+        index = data.index("6.png")
+        here = data.read_batch([index])
+        assert all(equal(found, here) for found in loader(data, [[index]] * 4, num_workers=2, multiprocessing_context="fork"))
     part._reader.close()
     assert whole.read_batch([4])["sample_id"] == ["4.png"]
 
@@ -228,11 +228,11 @@ from torch.utils.data import DataLoader
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
 data = cs.CachedDataset(sys.argv[1])
-places = [list(range(start, len(data), len(data) // 16)) for start in range(len(data) // 16)]
+batches = [list(range(start, len(data), len(data) // 16)) for start in range(len(data) // 16)]
 buffers = BatchBuffers()
 for _epoch in range(2):
-    assert sum(len(data.read_batch(batch, into=buffers)["sample_id"]) for batch in places) == len(data)
-found = DataLoader(data, batch_sampler=places, collate_fn=data.collate, num_workers=2, multiprocessing_context="fork")
+    assert sum(len(data.read_batch(batch, into=buffers)["sample_id"]) for batch in batches) == len(data)
+found = DataLoader(data, batch_sampler=batches, collate_fn=data.collate, num_workers=2, multiprocessing_context="fork")
 print(sum(len(batch["sample_id"]) for batch in found))
 """
 

@@ -20,7 +20,7 @@ from cachestore.encode import families
 from cachestore.encode.masks import mask_recipe
 from cachestore.files import opening
 from cachestore.files.paths import Layout
-from cachestore.loading import share
+from cachestore.loading import batch_slice
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.latents import batch_shape, noise_seed, read_latents, read_latents_into
 from cachestore.storage import fetch
@@ -54,12 +54,12 @@ def assert_equal_bits(found, expected, name):
     assert torch.equal(found.view(-1).view(torch.uint8), expected.contiguous().view(-1).view(torch.uint8)), name
 
 
-def assert_read_straight(data, places, monkeypatch, into=None):
+def assert_read_straight(data, indices, monkeypatch, into=None):
     """Read without ever making samples, and compare with the batch that samples make."""
-    expected = data.collate(data.__getitems__(places))
+    expected = data.collate(data.__getitems__(indices))
     with monkeypatch.context() as patch:
         patch.setattr(type(data), "__getitems__", None)
-        assert_same(data.read_batch(places, into=into), expected)
+        assert_same(data.read_batch(indices, into=into), expected)
 
 
 def family_of(text) -> Recipes:
@@ -67,13 +67,13 @@ def family_of(text) -> Recipes:
     return Recipes(text, latents)
 
 
-def test_no_places_make_no_batch_and_others_are_counted_as_by_getitem(path):
+def test_no_indices_make_no_batch_and_others_are_counted_as_by_getitem(path):
     data = cs.CachedDataset(make_store(path, ROWS, recipes()))
     with pytest.raises(cs.BadInput, match="a batch needs at least one sample"):
         data.read_batch([])
-    data.ask_ahead([])
+    data.prefetch([])
     assert data.read_batch([-1, np.int64(1)])["sample_id"] == ["d.png", "b.png"]
-    for call in (data.read_batch, data.ask_ahead):
+    for call in (data.read_batch, data.prefetch):
         with pytest.raises(IndexError):
             call([4])
 
@@ -84,9 +84,9 @@ def test_no_places_make_no_batch_and_others_are_counted_as_by_getitem(path):
 def test_a_batch_is_the_one_that_its_samples_make(path, monkeypatch, family, latents, io):
     data = cs.CachedDataset(make_store(path, ROWS, recipes(family)), latents=latents, io=io)
     buffers = BatchBuffers()
-    for places in ([0], ALIKE, [2], ALIKE, [2, 2]):
-        assert_read_straight(data, places, monkeypatch)
-        assert_read_straight(data, places, monkeypatch, into=buffers)
+    for indices in ([0], ALIKE, [2], ALIKE, [2, 2]):
+        assert_read_straight(data, indices, monkeypatch)
+        assert_read_straight(data, indices, monkeypatch, into=buffers)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
@@ -123,8 +123,8 @@ def test_ragged_text_is_padded_as_collate_does(path, monkeypatch, side, pad):
     text = Recipe("text", {"model": "x"}, {**read, "pad": {"prompt_embeds": padding}})
     rows = [Row(str(n), (caption,), bucket=None) for n, caption in enumerate(["", "a", "a long caption", "a", "two"])]
     data, buffers = cs.CachedDataset(make_store(path, rows, Recipes(text))), BatchBuffers()
-    for places in ([2, 0, 1], [0], [4, 3, 1], [0, 0], [2]):
-        assert_read_straight(data, places, monkeypatch, into=buffers)
+    for indices in ([2, 0, 1], [0], [4, 3, 1], [0, 0], [2]):
+        assert_read_straight(data, indices, monkeypatch, into=buffers)
 
 
 def test_a_caption_longer_than_its_recipe_allows_is_the_error_that_collate_gives(path):
@@ -138,9 +138,9 @@ def test_a_caption_longer_than_its_recipe_allows_is_the_error_that_collate_gives
 def test_samples_that_do_not_fit_together_are_the_error_that_collate_gives(path):
     rows = [Row("a"), Row("b", bucket=(48, 64)), Row("prompt", bucket=None), Row("c", is_measured=False)]
     data = cs.CachedDataset(make_store(path, rows, recipes()))
-    for places in ([0, 1], [0, 2], [0, 3]):
+    for indices in ([0, 1], [0, 2], [0, 3]):
         with pytest.raises(cs.BadInput, match="BucketBatchSampler"):
-            data.read_batch(places)
+            data.read_batch(indices)
 
 
 def test_samples_without_picture_sizes_text_or_anything_at_all_make_their_batch(path, monkeypatch):
@@ -155,7 +155,7 @@ def test_samples_without_picture_sizes_text_or_anything_at_all_make_their_batch(
 def test_control_latents_are_read_straight_too_where_there_is_one_for_each_sample(path, monkeypatch, latents):
     rows = [Row("a.png", controls=[(64, 48)]), Row("b.png", controls=[(64, 48)])]
     data = cs.CachedDataset(make_store(path, rows, recipes(FLUX)), latents=latents)
-    data.ask_ahead([1, 0])
+    data.prefetch([1, 0])
     assert_read_straight(data, [1, 0, 1], monkeypatch, into=data.make_buffers())
 
 
@@ -164,8 +164,8 @@ def test_control_latents_are_read_straight_too_where_there_is_one_for_each_sampl
 def test_control_latents_that_come_as_lists_are_read_straight_too(path, monkeypatch, latents, io):
     rows = [Row("a.png", controls=[(64, 48)]), Row("b.png", controls=[(64, 48), (48, 64)]), Row("c.png")]
     data = cs.CachedDataset(make_store(path, rows, recipes(FLUX)), latents=latents, io=io)
-    for places in ([1, 0], [2], [0, 2, 1, 1]):
-        assert_read_straight(data, places, monkeypatch, into=data.make_buffers())
+    for indices in ([1, 0], [2], [0, 2, 1, 1]):
+        assert_read_straight(data, indices, monkeypatch, into=data.make_buffers())
 
 
 @pytest.mark.parametrize("latents", ["mean", "moments"])
@@ -237,8 +237,8 @@ def test_buffers_grow_for_a_longer_batch_and_are_kept_for_a_shorter_one(path):
     rows = [Row("short", ("x",), bucket=None), Row("long", ("x" * 300,), bucket=None)]
     data, buffers = cs.CachedDataset(make_store(path, rows, recipes(PLAIN, stored=None))), BatchBuffers()
     sizes = []
-    for place in (0, 1, 0, 1):
-        assert data.read_batch([place], into=buffers)["prompt_embeds"].shape[1] == [1, 300][place]
+    for index in (0, 1, 0, 1):
+        assert data.read_batch([index], into=buffers)["prompt_embeds"].shape[1] == [1, 300][index]
         sizes.append(buffers.size_bytes)
     assert sizes[0] < sizes[1] == sizes[2] == sizes[3]
 
@@ -248,7 +248,7 @@ def test_a_batch_that_was_put_together_otherwise_is_in_the_buffers_too(path, mon
     straight = data.read_batch(ALIKE, into=buffers)
     addresses = {name: value.data_ptr() for name, value in straight.items() if hasattr(value, "data_ptr")}
     expected = data.collate(data.__getitems__(ALIKE))
-    monkeypatch.setattr(share, "read_share", lambda *_arguments: None)
+    monkeypatch.setattr(batch_slice, "read_slice", lambda *_arguments: None)
     other = data.read_batch(ALIKE, into=buffers)
     assert_same(other, expected)
     assert {name: other[name].data_ptr() for name in addresses} == addresses
@@ -263,9 +263,9 @@ def masked(path, *has_mask, **vae):
 def test_masks_of_all_of_some_and_of_no_samples_are_read_straight(path, monkeypatch):
     data = masked(path, True, False, True, False)
     buffers = data.make_buffers()
-    for places in ([0, 2], [2, 1, 0], [1, 3], [0, 0, 1]):
+    for indices in ([0, 2], [2, 1, 0], [1, 3], [0, 0, 1]):
         for into in (None, buffers):
-            assert_read_straight(data, places, monkeypatch, into=into)
+            assert_read_straight(data, indices, monkeypatch, into=into)
     assert float(data.read_batch([1, 3])["mask"].min()) == 1
 
 
@@ -285,26 +285,26 @@ def test_samples_whose_masks_are_of_several_shapes_make_no_batch_of_a_mix_either
     whole = cs.CachedDataset(make_store(tmp_path / "whole", rows, made), fields=["mask", "prompt_embeds"])
     other = cs.CachedDataset(make_store(tmp_path / "other", rows[3:], made), fields=["mask", "prompt_embeds"])
     mixed = cs.MixedDataset([whole, other])
-    for places in ([0, 1, 4], [0, 2, 4]):
+    for indices in ([0, 1, 4], [0, 2, 4]):
         with pytest.raises(cs.BadInput, match=r"mask of|has mask, but"):
-            mixed.read_batch(places)
+            mixed.read_batch(indices)
 
 
-@pytest.mark.parametrize("places", [[0, 2], [0, 1], [1, 3]], ids=str)
-def test_masks_are_float32_whatever_torchs_default_is(path, monkeypatch, places):
+@pytest.mark.parametrize("indices", [[0, 2], [0, 1], [1, 3]], ids=str)
+def test_masks_are_float32_whatever_torchs_default_is(path, monkeypatch, indices):
     data = masked(path, True, False, True, False)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        assert_read_straight(data, places, monkeypatch)
-        assert data.read_batch(places)["mask"].dtype is torch.float32
+        assert_read_straight(data, indices, monkeypatch)
+        assert data.read_batch(indices)["mask"].dtype is torch.float32
     finally:
         torch.set_default_dtype(torch.float32)
 
 
 def test_masks_of_several_data_sets_are_read_straight(tmp_path, monkeypatch):
     mixed = cs.MixedDataset([masked(tmp_path / "a", True, False), masked(tmp_path / "b", False, False), masked(tmp_path / "c", True, True)])
-    for places in ([3, 0, 1, 2], [1, 3], [5, 0, 4], [4, 2]):
-        assert_read_straight(mixed, places, monkeypatch)
+    for indices in ([3, 0, 1, 2], [1, 3], [5, 0, 4], [4, 2]):
+        assert_read_straight(mixed, indices, monkeypatch)
 
 
 def test_pinned_buffers_without_an_accelerator_are_refused(monkeypatch):
@@ -318,14 +318,14 @@ def test_pinned_buffers_without_an_accelerator_are_refused(monkeypatch):
 
 def damage_entry(data, row):
     """Change a byte of this sample's picture on disk."""
-    key = data._selection.row_keys(data._selection.ask([row]))[0][-1]
-    place = data._reader.locate([key]).place(0)
-    file = data._reader.layout.segment(place.segment.digest)
+    key = data._selection.row_keys(data._selection.choose([row]))[0][-1]
+    location = data._reader.locate([key]).location(0)
+    file = data._reader.layout.segment(location.segment.digest)
     file.chmod(0o644)
     with file.open("r+b") as opened:
-        opened.seek(place.offset)
+        opened.seek(location.offset)
         byte = opened.read(1)[0]
-        opened.seek(place.offset)
+        opened.seek(location.offset)
         opened.write(bytes([byte ^ 255]))
     return key
 
@@ -360,7 +360,7 @@ def test_a_bool_that_is_neither_0_nor_1_is_the_error_that_get_gives(path, monkey
 def test_a_missing_entry_is_named(path):
     made = recipes()
     data = cs.CachedDataset(make_store(path, ROWS, made, leave_out=["a dog"]))
-    data.ask_ahead([0, 1])
+    data.prefetch([0, 1])
     with pytest.raises(cs.MissingEntry, match=str(caption_key(made.text, "a dog"))):
         data.read_batch([0, 1])
 
@@ -382,15 +382,15 @@ def test_an_entry_of_another_shape_than_its_neighbours_is_left_to_collate(path, 
         data.read_batch([0, 1])
 
 
-def test_asking_ahead_changes_no_answer_and_passes_over_what_is_gone(path):
+def test_prefetching_changes_no_answer_and_passes_over_what_is_gone(path):
     data = cs.CachedDataset(make_store(path, ROWS, recipes()))
     expected = data.collate(data.__getitems__(ALIKE))
-    data.ask_ahead(ALIKE)
+    data.prefetch(ALIKE)
     assert_same(data.read_batch(ALIKE), expected)
     twin = cs.CachedDataset(path)
     for segment in (path / "segments").rglob("*.safetensors"):
         segment.unlink()
-    twin.ask_ahead(ALIKE)
+    twin.prefetch(ALIKE)
     with pytest.raises(cs.MissingEntry):
         twin.read_batch(ALIKE)
 
@@ -399,12 +399,12 @@ def test_threads_with_buffers_of_their_own_read_from_one_data_set(path):
     rows = [Row(f"{n}.png", (f"caption {n % 5}",), extras=json.dumps({"n": n})) for n in range(24)]
     data = cs.CachedDataset(make_store(path, rows, recipes(PLAIN)))
     batches = [[n, (n * 7) % 24, (n * 5 + 1) % 24] for n in range(24)]
-    expected = [data.collate(data.__getitems__(places)) for places in batches]
+    expected = [data.collate(data.__getitems__(indices)) for indices in batches]
 
     def read_all(start):
         buffers = BatchBuffers()
         for n in range(start, start + 24):
-            data.ask_ahead(batches[(n + 1) % 24])
+            data.prefetch(batches[(n + 1) % 24])
             assert_same(data.read_batch(batches[n % 24], into=buffers), expected[n % 24])
             if n % 8 == 0:
                 data._reader.refresh()

@@ -26,7 +26,7 @@ def test_no_samples_are_an_empty_data_set(data):
         cs.BucketBatchSampler(part, batch_size=1)
 
 
-def test_a_part_has_its_samples_in_the_order_asked_for_and_its_own_places(data):
+def test_a_part_has_its_samples_in_the_order_asked_for_and_its_own_indices(data):
     part = data.select(["c.png", 0, np.int64(-1)])
     assert (list(part.ids), part.buckets, part.index("e.png")) == (["c.png", "a.png", "e.png"], {(48, 64): [0, 2], (64, 48): [1]}, 2)
     assert equal(batch_of(part, 0, 2), batch_of(data, 2, 4))
@@ -46,7 +46,7 @@ def test_a_sample_that_is_named_twice_comes_twice(data):
     assert (len(part), part.buckets, part.index("a.png")) == (3, {(64, 48): [0, 1, 2]}, 0)
 
 
-def test_what_is_not_there_is_said(data):
+def test_what_is_not_there_is_reported(data):
     with pytest.raises(IndexError):
         data.select([5])
     with pytest.raises(cs.BadInput, match="no sample 'z'"):
@@ -80,7 +80,7 @@ def test_a_pickled_part_is_the_same_part(data):
     assert equal(batch_of(twin, 0, 1), batch_of(part, 0, 1))
 
 
-def test_a_part_that_torch_cut_has_batched_reads_and_for_a_sampler_select_has_its_places(data, monkeypatch):
+def test_a_part_that_torch_cut_has_batched_reads_and_for_a_sampler_select_has_its_indices(data, monkeypatch):
     part = Subset(data, [4, 0])
     calls = []
     read = data._reader.get_raw

@@ -16,7 +16,7 @@ def selection(tmp_path):
 
 
 def test_the_keys_of_a_row_are_in_the_store_one_for_each_column_handed_out(selection):
-    keys = selection.row_keys(selection.ask([1]))[0]
+    keys = selection.row_keys(selection.choose([1]))[0]
     assert len(keys) == len(selection.texts) + (selection.latents is not None)
     with cs.open(selection.options.layout.root) as store:
         assert all(key in store for key in keys)
@@ -31,12 +31,12 @@ def test_a_part_has_an_epoch_of_its_own(selection):
     assert selection.epoch.get() == 0
 
 
-def test_no_places_have_no_rows_and_are_no_part(selection):
+def test_no_indices_have_no_rows_and_are_no_part(selection):
     assert selection.rows_at([]) == []
     part = selection.only(np.array([], dtype=np.int64))
     assert (part.ids, part.groups) == ([], {})
 
 
-def test_a_place_that_there_is_not_is_named_with_the_data_set(selection):
+def test_an_index_that_there_is_not_is_named_with_the_data_set(selection):
     with pytest.raises(IndexError, match=r"the data set 'train' of .* has 3 samples, but none at 3"):
         selection.rows_at([0, 3])

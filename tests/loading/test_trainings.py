@@ -154,8 +154,8 @@ def test_a_loop_of_diffusers_goes_on(crowd, train, expected, accelerated, way):
 
 
 def test_a_loader_that_accelerate_was_not_given_is_an_error(crowd, train):
-    for said in train(crowd, "forgotten", 2):
-        assert "pass it to `accelerator.prepare`" in said
+    for reported in train(crowd, "forgotten", 2):
+        assert "pass it to `accelerator.prepare`" in reported
 
 
 @with_lightning

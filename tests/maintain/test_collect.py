@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import cachestore as cs
 from cachestore.core.errors import BadInput, FormatError, StoreNotFound
-from cachestore.core.ranks import Placement
+from cachestore.core.ranks import RankInfo
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout
 from cachestore.jobs.pass_loop import run_pass
@@ -26,9 +26,9 @@ from cachestore.maintain.doctor import examine
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import list_generations, list_names
 from cachestore.storage.commit import commit, create_store
-from cachestore.storage.condemned import condemned_segments, list_condemned
 from cachestore.storage.entry import make_entry
 from cachestore.storage.findings import HARMLESS
+from cachestore.storage.marked import list_marked, marked_segments
 from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
@@ -38,13 +38,13 @@ from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
 from cachestore.work.passes import PassRef, list_passes
 from cachestore.work.plan import publish_plan, read_plan
-from cachestore.work.workers import Beat
+from cachestore.work.workers import Heartbeat
 from tests import fakes
 from tests.fakes import FakeEncoder, captions, examples, open_pass, overtaken
 from tests.storage.stores import entry_of, flip, key_of, put
 
 DAY = 86_400
-PLACES = (
+MODULES = (
     "cachestore.jobs.worker",
     "cachestore.jobs.reconcile",
     "cachestore.storage.gc",
@@ -63,7 +63,7 @@ def job(root, *texts, name="train", encoder=None):
     layout, plan = create_store(root), fakes.plan_of(captions(*texts), encoders, name=name)
     publish_plan(layout, plan)
     plan = read_plan(layout, plan.name)
-    return Job(layout, plan, encoders, source, Placement(0, 1), f"launch {os.urandom(4).hex()}", listing=next(fakes.LISTINGS))
+    return Job(layout, plan, encoders, source, RankInfo(0, 1), f"launch {os.urandom(4).hex()}", listing=next(fakes.LISTINGS))
 
 
 def run(root, *texts, **options):
@@ -131,7 +131,7 @@ WITHOUT_STORE = {
 
 
 @pytest.mark.parametrize("action", WITHOUT_STORE.values(), ids=WITHOUT_STORE)
-def test_where_there_is_no_store_it_is_said(tmp_path, action):
+def test_where_there_is_no_store_it_is_reported(tmp_path, action):
     with pytest.raises(StoreNotFound):
         action(tmp_path)
 
@@ -151,17 +151,17 @@ def test_the_empty_caption_of_a_data_set_stays_though_no_row_names_it(root):
     assert readable(root, "a", "") == ["a", ""]
 
 
-def test_without_apply_nothing_is_changed_and_the_same_is_said(root):
+def test_without_apply_nothing_is_changed_and_the_same_is_reported(root):
     run(root, "a")
     drop(root, "train")
     before = sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*"))
-    told = collect(root)
-    assert not told.applied
+    reported = collect(root)
+    assert not reported.applied
     assert sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*")) == before
-    assert collect(root, apply=True).condemned == told.condemned
+    assert collect(root, apply=True).condemned == reported.condemned
 
 
-def test_what_is_condemned_counts_as_absent_for_planners_and_stays_readable(root):
+def test_what_is_marked_counts_as_absent_for_planners_and_stays_readable(root):
     run(root, "a", "b")
     drop(root, "train")
     assert collect(root, apply=True).condemned.entries == 2
@@ -169,7 +169,7 @@ def test_what_is_condemned_counts_as_absent_for_planners_and_stays_readable(root
     assert present(Layout(root), "a", "b") == []
 
 
-def test_what_is_condemned_goes_by_a_later_run_and_not_before_its_grace_is_over(root):
+def test_what_is_marked_goes_by_a_later_run_and_not_before_its_grace_is_over(root):
     run(root, "a")
     drop(root, "train")
     assert collect(root, apply=True).removed.segments == 0
@@ -186,9 +186,9 @@ def test_a_list_goes_once_none_of_its_segments_is_there(root):
     run(root, "a")
     drop(root, "train")
     sweep(root)
-    assert len(list_condemned(Layout(root))) == 1
+    assert len(list_marked(Layout(root))) == 1
     collect(root, apply=True, grace_seconds=0)
-    assert list_condemned(Layout(root)) == []
+    assert list_marked(Layout(root)) == []
 
 
 def test_what_is_needed_again_within_the_grace_is_encoded_again(root):
@@ -206,7 +206,7 @@ def test_what_is_needed_again_within_the_grace_is_encoded_again(root):
 def test_what_is_named_by_a_catalog_after_all_is_copied_before_its_segment_goes(root):
     run(root, "a", "b")
     digests = list_segments(Layout(root))
-    upkeep.condemn(Layout(root), digests)  # as of somebody who looked before the catalog stood
+    upkeep.mark(Layout(root), digests)  # as of somebody who looked before the catalog stood
     step = collect(root, apply=True, grace_seconds=0)
     assert (step.removed.segments, step.copied) == (len(digests), 2)
     assert list_segments(Layout(root)).isdisjoint(digests)
@@ -216,23 +216,23 @@ def test_what_is_named_by_a_catalog_after_all_is_copied_before_its_segment_goes(
 
 def test_two_collectors_at_once_both_end_and_what_is_needed_is_there(root, monkeypatch):
     run(root, "a", "b")
-    upkeep.condemn(Layout(root), list_segments(Layout(root)))
+    upkeep.mark(Layout(root), list_segments(Layout(root)))
     others = []
-    overtaken(monkeypatch, upkeep, "remove_condemned", lambda: others.append(collect(root, apply=True, grace_seconds=0)))
+    overtaken(monkeypatch, upkeep, "remove_marked", lambda: others.append(collect(root, apply=True, grace_seconds=0)))
     collect(root, apply=True, grace_seconds=0)
     assert [other.copied for other in others] == [2]
     assert readable(root, "a", "b") == ["a", "b"]
     assert is_ok(root)
 
 
-def test_a_copy_in_a_condemned_segment_lets_no_other_go(root):
+def test_a_copy_in_a_marked_segment_lets_no_other_go(root):
     run(root, "a")
     layout = Layout(root)
     with closing(load_snapshot(layout)) as snapshot:
         [ref] = snapshot.segments()
     [copy] = [publish_segment(layout, [entry], origin=ref.origin + "1").digest for entry in entries_of(layout, ref.digest)]
-    upkeep.condemn(layout, [ref.digest])
-    upkeep.condemn(layout, [copy])
+    upkeep.mark(layout, [ref.digest])
+    upkeep.mark(layout, [copy])
     collect(root, apply=True, grace_seconds=0)
     assert readable(root, "a") == ["a"]
     assert list_segments(layout).isdisjoint({ref.digest, copy})
@@ -243,13 +243,13 @@ def entries_of(layout, digest):
     return good_entries(path, read_contents(path).entries)
 
 
-def test_a_damaged_copy_lets_no_condemned_segment_go_without_another(root):
+def test_a_damaged_copy_lets_no_marked_segment_go_without_another(root):
     run(root, "a")
     layout = Layout(root)
     [old] = list_segments(layout)
     [copy] = [publish_segment(layout, [entry], origin="").digest for entry in entries_of(layout, old)]
     flip(layout.segment(copy), layout.segment(copy).stat().st_size - 1)
-    upkeep.condemn(layout, [old])
+    upkeep.mark(layout, [old])
     assert collect(root, apply=True, grace_seconds=0).copied == 1
     with Reader(root, verify="always") as reader:
         assert reader.get(key("a"), as_numpy=True)["value"].tobytes() == bytes(key("a"))
@@ -260,7 +260,7 @@ def test_a_damaged_segment_that_is_needed_stays_for_repair(root):
     layout = Layout(root)
     [old] = list_segments(layout)
     flip(layout.segment(old), layout.segment(old).stat().st_size - 1)
-    upkeep.condemn(layout, [old])
+    upkeep.mark(layout, [old])
     step = collect(root, apply=True, grace_seconds=0)
     assert (step.removed.segments, list_segments(layout)) == (0, {old})
     assert "repair" in step.remarks[0]
@@ -300,7 +300,7 @@ def test_what_fill_found_among_what_a_precompute_made_stays(root):
     assert "a" in readable(root, "a", "b")
 
 
-def test_what_cannot_be_told_stays(layout):
+def test_what_is_unknown_stays(layout):
     put(layout, 1, origin="repair")
     put(layout, 2, origin="f" * 32 + "/1")  # says no digest of its input
     publish_segment(layout, [entry_of(3)], origin="not a pass")
@@ -434,9 +434,9 @@ def test_index_files_behind_the_newest_three_go(root):
 
 
 def test_workers_that_ended_a_month_ago_are_forgotten_and_living_ones_are_not(layout):
-    with Beat(layout, "", 0, "launch", 0, 1) as gone:
+    with Heartbeat(layout, "", 0, "launch", 0, 1) as gone:
         pass
-    with Beat(layout, "", 0, "launch", 0, 1) as living:
+    with Heartbeat(layout, "", 0, "launch", 0, 1) as living:
         age(layout.worker(gone.worker), 31)
         age(layout.worker_lock(gone.worker), 31)
         age(layout.worker(living.worker), 31)
@@ -445,10 +445,10 @@ def test_workers_that_ended_a_month_ago_are_forgotten_and_living_ones_are_not(la
         assert names_in(layout.workers) == sorted([f"{living.worker}.json", f"{living.worker}.lock"])
 
 
-def test_what_is_condemned_waits_while_a_worker_that_began_before_is_at_work(root):
+def test_what_is_marked_waits_while_a_worker_that_began_before_is_at_work(root):
     run(root, "a")
     drop(root, "train")
-    with Beat(Layout(root), "", 0, "launch", 0, 1):
+    with Heartbeat(Layout(root), "", 0, "launch", 0, 1):
         collect(root, apply=True)
         step = collect(root, apply=True, grace_seconds=0)
         assert (step.removed.segments, step.waiting.segments) == (0, 1)
@@ -517,19 +517,19 @@ def test_a_damaged_segment_is_left_to_repair_and_the_others_are_compacted(root):
         run(root, text, name=text)
     layout = Layout(root)
     with closing(load_snapshot(layout)) as snapshot:
-        [place] = snapshot.find([key("a")])[0]
-    flip(layout.segment(place.segment.digest), place.offset)
+        [location] = snapshot.find([key("a")])[0]
+    flip(layout.segment(location.segment.digest), location.offset)
     done = compact(root)
     assert (done.segments, len(done.remarks)) == (2, 1)
-    assert place.segment.digest not in condemned_segments(layout)
+    assert location.segment.digest not in marked_segments(layout)
 
 
 def test_compacting_says_beforehand_what_it_would_do_and_does_nothing(root):
     for text in "abc":
         run(root, text, name=text)
-    told = compact(root, apply=False)
-    assert (told.segments, told.entries, told.applied) == (3, 3, False)
-    assert condemned_segments(Layout(root)) == frozenset()
+    reported = compact(root, apply=False)
+    assert (reported.segments, reported.entries, reported.applied) == (3, 3, False)
+    assert marked_segments(Layout(root)) == frozenset()
 
 
 # Dropping
@@ -563,13 +563,13 @@ def test_a_data_set_that_is_not_there_cannot_be_dropped(root):
 
 def test_a_data_set_that_somebody_works_on_is_not_dropped(root):
     one = job(root, "a")
-    with Beat(one.layout, one.plan.name, 1, "launch", 0, 1), pytest.raises(BadInput, match="is working on the data set"):
+    with Heartbeat(one.layout, one.plan.name, 1, "launch", 0, 1), pytest.raises(BadInput, match="is working on the data set"):
         drop(root, "train")
     assert drop(root, "train").plans == (one.plan.name,)
 
 
-def test_a_dropped_data_set_can_be_made_anew_while_its_values_are_condemned(root):
-    """Its plan has the same name, and its first pass the same number: the same bytes would come to lie under a condemned name."""
+def test_a_dropped_data_set_can_be_made_anew_while_its_values_are_marked(root):
+    """Its plan has the same name, and its first pass the same number: the same bytes would come to lie under a marked name."""
     run(root, "a")
     drop(root, "train")
     collect(root, apply=True)
@@ -642,15 +642,15 @@ class Turns:
     def __init__(self, monkeypatch):
         self.waiting, self.going, self.local = {}, {}, threading.local()
         self.changed = threading.Condition()
-        for module in PLACES:
+        for module in MODULES:
             monkeypatch.setattr(f"{module}.failpoint", self.at)
 
-    def at(self, place):
+    def at(self, point):
         who = getattr(self.local, "who", None)
         if who is None:
             return
         with self.changed:
-            self.waiting[who] = place
+            self.waiting[who] = point
             self.changed.notify_all()
             assert self.changed.wait_for(lambda: self.going.get(who, 0) > 0, 30)
             self.going[who] -= 1
@@ -674,7 +674,7 @@ class Turns:
         return thread
 
     def step(self, who):
-        """Let one go on to its next place, or its end; returns where it stands, None at the end."""
+        """Let one go on to its next failpoint, or its end; returns where it stands, None at the end."""
         with self.changed:
             assert self.changed.wait_for(lambda: who in self.waiting or who in self.ended, 30)
             if who in self.ended:
@@ -684,9 +684,9 @@ class Turns:
             assert self.changed.wait_for(lambda: not self.going[who] and (who in self.waiting or who in self.ended), 30)
             return self.waiting.get(who)
 
-    def until(self, who, place):
-        while (stands := self.step(who)) != place:
-            assert stands is not None, f"{who} never came to {place}"
+    def until(self, who, point):
+        while (stands := self.step(who)) != point:
+            assert stands is not None, f"{who} never came to {point}"
 
     def finish(self, *names):
         for who in names:
@@ -735,13 +735,13 @@ def test_however_a_pass_and_gc_take_turns_nothing_needed_is_ever_gone(tmp_path_f
 
 
 def counted_then_removed(turns):
-    """The planner counts a key as present; it is condemned and its segment removed; then the planner goes on."""
+    """The planner counts a key as present; its segment is marked and removed; then the planner goes on."""
     turns.until("planner", "reconcile.before_commit")
     turns.finish("gc")
 
 
 def named_after_gc_looked(turns):
-    """gc looks what is needed and is about to remove; the planner, who counted before it was condemned, publishes its catalog."""
+    """gc looks what is needed and is about to remove; the planner, who counted before it was marked, publishes its catalog."""
     turns.until("planner", "reconcile.after_commit")
     turns.until("gc", "gc.before_removal")
     turns.finish("planner")

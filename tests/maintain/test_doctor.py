@@ -130,7 +130,7 @@ def test_a_path_lies_on_the_innermost_mount(path, kind):
     assert file_system_of(Path(path), "") == "unknown"
 
 
-def test_torch_is_asked_in_a_process_of_its_own_and_its_failure_is_told(monkeypatch):
+def test_torch_is_asked_in_a_process_of_its_own_and_its_failure_is_reported(monkeypatch):
     monkeypatch.setattr(doctor, "_TORCH", "print('torch 9')")
     assert (check("torch", ask_torch=True).state, check("torch", ask_torch=True).found) == (OK, "torch 9")
     monkeypatch.setattr(doctor, "_TORCH", "raise ImportError('libcudart')")

@@ -12,7 +12,7 @@ import pytest
 
 from cachestore.maintain.doctor import NOTE, OK, PROBLEM
 from cachestore.maintain.peer import meet
-from cachestore.work.workers import Beat
+from cachestore.work.workers import Heartbeat
 from tests.fakes import ROOT
 
 COMMAND = (sys.executable, "-m", "cachestore", "doctor")
@@ -24,8 +24,8 @@ def both(one, other):
     running = [
         subprocess.Popen([*COMMAND, str(path), "--peer", "--json"], stdout=subprocess.PIPE, cwd=ROOT, text=True) for path in (one, other)
     ]
-    said = [json.loads(process.communicate(timeout=50)[0])["checks"] for process in running]
-    found = [{check["name"]: check for check in checks if check["name"].startswith("peer")} for checks in said]
+    reported = [json.loads(process.communicate(timeout=50)[0])["checks"] for process in running]
+    found = [{check["name"]: check for check in checks if check["name"].startswith("peer")} for checks in reported]
     return found, time.monotonic() - began
 
 
@@ -75,7 +75,7 @@ def test_a_side_alone_says_how_to_start_the_other(layout):
 
 
 def test_a_side_that_was_killed_before_is_not_met(layout):
-    with Beat(layout, "", 0, "doctor --peer", None, 1):
+    with Heartbeat(layout, "", 0, "doctor --peer", None, 1):
         [check] = meet(layout, seconds=0.5)
     assert check.name == "peer"
 

@@ -306,7 +306,7 @@ class TestWhatCannotBeMadeAgain:
 
 
 @pytest.mark.parametrize("way", ["gone from the folder", "still in the manifest"])
-def test_samples_whose_pictures_are_gone_stay_in_the_data_set_and_are_told(tmp_path, data, makers, way):
+def test_samples_whose_pictures_are_gone_stay_in_the_data_set_and_are_reported(tmp_path, data, makers, way):
     root, source = tmp_path / "store of one", data
     if way == "still in the manifest":
         source = tmp_path / "m.jsonl"

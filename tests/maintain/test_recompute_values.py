@@ -195,11 +195,11 @@ def test_a_catalog_that_pairs_a_sample_with_anothers_entry_is_found(store, monke
     assert all("now makes entry" in found.message for found in report.findings)
 
 
-def test_findings_are_told_as_they_are_made(store):
+def test_findings_are_reported_as_they_are_made(store):
     put_instead(store, swap(key_of(store, "1.png", "text"), key_of(store, "4.png", "text")))
-    told = []
-    assert cs.verify(store, recompute=100, on_finding=told.append).findings == tuple(told)
-    assert len(told) == 2
+    reported = []
+    assert cs.verify(store, recompute=100, on_finding=reported.append).findings == tuple(reported)
+    assert len(reported) == 2
 
 
 # What cannot be made again
@@ -243,7 +243,7 @@ def test_a_model_that_cannot_be_loaded_ends_it(store, makers):
         cs.verify(store, recompute=100)
 
 
-def test_a_data_set_that_does_not_say_how_it_was_made_is_told(store, monkeypatch):
+def test_a_data_set_that_does_not_say_how_it_was_made_is_reported(store, monkeypatch):
     def silent(layout, name):
         found = newest_catalog(layout, name)
         object.__setattr__(found, "request", {"latents": found.request["latents"]})
@@ -266,7 +266,7 @@ def test_a_damaged_entry_is_damage_and_not_a_wrong_value(store):
 # The model
 
 
-def test_another_model_is_said_before_anything_is_read_or_encoded(store, makers, monkeypatch):
+def test_another_model_is_reported_before_anything_is_read_or_encoded(store, makers, monkeypatch):
     monkeypatch.setattr("cachestore.storage.verify.verify", lambda *arguments, **options: pytest.fail("read"))
     with pytest.raises(
         RecipeMismatch, match=r"other is not the model that latents of the data set 'train' was made with \(another model\)"
@@ -329,7 +329,7 @@ def test_the_seed_decides_the_choice_and_each_key_is_chosen_once():
     assert sorted(cell.key for cell in choose(shared, 99, 0)) == [0, 1, 2, 3, 4]
 
 
-def test_the_seed_of_a_verify_is_said_and_chooses(store, makers):
+def test_the_seed_of_a_verify_is_reported_and_chooses(store, makers):
     assert cs.verify(store, recompute=3, seed=7).recomputed["seed"] == 7
     assert len({tuple(makers.encoded()) for seed in range(8) if cs.verify(store, recompute=2, seed=seed)}) > 1
 

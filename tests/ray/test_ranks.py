@@ -43,13 +43,13 @@ def units(counts):
     return counts.get("encoded", 0)
 
 def killing(after):
-    "Kills a node, once, when so many units are there; counts what is said."
-    said = []
+    "Kills a node, once, when so many units are there; counts what is reported."
+    reported = []
     def tell(counts):
-        said.append(units(counts))
+        reported.append(units(counts))
         if len(nodes) == 3 and units(counts) >= after:
             cluster.remove_node(nodes.pop(), allow_graceful=False)
-    tell.said = said
+    tell.reported = reported
     return tell
 
 def job():
@@ -66,8 +66,8 @@ def show(**values):
 def on_cluster(folder, program, *arguments, **options):
     """Run a program on a cluster of its own; returns what it showed, its file is left in the folder."""
     given = [*map(str, arguments), *["-"] * (3 - len(arguments))]
-    said = run_script(folder, CLUSTER + program, *given, seconds=300, RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", **options)
-    return json.loads(said.split("RESULT ")[1].splitlines()[0])
+    reported = run_script(folder, CLUSTER + program, *given, seconds=300, RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", **options)
+    return json.loads(reported.split("RESULT ")[1].splitlines()[0])
 
 
 @on_a_cluster
@@ -78,15 +78,15 @@ def test_fill_loses_nothing_when_a_node_is_killed_and_makes_nothing_twice_that_w
 tell = killing(after=60)
 began = time.monotonic()
 report = cachestore.ray.fill(job, workers=3, batch_size=4, on_progress=tell, **where)
-show(report=report.as_json(), said=tell.said, nodes=len(nodes), seconds=time.monotonic() - began)
+show(report=report.as_json(), reported=tell.reported, nodes=len(nodes), seconds=time.monotonic() - began)
 """,
         tmp_path / "store",
     )
     report = found["report"]
     assert (report["complete"], report["wanted"], report["encoded"], report["failed"]) == (True, 400, 400, 0)
     assert found["nodes"] == 2  # one was killed in the middle
-    assert found["said"] == sorted(found["said"])
-    assert found["said"][-1] == 400
+    assert found["reported"] == sorted(found["reported"])
+    assert found["reported"][-1] == 400
     assert cs.verify(tmp_path / "store").ok
     with cs.open(tmp_path / "store") as store:
         for number in (0, 199, 399):
@@ -135,17 +135,17 @@ def refused():
 def killed():
     open(loads, "a").write("killed\\n")
     os.kill(os.getpid(), signal.SIGKILL)
-said = {}
+reported = {}
 for make_job, workers in ((refused, 3), (killed, 1)):
     try:
         cachestore.ray.fill(make_job, workers=workers, **where)
     except cs.CacheStoreError as error:
-        said[make_job.__name__] = [type(error).__name__, str(error)]
-show(said=said)
+        reported[make_job.__name__] = [type(error).__name__, str(error)]
+show(reported=reported)
 """,
     )
-    assert found["said"]["refused"] == ["BadInput", "the weights are not there"]
-    assert found["said"]["killed"][0] == "Incomplete"
+    assert found["reported"]["refused"] == ["BadInput", "the weights are not there"]
+    assert found["reported"]["killed"][0] == "Incomplete"
     loads = (tmp_path / "loads").read_text().split()
     assert loads.count("refused") <= 3
     assert loads.count("killed") == 3
@@ -189,16 +189,16 @@ def test_without_a_cluster_that_has_room_the_wait_is_bounded_and_says_what_was_a
         tmp_path,
         """
 import cachestore.ray.ranks
-cachestore.ray.ranks.PLACE_SECONDS = 3.0
+cachestore.ray.ranks.START_SECONDS = 3.0
 try:
     cachestore.ray.fill(job, workers=2, num_gpus=1, num_cpus=1)
 except cs.Incomplete as error:
-    show(said=str(error))
+    show(reported=str(error))
 """,
         tmp_path / "store",
     )
-    assert "num_gpus=1" in found["said"]
-    assert "GPU=0" in found["said"]
+    assert "num_gpus=1" in found["reported"]
+    assert "GPU=0" in found["reported"]
 
 
 @pytest.mark.parametrize(

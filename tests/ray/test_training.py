@@ -99,6 +99,6 @@ def test_two_workers_of_ray_train_share_the_batches_and_resume_where_they_were(t
 
 def test_ray_data_reads_a_data_set(tmp_path):
     data_set(tmp_path / "store")
-    said = run_script(tmp_path, DATA, "store", seconds=300, **ENVIRONMENT)
-    found = json.loads(said.split("RESULT ")[1].splitlines()[0])
+    reported = run_script(tmp_path, DATA, "store", seconds=300, **ENVIRONMENT)
+    found = json.loads(reported.split("RESULT ")[1].splitlines()[0])
     assert len(found["ids"]) == len(set(found["ids"])) == 24

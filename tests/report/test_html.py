@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.report.html import DASH, Html, attribute, duration, plural, share, size, table, words
+from cachestore.report.html import DASH, Html, attribute, duration, in_percent, plural, size, table, words
 
 
 def test_nothing_is_empty_text_and_no_rows_are_no_table():
@@ -41,9 +41,9 @@ def test_any_text_is_one_element_that_can_be_written_as_utf_8(text):
 @pytest.mark.parametrize(
     ("made", "text"),
     [
-        (share(0, 0), DASH),
-        (share(1, 3), "33.3&nbsp;%"),
-        (share(1, 100_000), "&lt;0.1&nbsp;%"),
+        (in_percent(0, 0), DASH),
+        (in_percent(1, 3), "33.3&nbsp;%"),
+        (in_percent(1, 100_000), "&lt;0.1&nbsp;%"),
         (size(0), "0&nbsp;B"),
         (size(1536), "1.5&nbsp;KiB"),
         (size(3 * 1024**5), "3072.0&nbsp;TiB"),

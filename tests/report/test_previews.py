@@ -12,7 +12,17 @@ from PIL import Image
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_bytes
-from cachestore.report.previews import SHOWN, _grey, choose_rows, find_colours, fit, picture_column, preview_sample, read_shown, reduce
+from cachestore.report.previews import (
+    MAX_SAMPLES,
+    _grey,
+    choose_rows,
+    find_colours,
+    fit,
+    picture_column,
+    preview_sample,
+    read_samples,
+    reduce,
+)
 from cachestore.storage.catalog import Cell, make_column
 from cachestore.store.reader import Reader
 from cachestore.store.writer import open_store
@@ -59,7 +69,7 @@ def make(tmp_path, count=3, *, others=(), **facts):
         column = make_column("latents", "image", made.latents.fingerprint, {}, cells)
         catalog = stores.catalog_of([replace(row, bucket=None) for row in rows], made, "train")
         images = {"image": (list(range(count + 1)), [f"data/{name}" for name in ids] if others else ids)}
-        sources = {"sources": [{"data": str(place)} for place in (data, *others)]} if others else {}
+        sources = {"sources": [{"data": str(path)} for path in (data, *others)]} if others else {}
         catalog = replace(catalog, columns=(column,), images=images, request={"latents": {"data": str(data), **sources}})
         publish_catalog(store.layout, catalog)
     return path
@@ -130,7 +140,7 @@ def test_a_catalog_whose_crops_are_nonsense_gives_grey(tmp_path, facts):
     assert preview(make(tmp_path, **facts)).colours.fitted_to == 0
 
 
-def test_a_damaged_entry_and_a_sample_nobody_knows_are_said(tmp_path):
+def test_a_damaged_entry_and_a_sample_nobody_knows_are_reported(tmp_path):
     path = make(tmp_path)
     with pytest.raises(BadInput, match="has no latents of the sample 'nobody'"):
         preview(path, "nobody")
@@ -149,7 +159,7 @@ def test_the_rows_that_are_shown_depend_on_no_order_and_stay_when_samples_come(t
         catalog = stores.catalog_of(listed, made, "train")
         found.append([catalog.ids[row] for row in choose_rows(catalog, column_of(catalog))])
     assert found[0] == found[1]
-    assert len(found[0]) == SHOWN
+    assert len(found[0]) == MAX_SAMPLES
     assert set(found[0]) - {row.id for row in rows[50:]} <= set(found[2])
 
 
@@ -163,7 +173,7 @@ def test_a_row_without_latents_is_not_chosen_and_video_shows_its_first_frame(tmp
     assert choose_rows(catalog, column) == [1]
     monkeypatch.setattr(Reader, "get_raw", lambda _reader, _keys: [{"mean": ("F32", frames.shape, frames.tobytes())}])
     with Reader(path) as reader:
-        shown = read_shown(reader, catalog, column, [0, 1])
+        shown = read_samples(reader, catalog, column, [0, 1])
     assert [one.sample for one in shown] == ["video"]
     assert not shown[0].latents.any()
     assert find_colours(catalog, column, shown).paint(shown[0].latents).shape == (6, 8)

@@ -14,7 +14,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.core.errors import BadInput, StoreNotFound, WriteFailed
-from cachestore.report.previews import SHOWN, Colours
+from cachestore.report.previews import MAX_SAMPLES, Colours
 from cachestore.report.write import write_report
 from cachestore.storage.catalog import Cell, make_column
 from cachestore.store.writer import open_store
@@ -57,9 +57,9 @@ class Page(HTMLParser):
 
 
 def report(store, output, **options):
-    told = write_report(store, output, **options)
-    json.dumps(told)
-    return told, Page(output.read_text(encoding="utf-8"))
+    reported = write_report(store, output, **options)
+    json.dumps(reported)
+    return reported, Page(output.read_text(encoding="utf-8"))
 
 
 def is_static(page):
@@ -110,8 +110,8 @@ def make(path, count=5, **options):
 
 def test_a_store_of_nothing_has_a_report_that_says_so(tmp_path, output):
     cs.open(tmp_path / "store", mode="a").close()
-    told, page = report(tmp_path / "store", output)
-    assert (told["name"], told["samples"], told["entries"], told["damage"]["ok"]) == ("", 0, 0, True)
+    reported, page = report(tmp_path / "store", output)
+    assert (reported["name"], reported["samples"], reported["entries"], reported["damage"]["ok"]) == ("", 0, 0, True)
     assert is_static(page)
     assert is_accessible(page)
     assert "No data set" in page.text
@@ -124,14 +124,17 @@ def test_where_there_is_no_store_nothing_is_written(tmp_path, output):
 
 
 def test_a_report_counts_samples_buckets_entries_and_what_is_shared(tmp_path, output):
-    told, page = report(make(tmp_path / "store"), output, batch_size=2)
-    assert (told["name"], told["samples"], told["complete"]) == ("train", 5, 5)
-    assert [(one["name"], one["samples"], one["left_over"]) for one in told["buckets"][0]["buckets"]] == [("48x64", 3, 1), ("64x48", 2, 0)]
-    assert {one["encoder"]: (one["cells"], one["entries"]) for one in told["kinds"]} == {"text": (5, 3), "latents": (5, 5)}
-    assert told["others"] == 1  # the empty caption
-    assert told["thumbnails"] == {"shown": 5, "fitted_to": 0, "explained": 0.0}
+    reported, page = report(make(tmp_path / "store"), output, batch_size=2)
+    assert (reported["name"], reported["samples"], reported["complete"]) == ("train", 5, 5)
+    assert [(one["name"], one["samples"], one["left_over"]) for one in reported["buckets"][0]["buckets"]] == [
+        ("48x64", 3, 1),
+        ("64x48", 2, 0),
+    ]
+    assert {one["encoder"]: (one["cells"], one["entries"]) for one in reported["kinds"]} == {"text": (5, 3), "latents": (5, 5)}
+    assert reported["others"] == 1  # the empty caption
+    assert reported["thumbnails"] == {"shown": 5, "fitted_to": 0, "explained": 0.0}
     assert len(page.all("figure")) == 5
-    assert told["page_bytes"] == output.stat().st_size
+    assert reported["page_bytes"] == output.stat().st_size
     assert is_static(page)
     assert is_accessible(page)
 
@@ -139,8 +142,8 @@ def test_a_report_counts_samples_buckets_entries_and_what_is_shared(tmp_path, ou
 def test_the_data_set_is_train_else_the_first_and_an_unknown_one_is_refused(tmp_path, output):
     path = make(tmp_path / "store")
     stores.make_store(path, [Row("a")], stores.recipes(), name="another")
-    told, _page = report(path, output)
-    assert (told["name"], told["other_names"]) == ("train", ("another",))
+    reported, _page = report(path, output)
+    assert (reported["name"], reported["other_names"]) == ("train", ("another",))
     assert report(path, output, name="another")[0]["samples"] == 1
     with pytest.raises(BadInput, match="no data set 'none of them'"):
         write_report(path, output, "none of them")
@@ -152,8 +155,8 @@ def test_a_store_with_very_many_data_sets_names_the_first_ones(tmp_path, output)
     path = make(tmp_path / "store", 1)
     for n in range(12):
         stores.make_store(path, [Row("a")], stores.recipes(), name=f"another {n:02}")
-    told, page = report(path, output)
-    assert len(told["other_names"]) == 12
+    reported, page = report(path, output)
+    assert len(reported["other_names"]) == 12
     assert "another 09" in page.words
     assert "another 10" not in page.words
     assert "and 2 more" in page.text
@@ -178,24 +181,24 @@ def test_damage_is_in_the_map_and_named_with_its_sample_and_quick_does_not_read_
     path = make(tmp_path / "store")
     fakes.flip_entry(path, "00003", "latents")
     assert report(path, output)[0]["damage"]["ok"]
-    told, page = report(path, output, level="full")
-    assert [one["state"] for one in told["damage"]["map"]] == ["damaged"]
-    assert ("corrupt-entry", "00003") in {(one["kind"], one["sample"]) for one in told["damage"]["findings"]}
+    reported, page = report(path, output, level="full")
+    assert [one["state"] for one in reported["damage"]["map"]] == ["damaged"]
+    assert ("corrupt-entry", "00003") in {(one["kind"], one["sample"]) for one in reported["damage"]["findings"]}
     assert "00003" in page.words
     assert 'class="sign"' in page.text
 
 
-def test_a_segment_that_is_gone_or_cut_is_in_the_map_and_the_rest_is_still_told(tmp_path, output):
+def test_a_segment_that_is_gone_or_cut_is_in_the_map_and_the_rest_is_still_reported(tmp_path, output):
     path = make(tmp_path / "store")
     (segment,) = (path / "segments").rglob("*.safetensors")
     segment.chmod(0o644)
     segment.write_bytes(segment.read_bytes()[:100])
-    told, page = report(path, output)
-    assert [one["state"] for one in told["damage"]["map"]] == ["damaged"]
+    reported, page = report(path, output)
+    assert [one["state"] for one in reported["damage"]["map"]] == ["damaged"]
     segment.unlink()
-    told, page = report(path, output)
-    assert [one["state"] for one in told["damage"]["map"]] == ["gone"]
-    assert told["samples"] == 5
+    reported, page = report(path, output)
+    assert [one["state"] for one in reported["damage"]["map"]] == ["gone"]
+    assert reported["samples"] == 5
     assert is_static(page)
 
 
@@ -204,15 +207,15 @@ def test_passes_stages_ranks_and_failures_are_those_of_the_data_set(tmp_path, ou
     encoders = fakes.FakeEncoder(), fakes.FakeEncoder("latents")
     fakes.run(tmp_path / "store", fakes.pictures("a.png", "b.png"), *encoders, source=source)
     fakes.run(tmp_path / "store", fakes.pictures("a.png", "b.png"), *encoders, source=source)
-    told, page = report(tmp_path / "store", output)
-    assert [(one["number"], one["encoded"], one["reused"], one["failed"], one["complete"]) for one in told["passes"]] == [
+    reported, page = report(tmp_path / "store", output)
+    assert [(one["number"], one["encoded"], one["reused"], one["failed"], one["complete"]) for one in reported["passes"]] == [
         (2, 0, 3, 1, True),
         (1, 3, 0, 1, True),
     ]
-    assert [(one["sample"], one["encoder"], one["reason"]) for one in told["failures"]] == [("b.png", "latents", "this is no picture")]
-    assert [rank["encoded"] for rank in told["passes"][1]["ranks"]] == [3]
+    assert [(one["sample"], one["encoder"], one["reason"]) for one in reported["failures"]] == [("b.png", "latents", "this is no picture")]
+    assert [rank["encoded"] for rank in reported["passes"][1]["ranks"]] == [3]
     assert "this is no picture" in page.words
-    assert told["thumbnails"] == {}
+    assert reported["thumbnails"] == {}
 
 
 def test_a_done_that_says_something_else_and_a_damaged_plan_are_passed_over(tmp_path, output):
@@ -220,8 +223,8 @@ def test_a_done_that_says_something_else_and_a_damaged_plan_are_passed_over(tmp_
     for plan in (tmp_path / "store" / "plans").rglob("plan.safetensors"):
         plan.chmod(0o644)
         plan.write_bytes(b"no plan")
-    told, page = report(tmp_path / "store", output)
-    assert (told["passes"], told["samples"]) == ((), 1)
+    reported, page = report(tmp_path / "store", output)
+    assert (reported["passes"], reported["samples"]) == ((), 1)
     assert is_static(page)
 
 
@@ -235,7 +238,7 @@ def hostile(path):
 
 
 def test_what_users_wrote_is_shown_as_text(tmp_path, output):
-    _told, page = report(hostile(tmp_path / "store"), output)
+    _reported, page = report(hostile(tmp_path / "store"), output)
     assert is_static(page)
     assert is_accessible(page)
     assert "document.title" in "".join(page.words)
@@ -246,7 +249,7 @@ def test_what_users_wrote_is_shown_as_text(tmp_path, output):
 
 def loud(_catalog, _column, _shown, _source):
     """Colours as if pictures had been there to fit to, and of noise: the worst to compress."""
-    return Colours(np.random.default_rng(1).normal(60, 60, (stores.CHANNELS + 1, 3)), SHOWN, 0.5)
+    return Colours(np.random.default_rng(1).normal(60, 60, (stores.CHANNELS + 1, 3)), MAX_SAMPLES, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -261,8 +264,8 @@ def test_a_catalog_that_says_nonsense_has_a_report_too(tmp_path, output, request
         publish_catalog(store.layout, strange)
         publish_catalog(store.layout, replace(strange, name="without recipes", recipes={}))
     for name, shown in (("strange", 1), ("without recipes", 0)):
-        told, page = report(path, output, name=name)
-        assert (told["samples"], told["thumbnails"].get("shown", 0)) == (1, shown)
+        reported, page = report(path, output, name=name)
+        assert (reported["samples"], reported["thumbnails"].get("shown", 0)) == (1, shown)
         assert is_static(page)
 
 
@@ -275,7 +278,7 @@ def large(tmp_path_factory):
         Row(name, (f"caption {n % 40} " + "of a very long description " * (n % 90),), bucket=(16 + 8 * (n % 70), 16))
         for n, name in enumerate(names)
     ]
-    rows[:SHOWN] = [replace(row, bucket=(1024, 1024)) for row in rows[:SHOWN]]
+    rows[:MAX_SAMPLES] = [replace(row, bucket=(1024, 1024)) for row in rows[:MAX_SAMPLES]]
     with open_store(path, mode="a") as store:
         with store.writer() as writer:
             for row in rows[:400]:
@@ -293,14 +296,14 @@ def large(tmp_path_factory):
 
 
 def test_the_report_of_10_000_samples_is_under_2_mb_however_noisy_its_pictures_are(large):
-    told, output = large
-    assert (told["samples"], told["thumbnails"]["shown"]) == (10_000, SHOWN)
-    assert len(told["damage"]["findings"]) > 9000
+    reported, output = large
+    assert (reported["samples"], reported["thumbnails"]["shown"]) == (10_000, MAX_SAMPLES)
+    assert len(reported["damage"]["findings"]) > 9000
     assert 1_000_000 < output.stat().st_size < 2_000_000
     page = Page(output.read_text(encoding="utf-8"))
     assert is_static(page)
     assert is_accessible(page)
-    assert len(page.all("figure")) == SHOWN
+    assert len(page.all("figure")) == MAX_SAMPLES
 
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
@@ -332,13 +335,13 @@ def test_what_a_page_complains_about_would_be_seen(tmp_path):
 @in_a_browser
 @pytest.mark.processes
 def test_a_browser_shows_the_report_of_10_000_samples_and_complains_of_nothing(large, tmp_path):
-    told, output = large
+    reported, output = large
     dom, console = look_at(output, tmp_path / "profile")
     assert console == []
     assert "<dd>10,000</dd>" in dom
-    assert len(re.findall(r"<figure>", dom)) == SHOWN
+    assert len(re.findall(r"<figure>", dom)) == MAX_SAMPLES
     assert len(re.findall(r"<section ", dom)) == 8
-    assert f"{told['entries']:,}" in dom
+    assert f"{reported['entries']:,}" in dom
 
 
 @in_a_browser

@@ -99,6 +99,6 @@ def precompute(body: Mapping[str, Any]):
         return (Bucketed("latents", model=asked.model, limit=16, buckets=body["buckets"]),)
 
     request._encoders = encoders  # pyright: ignore[reportAttributeAccessIssue]
-    place = {"rank": body["rank"], "world_size": body["world_size"]}
-    asked = PrecomputeRequest(body["data"], "model", body["store"], encode=("latents",), name=body["name"], **place)
+    ranks = {"rank": body["rank"], "world_size": body["world_size"]}
+    asked = PrecomputeRequest(body["data"], "model", body["store"], encode=("latents",), name=body["name"], **ranks)
     return precompute_here(asked).as_json()

@@ -82,10 +82,10 @@ def wait_for(job, *, until=("",), seconds=300.0):
     """Wait until the queue says one of these states of a job; "" is that it has left the queue."""
     deadline = time.monotonic() + seconds
     while True:
-        said = subprocess.run(["squeue", "-h", "-j", job, "-o", "%T"], capture_output=True, text=True, check=False).stdout.split()
-        if (said[0] if said else "") in until:
+        reported = subprocess.run(["squeue", "-h", "-j", job, "-o", "%T"], capture_output=True, text=True, check=False).stdout.split()
+        if (reported[0] if reported else "") in until:
             return
-        assert time.monotonic() < deadline, f"job {job} is {said} after {seconds:.0f} s"
+        assert time.monotonic() < deadline, f"job {job} is {reported} after {seconds:.0f} s"
         time.sleep(0.5)
 
 
@@ -111,9 +111,9 @@ def test_torchrun_on_two_nodes_needs_a_rendezvous_and_no_process_group(here):
     command = shlex.split(as_here(line, here, {"node-0:29400": f"127.0.0.1:{port}", "--nproc-per-node 8": "--nproc-per-node 2"}))
     command = [sys.executable, "-m", "torch.distributed.run", *command[1:], "--json"]
     nodes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=here) for _ in range(2)]
-    said = [node.communicate(timeout=300)[0] for node in nodes]
+    reported = [node.communicate(timeout=300)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0]
-    reports = [json.loads(line) for text in said for line in text.splitlines() if line.startswith("{")]
+    reports = [json.loads(line) for text in reported for line in text.splitlines() if line.startswith("{")]
     assert len(reports) == 1  # rank 0 alone prints
     assert (reports[0]["complete"], reports[0]["encoded"]) == (True, UNITS)
     assert is_complete(here)

@@ -14,7 +14,7 @@ from cachestore.cli import main
 from cachestore.core.errors import BadInput, RecipeMismatch
 from cachestore.jobs import precompute as run
 from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.precompute import look_ahead
+from cachestore.jobs.precompute import forecast_of
 from tests import fakes
 from tests.fakes import catalog
 from tests.source.test_tars import pack
@@ -189,7 +189,7 @@ def test_what_was_in_memory_is_asked_for_where_it_must_be_made_again(tmp_path, m
 
 
 @pytest.mark.parametrize("kind", ["folder", "tar", "manifest", "bytes"])
-def test_captions_of_several_lines_truncated_and_missing_ones_are_said_beforehand(kind, tmp_path, makers):
+def test_captions_of_several_lines_truncated_and_missing_ones_are_reported_beforehand(kind, tmp_path, makers):
     long = "nine words are one more than the encoder reads"
     texts = {"0.png": f"{long} now", "1.png": "two\nlines", "2.png": None}
     match kind:
@@ -210,7 +210,7 @@ def test_captions_of_several_lines_truncated_and_missing_ones_are_said_beforehan
             samples = [Sample(name, {"image": content(name)}, () if text is None else text) for name, text in texts.items()]
             cs.precompute(samples, model="m", store=tmp_path / "store", inline=True)
             return
-    forecast = look_ahead(PrecomputeRequest(str(data), "m", str(tmp_path / "store")))
+    forecast = forecast_of(PrecomputeRequest(str(data), "m", str(tmp_path / "store")))
     assert forecast.truncated_captions == 1
     assert [remark.partition(" (")[0] for remark in forecast.remarks] == ["1 without a caption", "1 captions have several lines"]
     assert "1.png" in forecast.remarks[1]
@@ -294,26 +294,26 @@ def test_a_picture_that_its_caller_cannot_hand_over_fails_alone_and_no_descripto
     class Broken(list[Any]):
         is_listed = False
 
-        def __getitem__(self, place):
-            if place == 1 and self.is_listed:
+        def __getitem__(self, index):
+            if index == 1 and self.is_listed:
                 raise RuntimeError("row 1 cannot be read")
-            return super().__getitem__(place)
+            return super().__getitem__(index)
 
     data = Broken(of_kind("bytes", tmp_path))
     gc.collect()
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    real = run.gather_all
+    real = run.list_in_memory
 
     def gathered(*arguments, **options):
         found = real(*arguments, **options)
         data.is_listed = True
         return found
 
-    run.gather_all = gathered
+    run.list_in_memory = gathered
     try:
         report = cs.precompute(data, model=tmp_path, store=tmp_path / "store")
     finally:
-        run.gather_all = real
+        run.list_in_memory = real
     assert [(failure["sample"], "row 1 cannot be read" in failure["reason"]) for failure in report.failures] == [("1.png", True)]
     assert report.encoded == 8
     gc.collect()

@@ -107,7 +107,7 @@ sys.stdout.write(f"rank {trainer.global_rank} {data.report.complete} {len(model.
 """
 
 
-def test_a_lightning_trainer_fills_in_its_hooks_and_reads_its_share(tmp_path):
+def test_a_lightning_trainer_fills_in_its_hooks_and_reads_its_batches(tmp_path):
     """The same with the Trainer: `prepare_data` on one rank, `setup` on all, and every rank reads half of the samples."""
     out = run_script(tmp_path, TRAINER, data_set(tmp_path / "store"), tmp_path / "filled")
     assert sorted(line for line in out.splitlines() if line.startswith("rank")) == ["rank 0 True 12", "rank 1 True 12"]

@@ -32,11 +32,11 @@ def finished_by_the_others(crowd, root, ended):
 
 
 @pytest.mark.parametrize(
-    "place", ["reconcile.before_commit", "commit.before_index", "commit.after_index", "reconcile.after_commit", "reconcile.before_done"]
+    "point", ["reconcile.before_commit", "commit.before_index", "commit.after_index", "reconcile.after_commit", "reconcile.before_done"]
 )
-def test_when_the_reconciling_rank_is_killed_the_others_finish(crowd, tmp_path, place):
+def test_when_the_reconciling_rank_is_killed_the_others_finish(crowd, tmp_path, point):
     """accelerate #2236 and LlamaFactory #360: the main process dies while the others stand in a barrier, until that times out."""
-    ended = killed_while_reconciling(crowd, tmp_path / "store", environment={VARIABLE: place})
+    ended = killed_while_reconciling(crowd, tmp_path / "store", environment={VARIABLE: point})
     assert finished_by_the_others(crowd, tmp_path / "store", ended)
 
 

@@ -17,7 +17,7 @@ from cachestore.jobs import precompute as run
 from cachestore.maintain import collect as upkeep
 from cachestore.maintain import doctor
 from cachestore.storage.snapshot import load_snapshot, open_layout
-from cachestore.work.workers import Beat
+from cachestore.work.workers import Heartbeat
 from tests.fakes import ROOT
 
 KEYS = [cs.key("gone", str(n)) for n in range(4)]
@@ -58,7 +58,7 @@ def root(tmp_path):
 
 @pytest.fixture(params=["gone", "an empty folder", "another store"])
 def leave(request, root):
-    """Takes the store away from its path; what is said then."""
+    """Takes the store away from its path; what is reported then."""
 
     def go():
         root.rename(root.with_name("kept"))
@@ -81,11 +81,11 @@ class TestWriting:
     @pytest.mark.parametrize("write", [put, fill])
     def test_nothing_is_acknowledged_and_nothing_made_there(self, root, leave, write):
         with cs.open(root, mode="a") as store:
-            said = leave()
+            reported = leave()
             before = files_in(root)
-            with pytest.raises((cs.WriteFailed, cs.ReadFailed), match=said):
+            with pytest.raises((cs.WriteFailed, cs.ReadFailed), match=reported):
                 write(store, KEYS[1])
-            assert (files_in(root), root.exists()) == (before, said == ANOTHER or root.is_dir())
+            assert (files_in(root), root.exists()) == (before, reported == ANOTHER or root.is_dir())
 
     @pytest.mark.parametrize("write", [put, fill])
     def test_the_handle_goes_on_when_the_store_is_back(self, root, leave, write):
@@ -98,23 +98,23 @@ class TestWriting:
             assert store.missing(KEYS[:2]) == []
         assert upkeep.verify(root).ok
 
-    def test_a_file_that_was_placed_just_as_the_store_went_away_is_not_acknowledged(self, root, leave, monkeypatch):
-        place = publishing._place
+    def test_a_file_that_was_published_just_as_the_store_went_away_is_not_acknowledged(self, root, leave, monkeypatch):
+        link = publishing._link
 
-        def place_then_leave(*given):
-            placed = place(*given)
-            if not said:
-                said.append("")
-                said.append(leave())
-            return placed
+        def link_then_leave(*given):
+            published = link(*given)
+            if not reported:
+                reported.append("")
+                reported.append(leave())
+            return published
 
-        said = []
+        reported = []
         with cs.open(root, mode="a") as store, monkeypatch.context() as patch:
             publishing.make_folder(store.layout, store.layout.recipes)
-            patch.setattr(publishing, "_place", place_then_leave)
+            patch.setattr(publishing, "_link", link_then_leave)
             with pytest.raises(cs.WriteFailed):
                 publishing.publish(store.layout, store.layout.recipe("0" * 64), [b"x"])
-        assert said
+        assert reported
 
     def test_a_file_that_went_to_another_store_that_was_there_for_a_moment_is_not_acknowledged(self, root, monkeypatch):
         with cs.open(root, mode="a") as store:
@@ -122,28 +122,28 @@ class TestWriting:
             make(root, KEYS[3])
             other = store.layout.recipe("0" * 64)
             other.parent.mkdir(exist_ok=True)
-            other.write_bytes(b"placed in the other one")
+            other.write_bytes(b"written in the other one")
             come_back(root)
             with pytest.raises(cs.WriteFailed, match=r"is not in the store that was opened"):
                 check_for_writing(store.layout, other)
 
-    def test_a_worker_shows_no_beat_in_a_strange_store(self, root, leave):
+    def test_a_worker_shows_no_heartbeat_in_a_strange_store(self, root, leave):
         layout = open_layout(run.Layout.at(root))
-        beat = Beat(layout, "", 0, "launch", 0, 1)
+        heartbeat = Heartbeat(layout, "", 0, "launch", 0, 1)
         publishing.make_folder(layout, layout.workers)
-        beat.write()
-        said = leave()
+        heartbeat.write()
+        reported = leave()
         before = files_in(root)
-        with pytest.raises(cs.WriteFailed, match=said):
-            beat.write()
+        with pytest.raises(cs.WriteFailed, match=reported):
+            heartbeat.write()
         assert files_in(root) == before
 
     def test_nothing_is_removed_from_a_strange_store(self, root, leave):
         layout = open_layout(run.Layout.at(root))
-        said = leave()
+        reported = leave()
         layout.quarantine.mkdir(parents=True, exist_ok=True)
         (layout.quarantine / "file").write_bytes(b"")
-        with pytest.raises(cs.WriteFailed, match=said):
+        with pytest.raises(cs.WriteFailed, match=reported):
             remove_file(layout, layout.quarantine / "file")
         assert (layout.quarantine / "file").exists()
 
@@ -170,7 +170,7 @@ class TestWriting:
 class TestReading:
     def test_a_store_that_is_gone_does_not_look_empty(self, root, leave):
         with cs.open(root) as store:
-            said = leave()
+            reported = leave()
             looks = (
                 store.refresh,
                 lambda: store.missing(KEYS),
@@ -180,7 +180,7 @@ class TestReading:
                 lambda: load_snapshot(store.layout),
             )
             for look in looks:
-                with pytest.raises(cs.ReadFailed, match=said):
+                with pytest.raises(cs.ReadFailed, match=reported):
                     look()
             come_back(root)
             assert store.get(KEYS[0], as_numpy=True)["value"].tolist() == VALUE["value"].tolist()
@@ -213,17 +213,17 @@ class TestReading:
             damage(root)
         module, _, name = step.rpartition(".")
         really = getattr(sys.modules[module], name)
-        said = []
+        reported = []
 
         def leave_first(*given, **named):
-            if not said:
-                said.append(leave())
+            if not reported:
+                reported.append(leave())
             return really(*given, **named)
 
         monkeypatch.setattr(step, leave_first)
         with pytest.raises((cs.ReadFailed, cs.WriteFailed)):
             list(command(root))
-        assert said
+        assert reported
 
 
 def damage(root):
@@ -278,31 +278,31 @@ def refused(act):
         return f"{type(error).__name__}: {error}"
     return "acknowledged"
 fill = lambda store, n: cs.fill(store, [(cs.key("k", str(n)), 0)], lambda batch: {key: {"value": np.arange(4)} for key, _ in batch})
-said = {}
+reported = {}
 mount("-t", "tmpfs", "none")
 with cs.open(point / "cache", mode="a") as store:
     put(store, 0)
     unmount()
-    said["tmpfs, put"], said["tmpfs, fill"] = refused(lambda: put(store, 1)), refused(lambda: fill(store, 2))
-    said["tmpfs, refresh"] = refused(store.refresh)
-said["made below the mount point"] = sorted(os.listdir(point))
+    reported["tmpfs, put"], reported["tmpfs, fill"] = refused(lambda: put(store, 1)), refused(lambda: fill(store, 2))
+    reported["tmpfs, refresh"] = refused(store.refresh)
+reported["made below the mount point"] = sorted(os.listdir(point))
 mount("--bind", str(folder))
 with cs.open(point / "cache", mode="a") as store:
     put(store, 0)
     unmount()
-    said["bind, put"] = refused(lambda: put(store, 1))
+    reported["bind, put"] = refused(lambda: put(store, 1))
     mount("-t", "tmpfs", "none")
     with cs.open(point / "cache", mode="a") as other:
         put(other, 7)
-    said["another, put"], said["another, fill"] = refused(lambda: put(store, 1)), refused(lambda: fill(store, 2))
-    said["another holds"] = len(cs.open(point / "cache"))
+    reported["another, put"], reported["another, fill"] = refused(lambda: put(store, 1)), refused(lambda: fill(store, 2))
+    reported["another holds"] = len(cs.open(point / "cache"))
     unmount()
     mount("--bind", str(folder))
     put(store, 1), fill(store, 2)
-    said["back"] = [len(store), cs.verify(point / "cache").ok]
+    reported["back"] = [len(store), cs.verify(point / "cache").ok]
 unmount()
-said["kept"] = len(cs.open(folder / "cache"))
-print(json.dumps(said))
+reported["kept"] = len(cs.open(folder / "cache"))
+print(json.dumps(reported))
 """
 
 
@@ -322,13 +322,13 @@ def test_a_disk_that_is_unmounted_takes_no_entry_below_its_mount_point(tmp_path)
     command = ["unshare", "-m", sys.executable, "-c", MOUNTED, str(folder), str(point)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=50)
     assert ended.returncode == 0, ended.stderr
-    said = json.loads(ended.stdout)
+    reported = json.loads(ended.stdout)
     for what in ("tmpfs, put", "tmpfs, fill", "bind, put"):
-        assert said[what].startswith("WriteFailed"), said
-        assert "is not there any more" in said[what]
-    assert said["tmpfs, refresh"].startswith("ReadFailed")
-    assert said["made below the mount point"] == []
+        assert reported[what].startswith("WriteFailed"), reported
+        assert "is not there any more" in reported[what]
+    assert reported["tmpfs, refresh"].startswith("ReadFailed")
+    assert reported["made below the mount point"] == []
     for what in ("another, put", "another, fill"):
-        assert said[what].startswith("WriteFailed"), said
-        assert "is not the one that was opened" in said[what]
-    assert (said["another holds"], said["back"], said["kept"]) == (1, [3, True], 3)
+        assert reported[what].startswith("WriteFailed"), reported
+        assert "is not the one that was opened" in reported[what]
+    assert (reported["another holds"], reported["back"], reported["kept"]) == (1, [3, True], 3)

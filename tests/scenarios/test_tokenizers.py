@@ -27,9 +27,9 @@ class Tokenizing:
     def __len__(self):
         return len(self.data)
 
-    def __getitem__(self, place):
+    def __getitem__(self, index):
         tokenizer.encode_batch(texts)
-        return self.data[place]["sample_id"]
+        return self.data[index]["sample_id"]
 
 
 data = cs.CachedDataset(sys.argv[1])

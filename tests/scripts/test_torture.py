@@ -31,9 +31,9 @@ def test_a_campaign_is_played_whole_or_as_many_points_of_it_as_are_asked_for():
 
 def test_a_violation_is_printed_and_ends_with_1(capsys):
     assert torture.play_all({"good": of(Outcome(5)), "bad": of(Outcome(5, ("it is lost",)))}, count=None, seed=1, as_json=False) == 1
-    said = capsys.readouterr()
-    assert "VIOLATION in bad: it is lost" in said.err
-    assert "| bad | 5 | 1 |" in said.out
+    reported = capsys.readouterr()
+    assert "VIOLATION in bad: it is lost" in reported.err
+    assert "| bad | 5 | 1 |" in reported.out
     assert torture.play_all({"good": of(Outcome(5))}, count=None, seed=1, as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["rows"][0]["points"] == 5
 
@@ -53,7 +53,7 @@ def misbehave(point):
 
 
 @pytest.mark.processes
-def test_what_judges_find_raise_die_of_and_hang_in_is_told():
+def test_what_judges_find_raise_die_of_and_hang_in_is_reported():
     found = dict(judged(["good", "signal", "raise", "hang", "find"], misbehave, seconds=2))
     assert found["good"] == []
     assert found["find"] == ["one", "two"]
@@ -64,7 +64,7 @@ def test_what_judges_find_raise_die_of_and_hang_in_is_told():
     assert len(outcome_of(found.items()).violations) == 4
 
 
-def test_a_call_that_does_not_end_is_told_with_where_it_is(tmp_path, monkeypatch):
+def test_a_call_that_does_not_end_is_reported_with_where_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign, "HANG_SECONDS", 0.2)
     os.mkfifo(tmp_path / "fifo")
     calls = {

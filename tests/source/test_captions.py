@@ -22,7 +22,7 @@ def test_a_caption_file_is_read_as_asked(tmp_path, lines, expected):
     assert captions(listed(tmp_path, caption_lines=lines)) == {"a.png": expected}
 
 
-def test_a_caption_of_several_lines_is_said_only_where_it_is_taken_whole(tmp_path):
+def test_a_caption_of_several_lines_is_reported_only_where_it_is_taken_whole(tmp_path):
     folder(tmp_path, {"a.png": "", "a.txt": LINES, "b.png": "", "b.txt": "one line\n"})
     [remark] = listed(tmp_path).remarks
     assert remark.startswith("1 captions have several lines (a.png)")
@@ -38,7 +38,7 @@ def test_an_empty_caption_file_is_the_empty_caption_and_not_a_missing_one(tmp_pa
     assert listing.remarks == ()
 
 
-def test_a_missing_caption_is_the_empty_one_and_is_said(tmp_path):
+def test_a_missing_caption_is_the_empty_one_and_is_reported(tmp_path):
     folder(tmp_path, {f"{n}.png": "" for n in range(5)})
     listing = listed(tmp_path)
     assert set(captions(listing).values()) == {("",)}

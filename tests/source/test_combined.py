@@ -8,7 +8,7 @@ import pytest
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_text
 from cachestore.core.samples import Sample, Source
-from cachestore.source.combined import as_sources, files_of_sources, gather_all, list_path, list_sources, resolutions_of
+from cachestore.source.combined import as_sources, files_of_sources, list_in_memory, list_path, list_sources, resolutions_of
 from cachestore.source.remarks import Remarks
 from tests.source.test_tars import pack
 
@@ -23,7 +23,7 @@ def folder(path, **captions):
 
 def together(*sources, **options):
     given = [one if isinstance(one, Source) else Source(str(one)) for one in sources]
-    return list_sources(given, options.pop("brought", {}), **options)
+    return list_sources(given, options.pop("in_memory", {}), **options)
 
 
 def rows(listing):
@@ -101,7 +101,7 @@ def test_each_source_may_have_a_caption_of_its_own_for_samples_without_one(tmp_p
     assert [sample.captions for sample in found.values()] == [("own",), ("all",)]
 
 
-def test_what_is_said_of_several_sources_names_which(tmp_path):
+def test_what_is_reported_of_several_sources_names_which(tmp_path):
     folder(tmp_path / "a", x="two\nlines")
     (folder(tmp_path / "b") / "y.png").touch()
     remarks = Remarks()
@@ -161,8 +161,8 @@ def test_samples_and_sources_may_be_mixed_as_sources():
     held = [Sample("x", {"image": (b"1",)})]
     path, sources, found = as_sources(["a", Source(held, name="held"), Path("b")])
     assert (path, [source.data for source in sources], found) == ("", ["a", "(in memory)", "b"], {1: held})
-    brought = gather_all(sources, found, caption_lines="whole", caption=None)
-    assert [sample.id for sample in brought[1].samples()] == ["x"]
+    in_memory = list_in_memory(sources, found, caption_lines="whole", caption=None)
+    assert [sample.id for sample in in_memory[1].samples()] == ["x"]
 
 
 def test_a_list_of_sources_and_samples_is_refused():

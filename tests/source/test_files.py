@@ -37,7 +37,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, monkeypatch)
         listing.read("a.png")
 
 
-def test_a_file_is_read_in_places(tmp_path):
+def test_a_file_is_read_in_parts(tmp_path):
     folder(tmp_path, {"a.png": "0123456789"})
     with listed(tmp_path).open("a.png") as (file, _stat):
         assert file.read(4) == b"0123"

@@ -179,7 +179,7 @@ def refuse_a_folder(monkeypatch, name):
     monkeypatch.setattr(os, "scandir", refusing)
 
 
-def test_a_linked_image_is_listed_and_a_broken_link_too_so_that_its_loss_is_said(tmp_path):
+def test_a_linked_image_is_listed_and_a_broken_link_too_so_that_its_loss_is_reported(tmp_path):
     folder(tmp_path, {"a.png": "bytes"})
     (tmp_path / "b.png").symlink_to("a.png")
     (tmp_path / "c.png").symlink_to("gone.png")

@@ -99,7 +99,7 @@ def test_a_manifest_that_changes_while_it_is_read_is_refused(tmp_path):
         list(rows)
 
 
-def test_captions_of_which_none_has_any_text_are_said(tmp_path):
+def test_captions_of_which_none_has_any_text_are_reported(tmp_path):
     folder = fakes.captioned(tmp_path / "folder", 3)
     assert remarks_of(list_source(folder)) == ()
     for path in folder.glob("*.txt"):

@@ -12,8 +12,8 @@ from PIL import Image
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import Sample as RealSample
 from cachestore.encode import images
-from cachestore.source.memory import as_bytes, gather, list_rows, write_rows
-from cachestore.source.pipe import Asked
+from cachestore.source.memory import as_bytes, list_objects, list_rows, write_rows
+from cachestore.source.pipe import PipeFiles
 from cachestore.source.remarks import Remarks
 from cachestore.storage.commit import create_store
 
@@ -39,10 +39,10 @@ class Lazy:
     def __len__(self):
         return self.count
 
-    def __getitem__(self, place):
-        if not 0 <= place < self.count:
-            raise IndexError(place)
-        return Sample(f"{place}.png", {"image": (b"picture %d" % place,)})
+    def __getitem__(self, index):
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        return Sample(f"{index}.png", {"image": (b"picture %d" % index,)})
 
 
 def decoded(data: Any) -> Any:
@@ -58,7 +58,7 @@ def read_all(listing):
 
 @pytest.mark.parametrize("nothing", [[], (), Lazy(0)])
 def test_nothing_lists_nothing(nothing):
-    assert list(gather(nothing).samples()) == []
+    assert list(list_objects(nothing).samples()) == []
 
 
 @pytest.mark.parametrize(
@@ -66,44 +66,46 @@ def test_nothing_lists_nothing(nothing):
 )
 def test_what_is_no_sequence_of_samples_is_refused(data, says):
     with pytest.raises(BadInput, match=says):
-        gather(data)
+        list_objects(data)
 
 
 # Sequences
 
 
 def test_a_sequence_is_asked_for_what_is_read_and_holds_nothing_else():
-    assert read_all(gather(Lazy(3))) == {f"{n}.png": [b"picture %d" % n] for n in range(3)}
+    assert read_all(list_objects(Lazy(3))) == {f"{n}.png": [b"picture %d" % n] for n in range(3)}
 
 
 def test_bytes_paths_and_images_stand_alone_or_several(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.png").write_bytes(b"from a file")
-    [sample] = gathered = list(gather([Sample("a", {"image": b"x", "control": [bytearray(b"y"), "c.png", tmp_path / "c.png"]})]).samples())
-    listing = gather([Sample("a", {"image": b"x", "control": [bytearray(b"y"), "c.png", tmp_path / "c.png"]})])
+    [sample] = gathered = list(
+        list_objects([Sample("a", {"image": b"x", "control": [bytearray(b"y"), "c.png", tmp_path / "c.png"]})]).samples()
+    )
+    listing = list_objects([Sample("a", {"image": b"x", "control": [bytearray(b"y"), "c.png", tmp_path / "c.png"]})])
     assert [len(refs) for refs in sample.images.values()] == [1, 3]
     assert read_all(listing) == {"a": [b"x", b"y", b"from a file", b"from a file"]}
     assert len(gathered) == 1
 
 
 def test_columns_sizes_and_captions_are_those_of_a_manifest():
-    [sample] = gather([Sample("e\u0301", {}, "one caption", size=(4, 5), extras={"artist": "x"})]).samples()
+    [sample] = list_objects([Sample("e\u0301", {}, "one caption", size=(4, 5), extras={"artist": "x"})]).samples()
     assert (sample.id, sample.captions, dict(sample.extras)) == ("é", ("one caption",), {"artist": "x", "size": [4, 5]})
 
 
 @pytest.mark.parametrize(("lines", "expected"), [("whole", ("a\nb",)), ("each", ("a", "b")), ("first", ("a",))])
 def test_captions_of_several_lines_are_read_as_asked(lines, expected):
     remarks = Remarks()
-    [sample] = gather([Sample("x", {}, ("a\nb",))], caption_lines=lines).samples(remarks)
+    [sample] = list_objects([Sample("x", {}, ("a\nb",))], caption_lines=lines).samples(remarks)
     assert sample.captions == expected
     assert remarks.multi_line == (["x"] if lines == "whole" else [])
 
 
 def test_a_sample_without_captions_has_the_empty_one_or_a_given_one():
     remarks = Remarks()
-    assert [sample.captions for sample in gather([Sample("x", {}, ())]).samples(remarks)] == [("",)]
+    assert [sample.captions for sample in list_objects([Sample("x", {}, ())]).samples(remarks)] == [("",)]
     assert remarks.missing == ["x"]
-    assert [sample.captions for sample in gather([Sample("x", {}, ())], caption="given").samples()] == [("given",)]
+    assert [sample.captions for sample in list_objects([Sample("x", {}, ())], caption="given").samples()] == [("given",)]
 
 
 @pytest.mark.parametrize(
@@ -119,14 +121,14 @@ def test_a_sample_without_captions_has_the_empty_one_or_a_given_one():
 )
 def test_a_malformed_sample_is_named(sample, says):
     with pytest.raises(BadInput) as refused:
-        gather([Sample("fine"), sample])
+        list_objects([Sample("fine"), sample])
     assert says in str(refused.value)
     assert "sample 1" in str(refused.value)
 
 
 def test_two_samples_of_one_id_are_refused():
     with pytest.raises(BadInput, match="two samples of the samples given have the id 'a'"):
-        gather([Sample("a"), Sample("a")])
+        list_objects([Sample("a"), Sample("a")])
 
 
 @pytest.mark.parametrize("changed", ["cba", "cab", "-bc"])
@@ -134,7 +136,7 @@ def test_a_sequence_that_gives_another_sample_later_gives_nobodys_picture(change
     """A list that is shuffled meanwhile, or one that makes its samples anew: no sample gets the picture of another."""
     pictures = {"a": b"one", "b": b"two", "c": b"three"}
     rows = samples(**pictures)
-    listing = gather(rows)
+    listing = list_objects(rows)
     references = {sample.id: sample.images["image"][0] for sample in listing.samples()}
     rows[:] = [Sample("a") if name == "-" else samples(**pictures)["abc".index(name)] for name in changed]
     with pytest.raises(OSError, match="was 'a' when the samples were listed"):
@@ -148,7 +150,7 @@ def test_a_sequence_that_gives_another_sample_later_gives_nobodys_picture(change
 
 
 def test_equal_bytes_are_known_to_be_unchanged_and_others_to_be_changed():
-    before, same, other = (gather(samples(a=content)) for content in (b"one", b"one", b"two"))
+    before, same, other = (list_objects(samples(a=content)) for content in (b"one", b"one", b"two"))
     reference = next(iter(before.samples())).images["image"][0]
     assert before.stat(reference) == same.stat(reference) == before.read(reference)[1]
     assert other.stat(reference) != before.stat(reference)
@@ -168,7 +170,7 @@ def test_an_image_is_what_its_file_would_be_decoded_to(mode):
 
 
 def test_an_image_of_a_mode_that_no_file_has_is_an_error_of_its_sample():
-    listing = gather([Sample("a", {"image": Image.new("HSV", (4, 4))})])
+    listing = list_objects([Sample("a", {"image": Image.new("HSV", (4, 4))})])
     with pytest.raises(OSError, match="HSV"):
         listing.read("memory:image.0:a")
 
@@ -200,9 +202,9 @@ def test_what_is_no_picture_is_an_error_that_names_it():
 # For workers
 
 
-def test_a_worker_lists_what_its_caller_gathered(tmp_path):
+def test_a_worker_lists_what_its_caller_holds(tmp_path):
     layout = create_store(tmp_path / "store")
-    held = gather([*samples(a=b"1", b=b"2"), Sample("c", {}, ()), Sample("d", {}, "two\nlines")])
+    held = list_objects([*samples(a=b"1", b=b"2"), Sample("c", {}, ()), Sample("d", {}, "two\nlines")])
     theirs, before, after = list_rows(write_rows(layout, held, "0"), None), Remarks(), Remarks()
     assert theirs.content == held.content
     assert list(theirs.samples(after)) == list(held.samples(before))
@@ -215,14 +217,14 @@ def test_a_worker_reads_files_itself(tmp_path):
     (tmp_path / "a.png").write_bytes(b"bytes")
     os.utime(tmp_path / "a.png", (1, 1))
     layout = create_store(tmp_path / "store")
-    theirs = list_rows(write_rows(layout, gather(samples(a=str(tmp_path / "a.png"))), "0"), None)
+    theirs = list_rows(write_rows(layout, list_objects(samples(a=str(tmp_path / "a.png"))), "0"), None)
     assert theirs.read(str(tmp_path / "a.png")) == (b"bytes", (5, 10**9))
 
 
 def test_a_file_of_other_rows_is_refused(tmp_path):
     (tmp_path / "x").write_bytes(b"{}\n")
     with pytest.raises(BadInput, match="not a list of samples"):
-        list_rows(tmp_path / "x", Asked(*os.pipe()))
+        list_rows(tmp_path / "x", PipeFiles(*os.pipe()))
 
 
 # Columns
@@ -233,8 +235,8 @@ def hugging_face(**columns):
 
 
 @pytest.mark.processes
-def test_a_data_set_without_a_caption_is_told_with_its_columns_also_in_a_worker(tmp_path):
-    held = gather(hugging_face(control=["a.png", "b.png"], prompt=["a cat", "a dog"]))
+def test_a_data_set_without_a_caption_is_reported_with_its_columns_also_in_a_worker(tmp_path):
+    held = list_objects(hugging_face(control=["a.png", "b.png"], prompt=["a cat", "a dog"]))
     before, after = Remarks(), Remarks()
     list(held.samples(before))
     [words] = before.uncaptioned
@@ -246,13 +248,13 @@ def test_a_data_set_without_a_caption_is_told_with_its_columns_also_in_a_worker(
 
 
 def test_a_row_of_a_data_set_says_one_caption_and_something_to_encode():
-    assert [sample.captions for sample in gather(hugging_face(caption=["a"], text=["a"])).samples()] == [("a",)]
+    assert [sample.captions for sample in list_objects(hugging_face(caption=["a"], text=["a"])).samples()] == [("a",)]
     with pytest.raises(BadInput, match="row 0 of the data set: caption and text mean the same but differ"):
-        gather(hugging_face(caption=["a"], text=["b"]))
+        list_objects(hugging_face(caption=["a"], text=["b"]))
     with pytest.raises(BadInput, match=r"row 1 of the data set: .* neither a picture, a video nor a caption: its columns are text, label"):
-        gather(hugging_face(text=["a", None], label=[1, 2]))
+        list_objects(hugging_face(text=["a", None], label=[1, 2]))
 
 
 def test_malformed_samples_are_named_all_at_once():
     with pytest.raises(BadInput, match=r"2 problems in the samples given: sample 0 .*; sample 2 .*"):
-        gather([Sample("a", {"image": (7,)}), Sample("b"), Sample("c", {"depth": (b"",)})])
+        list_objects([Sample("a", {"image": (7,)}), Sample("b"), Sample("c", {"depth": (b"",)})])

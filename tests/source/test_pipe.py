@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from cachestore.source.pipe import ASK, Answers, Asked, asked_files
+from cachestore.source.pipe import PIPE, Answers, PipeFiles, pipe_files
 
 
 class Held:
@@ -31,7 +31,7 @@ def line():
     """A worker's end of a line, and the answers that are served to it while the test runs."""
     answers = Answers(Held(a=b"picture a", large=os.urandom(3_000_001), empty=b""))
     ends = answers.new_line()
-    asked = Asked(*ends, patience_seconds=30)
+    asked = PipeFiles(*ends, patience_seconds=30)
     over = threading.Event()
 
     def serve():
@@ -86,7 +86,7 @@ def test_threads_that_ask_at_once_each_get_their_answer(line):
 def test_nobody_waits_for_a_caller_that_is_gone():
     answers = Answers(Held())
     ends = answers.new_line()
-    asked = Asked(*ends)
+    asked = PipeFiles(*ends)
     answers.close()
     for _time in range(2):
         with pytest.raises(OSError, match="does not answer"):
@@ -98,7 +98,7 @@ def test_nobody_waits_for_a_caller_that_is_gone():
 def test_who_waits_too_long_does_not_take_a_late_answer_for_another_one():
     answers = Answers(Held(a=b"a", b=b"b"))
     ends = answers.new_line()
-    asked = Asked(*ends, patience_seconds=0.01)
+    asked = PipeFiles(*ends, patience_seconds=0.01)
     with pytest.raises(OSError, match="no answer"):
         asked.read("a")
     answers.serve(0.05)
@@ -128,14 +128,14 @@ def test_without_lines_a_caller_passes_its_time():
 
 
 def test_a_process_that_nobody_told_asks_nobody():
-    assert asked_files({}) is None
+    assert pipe_files({}) is None
 
 
 def test_a_worker_asks_over_the_descriptors_that_it_was_told():
     answers = Answers(Held())
     ends = answers.new_line()
-    told = {ASK: ",".join(map(str, ends))}
-    assert asked_files(told) is asked_files(told)
+    reported = {PIPE: ",".join(map(str, ends))}
+    assert pipe_files(reported) is pipe_files(reported)
     answers.close()
     for end in ends:
         os.close(end)

@@ -85,7 +85,7 @@ def test_a_row_may_hold_captions_and_a_text_precedes_them(tmp_path):
 
 @pytest.mark.parametrize(("lines", "expected"), [("whole", ("one\ntwo",)), ("each", ("one", "two")), ("first", ("one",))])
 @pytest.mark.parametrize("member", ["a.txt", "a.json"])
-def test_captions_of_several_lines_are_read_as_asked_and_said_where_they_are_taken_whole(tmp_path, lines, expected, member):
+def test_captions_of_several_lines_are_read_as_asked_and_reported_where_they_are_taken_whole(tmp_path, lines, expected, member):
     content = "one\ntwo" if member == "a.txt" else json.dumps({"caption": "one\ntwo"})
     listing = list_tars([pack(tmp_path / "a.tar", {"a.png": "", member: content})], caption_lines=lines)
     remarks = Remarks()
@@ -210,7 +210,7 @@ def test_a_member_that_cannot_be_used_is_named_with_its_tar(tmp_path, member, co
     assert str(tmp_path / "a.tar") in str(refused.value)
 
 
-def test_a_tar_that_is_written_anew_is_not_read_in_the_old_places(tmp_path):
+def test_a_tar_that_is_written_anew_is_not_read_at_the_old_offsets(tmp_path):
     path = pack(tmp_path / "a.tar", {"a.png": "before"})
     listing = list_tars([path])
     before = listing.stat("a.png")
@@ -233,16 +233,16 @@ def test_a_tar_and_a_member_that_are_gone_have_no_time(tmp_path):
 # Columns, and what cannot be taken
 
 
-def test_rows_of_which_none_has_a_caption_are_told_with_their_columns(tmp_path):
-    def told(members):
+def test_rows_of_which_none_has_a_caption_are_reported_with_their_columns(tmp_path):
+    def reported(members):
         remarks = Remarks()
         list(list_tars([pack(tmp_path / "a.tar", members)]).samples(remarks))
         return remarks.uncaptioned
 
     row = json.dumps({"title": "a cat", "url": "x"})
-    [words] = told({"a.png": "", "a.json": row})
+    [words] = reported({"a.png": "", "a.json": row})
     assert "a.tar has a caption: its columns are title, url; a caption's column is called caption or text" in words
-    assert told({"a.png": "", "a.json": row, "b.png": "", "b.txt": "a dog"}) == told({"a.png": ""}) == told({}) == []
+    assert reported({"a.png": "", "a.json": row, "b.png": "", "b.txt": "a dog"}) == reported({"a.png": ""}) == reported({}) == []
 
 
 def test_a_row_that_says_two_captions_is_refused_and_a_name_of_a_file_stays_a_column(tmp_path):

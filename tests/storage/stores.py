@@ -42,16 +42,16 @@ def put(layout, *numbers, origin="", variant=0, is_committed=False):
     return digest
 
 
-def place_of(layout, n, copy=0):
+def location_of(layout, n, copy=0):
     with closing(load_snapshot(layout)) as snapshot:
         return snapshot.find([key_of(n)])[0][copy]
 
 
 def damage(layout, n, copy=0):
     """Change a byte of an entry; returns its segment's path."""
-    place = place_of(layout, n, copy)
-    path = layout.segment(place.segment.digest)
-    flip(path, place.offset)
+    location = location_of(layout, n, copy)
+    path = layout.segment(location.segment.digest)
+    flip(path, location.offset)
     return path
 
 
@@ -62,8 +62,8 @@ def plain(tensors):
 def read(layout, n, **options):
     """The tensors of an entry through a fresh snapshot: the first copy."""
     with closing(load_snapshot(layout)) as snapshot, closing(Fetcher(layout, Checked([]), **options)) as fetcher:
-        place = snapshot.find([key_of(n)])[0][0]
-        return plain(split(place.specs, fetcher.fetch(key_of(n), place)))
+        location = snapshot.find([key_of(n)])[0][0]
+        return plain(split(location.specs, fetcher.fetch(key_of(n), location)))
 
 
 def flip(path, offset, mask=0xFF):
@@ -83,9 +83,9 @@ def forge_index(layout, *, entries=lambda entries: entries, segments=lambda segm
     Entries are key -> (segment's digest, ordinal, offset, specs, checksum).
     """
     with closing(load_snapshot(layout)) as snapshot:
-        said = {key: (places[0].segment.digest, *places[0][1:]) for key, places in snapshot.index.items()}
+        reported = {key: (locations[0].segment.digest, *locations[0][1:]) for key, locations in snapshot.index.items()}
         refs = list(snapshot.index.segments.values())
-    forged = [(key, *place) for key, place in entries(said).items()]
+    forged = [(key, *location) for key, location in entries(reported).items()]
     number = list_indexes(layout)[0].number + 1
     temporary, name = build(layout, number, base=None, dropped=frozenset(), segments=segments(refs), entries=forged)
     publish_file(layout, temporary, layout.index(name))

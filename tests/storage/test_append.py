@@ -38,10 +38,10 @@ def put(appender, n, size=None):
 
 
 def keys_in(acknowledged):
-    return [set(each.places) for each in acknowledged]
+    return [set(each.locations) for each in acknowledged]
 
 
-def test_nothing_gathered_makes_no_segment(layout, appender):
+def test_nothing_pending_makes_no_segment(layout, appender):
     assert appender.close_segment() == []
     assert not appender.is_due
     assert list_segments(layout) == frozenset()
@@ -57,7 +57,7 @@ def test_a_terabyte_of_zeros_under_a_segments_name_is_not_read(layout, monkeypat
     assert second.contents.size_bytes < 1 << 20
 
 
-def test_a_gathered_entry_is_not_there_until_its_segment_is_closed(layout, appender):
+def test_a_pending_entry_is_not_there_until_its_segment_is_closed(layout, appender):
     assert put(appender, 1) == []
     assert list_segments(layout) == frozenset()
     [acknowledged] = appender.close_segment()
@@ -74,8 +74,8 @@ def test_what_is_acknowledged_says_where_it_stands(layout):
     assert acknowledged.contents == read_contents(layout.segment(acknowledged.digest))
     assert acknowledged.contents.origin == "p/0"
     with closing(load_snapshot(layout)) as snapshot:
-        assert snapshot.find(list(acknowledged.places)) == [[place] for place in acknowledged.places.values()]
-    assert all(place.offset % ALIGNMENT == 0 for place in acknowledged.places.values())
+        assert snapshot.find(list(acknowledged.locations)) == [[location] for location in acknowledged.locations.values()]
+    assert all(location.offset % ALIGNMENT == 0 for location in acknowledged.locations.values())
 
 
 def test_a_segment_is_closed_at_its_number_of_entries(layout):
@@ -150,7 +150,7 @@ def test_a_segment_is_due_when_its_first_entry_has_waited(layout):
     assert not appender.is_due
 
 
-def test_a_key_that_is_gathered_already_is_kept_as_it_is(layout, appender):
+def test_a_key_that_is_pending_already_is_kept_as_it_is(layout, appender):
     appender.put(key_of(1), tensors_of(1), {})
     assert appender.put(key_of(1), tensors_of(1, variant=9), {}) == []
     appender.close_segment()
@@ -170,10 +170,10 @@ def test_every_entry_is_acknowledged_once_and_no_segment_is_above_its_limits(siz
     layout = create_store(tmp_path_factory.mktemp("store"))
     appender = Appender(layout, limits=SegmentLimits(entries=entries, size_bytes=size_bytes))
     closed = [each for n, size in enumerate(sizes) for each in put(appender, n, size)] + appender.close_segment()
-    assert sorted(key for each in closed for key in each.places) == sorted(key_of(n) for n in range(len(sizes)))
+    assert sorted(key for each in closed for key in each.locations) == sorted(key_of(n) for n in range(len(sizes)))
     for each in closed:
-        assert len(each.places) <= entries
-        assert len(each.places) == 1 or sum(place.size_bytes for place in each.places.values()) <= size_bytes
+        assert len(each.locations) <= entries
+        assert len(each.locations) == 1 or sum(location.size_bytes for location in each.locations.values()) <= size_bytes
 
 
 def test_the_limits_keep_a_segment_below_the_caps_of_readers(layout):
@@ -189,7 +189,7 @@ class TestRefusedWrites:
         monkeypatch.setattr(os, "write", refusing(errno.ENOSPC))
         return lambda: monkeypatch.setattr(os, "write", real)
 
-    def test_the_entries_stay_gathered_and_are_published_when_there_is_room(self, layout, appender, full):
+    def test_the_entries_stay_pending_and_are_published_when_there_is_room(self, layout, appender, full):
         put(appender, 1)
         with pytest.raises(WriteFailed, match="make room"):
             appender.close_segment()
@@ -205,7 +205,7 @@ class TestRefusedWrites:
             put(appender, 2)
         full()
         acknowledged = put(appender, 1) + put(appender, 2) + appender.close_segment()
-        assert {k for each in acknowledged for k in each.places} == {key_of(1), key_of(2)}
+        assert {k for each in acknowledged for k in each.locations} == {key_of(1), key_of(2)}
         assert verify(layout.root).entries == 2
         assert names_in(layout.temporary) == []
 
@@ -222,9 +222,9 @@ class TestTakenNames:
         for expected in (1, 2, 3):
             put(appender, 1)
             [acknowledged] = appender.close_segment()
-            place = acknowledged.places[key_of(1)]
+            location = acknowledged.locations[key_of(1)]
             with closing(Fetcher(layout, Checked([]))) as fetcher:
-                assert plain(split(place.specs, fetcher.fetch(key_of(1), place))) == tensors_of(1)
+                assert plain(split(location.specs, fetcher.fetch(key_of(1), location))) == tensors_of(1)
             assert len(list_segments(layout)) == expected
             spoil(layout.segment(acknowledged.digest))
 

@@ -192,7 +192,7 @@ def test_a_column_is_found_by_encoder_and_role():
 
 def test_a_fact_that_is_unknown_for_a_cell_is_left_out():
     column = make_column("latents", "image", "f", {}, [[Cell(facts={"size": (4, 3)})], [Cell()]])
-    assert [dict(column.cell(place).facts) for place in range(2)] == [{"size": (4, 3)}, {}]
+    assert [dict(column.cell(index).facts) for index in range(2)] == [{"size": (4, 3)}, {}]
 
 
 class TestDigests:
@@ -224,11 +224,11 @@ def test_every_flipped_bit_is_detected_or_harmless(path):
     expected = seen(read_catalog(path, generation=1))
     raw = path.read_bytes()
     with path.open("r+b", buffering=0) as file:
-        for place, byte in enumerate(raw):
-            os.pwrite(file.fileno(), bytes([byte ^ 1 << place % 8]), place)
+        for index, byte in enumerate(raw):
+            os.pwrite(file.fileno(), bytes([byte ^ 1 << index % 8]), index)
             with contextlib.suppress(FormatError):
                 assert seen(read_catalog(path, generation=1)) == expected
-            os.pwrite(file.fileno(), bytes([byte]), place)
+            os.pwrite(file.fileno(), bytes([byte]), index)
 
 
 def test_the_stock_library_opens_a_catalog(path):
@@ -242,15 +242,15 @@ def reshape(path, catalog=None, header=None, **columns):
     """Write a catalog whose columns or header were changed by somebody who knows the checksums."""
     write(path, catalog or small())
     table = read_table(path, FORMAT, 1)
-    places = {
+    written = {
         name: ("I64" if name.endswith(("at", "stat", "tokens", "offsets")) else "U8", (len(raw),), bytes(raw))
         for name, raw in table.columns.items()
     }
-    places = {name: (dtype, (len(raw) // 8,) if dtype == "I64" else shape, raw) for name, (dtype, shape, raw) in places.items()}
+    written = {name: (dtype, (len(raw) // 8,) if dtype == "I64" else shape, raw) for name, (dtype, shape, raw) in written.items()}
     for name, column in columns.items():
-        places[name.replace("__", "/")] = column
-    places = {name: column for name, column in places.items() if column is not None}
-    path.write_bytes(b"".join(encode_table(FORMAT, 1, {**table.header, **(header or {})}, places)))
+        written[name.replace("__", "/")] = column
+    written = {name: column for name, column in written.items() if column is not None}
+    path.write_bytes(b"".join(encode_table(FORMAT, 1, {**table.header, **(header or {})}, written)))
 
 
 def bytes_column(raw):

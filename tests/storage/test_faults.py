@@ -120,8 +120,8 @@ def test_a_refused_call_while_repairing_is_one_clean_error_and_loses_no_valid_en
     put(template, 1, 2, 3)
     commit(template).close()
     with closing(load_snapshot(template)) as snapshot:
-        [[place]] = snapshot.find([key_of(2)])
-    flip(template.segment(place.segment.digest), place.offset)
+        [[location]] = snapshot.find([key_of(2)])
+    flip(template.segment(location.segment.digest), location.offset)
     for nth in numbers:
         root = tmp_path / str(nth)
         shutil.copytree(template.root, root)

@@ -20,10 +20,10 @@ from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import create_store
 from cachestore.storage.entry import make_entry, split
 from cachestore.storage.fetch import Checked, Fetcher, is_gone
-from cachestore.storage.places import Located, Place, SegmentRef
+from cachestore.storage.locations import Located, Location, SegmentRef
 from cachestore.storage.snapshot import load_snapshot
 from tests.fakes import examples, refusing
-from tests.storage.stores import damage, flip, key_of, place_of, plain, put, tensors_of
+from tests.storage.stores import damage, flip, key_of, location_of, plain, put, tensors_of
 
 LIMIT_SECONDS = 30
 
@@ -55,28 +55,28 @@ def test_the_bytes_are_those_that_were_stored(layout, fetcher, io, verify):
     put(layout, 1, 2, 3)
     reading = fetcher(io=io, verify=verify)
     for n in (3, 1, 2, 1):
-        place = place_of(layout, n)
-        assert plain(split(place.specs, reading.fetch(key_of(n), place))) == tensors_of(n)
+        location = location_of(layout, n)
+        assert plain(split(location.specs, reading.fetch(key_of(n), location))) == tensors_of(n)
 
 
 @BOTH
 def test_an_entry_without_bytes_is_fetched(layout, fetcher, io):
     publish_segment(layout, [make_entry(key_of(1), {}, {}), make_entry(key_of(2), {"x": ("F32", (0,), b"")}, {})], origin="")
     reading = fetcher(io=io)
-    assert [len(reading.fetch(key_of(n), place_of(layout, n))) for n in (1, 2)] == [0, 0]
+    assert [len(reading.fetch(key_of(n), location_of(layout, n))) for n in (1, 2)] == [0, 0]
 
 
 def test_pread_gives_fresh_bytes_of_the_callers_own_and_mmap_a_view_that_cannot_be_written_and_outlives_the_fetcher(layout, fetcher):
     put(layout, 1)
-    reading, place = fetcher(), place_of(layout, 1)
-    first = reading.fetch(key_of(1), place)
+    reading, location = fetcher(), location_of(layout, 1)
+    first = reading.fetch(key_of(1), location)
     first[:] = bytes(len(first))
-    assert plain(split(place.specs, reading.fetch(key_of(1), place))) == tensors_of(1)
-    assert fetcher(io="mmap").fetch(key_of(1), place_of(layout, 1)).readonly
-    reading, place = fetcher(io="mmap"), place_of(layout, 1)
-    view = reading.fetch(key_of(1), place)
+    assert plain(split(location.specs, reading.fetch(key_of(1), location))) == tensors_of(1)
+    assert fetcher(io="mmap").fetch(key_of(1), location_of(layout, 1)).readonly
+    reading, location = fetcher(io="mmap"), location_of(layout, 1)
+    view = reading.fetch(key_of(1), location)
     reading.close()
-    assert plain(split(place.specs, view)) == tensors_of(1)
+    assert plain(split(location.specs, view)) == tensors_of(1)
 
 
 @BOTH
@@ -85,7 +85,7 @@ def test_a_damaged_entry_is_a_corrupt_entry_that_names_key_file_and_way_out(layo
     digest = put(layout, 1)
     damage(layout, 1)
     with pytest.raises(CorruptEntry, match=rf"{key_of(1)}.*segments/../{digest}.*cachestore repair"):
-        fetcher(io=io, verify=verify).fetch(key_of(1), place_of(layout, 1))
+        fetcher(io=io, verify=verify).fetch(key_of(1), location_of(layout, 1))
 
 
 def test_what_to_run_can_be_pasted_also_for_a_store_with_a_space_in_its_path(tmp_path):
@@ -95,54 +95,54 @@ def test_what_to_run_can_be_pasted_also_for_a_store_with_a_space_in_its_path(tmp
     with closing(load_snapshot(layout)) as snapshot:
         reading = Fetcher(layout, Checked(snapshot.segments()))
     with closing(reading), pytest.raises(CorruptEntry, match=re.escape(f"run `cachestore repair '{layout.root}'`")):
-        reading.fetch(key_of(1), place_of(layout, 1))
+        reading.fetch(key_of(1), location_of(layout, 1))
 
 
 def test_damage_after_the_first_look_is_seen_by_always_and_not_looked_for_by_first(layout, fetcher):
     digest = put(layout, 1)
-    place = place_of(layout, 1)
+    location = location_of(layout, 1)
     first, always = fetcher(verify="first"), fetcher(verify="always")
     for reading in (first, always):
-        reading.fetch(key_of(1), place)
-    flip(layout.segment(digest), place.offset)
-    assert first.fetch(key_of(1), place)
+        reading.fetch(key_of(1), location)
+    flip(layout.segment(digest), location.offset)
+    assert first.fetch(key_of(1), location)
     with pytest.raises(CorruptEntry):
-        always.fetch(key_of(1), place)
+        always.fetch(key_of(1), location)
 
 
 def test_never_does_not_look(layout, fetcher):
     put(layout, 1)
     damage(layout, 1)
-    assert fetcher(verify="never").fetch(key_of(1), place_of(layout, 1))
+    assert fetcher(verify="never").fetch(key_of(1), location_of(layout, 1))
 
 
 def test_a_damaged_entry_is_never_remembered_as_good(layout, fetcher):
     digest = put(layout, 1)
-    place, reading = place_of(layout, 1), fetcher()
-    flip(layout.segment(digest), place.offset)
+    location, reading = location_of(layout, 1), fetcher()
+    flip(layout.segment(digest), location.offset)
     for _time in range(2):
         with pytest.raises(CorruptEntry):
-            reading.fetch(key_of(1), place)
-    flip(layout.segment(digest), place.offset)
-    assert reading.fetch(key_of(1), place)
+            reading.fetch(key_of(1), location)
+    flip(layout.segment(digest), location.offset)
+    assert reading.fetch(key_of(1), location)
 
 
 def test_right_bytes_under_another_key_are_a_corrupt_entry(layout, fetcher):
     put(layout, 1)
     with pytest.raises(CorruptEntry):
-        fetcher().fetch(key_of(2), place_of(layout, 1))
+        fetcher().fetch(key_of(2), location_of(layout, 1))
 
 
 @pytest.mark.parametrize("verify", ["first", "always", "never"])
 def test_a_segment_cut_under_an_open_reader_is_a_corrupt_entry(layout, fetcher, verify):
     digest = put(layout, 1, 2)
-    place, reading = place_of(layout, 2), fetcher(verify=verify)
-    reading.fetch(key_of(1), place_of(layout, 1))
+    location, reading = location_of(layout, 2), fetcher(verify=verify)
+    reading.fetch(key_of(1), location_of(layout, 1))
     path = layout.segment(digest)
     path.chmod(0o644)
-    os.truncate(path, place.offset + 1)
+    os.truncate(path, location.offset + 1)
     with pytest.raises(CorruptEntry, match=digest):
-        reading.fetch(key_of(2), place)
+        reading.fetch(key_of(2), location)
 
 
 @BOTH
@@ -150,31 +150,31 @@ def test_a_segment_cut_under_an_open_reader_is_a_corrupt_entry(layout, fetcher, 
 @pytest.mark.parametrize("change", [-1, 1])
 def test_a_segment_of_another_size_is_a_corrupt_entry(layout, fetcher, io, verify, change):
     digest = put(layout, 1)
-    place = place_of(layout, 1)
+    location = location_of(layout, 1)
     path = layout.segment(digest)
     path.chmod(0o644)
     os.truncate(path, path.stat().st_size + change)
     before = descriptors()
     with pytest.raises(CorruptEntry, match="were published"):
-        fetcher(io=io, verify=verify).fetch(key_of(1), place)
+        fetcher(io=io, verify=verify).fetch(key_of(1), location)
     assert descriptors() == before
 
 
 def test_a_segment_replaced_by_a_link_is_refused(layout, fetcher, tmp_path):
     path = layout.segment(put(layout, 1))
-    place = place_of(layout, 1)
+    location = location_of(layout, 1)
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FormatError, match="link"):
-        fetcher().fetch(key_of(1), place)
+        fetcher().fetch(key_of(1), location)
 
 
 def test_a_segment_that_is_gone_is_a_file_not_found(layout, fetcher):
     path = layout.segment(put(layout, 1))
-    place = place_of(layout, 1)
+    location = location_of(layout, 1)
     path.unlink()
     with pytest.raises(FileNotFoundError) as caught:
-        fetcher().fetch(key_of(1), place)
+        fetcher().fetch(key_of(1), location)
     assert is_gone(caught.value)
 
 
@@ -199,10 +199,10 @@ def test_more_segments_than_the_limit_are_read_with_few_descriptors(layout, fetc
     monkeypatch.setattr(fetching, "descriptor_limit", lambda: 12)
     for n in range(10):
         put(layout, n)
-    places = {n: place_of(layout, n) for n in range(10)}
+    locations = {n: location_of(layout, n) for n in range(10)}
     reading, before = fetcher(io=io), descriptors()
     for n in [*range(10), *range(10)]:
-        assert plain(split(places[n].specs, reading.fetch(key_of(n), places[n]))) == tensors_of(n)
+        assert plain(split(locations[n].specs, reading.fetch(key_of(n), locations[n]))) == tensors_of(n)
         assert descriptors() - before <= (3 if io == "pread" else 6)
     reading.close()
     reading.close()
@@ -213,12 +213,12 @@ def test_the_segment_used_longest_ago_is_closed_first(layout, fetcher, monkeypat
     monkeypatch.setattr(fetching, "descriptor_limit", lambda: 8)
     for n in range(3):
         put(layout, n)
-    places, reading, opened = {n: place_of(layout, n) for n in range(3)}, fetcher(), []
+    locations, reading, opened = {n: location_of(layout, n) for n in range(3)}, fetcher(), []
     real = fetching.open_regular
     monkeypatch.setattr(fetching, "open_regular", lambda path: opened.append(path) or real(path))
     for n in (0, 1, 0, 2, 0, 1):
-        reading.fetch(key_of(n), places[n])
-    paths = {layout.segment(places[n].segment.digest): n for n in range(3)}
+        reading.fetch(key_of(n), locations[n])
+    paths = {layout.segment(locations[n].segment.digest): n for n in range(3)}
     assert [paths[path] for path in opened] == [0, 1, 2, 1]
 
 
@@ -226,11 +226,11 @@ def test_no_segment_is_closed_while_there_is_room(layout, fetcher, monkeypatch):
     monkeypatch.setattr(fetching, "descriptor_limit", lambda: 16)
     for n in range(4):
         put(layout, n)
-    places, reading, opened = {n: place_of(layout, n) for n in range(4)}, fetcher(), []
+    locations, reading, opened = {n: location_of(layout, n) for n in range(4)}, fetcher(), []
     real = fetching.open_regular
     monkeypatch.setattr(fetching, "open_regular", lambda path: opened.append(path) or real(path))
     for n in (0, 1, 2, 3, 0, 1, 2, 3):
-        reading.fetch(key_of(n), places[n])
+        reading.fetch(key_of(n), locations[n])
     assert len(opened) == 4
 
 
@@ -239,26 +239,26 @@ def test_a_segment_that_is_let_go_of_while_it_is_read_is_read_to_the_end(layout,
     monkeypatch.setattr(fetching, "descriptor_limit", lambda: 4)
     put(layout, 1)
     put(layout, 2)
-    places, reading, real = {n: place_of(layout, n) for n in (1, 2)}, fetcher(verify="never"), fetching.read_scattered
+    locations, reading, real = {n: location_of(layout, n) for n in (1, 2)}, fetcher(verify="never"), fetching.read_scattered
 
     def while_another_thread_fetches(descriptor, buffers, offset):
         monkeypatch.setattr(fetching, "read_scattered", real)
-        reading.fetch(key_of(2), places[2])
+        reading.fetch(key_of(2), locations[2])
         return real(descriptor, buffers, offset)
 
     monkeypatch.setattr(fetching, "read_scattered", while_another_thread_fetches)
-    assert plain(split(places[1].specs, reading.fetch(key_of(1), places[1]))) == tensors_of(1)
+    assert plain(split(locations[1].specs, reading.fetch(key_of(1), locations[1]))) == tensors_of(1)
 
 
 def test_threads_that_share_a_fetcher_read_what_was_stored(layout, fetcher, monkeypatch):
     monkeypatch.setattr(fetching, "descriptor_limit", lambda: 8)
     for n in range(12):
         put(layout, n)
-    places, reading = {n: place_of(layout, n) for n in range(12)}, fetcher(verify="never")
+    locations, reading = {n: location_of(layout, n) for n in range(12)}, fetcher(verify="never")
 
     def read_all(start):
         order = [(start + step) % 12 for step in range(240)]
-        return all(plain(split(places[n].specs, reading.fetch(key_of(n), places[n]))) == tensors_of(n) for n in order)
+        return all(plain(split(locations[n].specs, reading.fetch(key_of(n), locations[n]))) == tensors_of(n) for n in order)
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # so that threads meet in every line
@@ -275,7 +275,7 @@ def test_even_one_descriptor_is_enough(layout, fetcher, monkeypatch):
     put(layout, 2)
     reading = fetcher()
     for n in (1, 2, 1):
-        assert plain(split(place_of(layout, n).specs, reading.fetch(key_of(n), place_of(layout, n)))) == tensors_of(n)
+        assert plain(split(location_of(layout, n).specs, reading.fetch(key_of(n), location_of(layout, n)))) == tensors_of(n)
 
 
 class TestFetchingInto:
@@ -283,7 +283,7 @@ class TestFetchingInto:
     """How many of three reads are asked for."""
 
     def wanted(self, layout, *numbers):
-        located = Located.of([place_of(layout, n) for n in numbers])
+        located = Located.of([location_of(layout, n) for n in numbers])
         targets = [[memoryview(bytearray(spec.size_bytes)) for spec in specs] for specs in located.specs]
         return [key_of(n) for n in numbers], located, targets
 
@@ -317,7 +317,7 @@ class TestFetchingInto:
 
     def test_neighbours_are_read_at_once_and_others_for_themselves(self, layout, fetcher, monkeypatch):
         put(layout, *range(6))
-        order = sorted(range(6), key=lambda n: place_of(layout, n).offset)
+        order = sorted(range(6), key=lambda n: location_of(layout, n).offset)
         calls = []
         real = fetching.read_scattered  # a file system in memory cannot tell what is present
         monkeypatch.setattr(fetching, "read_present", lambda *given: calls.append(given) or real(*given))
@@ -351,22 +351,22 @@ class TestFetchingInto:
         assert self.read(wanted) == [tensors_of(n) for n in range(3)]
 
     @BOTH
-    def test_asking_ahead_names_what_stands_together_once(self, layout, fetcher, monkeypatch, io):
+    def test_prefetching_names_what_stands_together_once(self, layout, fetcher, monkeypatch, io):
         put(layout, 1, 2)
         put(layout, 3)
         asked = []
         for name in ("ask_for", "ask_for_mapped"):
             monkeypatch.setattr(fetching, name, lambda *span: asked.append(span[1:]))
-        places = [place_of(layout, n) for n in (1, 2, 3)]
-        fetcher(io=io).ask_ahead(places)
-        low = min(places[0].offset, places[1].offset)
-        assert sorted(asked) == sorted([(low, max(places[0].offset, places[1].offset) + 11 - low), (places[2].offset, 11)])
+        locations = [location_of(layout, n) for n in (1, 2, 3)]
+        fetcher(io=io).prefetch(locations)
+        low = min(locations[0].offset, locations[1].offset)
+        assert sorted(asked) == sorted([(low, max(locations[0].offset, locations[1].offset) + 11 - low), (locations[2].offset, 11)])
 
     @BOTH
     @pytest.mark.parametrize("verify", ["first", "always"])
     def test_a_damaged_entry_is_a_corrupt_entry_that_names_it(self, layout, fetcher, io, verify):
         digest = put(layout, 1, 2, 3)
-        flip(layout.segment(digest), place_of(layout, 2).offset)
+        flip(layout.segment(digest), location_of(layout, 2).offset)
         with pytest.raises(CorruptEntry, match=rf"{key_of(2)}.*segments/../{digest}.*cachestore repair"):
             fetcher(io=io, verify=verify).fetch_into(*self.wanted(layout, 1, 2, 3))
 
@@ -463,12 +463,12 @@ class TestFetchingSideBySide(TestFetchingInto):
 
 def test_a_segment_that_cannot_be_mapped_is_a_refused_read_that_keeps_no_file_open(layout, fetcher, monkeypatch):
     put(layout, 1)
-    place, reading = place_of(layout, 1), fetcher(io="mmap")
+    location, reading = location_of(layout, 1), fetcher(io="mmap")
     monkeypatch.setattr(fetching.mmap, "mmap", refusing(errno.ENOMEM))
     before = descriptors()
     for _time in range(3):
-        with pytest.raises(ReadFailed, match=rf"{place.segment.digest}.*{os.strerror(errno.ENOMEM)}"):
-            reading.fetch(key_of(1), place)
+        with pytest.raises(ReadFailed, match=rf"{location.segment.digest}.*{os.strerror(errno.ENOMEM)}"):
+            reading.fetch(key_of(1), location)
     assert descriptors() == before
 
 
@@ -476,8 +476,8 @@ def test_a_segment_that_cannot_be_mapped_is_a_refused_read_that_keeps_no_file_op
 def test_large_entries_are_copied_whole(layout, fetcher, io):
     large = {"x": ("U8", (300_001,), os.urandom(300_001)), "y": ("U8", (7,), b"seven b")}
     publish_segment(layout, [make_entry(key_of(1), large, {})], origin="")
-    located = Located.of([place_of(layout, 1)])
-    target = memoryview(bytearray(located.place(0).size_bytes))
+    located = Located.of([location_of(layout, 1)])
+    target = memoryview(bytearray(located.location(0).size_bytes))
     fetcher(io=io).fetch_into([key_of(1)], located, [[target]])
     assert plain(split(located.specs[0], target)) == large
 
@@ -485,20 +485,20 @@ def test_large_entries_are_copied_whole(layout, fetcher, io):
 class TestChecked:
     def test_without_segments_nothing_is_remembered(self, layout):
         put(layout, 1)
-        checked, place = Checked([]), place_of(layout, 1)
-        checked.add(place.segment.digest, place.ordinal)
-        assert not checked.holds(place)
+        checked, location = Checked([]), location_of(layout, 1)
+        checked.add(location.segment.digest, location.ordinal)
+        assert not checked.holds(location)
 
     def test_each_copy_is_remembered_for_itself(self, layout):
         put(layout, *range(20))
         put(layout, *range(20), variant=1)
         with closing(load_snapshot(layout)) as snapshot:
             checked = Checked(snapshot.segments())
-            places = [place for n in range(20) for place in snapshot.find([key_of(n)])[0]]
-        for number, place in enumerate(places):
-            assert not checked.holds(place)
-            checked.add(place.segment.digest, place.ordinal)
-            assert [checked.holds(each) for each in places] == [n <= number for n in range(len(places))]
+            locations = [location for n in range(20) for location in snapshot.find([key_of(n)])[0]]
+        for number, location in enumerate(locations):
+            assert not checked.holds(location)
+            checked.add(location.segment.digest, location.ordinal)
+            assert [checked.holds(each) for each in locations] == [n <= number for n in range(len(locations))]
 
     def test_what_lacks_of_nothing_is_nothing(self):
         assert Checked([]).lacks(Located.of([])) == set()
@@ -507,15 +507,15 @@ class TestChecked:
     @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=4), data=st.data())
     def test_what_lacks_is_what_it_does_not_hold_whether_segments_were_checked_whole_or_not(self, sizes, data):
         refs = [SegmentRef(str(number), 0, size, "") for number, size in enumerate(sizes)]
-        places = [Place(ref, ordinal, 0, (), b"") for ref in refs for ordinal in range(ref.entries)]
-        places.append(Place(SegmentRef("unknown", 0, 1, ""), 0, 0, (), b""))
-        checked, asked = Checked(refs), st.lists(st.sampled_from(places), max_size=8)
-        for place in data.draw(st.permutations(places)):
-            checked.add(place.segment.digest, place.ordinal)
+        locations = [Location(ref, ordinal, 0, (), b"") for ref in refs for ordinal in range(ref.entries)]
+        locations.append(Location(SegmentRef("unknown", 0, 1, ""), 0, 0, (), b""))
+        checked, asked = Checked(refs), st.lists(st.sampled_from(locations), max_size=8)
+        for location in data.draw(st.permutations(locations)):
+            checked.add(location.segment.digest, location.ordinal)
             batch = data.draw(asked)
             assert checked.lacks(Located.of(batch)) == {row for row, each in enumerate(batch) if not checked.holds(each)}
-        assert checked.lacks(Located.of(places)) == {len(places) - 1}
-        assert checked.lacks(Located.of(places[:-1])) == checked.lacks(Located.of(places[:-1])) == set()
+        assert checked.lacks(Located.of(locations)) == {len(locations) - 1}
+        assert checked.lacks(Located.of(locations[:-1])) == checked.lacks(Located.of(locations[:-1])) == set()
 
 
 FORKED = """
@@ -531,11 +531,11 @@ from tests.storage.stores import flip, key_of, plain, tensors_of
 
 layout = open_layout(Layout(Path(sys.argv[1])))
 snapshot = load_snapshot(layout)
-places = {n: snapshot.find([key_of(n)])[0][0] for n in (1, 2, 3)}
+locations = {n: snapshot.find([key_of(n)])[0][0] for n in (1, 2, 3)}
 fetcher = Fetcher(layout, Checked(snapshot.segments()), io=sys.argv[2])
 
 def good(n):
-    return plain(split(places[n].specs, fetcher.fetch(key_of(n), places[n]))) == tensors_of(n)
+    return plain(split(locations[n].specs, fetcher.fetch(key_of(n), locations[n]))) == tensors_of(n)
 
 good(1)
 before = len(os.listdir("/proc/self/fd"))
@@ -544,23 +544,23 @@ if child == 0:
     signal.alarm(20)
     said = [good(1), good(2), good(3)]
     said.append(len(os.listdir("/proc/self/fd")) - before)
-    said.append(fetcher.checked.holds(places[3]))
+    said.append(fetcher.checked.holds(locations[3]))
     os.write(1, json.dumps(said).encode())
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
-assert fetcher.checked.holds(places[3]) and good(1) and good(2)
+assert fetcher.checked.holds(locations[3]) and good(1) and good(2)
 """
 
 
 def test_in_another_process_everything_is_opened_again(layout, fetcher, monkeypatch):
     put(layout, 1)
-    reading, place, opened = fetcher(), place_of(layout, 1), []
+    reading, location, opened = fetcher(), location_of(layout, 1), []
     real = fetching.open_regular
     monkeypatch.setattr(fetching, "open_regular", lambda path: opened.append(path) or real(path))
-    reading.fetch(key_of(1), place)
+    reading.fetch(key_of(1), location)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     for _time in range(2):
-        assert plain(split(place.specs, reading.fetch(key_of(1), place))) == tensors_of(1)
+        assert plain(split(location.specs, reading.fetch(key_of(1), location))) == tensors_of(1)
     assert len(opened) == 2
 
 

@@ -24,7 +24,7 @@ from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.entry import TensorSpec
 from cachestore.storage.index import Index, Verdict, build, check
-from cachestore.storage.places import Located, SegmentRef
+from cachestore.storage.locations import Located, SegmentRef
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, load_snapshot, ref_of
 from tests.storage.stores import entry_of, flip, key_of, put
@@ -59,7 +59,7 @@ def numbers_in(index):
 
 
 def copies(index, n):
-    return [place.segment.digest for place in index.find([key_of(n)])[0]]
+    return [location.segment.digest for location in index.find([key_of(n)])[0]]
 
 
 def test_an_index_of_nothing_is_valid(layout):
@@ -84,37 +84,42 @@ def test_what_is_too_short_for_an_index_is_refused(layout, size):
         check(layout, name)
 
 
-def test_an_index_holds_the_places_that_the_segments_say(layout):
+def test_an_index_holds_the_locations_that_the_segments_say(layout):
     digest = put(layout, 1, 2, 3, origin="p/0")
     contents = read_contents(layout.segment(digest))
     with closing(Index(layout, built(layout, 1, digest))) as index:
         for each in contents.entries:
-            [[place]] = index.find([each.key])
-            assert (place.ordinal, place.offset, place.specs, place.checksum) == (each.ordinal, each.offset, each.specs, each.checksum)
-            assert place.segment == ref_of(digest, contents)
+            [[location]] = index.find([each.key])
+            assert (location.ordinal, location.offset, location.specs, location.checksum) == (
+                each.ordinal,
+                each.offset,
+                each.specs,
+                each.checksum,
+            )
+            assert location.segment == ref_of(digest, contents)
         assert len(index) == 3
 
 
-def test_found_places_stand_in_the_order_of_the_keys_asked_for(layout):
+def test_found_locations_stand_in_the_order_of_the_keys_asked_for(layout):
     digest = put(layout, *range(10))
     asked = [key_of(n) for n in (7, 99, 0, 7)]
     with closing(Index(layout, built(layout, 1, digest))) as index:
         found = index.find(asked)
-        assert [bool(places) for places in found] == [True, False, True, True]
+        assert [bool(locations) for locations in found] == [True, False, True, True]
         assert found[0] == found[3] != found[2]
         assert index.locate([key_of(n) for n in (7, 0, 7)]) == Located.of([found[0][0], found[2][0], found[3][0]])
         assert (index.locate(asked), index.locate([])) == (None, Located.of([]))
         assert (index.locate(asked[1:2]), index.locate(asked[2:3])) == (None, Located.of(found[2]))
 
 
-def test_one_place_that_is_looked_up_first_is_as_one_of_many(layout):
+def test_one_location_that_is_looked_up_first_is_as_one_of_many(layout):
     with closing(Index(layout, built(layout, 1, put(layout, 1, 2)))) as index:
         assert index.locate([key_of(2)]) == Located.of(index.find([key_of(2)])[0])
 
 
 def test_items_come_in_the_order_of_keys(layout):
     with closing(Index(layout, built(layout, 1, put(layout, *range(50))))) as index:
-        keys = [key for key, _places in index.items()]
+        keys = [key for key, _locations in index.items()]
         assert keys == sorted(key_of(n) for n in range(50))
         assert [raw for raw, _value in index.raw_entries()] == [bytes(key) for key in keys]
 
@@ -142,7 +147,7 @@ def test_an_extended_index_holds_old_and_new_and_sorts_copies(layout):
     with closing(Index(layout, built(layout, 1, *old))) as base, closing(Index(layout, built(layout, 2, *new, base=base))) as index:
         assert [bool(copies(index, n)) for n in (1, 2, 3, 4, 5)] == [True] * 4 + [False]
         assert copies(index, 9) == sorted([*old, *new])
-        assert [key for key, _places in index.items()] == sorted(key_of(n) for n in (1, 2, 3, 4, 9))
+        assert [key for key, _locations in index.items()] == sorted(key_of(n) for n in (1, 2, 3, 4, 9))
 
 
 def test_the_segments_of_the_base_keep_their_numbers(layout):
@@ -168,7 +173,7 @@ def test_entries_of_dropped_segments_leave_and_copies_elsewhere_stay(layout):
 def test_equal_shapes_share_one_layout(layout):
     with closing(Index(layout, built(layout, 1, put(layout, *range(20))))) as index:
         assert len(index.raw_layouts()) == 1
-        assert len({id(place.specs) for _key, [place] in index.items()}) == 1
+        assert len({id(location.specs) for _key, [location] in index.items()}) == 1
 
 
 @pytest.fixture(autouse=True)
@@ -327,7 +332,7 @@ from tests.storage.stores import key_of
 layout = open_layout(Layout(Path(sys.argv[1])))
 
 def say(snapshot):
-    return [bool(places) for places in snapshot.find([key_of(1), key_of(2), key_of(3)])]
+    return [bool(locations) for locations in snapshot.find([key_of(1), key_of(2), key_of(3)])]
 
 def child(action):
     reading, writing = os.pipe()
@@ -504,7 +509,7 @@ def test_a_child_forked_while_a_thread_opens_an_index_can_open_its_own(layout):
     holding = threading.Event()
 
     def hold():
-        with indexing._looking:
+        with indexing._lock:
             holding.set()
             time.sleep(0.5)
 

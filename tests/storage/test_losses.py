@@ -19,7 +19,7 @@ def test_what_repair_could_not_save_stays_missing_until_it_is_made_again(layout)
     assert found(layout) == set()
 
 
-def test_a_damaged_note_is_told(layout):
+def test_a_damaged_note_is_reported(layout):
     put(layout, 1)
     damage(layout, 1)
     repair_store(layout.root)

@@ -93,7 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(action=st.sampled_from(["close_segment", "commit", "repair_store", "compact", "collect"]), nth=st.integers(1, 6))
     def crash(self, action, nth):
-        """The process dies at the n-th place where it can, what it gathered with it; another one opens the store."""
+        """The process dies at the n-th failpoint, what it gathered with it; another one opens the store."""
         actions = {
             "close_segment": self.appender.close_segment,
             "commit": lambda: commit(self.layout).close(),
@@ -138,12 +138,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.bad = {(segment, n) for segment, n in self.bad if segment in there}
         self.good = {}
         with Reader(self.layout.root, verify="always") as reader:
-            for n, places in enumerate(reader.snapshot.find([key_of(n) for n in range(6)])):
-                for place in places:
-                    if (place.segment.digest, n) not in self.bad:
-                        value = self.value_at(reader, n, place)
+            for n, locations in enumerate(reader.snapshot.find([key_of(n) for n in range(6)])):
+                for location in locations:
+                    if (location.segment.digest, n) not in self.bad:
+                        value = self.value_at(reader, n, location)
                         assert value in expected[n]
-                        self.good[place.segment.digest, n] = next(v for v in (0, 1) if plain(tensors_of(n, v)) == value)
+                        self.good[location.segment.digest, n] = next(v for v in (0, 1) if plain(tensors_of(n, v)) == value)
         held = {n for _segment, n in self.good}
         assert {n for n, values in expected.items() if values} - held <= set(may_be_new)
 
@@ -160,15 +160,15 @@ class StoreMachine(RuleBasedStateMachine):
     def look_again(self):
         self.stays.refresh()
 
-    @rule(place=st.integers(0, 3))
-    def delete_an_index(self, place):
-        for name in list_indexes(self.layout)[place : place + 1]:
+    @rule(number=st.integers(0, 3))
+    def delete_an_index(self, number):
+        for name in list_indexes(self.layout)[number : number + 1]:
             self.layout.index(name).unlink()
 
-    @rule(place=st.integers(0, 3), offset=st.integers(0, 10_000))
-    def damage_an_index(self, place, offset):
+    @rule(number=st.integers(0, 3), offset=st.integers(0, 10_000))
+    def damage_an_index(self, number, offset):
         """In a copy of the file: what LMDB has mapped is not changed under it, as nothing could be promised then."""
-        for name in list_indexes(self.layout)[place : place + 1]:
+        for name in list_indexes(self.layout)[number : number + 1]:
             path = self.layout.index(name)
             shutil.copy(path, self.folder / "copy")
             flip(self.folder / "copy", offset % path.stat().st_size)
@@ -180,8 +180,8 @@ class StoreMachine(RuleBasedStateMachine):
             return
         segment, n = sorted(self.good)[choice % len(self.good)]
         with closing(load_snapshot(self.layout)) as snapshot:
-            [place] = [place for place in snapshot.find([key_of(n)])[0] if place.segment.digest == segment]
-        flip(self.layout.segment(segment), place.offset + offset % place.size_bytes)
+            [location] = [location for location in snapshot.find([key_of(n)])[0] if location.segment.digest == segment]
+        flip(self.layout.segment(segment), location.offset + offset % location.size_bytes)
         del self.good[segment, n]
         self.bad.add((segment, n))
 
@@ -206,16 +206,16 @@ class StoreMachine(RuleBasedStateMachine):
         variants = {}
         with Reader(self.layout.root, verify="always") as reader:
             found = reader.snapshot.find([key_of(n) for n in range(6)])
-            for n, places in enumerate(found):
-                for place in places:
-                    value = self.value_at(reader, n, place)
+            for n, locations in enumerate(found):
+                for location in locations:
+                    value = self.value_at(reader, n, location)
                     assert value in expected[n]
-                    variants[place.segment.digest, n] = next(v for v in (0, 1) if plain(tensors_of(n, v)) == value)
+                    variants[location.segment.digest, n] = next(v for v in (0, 1) if plain(tensors_of(n, v)) == value)
         assert {n for _segment, n in variants} == {n for n, values in expected.items() if values}
         self.good = variants
 
-    def value_at(self, reader, n, place):
-        return plain(split(place.specs, reader._fetcher.fetch(key_of(n), place)))
+    def value_at(self, reader, n, location):
+        return plain(split(location.specs, reader._fetcher.fetch(key_of(n), location)))
 
     @invariant()
     def every_read_is_what_was_stored_or_the_right_error(self):

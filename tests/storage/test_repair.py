@@ -30,7 +30,7 @@ from cachestore.storage.snapshot import list_indexes, list_segments, load_snapsh
 from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
 from tests.fakes import publish_catalog, raising, refusing
-from tests.storage.stores import damage, entry_of, flip, key_of, place_of, put, read, tensors_of
+from tests.storage.stores import damage, entry_of, flip, key_of, location_of, put, read, tensors_of
 
 
 def names(layout, folder):
@@ -84,16 +84,16 @@ def test_the_keys_that_were_lost_are_noted_beside_it(layout):
 
 def test_copied_entries_keep_their_values_and_checksums(layout):
     put(layout, 1, 2)
-    before = place_of(layout, 1)
+    before = location_of(layout, 1)
     damage(layout, 2)
     repair_store(layout.root)
-    after = place_of(layout, 1)
+    after = location_of(layout, 1)
     assert (after.checksum, after.specs) == (before.checksum, before.specs)
     assert read_contents(layout.segment(after.segment.digest)).entries[0].meta == {"n": 1}
 
 
 @pytest.mark.parametrize(
-    "damage_one", [damage, lambda layout, n: flip(layout.segment(place_of(layout, n).segment.digest), 9)], ids=["entry", "header"]
+    "damage_one", [damage, lambda layout, n: flip(layout.segment(location_of(layout, n).segment.digest), 9)], ids=["entry", "header"]
 )
 def test_a_second_repair_changes_nothing_more(layout, damage_one):
     put(layout, 1, 2, is_committed=True)
@@ -105,26 +105,26 @@ def test_a_second_repair_changes_nothing_more(layout, damage_one):
 
 
 def damaged_entry(layout):
-    flip(layout.segment(place_of(layout, 1).segment.digest), place_of(layout, 1).offset)
+    flip(layout.segment(location_of(layout, 1).segment.digest), location_of(layout, 1).offset)
 
 
 def damaged_header(layout):
-    flip(layout.segment(place_of(layout, 1).segment.digest), 100)
+    flip(layout.segment(location_of(layout, 1).segment.digest), 100)
 
 
 def bad_copies_everywhere(layout):
     with closing(load_snapshot(layout)) as snapshot:
-        places = [place for found in snapshot.find([key_of(1), key_of(4)]) for place in found]
-    for place in places:
-        flip(layout.segment(place.segment.digest), place.offset)
+        locations = [location for found in snapshot.find([key_of(1), key_of(4)]) for location in found]
+    for location in locations:
+        flip(layout.segment(location.segment.digest), location.offset)
 
 
 def vanished(layout):
-    layout.segment(place_of(layout, 1).segment.digest).unlink()
+    layout.segment(location_of(layout, 1).segment.digest).unlink()
 
 
 def renamed(layout):
-    path = layout.segment(place_of(layout, 1).segment.digest)
+    path = layout.segment(location_of(layout, 1).segment.digest)
     path.rename(path.with_name("backup"))
 
 
@@ -181,7 +181,7 @@ def test_a_segment_without_a_good_entry_is_moved_aside_whole(layout):
 
 def test_with_a_damaged_header_entries_are_saved_by_what_the_index_knows(layout):
     digest = put(layout, 1, 2, 3, is_committed=True)
-    offset = place_of(layout, 2).offset
+    offset = location_of(layout, 2).offset
     flip(layout.segment(digest), 9)
     flip(layout.segment(digest), offset)
     report = repair_store(layout.root)
@@ -202,10 +202,10 @@ def test_with_a_damaged_header_that_no_index_knows_the_file_is_kept_aside(layout
 
 def test_a_cut_segment_gives_the_entries_before_the_cut(layout):
     digest = put(layout, *range(5), is_committed=True)
-    order = sorted(range(5), key=lambda n: place_of(layout, n).offset)
+    order = sorted(range(5), key=lambda n: location_of(layout, n).offset)
     path = layout.segment(digest)
     path.chmod(0o644)
-    os.truncate(path, place_of(layout, order[2]).offset + 1)
+    os.truncate(path, location_of(layout, order[2]).offset + 1)
     report = repair_store(layout.root)
     assert (report.salvaged, report.missing) == (2, 3)
     assert [read(layout, n) for n in order[:2]] == [tensors_of(n) for n in order[:2]]
@@ -217,12 +217,12 @@ def test_every_flipped_byte_is_mended_without_losing_a_valid_entry(tmp_path):
     digest = put(template, 1, 2)
     commit(template).close()
     size = template.segment(digest).stat().st_size
-    places = {n: place_of(template, n) for n in (1, 2)}
+    locations = {n: location_of(template, n) for n in (1, 2)}
     for number, offset in enumerate(range(0, size, 7)):
         layout = create_store(tmp_path / str(number))
         put(layout, 1, 2, is_committed=True)
         flip(layout.segment(digest), offset, 0x02)
-        hit = {n for n, place in places.items() if place.offset <= offset < place.offset + place.size_bytes}
+        hit = {n for n, location in locations.items() if location.offset <= offset < location.offset + location.size_bytes}
         report = repair_store(layout.root)
         assert len(report.quarantined) == 1, offset
         assert report.missing == len(hit), offset
@@ -233,7 +233,7 @@ def test_every_flipped_byte_is_mended_without_losing_a_valid_entry(tmp_path):
 def test_damage_between_the_entries_of_a_copy_that_repair_made_loses_nothing(layout):
     put(layout, 1, 2, 3)
     for _time in range(3):
-        first, second = sorted((place_of(layout, n) for n in (1, 2, 3)), key=lambda place: place.offset)[:2]
+        first, second = sorted((location_of(layout, n) for n in (1, 2, 3)), key=lambda location: location.offset)[:2]
         assert first.segment == second.segment
         flip(layout.segment(first.segment.digest), second.offset - 1)
         report = repair_store(layout.root)
@@ -343,7 +343,7 @@ class TestDerivedFiles:
 
         put(layout, 1)
         with monkeypatch.context() as patch:
-            patch.setattr(committing, "build", lambda *args, **said: build(*args, **{**said, "entries": ()}))
+            patch.setattr(committing, "build", lambda *args, **reported: build(*args, **{**reported, "entries": ()}))
             commit(layout).close()
         repair_store(layout.root)
         assert verify(layout.root).ok

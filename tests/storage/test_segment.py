@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key, key
 from cachestore.files.checksum import digest_of
-from cachestore.files.container import ALIGNMENT, TensorPlace, build_header, parse_header
+from cachestore.files.container import ALIGNMENT, TensorInfo, build_header, parse_header
 from cachestore.storage.entry import checksum_of, make_entry
 from cachestore.storage.segment import build_segment, parse_contents, read_contents
 from tests.storage.stores import entry_of, key_of, tensors_of
@@ -141,9 +141,9 @@ def test_every_flipped_byte_is_detected_and_no_wrong_value_passes():
     digest, chunks = build_segment(given_entries)
     raw = whole(chunks)
     values = {entry.key: b"".join(entry.buffers) for entry in given_entries}
-    for place in range(len(raw)):
+    for at in range(len(raw)):
         for mask in (1, 0x20, 0xFF):
-            flipped = raw[:place] + bytes([raw[place] ^ mask]) + raw[place + 1 :]
+            flipped = raw[:at] + bytes([raw[at] ^ mask]) + raw[at + 1 :]
             try:
                 is_whole, is_intact = is_as_published(flipped, digest, given_entries)
             except FormatError:
@@ -158,13 +158,13 @@ def forged(table, tensors=None, *, text=None, **metadata):
     """A segment made by somebody who knows the checksums."""
     text = text if text is not None else json.dumps(table)
     fields = {"format": "cachestore-segment/1", "origin": "", "entries": text, "entries_checksum": digest_of([text.encode()])} | metadata
-    places = tensors or {}
-    return build_header(places, fields) + bytes(max((place.end for place in places.values()), default=0))
+    infos = tensors or {}
+    return build_header(infos, fields) + bytes(max((info.end for info in infos.values()), default=0))
 
 
 K = str(key("a"))
 ROW = ["00" * 16, {}]
-ONE = {f"{K}/x": TensorPlace("U8", (1,), 0, 1)}
+ONE = {f"{K}/x": TensorInfo("U8", (1,), 0, 1)}
 FORGED = {
     "no table": forged(None, text=""),
     "a table that is not JSON": forged(None, text="{"),
@@ -173,7 +173,7 @@ FORGED = {
     "a table that is a number": forged(1),
     "a deep table": forged(None, text='{"' + K + '":' + "[" * 100_000),
     "another checksum": forged({}, entries_checksum="0" * 32),
-    "a key that is no key": forged({"x": ROW}, {"x/x": TensorPlace("U8", (1,), 0, 1)}),
+    "a key that is no key": forged({"x": ROW}, {"x/x": TensorInfo("U8", (1,), 0, 1)}),
     "a key as a path": forged({"../../etc/x": ROW}),
     "a row that is null": forged({K: None}, ONE),
     "a row without a value": forged({K: ["00" * 16]}, ONE),
@@ -182,7 +182,7 @@ FORGED = {
     "a value that is a list": forged({K: ["00" * 16, []]}, ONE),
     "a value that is a text": forged({K: ["00" * 16, "x"]}, ONE),
     "a tensor without an entry": forged({}, ONE),
-    "a tensor without an owner": forged({K: ROW}, {"x": TensorPlace("U8", (1,), 0, 1)}),
+    "a tensor without an owner": forged({K: ROW}, {"x": TensorInfo("U8", (1,), 0, 1)}),
     "another format": forged({}, format="pt"),
     "no version": forged({}, format="cachestore-segment"),
     "a version that is no number": forged({}, format="cachestore-segment/²"),

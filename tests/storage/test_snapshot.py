@@ -16,7 +16,7 @@ from cachestore.files.paths import Layout, Mode
 from cachestore.files.records import encode_record
 from cachestore.storage import snapshot as snapshots
 from cachestore.storage.commit import commit, create_store
-from cachestore.storage.places import Located
+from cachestore.storage.locations import Located
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
 from tests.fakes import examples
@@ -39,12 +39,12 @@ def assert_equals_the_segments(layout, snapshot):
     assert sorted(snapshot.keys()) == sorted(truth)
     assert len(snapshot) == len(truth)
     found = snapshot.find([key_of(n) for n in KEYS])
-    for n, places in zip(KEYS, found, strict=True):
-        seen = [(place.segment.digest, place.ordinal, place.offset, place.specs, place.checksum) for place in places]
+    for n, locations in zip(KEYS, found, strict=True):
+        seen = [(location.segment.digest, location.ordinal, location.offset, location.specs, location.checksum) for location in locations]
         assert seen == truth.get(key_of(n), [])
         assert (key_of(n) in snapshot) == (key_of(n) in truth)
-    present = [places for places in found if places]
-    assert snapshot.locate([key_of(n) for n in KEYS if key_of(n) in truth]) == Located.of([places[0] for places in present])
+    present = [locations for locations in found if locations]
+    assert snapshot.locate([key_of(n) for n in KEYS if key_of(n) in truth]) == Located.of([locations[0] for locations in present])
     assert (snapshot.locate([key_of(n) for n in KEYS]) is None) == (len(present) < len(KEYS))
     assert {ref.digest for ref in snapshot.segments()} == list_segments(layout)
     assert snapshot.listed == list_segments(layout)
@@ -103,8 +103,8 @@ def test_whatever_was_committed_removed_and_deleted_a_snapshot_equals_the_segmen
             snapshot = newer
             assert_equals_the_segments(layout, snapshot)
         snapshot.close()
-        for place, name in enumerate(list_indexes(layout)):
-            if place in dropped:
+        for number, name in enumerate(list_indexes(layout)):
+            if number in dropped:
                 layout.index(name).unlink()
         with closing(load_snapshot(layout)) as last:
             assert_equals_the_segments(layout, last)
@@ -130,7 +130,7 @@ def test_without_a_good_index_all_segments_are_read(layout):
         assert_equals_the_segments(layout, snapshot)
 
 
-def test_a_segment_whose_header_is_damaged_is_left_out_and_said(layout):
+def test_a_segment_whose_header_is_damaged_is_left_out_and_reported(layout):
     bad, good = put(layout, 1), put(layout, 2)
     flip(layout.segment(bad), 20)
     with closing(load_snapshot(layout)) as snapshot:
@@ -215,7 +215,7 @@ def test_copies_in_the_index_and_in_the_tail_are_joined_in_the_order_of_names(la
     commit(layout).close()
     digests += [put(layout, 1, variant=2), put(layout, 1, variant=3)]
     with closing(load_snapshot(layout)) as snapshot:
-        assert [place.segment.digest for place in snapshot.find([key_of(1)])[0]] == sorted(digests)
+        assert [location.segment.digest for location in snapshot.find([key_of(1)])[0]] == sorted(digests)
 
 
 class TestOpening:
@@ -224,7 +224,7 @@ class TestOpening:
         assert open_layout(Layout(tmp_path / "store")).mode is Mode.GROUP
 
     @pytest.mark.parametrize("path", ["missing", "missing/too", "file", "file/below", "empty"])
-    def test_where_there_is_no_store_it_is_said(self, tmp_path, path):
+    def test_where_there_is_no_store_it_is_reported(self, tmp_path, path):
         (tmp_path / "file").touch()
         (tmp_path / "empty").mkdir()
         with pytest.raises(StoreNotFound, match="no store at"):

@@ -11,7 +11,7 @@ from cachestore.storage.strangers import STALE_SECONDS
 from cachestore.storage.verify import verify
 from tests.storage.stores import found, segment_of, where
 
-PLACES = (
+NAMES = (
     "notes.txt",
     "index/a.lmdb",
     "index/1-x.lmdb-lock",
@@ -26,14 +26,14 @@ PLACES = (
 )
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_file_that_is_not_ours_is_foreign_and_harmless(full, place):
-    path = full.root / place
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_is_not_ours_is_foreign_and_harmless(full, name):
+    path = full.root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     report = verify(full.root)
     assert report.ok
-    assert [(finding.kind, finding.path) for finding in report.findings] == [("foreign-file", place)]
+    assert [(finding.kind, finding.path) for finding in report.findings] == [("foreign-file", name)]
 
 
 def test_a_segment_in_another_segments_folder_is_foreign(full):

@@ -64,11 +64,11 @@ def test_a_newer_store_is_not_judged(layout):
         verify(layout.root)
 
 
-def test_findings_are_told_as_they_are_made_and_every_message_says_what_to_do(full):
+def test_findings_are_reported_as_they_are_made_and_every_message_says_what_to_do(full):
     damage(full, 1)
-    told = []
-    report = verify(full.root, on_finding=told.append)
-    assert tuple(told) == report.findings != ()
+    reported = []
+    report = verify(full.root, on_finding=reported.append)
+    assert tuple(reported) == report.findings != ()
     other, _entry = segment_of(full, 3)
     flip(other, 9)
     flip(full.index(list_indexes(full)[0]), 5000)
@@ -124,15 +124,15 @@ class TestIndexes:
         from cachestore.storage import commit as committing
 
         with monkeypatch.context() as patch:
-            patch.setattr(committing, "build", lambda *args, **said: build(*args, **{**said, "entries": ()}))
+            patch.setattr(committing, "build", lambda *args, **reported: build(*args, **{**reported, "entries": ()}))
             put(full, 4)
             commit(full).close()
         newest = list_indexes(full)[0]
         assert found(full) == {("bad-index", where(full, full.index(newest)), None, None)}
 
     @pytest.mark.parametrize("level", ["full", "quick"])
-    def test_one_that_exchanges_two_keys_places_is_a_bad_index(self, full, level):
-        name = forge_index(full, entries=lambda said: said | {key_of(1): said[key_of(2)], key_of(2): said[key_of(1)]})
+    def test_one_that_exchanges_two_keys_locations_is_a_bad_index(self, full, level):
+        name = forge_index(full, entries=lambda reported: reported | {key_of(1): reported[key_of(2)], key_of(2): reported[key_of(1)]})
         assert found(full, level) == {("bad-index", where(full, full.index(name)), None, None)}
         with pytest.raises(CorruptEntry):
             read(full, 1)
@@ -141,14 +141,14 @@ class TestIndexes:
         assert read(full, 1) == tensors_of(1)
 
     @pytest.mark.parametrize(
-        ("place", "value"),
+        ("field", "value"),
         [(1, 7), (2, 64), (3, (TensorSpec("other", "U8", (19,)),)), (4, bytes(16))],
         ids=["ordinal", "offset", "layout", "checksum"],
     )
-    def test_one_that_says_something_else_of_an_entry_is_a_bad_index(self, full, place, value):
-        def change(said):
-            said[key_of(3)] = (*said[key_of(3)][:place], value, *said[key_of(3)][place + 1 :])
-            return said
+    def test_one_that_says_something_else_of_an_entry_is_a_bad_index(self, full, field, value):
+        def change(reported):
+            reported[key_of(3)] = (*reported[key_of(3)][:field], value, *reported[key_of(3)][field + 1 :])
+            return reported
 
         name = forge_index(full, entries=change)
         assert found(full) == {("bad-index", where(full, full.index(name)), None, None)}
@@ -161,7 +161,7 @@ class TestIndexes:
         assert verify(full.root).ok
 
     def test_one_with_a_key_that_no_segment_has_is_a_bad_index(self, full):
-        name = forge_index(full, entries=lambda said: said | {key_of(9): said[key_of(1)]})
+        name = forge_index(full, entries=lambda reported: reported | {key_of(9): reported[key_of(1)]})
         assert found(full) == {("bad-index", where(full, full.index(name)), None, None)}
 
     def test_one_that_bears_its_digest_and_is_no_database_is_bad(self, full):
@@ -272,7 +272,7 @@ def test_a_store_whose_indexes_are_all_gone_is_ok_and_the_report_says_what_it_la
     assert verify(full.root, level).remarks == ()
 
 
-def test_neither_an_empty_store_nor_one_with_a_damaged_index_is_said_to_have_none(layout, full, tmp_path):
+def test_neither_an_empty_store_nor_one_with_a_damaged_index_is_reported_to_have_none(layout, full, tmp_path):
     assert verify(create_store(tmp_path / "empty").root).remarks == ()
     [name] = list_indexes(full)
     flip(full.index(name), 100)

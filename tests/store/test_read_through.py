@@ -108,7 +108,7 @@ def test_a_full_segment_is_published_in_the_middle_of_a_request(store, monkeypat
     read = cs.ReadThrough(store, Encode(), "encode")
     read._appender.limits = append.SegmentLimits(entries=2)
     assert ask(read, 1, 2, 3) == [1, 2, 3]
-    assert (segments(store), list(read._gathered)) == (1, [wanted(3)[0][0]])
+    assert (segments(store), list(read._pending)) == (1, [wanted(3)[0][0]])
     assert ask(read, 3, 2, 1) == [3, 2, 1]
     read.close()
 
@@ -177,11 +177,11 @@ def test_before_anything_is_made_others_latest_work_is_looked_at(store):
 
 def test_a_damaged_entry_is_an_error_and_not_made_again(store):
     cs.fill(store, wanted(1), Encode())
-    place = store.locate([wanted(1)[0][0]]).place(0)
-    path = store.layout.segment(place.segment.digest)
+    location = store.locate([wanted(1)[0][0]]).location(0)
+    path = store.layout.segment(location.segment.digest)
     path.chmod(0o644)
     with path.open("r+b") as file:
-        file.seek(place.offset)
+        file.seek(location.offset)
         file.write(b"?")
     encode = Encode()
     with pytest.raises(cs.CorruptEntry, match="cachestore repair"):

@@ -22,7 +22,7 @@ from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes, list_segments
 from cachestore.store.reader import Reader
 from tests.fakes import raising
-from tests.storage.stores import damage, flip, key_of, place_of, plain, put, tensors_of
+from tests.storage.stores import damage, flip, key_of, location_of, plain, put, tensors_of
 
 BOTH = pytest.mark.parametrize("io", ["pread", "mmap"])
 
@@ -51,7 +51,7 @@ def test_a_store_without_entries_is_read_as_empty(reader):
     assert key_of(1) not in reading
 
 
-def test_where_there_is_no_store_it_is_said_and_nothing_is_made(tmp_path):
+def test_where_there_is_no_store_it_is_reported_and_nothing_is_made(tmp_path):
     with pytest.raises(StoreNotFound, match="no store at"):
         Reader(tmp_path / "missing")
     assert list(tmp_path.iterdir()) == []
@@ -72,16 +72,16 @@ def test_entries_come_in_the_order_asked_for(layout, reader, io, verify):
     assert values(reader(io=io, verify=verify), *asked) == [tensors_of(n) for n in asked]
 
 
-def test_entries_are_read_in_the_order_of_their_places(layout, reader, monkeypatch):
+def test_entries_are_read_in_the_order_of_their_locations(layout, reader, monkeypatch):
     put(layout, 1, 2, 3)
     put(layout, 4, 5)
     reading, seen = reader(), []
     real = fetching.checksum_of
     monkeypatch.setattr(fetching, "checksum_of", lambda key, *rest: seen.append(key) or real(key, *rest))
     values(reading, 5, 1, 4, 3, 2)
-    places = [reading.locate([key]).place(0) for key in seen]
-    assert len(places) == 5
-    assert places == sorted(places, key=lambda place: (place.segment.digest, place.offset))
+    locations = [reading.locate([key]).location(0) for key in seen]
+    assert len(locations) == 5
+    assert locations == sorted(locations, key=lambda location: (location.segment.digest, location.offset))
 
 
 def test_a_key_is_taken_as_a_key_as_bytes_and_as_hex_digits(layout, reader):
@@ -181,18 +181,18 @@ class TestFilling:
         with pytest.raises(PermissionError):
             values(reading, 1)
         with pytest.raises(PermissionError):
-            reading.ask_ahead([key_of(1)])
+            reading.prefetch([key_of(1)])
 
     @BOTH
-    def test_asking_ahead_passes_over_what_is_not_there(self, layout, reader, io):
+    def test_prefetching_passes_over_what_is_not_there(self, layout, reader, io):
         digest = put(layout, 1)
         reading = reader(io=io)
-        reading.ask_ahead([])
-        reading.ask_ahead([key_of(1), key_of(2)])
+        reading.prefetch([])
+        reading.prefetch([key_of(1), key_of(2)])
         assert values(reading, 1) == [tensors_of(1)]
         other = reader(io=io)
         layout.segment(digest).unlink()
-        other.ask_ahead([key_of(1)])
+        other.prefetch([key_of(1)])
 
     def test_a_forked_child_looks_up_although_another_thread_held_the_lock(self, layout):
         put(layout, 1, is_committed=True)
@@ -202,7 +202,7 @@ from cachestore.store import reader as module
 reader = Reader(sys.argv[1])
 held, done = threading.Event(), threading.Event()
 def hold():
-    with module._looking:
+    with module._lock:
         held.set()
         done.wait(30)
 thread = threading.Thread(target=hold)
@@ -222,7 +222,7 @@ import threading, time
 from cachestore.storage import index
 reader, began, over = Reader(sys.argv[1]), threading.Event(), []
 def take_long():
-    with index._looking:
+    with index._lock:
         began.set()
         time.sleep(0.5)
         over.append(True)
@@ -319,7 +319,7 @@ class TestDamage:
     def test_another_copy_is_read_where_one_is_gone(self, layout, reader, copy):
         put(layout, 1, 2)
         put(layout, 1, 3, is_committed=True)
-        path = layout.segment(place_of(layout, 1, copy).segment.digest)
+        path = layout.segment(location_of(layout, 1, copy).segment.digest)
         reading = reader()
         path.unlink()
         assert values(reading, 1) == [tensors_of(1)]
@@ -329,7 +329,7 @@ class TestDamage:
     def test_another_copy_is_read_where_one_cannot_be(self, layout, reader, monkeypatch, copy):
         put(layout, 1, 2)
         put(layout, 1, 3)
-        path, open_regular = layout.segment(place_of(layout, 1, copy).segment.digest), fetching.open_regular
+        path, open_regular = layout.segment(location_of(layout, 1, copy).segment.digest), fetching.open_regular
 
         def refuse(asked):
             if asked == path:
@@ -378,7 +378,7 @@ class TestDamage:
         values(reading, 1, 2)
         path = layout.segment(digest)
         path.chmod(0o644)
-        os.truncate(path, min(place_of(layout, n).offset for n in (1, 2)) + 1)
+        os.truncate(path, min(location_of(layout, n).offset for n in (1, 2)) + 1)
         for n in (1, 2):
             with pytest.raises(CorruptEntry):
                 values(reading, n)
@@ -668,7 +668,7 @@ def test_the_public_names_are_there():
     assert issubclass(cs.MissingEntry, cs.CacheStoreError)
 
 
-def test_missing_keys_are_told_in_order_and_looked_for_in_a_newer_snapshot(tmp_path):
+def test_missing_keys_are_reported_in_order_and_looked_for_in_a_newer_snapshot(tmp_path):
     one, two, three = cs.key("1"), cs.key("2"), cs.key("3")
     with cs.open(tmp_path / "store", mode="a") as store, cs.open(tmp_path / "store") as reader:
         assert reader.missing([]) == []

@@ -43,7 +43,7 @@ def got(store, *keys):
 
 
 class TestOpening:
-    def test_to_read_where_there_is_nothing_is_said_and_makes_nothing(self, tmp_path):
+    def test_to_read_where_there_is_nothing_is_reported_and_makes_nothing(self, tmp_path):
         with pytest.raises(StoreNotFound, match="no store at"):
             cs.open(tmp_path / "store")
         assert list(tmp_path.iterdir()) == []
@@ -110,7 +110,7 @@ class TestWriting:
         assert got(store, C, A, B, C) == [3, 1, 2, 3]
         assert got(store, str(C), bytes(A)) == [3, 1]
 
-    def test_an_exception_inside_forgets_what_was_gathered(self, store):
+    def test_an_exception_inside_forgets_what_is_pending(self, store):
         def interrupted():
             with store.writer() as writer:
                 writer.put(A, array(1))

@@ -154,14 +154,14 @@ def tell_acknowledged(say: Callable[[list[Key]], None], say_generation: Callable
 
     def segment(*given: Any, **named: Any) -> append.Acknowledged:
         acknowledged = publish_segment(*given, **named)
-        say(list(acknowledged.places))
+        say(list(acknowledged.locations))
         return acknowledged
 
     def catalog(layout: Any, draft: Any, *, after: int) -> bool:
-        placed = publish_draft(layout, draft, after=after)
-        if placed:
+        published = publish_draft(layout, draft, after=after)
+        if published:
             say_generation(draft.catalog.name, after + 1)
-        return placed
+        return published
 
     append.publish_segment, reconcile.publish_draft = segment, catalog
 
@@ -200,15 +200,15 @@ def _be_rank(job: Job, root: Path, rank: int, world: int, around: Callable[..., 
 
 
 def _where(error: BaseException) -> str:
-    """The innermost places of the package that an error came through."""
-    places: list[str] = []
+    """The innermost lines of the package that an error came through."""
+    lines: list[str] = []
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         if "cachestore/" in code.co_filename:
-            places.append(f"{Path(code.co_filename).name}:{trace.tb_lineno}")
+            lines.append(f"{Path(code.co_filename).name}:{trace.tb_lineno}")
         trace = trace.tb_next
-    return " < ".join(reversed(places[-4:]))
+    return " < ".join(reversed(lines[-4:]))
 
 
 def _start(job: Job, root: Path, rank: int, world: int, around: Callable[..., Any] | None) -> int:

@@ -107,7 +107,7 @@ def judged(
             late = [one.reading for one in running.values() if time.monotonic() > one.deadline]
             for one in [running[reading] for reading in {*ready, *late}]:
                 has_ended = one.take_in() if one.reading in ready else False
-                yield from one.said()
+                yield from one.reported()
                 if has_ended or time.monotonic() > one.deadline:
                     del running[one.reading]
                     yield from one.end(is_late=not has_ended)
@@ -182,7 +182,7 @@ class _Judge(Generic[Point]):
         self.data += data
         return not data
 
-    def said(self) -> Iterator[tuple[Point, Sequence[str]]]:
+    def reported(self) -> Iterator[tuple[Point, Sequence[str]]]:
         """The verdicts that are complete."""
         while (end := self.data.find(_END)) >= 0:
             text = self.data[:end].decode()

@@ -32,7 +32,7 @@ from tests.torture.jobs import Job
 from tests.torture.watching import Call, watch
 
 STATES: Final = 6_000
-FINISHED_SHARE: Final = 10
+FINISHED_EVERY: Final = 10
 """Of so many states one is given to the same command again."""
 _BLOCK: Final = 512
 _IN_VAIN: Final = 1_000
@@ -278,7 +278,7 @@ def states(recordings: Mapping[str, tuple[str, Disk, Sequence[Sequence[Any]]]], 
                 drawing.remove(one)
                 continue
             seen.add(_mark_of(new))
-            yield State(*new, is_finished=drawn % FINISHED_SHARE == 0)
+            yield State(*new, is_finished=drawn % FINISHED_EVERY == 0)
             drawn += 1
             if drawn == number:
                 return

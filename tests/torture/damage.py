@@ -26,13 +26,13 @@ from cachestore.files.paths import (
     parse_attempt,
     parse_catalog,
     parse_claim,
-    parse_condemned,
     parse_dropped,
     parse_index,
     parse_ledger,
     parse_listed,
     parse_listing,
     parse_lost,
+    parse_marked,
     parse_recipe,
     parse_round,
     parse_segment,
@@ -64,7 +64,7 @@ KINDS: Final[Mapping[str, Callable[[str], bool]]] = {
     "worker": lambda path: _is(path, "workers", parse_worker),
     "lock": lambda path: _is(path, "workers", parse_worker_lock) or path.startswith("locks/"),
     "digests": lambda path: path.startswith("digests/"),
-    "condemned": lambda path: _is(path, "condemned", parse_condemned),
+    "condemned": lambda path: _is(path, "condemned", parse_marked),
     "lost": lambda path: _is(path, "quarantine", parse_lost),
     "quarantined": lambda path: path.startswith("quarantine/") and not _is(path, "quarantine", parse_lost),
     "temporary": lambda path: path.startswith("tmp/"),
@@ -193,11 +193,11 @@ def renamed(name: str, draw: random.Random) -> str:
     """Another name, which is of our pattern more often than not."""
     if draw.random() < 0.3:
         return draw.choice(("backup of " + name, name + ".1", "\x1b[31m" + name, "x" * 200))
-    digits = [place for place, letter in enumerate(name) if letter in "0123456789"]
+    digits = [at for at, letter in enumerate(name) if letter in "0123456789"]
     if not digits:
         return name + "0"
-    place = draw.choice(digits[2:] or digits)
-    return name[:place] + draw.choice([d for d in "123456789" if d != name[place]]) + name[place + 1 :]
+    at = draw.choice(digits[2:] or digits)
+    return name[:at] + draw.choice([d for d in "123456789" if d != name[at]]) + name[at + 1 :]
 
 
 def _replace(path: Path, way: str, outside: Path) -> None:
@@ -451,7 +451,11 @@ def _goes_on(template: Template, store: Path, damage: Damage, survivors: frozens
         except CacheStoreError as error:
             yield f"precompute again: {error}"
             return
-    if damage.kind not in {"lock", "worker", "folder"}:  # of a holder without beat or lock nobody knows that it is dead before it is silent
+    if damage.kind not in {
+        "lock",
+        "worker",
+        "folder",
+    }:  # of a holder without heartbeat or lock nobody knows that it is dead before it is silent
         timed(precompute, folder, pictures(folder / "half", 1, 2, 3), "half")
     needed = {key for rows in template.pairings.values() for _sample, keys in rows for key in keys}
     for finding in timed(verify, store).findings:

@@ -41,8 +41,8 @@ class Point:
 
 
 def _exchange_in_index(layout: Layout, one: int, other: int) -> None:
-    """A newer index in which each of two keys has the other's place."""
-    forge_index(layout, entries=lambda said: said | {own(one): said[own(other)], own(other): said[own(one)]})
+    """A newer index in which each of two keys has the other's location."""
+    forge_index(layout, entries=lambda reported: reported | {own(one): reported[own(other)], own(other): reported[own(one)]})
 
 
 def _exchange_in_segment(layout: Layout, one: int, other: int) -> None:

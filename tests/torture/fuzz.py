@@ -21,14 +21,14 @@ from cachestore.core.errors import CacheStoreError
 from cachestore.core.keys import Key, Recipe
 from cachestore.files import paths
 from cachestore.files.checksum import digest_of
-from cachestore.files.container import TensorPlace, build_header, parse_header
+from cachestore.files.container import TensorInfo, build_header, parse_header
 from cachestore.files.paths import ClaimName, IndexName, Layout, PassFolder
 from cachestore.files.records import encode_record, read_record
 from cachestore.files.table import encode_table, read_header
 from cachestore.storage.catalog import open_catalog, read_catalog
-from cachestore.storage.condemned import read_condemned
 from cachestore.storage.index import check
 from cachestore.storage.losses import read_lost
+from cachestore.storage.marked import read_marked
 from cachestore.storage.model_digests import load_digests
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import open_layout
@@ -37,7 +37,7 @@ from cachestore.work.ledgers import read_ledgers
 from cachestore.work.passes import PassRef, list_passes, list_rounds, read_done, read_round
 from cachestore.work.plan import read_outline, read_plan
 from cachestore.work.progress import Observer
-from cachestore.work.workers import Watch, read_beat
+from cachestore.work.workers import Watch, read_heartbeat
 from tests.torture.campaign import Campaign, Outcome, judged, scratch
 from tests.torture.damage import WAYS, changed, files_of
 from tests.torture.template import build_template
@@ -90,10 +90,10 @@ def mutated(value: Any, draw: random.Random) -> Any:
     if draw.random() < 0.2 or not isinstance(value, dict | list) or not value:
         return draw.choice((*HOSTILE, _deep(draw.choice((10, 500, 5000)))))
     if isinstance(value, list):
-        place = draw.randrange(len(value))
+        index = draw.randrange(len(value))
         if draw.random() < 0.3:
-            return draw.choice((value[:place], value + [value[place]] * draw.choice((1, 50)), value[::-1]))
-        return [mutated(item, draw) if n == place else item for n, item in enumerate(value)]
+            return draw.choice((value[:index], value + [value[index]] * draw.choice((1, 50)), value[::-1]))
+        return [mutated(item, draw) if n == index else item for n, item in enumerate(value)]
     name = draw.choice(list(value))
     if draw.random() < 0.25:
         return {key: item for key, item in value.items() if key != name} | draw.choice(({}, {draw.choice(("", "\0", "a/b")): value[name]}))
@@ -146,10 +146,10 @@ def _forged_segment(header, data: bytes, draw: random.Random) -> bytes:
         metadata["entries_checksum"] = digest_of([metadata["entries"].encode("utf-8", "surrogatepass")])
     elif tensors:
         name = draw.choice(list(tensors))
-        place = tensors.pop(name)
+        info = tensors.pop(name)
         other = draw.choice((name, name.replace("/", "//"), "a/b", "\0", "filler/9", name.upper()))
-        shape = draw.choice((place.shape, (0,), (2**40, 2**40, 0), (place.end - place.start,), ()))
-        tensors[other] = TensorPlace(draw.choice((place.dtype, "U8", "BOOL", "Q4")), shape, place.start, place.end)
+        shape = draw.choice((info.shape, (0,), (2**40, 2**40, 0), (info.end - info.start,), ()))
+        tensors[other] = TensorInfo(draw.choice((info.dtype, "U8", "BOOL", "Q4")), shape, info.start, info.end)
     return build_header(tensors, metadata) + data
 
 
@@ -195,9 +195,9 @@ def _read_plan(layout: Layout, path: Path) -> None:
     with suppress(CacheStoreError):
         read_outline(layout, name)
     plan = read_plan(layout, name)
-    for place in range(plan.unit_count):
+    for index in range(plan.unit_count):
         with suppress(CacheStoreError):
-            plan.unit(place)
+            plan.unit(index)
     _look(layout)
 
 
@@ -237,11 +237,11 @@ def _read_done(layout: Layout, path: Path) -> None:
 
 def _read_worker(layout: Layout, path: Path) -> None:
     worker = path.stem
-    read_beat(layout, worker)
+    read_heartbeat(layout, worker)
     watch = Watch(layout)
     watch.look(worker)
     watch.has_died(worker)
-    watch.last_beat(worker)
+    watch.last_heartbeat(worker)
     _look(layout)
 
 
@@ -270,7 +270,7 @@ PARSERS: Final[Mapping[str, Callable[[Layout, Path], object]]] = {
     "worker": _read_worker,
     "recipe": _read_recipe,
     "digests": lambda layout, _path: load_digests(layout, "host"),
-    "condemned": lambda _layout, path: read_condemned.__wrapped__(path),
+    "condemned": lambda _layout, path: read_marked.__wrapped__(path),
     "lost": lambda _layout, path: read_lost(path),
 }
 

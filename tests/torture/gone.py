@@ -172,7 +172,7 @@ def _make_other(root: Path) -> None:
             for n in _THEIRS:
                 writer.put(own(n), jobs.value_of(own(n)))
         store.commit()
-    for folder in (*(layout.segments / f"{n:02x}" for n in range(256)), layout.catalog_folder("train"), layout.recipes, layout.condemned):
+    for folder in (*(layout.segments / f"{n:02x}" for n in range(256)), layout.catalog_folder("train"), layout.recipes, layout.marked):
         folder.mkdir(parents=True, exist_ok=True)
     layout.quarantine.mkdir(exist_ok=True)
 

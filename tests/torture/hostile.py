@@ -171,7 +171,7 @@ def newer(raw: bytes) -> bytes:
     header = parse_header(raw[8 : 8 + int.from_bytes(raw[:8], "little")], len(raw), where=Path("a file"))
     kind, data = header.metadata["format"].partition("/")[0], raw[header.data_start :]
     if "checksums" in header.metadata:
-        columns = {name: (place.dtype, place.shape, data[place.start : place.end]) for name, place in header.tensors.items()}
+        columns = {name: (info.dtype, info.shape, data[info.start : info.end]) for name, info in header.tensors.items()}
         return b"".join(map(bytes, encode_table(kind, NEWER, json.loads(header.metadata["header"]), columns)))
     return build_header(header.tensors, {**header.metadata, "format": f"{kind}/{NEWER}"}) + data
 
@@ -265,7 +265,7 @@ def _identities(store: Path) -> set[tuple[int, int]]:
 
 def arguments_of(point: Point, folder: Path) -> list[str]:
     """A command's arguments; every other one asks for JSON."""
-    # Of a holder without a beat or a lock nobody knows that it is dead before it has been silent for minutes.
+    # Of a holder without a heartbeat or a lock nobody knows that it is dead before it has been silent for minutes.
     resumed = "train" if point.kind in {"lock", "worker"} else "half"
     data = folder / "copy" / ("data" if resumed == "train" else resumed)
     names = {"STORE": str(folder / "copy" / "store"), "DATA": str(data), "NAME": resumed}
@@ -319,7 +319,7 @@ def _reads(normal: Normal, point: Point, folder: Path, path: Path) -> Iterator[s
     """Every value is right or an error of ours, and those with a copy in a segment that was not hit are right."""
     hit = path.stem if point.kind == "segment" and point.thing not in {*HARMLESS, "newer"} else ""
     copies = normal.template.copies.items()
-    survivors = frozenset(str(key) for key, places in copies if any(place.segment != hit for place in places))
+    survivors = frozenset(str(key) for key, locations in copies if any(location.segment != hit for location in locations))
     yield from reads_of(normal.template, folder / "copy" / "store", survivors=survivors)
 
 

@@ -25,7 +25,7 @@ from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, make_column, newest_catalog
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.entry import Entry, make_entry
-from cachestore.storage.gc import condemn
+from cachestore.storage.gc import mark
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, load_snapshot
 from cachestore.work import agreement, choice, workers
@@ -98,7 +98,7 @@ def hurry() -> None:
 
 
 def start_again() -> None:
-    """Presume those dead soon, in this process, whose beats or locks a power cut took; else that takes three minutes."""
+    """Presume those dead soon, in this process, whose heartbeats or locks a power cut took; else that takes three minutes."""
     _patch(workers, "SILENT_SECONDS", 0.2)
     _patch(workers, "FIRST_BATCH_SECONDS", 0.05)
 
@@ -224,8 +224,8 @@ def _damaged(root: Path) -> None:
     digests = [publish_segment(layout, [_entry(n) for n in (n, n + 1)], origin="").digest for n in (0, 2, 4)]
     commit(layout).close()
     with closing(load_snapshot(layout)) as snapshot:
-        [[place]] = snapshot.find([own(DAMAGED)])
-    _flip(layout.segment(place.segment.digest), place.offset)
+        [[location]] = snapshot.find([own(DAMAGED)])
+    _flip(layout.segment(location.segment.digest), location.offset)
     _flip(layout.segment(digests[1]), 40)
     publish_segment(layout, [_entry(n) for n in (6, 7)], origin="")
     commit(layout).close()
@@ -245,7 +245,7 @@ def _repair(root: Path, rank: int, world: int) -> None:
 
 
 def _untidy(root: Path) -> None:
-    """What writers put (0 to 5), what passes made and a catalog names (6, 7), of which 7 only in a condemned segment, and what may go."""
+    """What writers put (0 to 5), what passes made and a catalog names (6, 7), of which 7 only in a marked segment, and what may go."""
     layout = create_store(root)
     for n in range(0, 6, 2):
         publish_segment(layout, [_entry(n), _entry(n + 1)], origin="")
@@ -255,7 +255,7 @@ def _untidy(root: Path) -> None:
     column = make_column("own", "caption", "f" * 64, {}, [[Cell(own(6)), Cell(own(7))]])
     publish_catalog(layout, Catalog("other", {}, {}, ["a"], [0, 2], ["x", "y"], {}, ["{}"], (column,)))
     for n, origin in ((10, "a"), (7, "b")):
-        condemn(layout, [publish_segment(layout, [_of_pass(n)], origin=origin * 32 + "/1").digest])
+        mark(layout, [publish_segment(layout, [_of_pass(n)], origin=origin * 32 + "/1").digest])
 
 
 def _collect(root: Path, rank: int, world: int) -> None:

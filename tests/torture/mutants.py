@@ -106,6 +106,6 @@ def play(mutant: Mutant | None, campaign: str, points: int, seed: int) -> Seen:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, cwd=folder, env=surroundings)
         if ended.returncode != 0:
             raise RuntimeError(f"the campaign {campaign!r} ended with {ended.returncode}: {ended.stderr[-2000:]}")
-        said = json.loads(ended.stdout.splitlines()[-1])
-        assert Path(said["package"]).is_relative_to(folder), said["package"]
-        return Seen(said["points"], tuple(said["violations"]))
+        reported = json.loads(ended.stdout.splitlines()[-1])
+        assert Path(reported["package"]).is_relative_to(folder), reported["package"]
+        return Seen(reported["points"], tuple(reported["violations"]))

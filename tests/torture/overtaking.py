@@ -59,7 +59,7 @@ class _Run:
     pid: int
     notes: Path
     has_ended: bool = False
-    said: dict[str, Any] = field(default_factory=dict[str, Any])
+    reported: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 def rounds(seed: int) -> Iterator[Round]:
@@ -89,13 +89,13 @@ def _be(request: PrecomputeRequest, notes: Path, stops: Sequence[int]) -> None:
     """Run `precompute` in this process, stopped at these calls, and leave word of how it ended."""
     jobs.hurry()
     fakes.plug_in({"limit": 2, "answer": jobs.encode})
-    said: dict[str, Any] = {"how": "finished", "text": "", "listing": 0, "rows": [], "resolution": str(request.resolution)}
+    reported: dict[str, Any] = {"how": "finished", "text": "", "listing": 0, "rows": [], "resolution": str(request.resolution)}
     acknowledged = say_to(notes.with_suffix(".keys"))
     tell_acknowledged(lambda keys: acknowledged("".join(f"{key}\n" for key in keys)), lambda _name, _generation: None)
     made = reconcile.Reconciler._publish
 
     def publish(self: Any, *given: Any) -> Any:
-        said.update(listing=self.job.listing, rows=list(self.job.plan.ids))
+        reported.update(listing=self.job.listing, rows=list(self.job.plan.ids))
         return made(self, *given)
 
     reconcile.Reconciler._publish = publish  # pyright: ignore[reportAttributeAccessIssue]
@@ -109,12 +109,12 @@ def _be(request: PrecomputeRequest, notes: Path, stops: Sequence[int]) -> None:
     watch(Path(request.store), around)
     try:
         report = run.precompute_here(request)
-        said |= {"generation": report.generation, "text": str(report.failures)}  # a picture that is gone by now may fail
+        reported |= {"generation": report.generation, "text": str(report.failures)}  # a picture that is gone by now may fail
     except (cs.RecipeMismatch, cs.Superseded) as error:
-        said |= {"how": type(error).__name__, "text": str(error)}
+        reported |= {"how": type(error).__name__, "text": str(error)}
     except BaseException as error:  # noqa: BLE001 - the boundary of a process: this is what a user would see a traceback of
-        said |= {"how": "raised", "text": f"{type(error).__name__}: {error}"}
-    notes.write_text(json.dumps(said))
+        reported |= {"how": "raised", "text": f"{type(error).__name__}: {error}"}
+    notes.write_text(json.dumps(reported))
 
 
 def _start(request: PrecomputeRequest, notes: Path, stops: Sequence[int]) -> _Run:
@@ -138,7 +138,7 @@ def _go_on(one: _Run) -> None:
             return
         if pid:
             one.has_ended = True
-            one.said = json.loads(one.notes.read_text()) if one.notes.exists() else {"how": "raised", "text": f"it ended with {status}"}
+            one.reported = json.loads(one.notes.read_text()) if one.notes.exists() else {"how": "raised", "text": f"it ended with {status}"}
             return
         time.sleep(0.001)
 
@@ -185,9 +185,9 @@ def _in_a_fork(act: Callable[[], None]) -> None:
 def _of_runs(one: Round, runs: Sequence[_Run]) -> list[str]:
     """How runs ended that should not have ended so."""
     allowed = {"finished", *(["RecipeMismatch"] if one.kind == "requests" else []), *(["Superseded"] if one.kind != "encoders" else [])}
-    found = [f"{each.said['how']}: {each.said['text']}" for each in runs if each.said["how"] not in allowed]
-    if one.is_new and not any(each.said["how"] == "finished" for each in runs):
-        found.append(f"both were refused: {[each.said for each in runs]}")
+    found = [f"{each.reported['how']}: {each.reported['text']}" for each in runs if each.reported["how"] not in allowed]
+    if one.is_new and not any(each.reported["how"] == "finished" for each in runs):
+        found.append(f"both were refused: {[each.reported for each in runs]}")
     return found
 
 
@@ -200,9 +200,9 @@ def _of_generations(one: Round, root: Path, runs: Sequence[_Run]) -> list[str]:
     asked = [sorted({str(column.options.get("resolution")) for column in catalog.columns} - {"None"}) for catalog in catalogs]
     if one.kind == "requests" and len(set(map(tuple, asked))) > 1:
         found.append(f"generations are of the resolutions {asked}")
-    finished = [each.said for each in runs if each.said["how"] == "finished"]
-    if published := [said for said in finished if said["rows"]]:  # who joined the other's pass published nothing of its own
-        latest = max(published, key=lambda said: int(said["listing"]))
+    finished = [each.reported for each in runs if each.reported["how"] == "finished"]
+    if published := [reported for reported in finished if reported["rows"]]:  # who joined the other's pass published nothing of its own
+        latest = max(published, key=lambda reported: int(reported["listing"]))
         newest = newest_catalog(layout, "train")
         if newest is None or list(newest.ids) != latest["rows"]:
             found.append(f"the newest generation lists {newest and list(newest.ids)}, the newest listing is {latest}")
@@ -221,14 +221,14 @@ def _acknowledged(runs: Sequence[_Run]) -> set[Key]:
 
 def _of_next_run(root: Path, source: Path, request: PrecomputeRequest, runs: Sequence[_Run]) -> list[str]:
     """What the same command does not do once the runs have ended: a run that was superseded lists anew, and its listing is published."""
-    if not any(each.said["how"] == "Superseded" for each in runs):
+    if not any(each.reported["how"] == "Superseded" for each in runs):
         return []
     notes = root.with_name(f"{root.name}.again")
     _in_a_fork(lambda: _be(request, notes, ()))
-    said = json.loads(notes.read_text())
+    reported = json.loads(notes.read_text())
     newest = newest_catalog(Layout(root), "train")
     is_listed = newest is not None and _pictures(newest) == {path.name for path in source.glob("*.png")}
-    return [] if is_listed or said["how"] == "RecipeMismatch" else [f"the same command again: {said}"]
+    return [] if is_listed or reported["how"] == "RecipeMismatch" else [f"the same command again: {reported}"]
 
 
 def _pictures(catalog: Catalog) -> set[str]:

@@ -145,13 +145,13 @@ def _lose_and_put_again(root: Path) -> None:
                 writer.put(key, {"value": np.full(4, n, np.uint8)}, {})
             if _time == 0:
                 with closing(load_snapshot(Layout(root))) as snapshot:
-                    [[place]] = snapshot.find([key])
-                flip(Layout(root).segment(place.segment.digest), place.offset)
+                    [[location]] = snapshot.find([key])
+                flip(Layout(root).segment(location.segment.digest), location.offset)
                 repair_store(root)
 
 
 def _leave_a_pass_unfinished(folder: Path) -> None:
-    """A worker that dies in the middle of a pass, over pictures that are there already: its claims, beat, lock, ledgers and attempts."""
+    """A worker that dies in the middle of a pass, over pictures that are there already: claims, heartbeat, lock, ledgers, attempts."""
     data = pictures(folder / "half", 1, 2, 3)
     pid = os.fork()
     if pid == 0:
@@ -177,8 +177,8 @@ def look_at(folder: Path) -> Template:
     with Reader(layout.root, verify="always") as reader:
         for key in list(reader.keys()):
             values[key] = plain(reader.get_raw([key])[0])
-            [places] = reader.snapshot.find([key])
-            copies[key] = tuple(Copy(p.segment.digest, p.offset, p.offset + p.size_bytes) for p in places)
+            [locations] = reader.snapshot.find([key])
+            copies[key] = tuple(Copy(p.segment.digest, p.offset, p.offset + p.size_bytes) for p in locations)
         index = reader.snapshot.index
         covered = frozenset(ref.digest for ref in index.segments.values()) if index is not None else frozenset[str]()
     headers = {

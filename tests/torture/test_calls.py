@@ -24,8 +24,8 @@ def in_a_fork(act):
         finally:
             os._exit(0)
     os.close(writing)
-    with os.fdopen(reading) as said:
-        text = said.read()
+    with os.fdopen(reading) as reported:
+        text = reported.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return json.loads(text) if code == 0 else -code
 

@@ -93,7 +93,7 @@ def test_a_sample_of_fuzzed_files_finds_nothing(template):
 
 
 def test_a_parser_that_believes_what_it_reads_is_found_out(template, monkeypatch):
-    monkeypatch.setattr("cachestore.work.workers._is_beat", lambda _beat: True)
+    monkeypatch.setattr("cachestore.work.workers._is_heartbeat", lambda _heartbeat: True)
     monkeypatch.setattr(fuzz, "PARSERS", {"worker": fuzz.PARSERS["worker"]})
     assert any("KeyError" in violation for violation in fuzz.parsed(template.store, 100, 5))
 
@@ -151,7 +151,7 @@ def trusting(arguments):
 
 
 @pytest.mark.parametrize(
-    ("thing", "said"),
+    ("thing", "reported"),
     [
         ("escape", "it printed"),
         ("stranger", "is gone"),
@@ -159,10 +159,10 @@ def trusting(arguments):
         ("fifo", "Hang"),
     ],
 )
-def test_a_command_that_trusts_what_it_finds_is_found_out(normal, monkeypatch, thing, said):
+def test_a_command_that_trusts_what_it_finds_is_found_out(normal, monkeypatch, thing, reported):
     monkeypatch.setattr("cachestore.cli.stats.run", trusting)
     monkeypatch.setattr(campaign, "HANG_SECONDS", 0.5)
-    assert said in "; ".join(faced(normal, hostile.Point(thing, "marker", "stats")))
+    assert reported in "; ".join(faced(normal, hostile.Point(thing, "marker", "stats")))
 
 
 # More of each

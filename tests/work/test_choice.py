@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.files.paths import ClaimName
-from cachestore.work.choice import POLL_SECONDS, POOL_PARTITIONS, POOL_UNITS, Held, choose, claims_to_take, poll_seconds, pool_size
+from cachestore.work.choice import GROUP_PARTITIONS, GROUP_UNITS, POLL_SECONDS, Held, choose, claims_to_take, group_size, poll_seconds
 from cachestore.work.partition import PARTITION_LIMIT, order_for
 from cachestore.work.workers import Life
 
@@ -42,8 +42,8 @@ def test_free_partitions_are_taken_in_order_and_what_others_hold_only_after_them
 
 @given(st.integers(0, 3000), st.integers(1, 600), st.integers(0, PARTITION_LIMIT))
 def test_a_pool_is_never_empty_and_never_leaves_the_others_without_work(each, world, free):
-    size = pool_size(each, free, world)
-    assert 1 <= size <= max(POOL_PARTITIONS, POOL_UNITS)
+    size = group_size(each, free, world)
+    assert 1 <= size <= max(GROUP_PARTITIONS, GROUP_UNITS)
     if world > 1:
         assert size == 1 or size * 2 * world <= free
 

@@ -7,14 +7,14 @@ import pytest
 from cachestore.files.paths import ClaimName
 from cachestore.work.claims import Claims
 from cachestore.work.passes import join_pass
-from cachestore.work.workers import SILENT_SECONDS, SLOW_BATCHES, SLOW_SECONDS, Beat, Life, Watch
+from cachestore.work.workers import SILENT_SECONDS, SLOW_BATCHES, SLOW_SECONDS, Heartbeat, Life, Watch
 from tests.fakes import Clock
 
 PLAN = "0" * 32
 
 
-def beat(layout, **options):
-    return Beat(layout, PLAN, 1, "launch", 0, 1, **options)
+def heartbeat(layout, **options):
+    return Heartbeat(layout, PLAN, 1, "launch", 0, 1, **options)
 
 
 def claims_of(layout, worker, clock=None) -> Any:
@@ -81,14 +81,14 @@ def test_a_worker_may_take_up_its_own_earlier_claim(layout):
 
 
 def test_the_claim_of_a_living_worker_is_alive(layout):
-    with beat(layout) as living:
+    with heartbeat(layout) as living:
         claim = claims_of(layout, living.worker).take(0, (0, 7))
         assert claims_of(layout, "b" * 32).life(claim) is Life.LIVE
 
 
 def test_how_long_each_holder_stood_still_is_told_by_this_workers_clock(layout):
     clock = Clock()
-    with beat(layout) as one, beat(layout) as other:
+    with heartbeat(layout) as one, heartbeat(layout) as other:
         first = claims_of(layout, one.worker).take(0, (0, 1))
         second = claims_of(layout, other.worker).take(0, (0, 2))
         watching = claims_of(layout, "c" * 32, clock)
@@ -102,7 +102,7 @@ def test_how_long_each_holder_stood_still_is_told_by_this_workers_clock(layout):
 @pytest.mark.parametrize(("slowest", "patience"), [(0.001, SLOW_SECONDS), (4.0, SLOW_BATCHES * 4.0)])
 def test_a_claim_is_slow_only_after_ten_seconds_or_five_of_its_slowest_batches(layout, slowest, patience):
     clock = Clock()
-    with beat(layout) as one:
+    with heartbeat(layout) as one:
         one.batch_took(slowest)
         one.write()
         claim = claims_of(layout, one.worker).take(0, (0, 1))
@@ -127,8 +127,8 @@ def test_a_holder_of_many_claims_is_looked_at_once(layout, monkeypatch):
 
 
 def died(layout):
-    """A worker that took a partition and was killed: its lock yields and its beat says nothing of an end."""
-    one = beat(layout)
+    """A worker that took a partition and was killed: its lock yields and its heartbeat says nothing of an end."""
+    one = heartbeat(layout)
     one.__enter__()
     one._lock.release()
     return one.worker
@@ -150,14 +150,14 @@ def test_nobody_died_before_the_first_claim(layout):
 
 def test_all_who_were_proved_dead_with_a_partition_are_named_in_order(layout):
     first, second = died(layout), died(layout)
-    with beat(layout) as living:
+    with heartbeat(layout) as living:
         claims = successor(layout, first, living.worker, second, first)
         assert claims.died_before(0, (0, 7)) == [first, second]
         assert claims.died_before(0, (0, 8)) == claims.died_before(1, (0, 7)) == []
 
 
 def test_a_worker_that_ended_in_order_did_not_die_with_what_it_held(layout):
-    with beat(layout) as ended:
+    with heartbeat(layout) as ended:
         pass
     claims = successor(layout, ended.worker)
     assert claims.life(ClaimName(0, 0, 7, 0)) is Life.DEAD
@@ -165,7 +165,7 @@ def test_a_worker_that_ended_in_order_did_not_die_with_what_it_held(layout):
 
 
 def test_neither_a_silent_worker_nor_a_damaged_claim_nor_this_worker_itself_is_a_proof_of_death(layout):
-    with beat(layout) as silent:
+    with heartbeat(layout) as silent:
         claims = successor(layout, silent.worker, "f" * 32, "e" * 32)
         claims.folder.claim(ClaimName(0, 0, 7, 2)).write_bytes(b"?")
         claims.life(ClaimName(0, 0, 7, 0))

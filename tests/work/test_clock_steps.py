@@ -1,4 +1,4 @@
-"""A clock that is set, forwards or back, changes no duration: of a pass, of a worker, or since its last beat."""
+"""A clock that is set, forwards or back, changes no duration: of a pass, of a worker, or since its last heartbeat."""
 
 import time
 
@@ -9,7 +9,7 @@ from cachestore.jobs.forecast import _seconds
 from cachestore.jobs.processes import hangs
 from cachestore.work.passes import PassRef, join_pass
 from cachestore.work.progress import Observer, pass_status
-from cachestore.work.workers import Beat, seconds_of_pass
+from cachestore.work.workers import Heartbeat, seconds_of_pass
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder, captions
 
@@ -57,10 +57,10 @@ def test_the_seconds_of_a_pass_go_on_from_those_before_a_pause_and_do_not_count_
     clock = Clock()
 
     def joined(launch):
-        beat = Beat(one.layout, "", 0, launch, None, 1, clock)
-        beat.__enter__()
-        beat.join(ref.plan, ref.number, launch)
-        return beat
+        heartbeat = Heartbeat(one.layout, "", 0, launch, None, 1, clock)
+        heartbeat.__enter__()
+        heartbeat.join(ref.plan, ref.number, launch)
+        return heartbeat
 
     assert seconds_of_pass(one.layout, ref.plan, ref.number) == 0
     first = joined("first")
@@ -102,17 +102,17 @@ def test_a_worker_is_neither_silent_nor_slow_nor_lost_as_the_clock_was_set(tmp_p
     ref = join_pass(one.layout, one.plan.name, "launch")
     fakes.open_pass(one)
     observer = Observer(one.layout)
-    with Beat(one.layout, "", 0, "launch", 0, 1) as beat:
-        beat.join(ref.plan, ref.number, "launch")
-        beat.encoded = 5
-        beat.rise(phase="working")
+    with Heartbeat(one.layout, "", 0, "launch", 0, 1) as heartbeat:
+        heartbeat.join(ref.plan, ref.number, "launch")
+        heartbeat.encoded = 5
+        heartbeat.rise(phase="working")
         rate = pass_status(one.layout, ref).ranks[0].rate
         wall.step = step
         [rank] = pass_status(one.layout, ref).ranks
         assert (rank.beat_age_seconds < 600, rank.still_seconds < 600, rank.is_silent) == (True, True, False)
         assert hangs(rank, 1.0) == ""
         assert observer.look_at([rank.pid]) is not None
-        beat.write()
+        heartbeat.write()
         assert 0 < pass_status(one.layout, ref).ranks[0].rate <= rate
     left = _seconds(one.layout, 5)
     assert left is not None

@@ -45,19 +45,19 @@ def test_columns_say_what_the_last_ledger_said(ledgers):
     for ledger in ledgers:
         outcomes.record(ledger)
         last |= {row.unit: row for row in ledger}
-    for place in range(UNITS):
-        row = last.get(place)
-        assert outcomes.known[place] == (row is not None)
+    for index in range(UNITS):
+        row = last.get(index)
+        assert outcomes.known[index] == (row is not None)
         if row is None:
             continue
-        assert (outcomes.result(place), outcomes.key(place)) == (row.result, row.key)
-        assert outcomes.inputs[place].tobytes().hex() == (row.input or "00" * 32)
-        assert tuple(outcomes.stats[place]) == row.stat
-        assert outcomes.transient[place] == row.is_transient
-        assert outcomes.reasons.get(place, "") == row.reason
+        assert (outcomes.result(index), outcomes.key(index)) == (row.result, row.key)
+        assert outcomes.inputs[index].tobytes().hex() == (row.input or "00" * 32)
+        assert tuple(outcomes.stats[index]) == row.stat
+        assert outcomes.transient[index] == row.is_transient
+        assert outcomes.reasons.get(index, "") == row.reason
         for name, values in outcomes.facts.items():
-            said = row.facts.get(name, (-1,) * WIDTHS[name])
-            assert tuple(values[place]) == (said if isinstance(said, tuple) else (said,))
+            reported = row.facts.get(name, (-1,) * WIDTHS[name])
+            assert tuple(values[index]) == (reported if isinstance(reported, tuple) else (reported,))
 
 
 def test_a_fact_without_a_column_is_passed_over_and_a_long_one_is_cut():
@@ -74,7 +74,7 @@ def test_what_is_forgotten_is_unknown():
     assert outcomes.facts["tokens"].tolist() == [[-1], [3]]
 
 
-def test_a_place_below_zero_has_a_row_of_which_nothing_is_known():
+def test_an_index_below_zero_has_a_row_of_which_nothing_is_known():
     cells = Cells(np.ones((1, 16), np.uint8), np.ones((1, 32), np.uint8), np.ones((1, 2), np.int64), {"tokens": np.ones((1, 1), np.int64)})
     taken = cells.take(np.array([-1, 0]))
     assert taken.keys.any(axis=1).tolist() == [False, True]

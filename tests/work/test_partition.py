@@ -64,9 +64,9 @@ def test_the_first_choices_of_all_ranks_are_disjoint_and_together_everything(wor
     assert set().union(*own) == set(range(count))
 
 
-def test_workers_without_a_rank_begin_in_different_places():
+def test_workers_without_a_rank_begin_with_different_partitions():
     assert len({order_for(None, 8, 100, seed=seed)[0] for seed in range(50)}) == 50
 
 
-def test_thieves_begin_in_different_places():
+def test_thieves_begin_with_different_partitions():
     assert len({order_for(rank, 4, 16, seed=0)[4] for rank in range(4)}) == 4

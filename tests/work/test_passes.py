@@ -41,7 +41,7 @@ def opened(layout, number=0, units=None, launch="launch 1"):
     return ref
 
 
-def test_the_first_start_opens_pass_1(layout):
+def test_the_first_invocation_opens_pass_1(layout):
     assert list_passes(layout, PLAN.name) == []
     assert join_pass(layout, PLAN.name, "launch 1") == PassRef(PLAN.name, 1)
     assert list_passes(layout, PLAN.name) == [1]
@@ -133,7 +133,7 @@ def test_a_round_is_read_as_it_was_published(tmp_path_factory, units, generation
 def test_the_partitions_of_a_round_hold_each_of_its_units_once(units):
     found = Round(0, units, "launch", 0.0)
     for recipe, listed in enumerate(units):
-        assert [place for p in range(found.partition_count(recipe)) for place in found.partition(recipe, p)] == list(listed)
+        assert [index for p in range(found.partition_count(recipe)) for index in found.partition(recipe, p)] == list(listed)
 
 
 def test_of_two_that_open_a_round_the_first_counts_and_rounds_are_listed_in_order(layout):

@@ -153,7 +153,7 @@ def test_equal_captions_are_one_unit_and_every_cell_refers_to_it():
     assert plan.unit_count == 2
     at, units = plan.cells[0]
     assert list(at) == [0, 1, 2, 3, 4]
-    assert [plan.unit(place).request["caption"] for place in units] == ["a", "b", "a", "a"]
+    assert [plan.unit(index).request["caption"] for index in units] == ["a", "b", "a", "a"]
 
 
 def test_one_caption_of_two_recipes_is_two_units():
@@ -173,10 +173,10 @@ def id_of(recipe, request):
 def test_units_are_sorted_by_recipe_and_then_by_id():
     plan = plan_of([Sample(str(n), {"image": (f"{n}.png",)}, (f"caption {n}",)) for n in range(50)], [TEXT, LATENTS])
     for recipe in range(2):
-        ids = [plan.unit_ids[place] for place in plan.units_of(recipe)]
+        ids = [plan.unit_ids[index] for index in plan.units_of(recipe)]
         assert ids == sorted(set(ids))
-        assert all(plan.recipe_of(place) == recipe for place in plan.units_of(recipe))
-        assert all(plan.unit(place).id == id_of(plan.recipes[recipe], plan.unit(place).request) for place in plan.units_of(recipe))
+        assert all(plan.recipe_of(index) == recipe for index in plan.units_of(recipe))
+        assert all(plan.unit(index).id == id_of(plan.recipes[recipe], plan.unit(index).request) for index in plan.units_of(recipe))
 
 
 def test_a_plan_of_no_keys_is_valid(layout):
@@ -190,7 +190,7 @@ def test_units_may_be_named_by_their_keys(layout):
     keys = [Key(b"b" * 16), Key(b"a" * 16), Key(b"b" * 16)]
     plan = plan_of_keys(Recipe("values", {}), keys)
     assert list(plan.unit_ids) == [b"a" * 16, b"b" * 16]
-    assert [plan.unit(place).request for place in range(2)] == [{"key": "61" * 16}, {"key": "62" * 16}]
+    assert [plan.unit(index).request for index in range(2)] == [{"key": "61" * 16}, {"key": "62" * 16}]
     assert plan.name == plan_of_keys(Recipe("values", {}), reversed(keys)).name
     publish_plan(layout, plan)
     assert read_plan(layout, plan.name).ids_are_keys

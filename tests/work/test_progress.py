@@ -12,7 +12,7 @@ from cachestore.storage.snapshot import load_snapshot
 from cachestore.work import progress
 from cachestore.work.passes import PassRef, Round, join_pass, publish_round
 from cachestore.work.progress import Observer, all_status, pass_status
-from cachestore.work.workers import FORMAT, VERSION, Beat
+from cachestore.work.workers import FORMAT, VERSION, Heartbeat
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder, captions
 
@@ -41,8 +41,8 @@ def test_a_pass_that_is_not_begun_has_no_partitions(root):
 
 def test_an_open_pass_says_what_is_finished_and_what_is_claimed(root):
     one, ref = begun(root, captions("a", "b", "c"), FakeEncoder())
-    with Beat(one.layout, one.plan.name, 1, "launch", 3, 4) as beat:
-        worker = Worker(one, ref, beat)
+    with Heartbeat(one.layout, one.plan.name, 1, "launch", 3, 4) as heartbeat:
+        worker = Worker(one, ref, heartbeat)
         for partition in range(2):
             worker.claims.take(0, (0, partition))
         status = pass_status(one.layout, ref)
@@ -113,12 +113,12 @@ def three(root):
     return begun(root, captions("a", "b", "c"), FakeEncoder())
 
 
-def beat_of(one, **options):
-    return Beat(one.layout, one.plan.name, 1, options.get("launch", "launch"), options.get("rank", 0), 2)
+def heartbeat_of(one, **options):
+    return Heartbeat(one.layout, one.plan.name, 1, options.get("launch", "launch"), options.get("rank", 0), 2)
 
 
-def show(one, beat, **changes):
-    path = one.layout.worker(beat.worker)
+def show(one, heartbeat, **changes):
+    path = one.layout.worker(heartbeat.worker)
     path.write_bytes(encode_record(FORMAT, VERSION, decode_record(FORMAT, VERSION, path.read_bytes(), where=path) | changes))
 
 
@@ -132,35 +132,35 @@ def test_the_rows_of_a_plan_are_never_read_and_its_header_and_rounds_once(three,
     assert observer.look(ref).units == 3
 
 
-def test_the_beats_of_those_that_ended_are_read_once(three, monkeypatch):
+def test_the_heartbeats_of_those_that_ended_are_read_once(three, monkeypatch):
     one, ref = three
-    with beat_of(one) as beat:
-        beat.encoded = 2
+    with heartbeat_of(one) as heartbeat:
+        heartbeat.encoded = 2
     observer = Observer(one.layout)
     observer.look(ref)
-    monkeypatch.setattr(progress, "read_beat", None)
+    monkeypatch.setattr(progress, "read_heartbeat", None)
     assert observer.look(ref).encoded == 2
 
 
 def test_a_count_that_stands_still_is_silent_by_the_observers_own_clock(three, clock):
     one, ref = three
     observer = Observer(one.layout, clock)
-    with beat_of(one) as beat:
-        show(one, beat, at=-1e6)
-        assert [rank.rank for rank in observer.look(ref).silent] == [0], "at one look there is only the age of the beat"
+    with heartbeat_of(one) as heartbeat:
+        show(one, heartbeat, at=-1e6)
+        assert [rank.rank for rank in observer.look(ref).silent] == [0], "at one look there is only the age of the heartbeat"
         clock.now += 29
         assert observer.look(ref).silent == ()
         clock.now += 2
         assert [rank.still_seconds for rank in observer.look(ref).silent] == [31.0]
-        beat.count += 1
-        beat.write()
+        heartbeat.count += 1
+        heartbeat.write()
         assert observer.look(ref).silent == ()
 
 
 def test_who_holds_an_open_claim_is_silent_and_who_holds_none_waits(three, clock):
     one, ref = three
     observer = Observer(one.layout, clock)
-    with beat_of(one) as busy, beat_of(one, rank=1) as idle:
+    with heartbeat_of(one) as busy, heartbeat_of(one, rank=1) as idle:
         worker = Worker(one, ref, busy)
         worker.claims.take(0, (0, 0))
         busy.rise(phase="working")
@@ -176,8 +176,8 @@ def test_who_holds_an_open_claim_is_silent_and_who_holds_none_waits(three, clock
 def test_a_rate_falls_while_a_worker_stands_still(three, clock):
     one, ref = three
     observer = Observer(one.layout, clock)
-    with beat_of(one) as beat:
-        show(one, beat, encoded=2, lived=1.0)
+    with heartbeat_of(one) as heartbeat:
+        show(one, heartbeat, encoded=2, lived=1.0)
         observer.look(ref)
         assert observer.look(ref).ranks[0].rate == 2.0
         clock.now += 3
@@ -185,7 +185,7 @@ def test_a_rate_falls_while_a_worker_stands_still(three, clock):
 
 
 @pytest.mark.parametrize(
-    ("beats", "number", "expected"),
+    ("heartbeats", "number", "expected"),
     [
         ([], 0, (0, 0, 0)),
         ([(1, 1, 1)], 0, (1, 1, 1)),
@@ -195,13 +195,13 @@ def test_a_rate_falls_while_a_worker_stands_still(three, clock):
         ([(0, 0, 4)], 0, (0, 0, 3)),
     ],
 )
-def test_work_done_twice_counts_once(three, beats, number, expected):
+def test_work_done_twice_counts_once(three, heartbeats, number, expected):
     one, ref = three
     for done in range(number):
         publish_round(one.layout, ref, one.plan, Round(done + 1, ([0],), "launch", 0.0))
-    for reused, encoded, failed in beats:
-        with beat_of(one) as beat:
-            beat.reused, beat.encoded, beat.failed = reused, encoded, failed
+    for reused, encoded, failed in heartbeats:
+        with heartbeat_of(one) as heartbeat:
+            heartbeat.reused, heartbeat.encoded, heartbeat.failed = reused, encoded, failed
     status = pass_status(one.layout, ref)
     assert (status.reused, status.encoded, status.failed) == expected
     assert (status.round, status.units) == (number, 1 if number else 3)
@@ -211,22 +211,22 @@ def test_processes_are_found_by_their_numbers_and_not_by_those_of_others(three):
     one, _ref = three
     observer = Observer(one.layout)
     assert observer.look_at([1]) is None
-    with beat_of(one) as beat:
-        show(one, beat, pid=77)
+    with heartbeat_of(one) as heartbeat:
+        show(one, heartbeat, pid=77)
         assert observer.look_at([1]) is None
         assert observer.look_at([]) is None
         assert observer.look_at([1, 77]).plan == one.plan.name
-        show(one, beat, pid=77, lived=60.0)
+        show(one, heartbeat, pid=77, lived=60.0)
         assert observer.look_at([77]) is None, "another process had that number before"
-        show(one, beat, pid=77, host="elsewhere")
+        show(one, heartbeat, pid=77, host="elsewhere")
         assert observer.look_at([77]) is None
 
 
 def test_a_worker_on_another_machine_may_live_and_one_not_heard_of_for_long_does_not_count(three, clock):
     one, ref = three
     observer = Observer(one.layout, clock)
-    with beat_of(one) as beat:
-        show(one, beat, host="elsewhere")
+    with heartbeat_of(one) as heartbeat:
+        show(one, heartbeat, host="elsewhere")
         [rank] = observer.look(ref).at_work
         assert rank.alive is None
         clock.now += 181
@@ -235,16 +235,16 @@ def test_a_worker_on_another_machine_may_live_and_one_not_heard_of_for_long_does
 
 def test_the_counts_of_one_worker_become_those_of_all_at_most_once_a_second(three, clock):
     one, ref = three
-    told = []
-    tell = Observer(one.layout, clock).following(told.append)
-    with beat_of(one) as beat:
-        beat.encoded = 2
-        beat.write()
+    reported = []
+    tell = Observer(one.layout, clock).following(reported.append)
+    with heartbeat_of(one) as heartbeat:
+        heartbeat.encoded = 2
+        heartbeat.write()
         tell({"plan": ref.plan, "pass": 1, "encoded": 0})
         tell({"plan": ref.plan, "pass": 1, "encoded": 0})
         clock.now += 1
         tell({"plan": "0" * 32, "pass": 1})
-    assert told == [{"plan": ref.plan, "pass": 1, "reused": 0, "encoded": 2, "failed": 0, "total": 3}]
+    assert reported == [{"plan": ref.plan, "pass": 1, "reused": 0, "encoded": 2, "failed": 0, "total": 3}]
 
 
 def test_a_round_of_other_recipes_is_refused_and_has_no_status(three):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from cachestore.work.stages import STAGES, Stages, stage_shares, stages_in_words, sum_stages
+from cachestore.work.stages import STAGES, Stages, stage_fractions, stages_in_words, sum_stages
 from tests.fakes import Clock
 
 
-def beat(**stages):
+def heartbeat(**stages):
     return {"stages": {stage: stages.get(stage, [0.0, 0.0]) for stage in STAGES}}
 
 
@@ -46,24 +46,24 @@ def test_reading_and_preparing_share_threads_and_so_wait_together():
 
 
 def test_the_limiting_stage_is_the_one_whose_threads_wait_least():
-    one = beat(encode=[60.0, 40.0], append=[10.0, 90.0], read=[20.0, 330.0], prepare=[50.0, 330.0])
+    one = heartbeat(encode=[60.0, 40.0], append=[10.0, 90.0], read=[20.0, 330.0], prepare=[50.0, 330.0])
     assert sum_stages([one])["limiting"] == "encode"
-    summed = sum_stages([one, beat(encode=[10.0, 90.0], append=[5.0, 95.0], read=[100.0, 20.0], prepare=[280.0, 20.0])])
+    summed = sum_stages([one, heartbeat(encode=[10.0, 90.0], append=[5.0, 95.0], read=[100.0, 20.0], prepare=[280.0, 20.0])])
     assert summed["prepare"] == {"busy_seconds": 330.0, "wait_seconds": 350.0}
     assert summed["limiting"] == "prepare"
-    assert sum_stages([beat(append=[9.0, 1.0], encode=[8.0, 2.0])])["limiting"] == "append"
+    assert sum_stages([heartbeat(append=[9.0, 1.0], encode=[8.0, 2.0])])["limiting"] == "append"
 
 
-def test_a_worker_whose_beat_tells_of_no_stages_is_passed_over():
-    assert sum_stages([{}, beat(encode=[1.0, 1.0]), {"stages": {}}])["encode"] == {"busy_seconds": 1.0, "wait_seconds": 1.0}
+def test_a_worker_whose_heartbeat_tells_of_no_stages_is_passed_over():
+    assert sum_stages([{}, heartbeat(encode=[1.0, 1.0]), {"stages": {}}])["encode"] == {"busy_seconds": 1.0, "wait_seconds": 1.0}
 
 
-def test_a_person_is_told_of_shares_and_of_what_limits():
-    summed = sum_stages([beat(read=[1.0, 40.0], prepare=[9.0, 40.0], encode=[45.0, 5.0], append=[5.0, 45.0])])
+def test_a_person_is_told_of_fractions_and_of_what_limits():
+    summed = sum_stages([heartbeat(read=[1.0, 40.0], prepare=[9.0, 40.0], encode=[45.0, 5.0], append=[5.0, 45.0])])
     assert stages_in_words(summed) == "busy: read 2%, prepare 18%, encode 90%, append 10%; bottleneck: encode"
 
 
-def test_the_share_of_a_stage_is_of_the_time_its_threads_had_and_those_that_are_shared_share_it():
-    summed = sum_stages([beat(read=[10.0, 60.0], prepare=[30.0, 60.0], encode=[25.0, 75.0], append=[0.0, 0.0])])
-    assert stage_shares(summed) == {"read": 0.1, "prepare": 0.3, "encode": 0.25}
-    assert stage_shares({}) == {}
+def test_the_fraction_of_a_stage_is_of_the_time_its_threads_had_and_those_that_are_shared_share_it():
+    summed = sum_stages([heartbeat(read=[10.0, 60.0], prepare=[30.0, 60.0], encode=[25.0, 75.0], append=[0.0, 0.0])])
+    assert stage_fractions(summed) == {"read": 0.1, "prepare": 0.3, "encode": 0.25}
+    assert stage_fractions({}) == {}

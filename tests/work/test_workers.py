@@ -12,15 +12,15 @@ from cachestore.work.workers import (
     FORMAT,
     SILENT_SECONDS,
     VERSION,
-    Beat,
+    Heartbeat,
     Life,
     Watch,
     boot_id,
+    heartbeat_seconds,
     host_name,
     is_proved_dead,
-    read_beat,
-    read_beats,
-    seconds_between_beats,
+    read_heartbeat,
+    read_heartbeats,
     slow_after,
 )
 from tests.fakes import ROOT, Clock, program, raising
@@ -28,12 +28,12 @@ from tests.fakes import ROOT, Clock, program, raising
 PLAN = "0" * 32
 
 
-def beat(layout, **options):
-    return Beat(layout, PLAN, 1, "launch", 0, options.pop("world", 1), **options)
+def heartbeat(layout, **options):
+    return Heartbeat(layout, PLAN, 1, "launch", 0, options.pop("world", 1), **options)
 
 
 def show(layout, worker, **changes):
-    """A beat as another machine would show it."""
+    """A heartbeat as another machine would show it."""
     who = {"worker": worker, "host": "elsewhere", "boot": "another boot", "pid": 1, "rank": 0, "world_size": 2, "launch": "launch"}
     work = {"plan": PLAN, "pass": 1, "phase": "working", "count": 1, "slowest_batch": 0.0, "reused": 0, "encoded": 0, "failed": 0}
     layout.workers.mkdir(exist_ok=True)
@@ -45,79 +45,79 @@ def show(layout, worker, **changes):
 # Beats
 
 
-def test_without_workers_there_are_no_beats(layout):
-    assert read_beats(layout) == []
-    assert read_beat(layout, "0" * 32) is None
+def test_without_workers_there_are_no_heartbeats(layout):
+    assert read_heartbeats(layout) == []
+    assert read_heartbeat(layout, "0" * 32) is None
 
 
 def test_a_worker_is_shown_only_after_its_lock_is_held(layout, monkeypatch):
-    """Who sees a beat may probe its lock at once."""
+    """Who sees a heartbeat may probe its lock at once."""
     held = []
     monkeypatch.setattr("cachestore.work.workers.overwrite", lambda *_: held.append(list(layout.workers.glob("*.lock"))))
-    with beat(layout):
+    with heartbeat(layout):
         assert [len(locks) for locks in held] == [1]
 
 
-def test_a_beat_tells_who_works_on_what(layout):
-    with beat(layout) as one:
-        shown = read_beat(layout, one.worker)
+def test_a_heartbeat_tells_who_works_on_what(layout):
+    with heartbeat(layout) as one:
+        shown = read_heartbeat(layout, one.worker)
     assert (shown["host"], shown["boot"], shown["plan"], shown["pass"], shown["launch"]) == (host_name(), boot_id(), PLAN, 1, "launch")
 
 
-def test_the_beats_of_other_plans_and_damaged_ones_are_left_out(layout):
+def test_the_heartbeats_of_other_plans_and_damaged_ones_are_left_out(layout):
     show(layout, "a" * 32)
     show(layout, "b" * 32, plan="1" * 32)
-    assert [shown["worker"] for shown in read_beats(layout, plan=PLAN)] == ["a" * 32]
-    assert len(read_beats(layout)) == 2
+    assert [shown["worker"] for shown in read_heartbeats(layout, plan=PLAN)] == ["a" * 32]
+    assert len(read_heartbeats(layout)) == 2
     layout.worker("b" * 32).write_bytes(b"{")
-    assert [shown["worker"] for shown in read_beats(layout)] == ["a" * 32]
+    assert [shown["worker"] for shown in read_heartbeats(layout)] == ["a" * 32]
 
 
 def test_the_count_rises_with_work_and_is_written_at_most_every_second(layout):
     clock = Clock()
-    with beat(layout, clock=clock) as one:
+    with heartbeat(layout, clock=clock) as one:
         for _ in range(5):
             one.rise()
-        assert read_beat(layout, one.worker)["count"] == 0
+        assert read_heartbeat(layout, one.worker)["count"] == 0
         clock.sleep(1.0)
         one.rise()
-        assert read_beat(layout, one.worker)["count"] == 6
+        assert read_heartbeat(layout, one.worker)["count"] == 6
 
 
-def test_in_a_large_world_beats_are_written_less_often(layout):
+def test_in_a_large_world_heartbeats_are_written_less_often(layout):
     clock = Clock()
-    with beat(layout, clock=clock, world=512) as one:
+    with heartbeat(layout, clock=clock, world=512) as one:
         clock.sleep(31.0)
         one.rise()
-        assert read_beat(layout, one.worker)["count"] == 0
+        assert read_heartbeat(layout, one.worker)["count"] == 0
         clock.sleep(1.0)
         one.rise()
-        assert read_beat(layout, one.worker)["count"] == 2
+        assert read_heartbeat(layout, one.worker)["count"] == 2
 
 
 def test_another_phase_is_written_at_once(layout):
-    with beat(layout, clock=Clock()) as one:
+    with heartbeat(layout, clock=Clock()) as one:
         one.rise(phase="reconciling")
-        assert read_beat(layout, one.worker)["phase"] == "reconciling"
+        assert read_heartbeat(layout, one.worker)["phase"] == "reconciling"
 
 
 def test_the_slowest_batch_is_remembered(layout):
-    with beat(layout) as one:
+    with heartbeat(layout) as one:
         for seconds in (2.0, 9.0, 3.0):
             one.batch_took(seconds)
         one.write()
-        assert read_beat(layout, one.worker)["slowest_batch"] == 9.0
+        assert read_heartbeat(layout, one.worker)["slowest_batch"] == 9.0
 
 
 def test_a_worker_that_ends_says_so_and_gives_its_lock_back(layout):
-    with beat(layout) as one:
+    with heartbeat(layout) as one:
         pass
-    assert read_beat(layout, one.worker)["phase"] == "ended"
+    assert read_heartbeat(layout, one.worker)["phase"] == "ended"
     assert Watch(layout, Clock()).look(one.worker) is Life.DEAD
 
 
-def test_a_worker_gives_its_lock_back_even_if_its_last_beat_cannot_be_written(layout, monkeypatch):
-    with pytest.raises(OSError, match="disk full"), beat(layout) as one:
+def test_a_worker_gives_its_lock_back_even_if_its_last_heartbeat_cannot_be_written(layout, monkeypatch):
+    with pytest.raises(OSError, match="disk full"), heartbeat(layout) as one:
         monkeypatch.setattr("cachestore.work.workers.overwrite", raising(OSError("disk full")))
     assert Watch(layout, Clock()).look(one.worker) is Life.DEAD
 
@@ -134,18 +134,18 @@ def test_a_worker_that_was_never_seen_is_watched_from_now_on(layout):
 
 
 def test_the_holder_of_its_lock_lives(layout):
-    with beat(layout) as one:
+    with heartbeat(layout) as one:
         assert Watch(layout, Clock()).look(one.worker) is Life.LIVE
 
 
 KILLED = """
 import os, signal, sys
 from cachestore.files.paths import Layout
-from cachestore.work.workers import Beat
+from cachestore.work.workers import Heartbeat
 from pathlib import Path
-beat = Beat(Layout(Path(sys.argv[1])), "0" * 32, 1, "launch", 0, 1)
-beat.__enter__()
-print(beat.worker, flush=True)
+heartbeat = Heartbeat(Layout(Path(sys.argv[1])), "0" * 32, 1, "launch", 0, 1)
+heartbeat.__enter__()
+print(heartbeat.worker, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -168,7 +168,7 @@ def test_where_the_system_names_no_boot_an_earlier_one_proves_nothing(layout):
 
 def test_a_lock_that_yields_proves_nothing_of_a_worker_on_another_machine(layout):
     """Locks may not reach over machines."""
-    with beat(layout) as one:
+    with heartbeat(layout) as one:
         worker = one.worker
     show(layout, worker)
     assert Watch(layout, Clock()).look(worker) is Life.LIVE
@@ -176,14 +176,14 @@ def test_a_lock_that_yields_proves_nothing_of_a_worker_on_another_machine(layout
 
 def test_a_lock_that_was_seen_held_and_now_yields_proves_death_on_any_machine(layout):
     watch = Watch(layout, Clock(), host="observer", boot="its boot")
-    with beat(layout) as one:
+    with heartbeat(layout) as one:
         assert watch.look(one.worker) is Life.LIVE
     assert watch.look(one.worker) is Life.DEAD
 
 
 def test_once_proved_dead_is_dead_forever(layout):
     watch = Watch(layout, Clock())
-    with beat(layout) as one:
+    with heartbeat(layout) as one:
         pass
     assert watch.look(one.worker) is Life.DEAD
     show(layout, one.worker, count=99)
@@ -223,13 +223,13 @@ def test_times_that_a_worker_writes_are_never_compared(layout):
     assert watch.still_seconds(worker) == 10
 
 
-@pytest.mark.parametrize("break_beat", [lambda path: path.unlink(), lambda path: path.write_bytes(b"?")], ids=["gone", "damaged"])
-def test_a_worker_whose_beat_is_gone_or_damaged_is_watched_as_if_its_count_stood_still(layout, break_beat):
+@pytest.mark.parametrize("break_heartbeat", [lambda path: path.unlink(), lambda path: path.write_bytes(b"?")], ids=["gone", "damaged"])
+def test_a_worker_whose_heartbeat_is_gone_or_damaged_is_watched_as_if_its_count_stood_still(layout, break_heartbeat):
     clock = Clock()
     watch = Watch(layout, clock)
     worker = show(layout, "a" * 32)
     watch.look(worker)
-    break_beat(layout.worker(worker))
+    break_heartbeat(layout.worker(worker))
     clock.sleep(SILENT_SECONDS - 1)
     assert watch.look(worker) is Life.LIVE
     clock.sleep(1)
@@ -239,7 +239,7 @@ def test_a_worker_whose_beat_is_gone_or_damaged_is_watched_as_if_its_count_stood
 def test_a_worker_whose_lock_file_was_deleted_is_only_presumed_dead(layout):
     clock = Clock()
     watch = Watch(layout, clock)
-    with beat(layout) as one:
+    with heartbeat(layout) as one:
         layout.worker_lock(one.worker).unlink()
         assert watch.look(one.worker) is Life.LIVE
         clock.sleep(SILENT_SECONDS)
@@ -254,12 +254,12 @@ def test_this_boot_has_a_name():
 # Proofs of death, one by one
 
 HERE = {"host": "here", "boot": "now"}
-BEATS = {
+HEARTBEATS = {
     "this boot": HERE,
     "an earlier boot": {"host": "here", "boot": "before"},
     "a boot without a name": {"host": "here", "boot": ""},
     "another host": {"host": "there", "boot": "now"},
-    "no beat": None,
+    "no heartbeat": None,
 }
 
 
@@ -280,14 +280,14 @@ BEATS = {
         ("another host", None, True, False),
         ("another host", False, True, True),
         ("another host", True, True, False),
-        ("no beat", None, True, False),
-        ("no beat", False, True, False),
+        ("no heartbeat", None, True, False),
+        ("no heartbeat", False, True, False),
     ],
 )
 def test_death_is_proved_by_a_lock_that_was_held_and_yields_by_one_of_this_boot_that_yields_or_by_an_earlier_boot(
     ran, held, was_held, dead
 ):
-    assert is_proved_dead(BEATS[ran], held=held, was_held=was_held, host="here", boot="now") is dead
+    assert is_proved_dead(HEARTBEATS[ran], held=held, was_held=was_held, host="here", boot="now") is dead
 
 
 @pytest.mark.parametrize(("held", "dead"), [(None, False), (True, False), (False, True)])
@@ -301,7 +301,7 @@ def test_a_worker_that_does_not_know_its_boot_proves_nothing_by_it():
 
 def test_the_living_are_not_proved_dead_where_every_lock_is_granted_to_everybody(layout, monkeypatch):
     monkeypatch.setattr("fcntl.flock", lambda _descriptor, _operation: None)
-    with beat(layout) as one:
+    with heartbeat(layout) as one:
         watch = Watch(layout, Clock())
         assert watch.look(one.worker) is watch.look(one.worker) is Life.LIVE
         assert not watch.has_died(one.worker)
@@ -309,7 +309,7 @@ def test_the_living_are_not_proved_dead_where_every_lock_is_granted_to_everybody
 
 def test_two_observers_at_once_do_not_prove_the_living_dead_where_no_lock_is_granted(layout, monkeypatch):
     """An observer that took the lock to look at it would be seen as its holder by the other, and then as having died."""
-    with beat(layout, clock=Clock()) as one:
+    with heartbeat(layout, clock=Clock()) as one:
         one._lock.release()  # as if the file system had forgotten it
         show(layout, one.worker, host="another machine")
         watch, other = Watch(layout, Clock()), Watch(layout, Clock())
@@ -328,8 +328,8 @@ def test_two_observers_at_once_do_not_prove_the_living_dead_where_no_lock_is_gra
         assert watch.look(one.worker) is other.look(one.worker) is Life.LIVE
 
 
-def test_a_worker_that_ends_between_the_looks_at_its_beat_and_at_its_lock_did_not_die(layout):
-    watch, one = Watch(layout, Clock()), beat(layout)
+def test_a_worker_that_ends_between_the_looks_at_its_heartbeat_and_at_its_lock_did_not_die(layout):
+    watch, one = Watch(layout, Clock()), heartbeat(layout)
     one.__enter__()
     really = watch.probe
 
@@ -342,7 +342,7 @@ def test_a_worker_that_ends_between_the_looks_at_its_beat_and_at_its_lock_did_no
     assert not watch.has_died(one.worker)
 
 
-def test_a_killed_worker_died_also_when_its_beat_is_gone_by_now(layout):
+def test_a_killed_worker_died_also_when_its_heartbeat_is_gone_by_now(layout):
     worker = program(KILLED, layout.root).communicate(timeout=50)[0].strip()
     watch = Watch(layout, Clock())
     assert watch.has_died(worker)
@@ -354,13 +354,13 @@ def test_a_killed_worker_died_also_when_its_beat_is_gone_by_now(layout):
 PAUSED = """
 import sys
 from cachestore.files.paths import Layout
-from cachestore.work.workers import Beat
+from cachestore.work.workers import Heartbeat
 from pathlib import Path
-with Beat(Layout(Path(sys.argv[1])), "0" * 32, 1, "launch", 0, 1) as beat:
-    print(beat.worker, flush=True)
+with Heartbeat(Layout(Path(sys.argv[1])), "0" * 32, 1, "launch", 0, 1) as heartbeat:
+    print(heartbeat.worker, flush=True)
     sys.stdin.readline()
-    beat.rise()
-    beat.write()
+    heartbeat.rise()
+    heartbeat.write()
     print("awake", flush=True)
     sys.stdin.readline()
 """
@@ -389,24 +389,24 @@ def test_a_paused_worker_is_silent_and_never_dead_and_lives_again_when_it_wakes(
 
 
 @pytest.mark.parametrize("world", [1, 16, 64, 512])
-def test_a_beat_that_is_not_written_yet_makes_nobody_slow(layout, world):
+def test_a_heartbeat_that_is_not_written_yet_makes_nobody_slow(layout, world):
     clock = Clock()
-    assert slow_after(0.001, world) >= 2 * seconds_between_beats(world)
-    with beat(layout, clock=clock, world=world) as one:
+    assert slow_after(0.001, world) >= 2 * heartbeat_seconds(world)
+    with heartbeat(layout, clock=clock, world=world) as one:
         for _ in range(2):
-            clock.sleep(seconds_between_beats(world))
-            before = read_beat(layout, one.worker)["count"]
+            clock.sleep(heartbeat_seconds(world))
+            before = read_heartbeat(layout, one.worker)["count"]
             one.rise()
-            assert read_beat(layout, one.worker)["count"] > before
+            assert read_heartbeat(layout, one.worker)["count"] > before
 
 
-def test_messages_name_a_worker_by_rank_process_host_and_last_beat(layout):
+def test_messages_name_a_worker_by_rank_process_host_and_last_heartbeat(layout):
     clock = Clock()
     watch = Watch(layout, clock)
     worker = show(layout, "a" * 32, pid=77, host="there", rank=3, count=9)
     watch.look(worker)
     clock.sleep(12)
     assert watch.name_of(worker) == "pid 77 on there"
-    assert watch.last_beat(worker) == "rank 3, pid 77 on there, last heartbeat: 'working' with count 9, unchanged for 12 s"
-    assert "without a rank" in watch.last_beat(show(layout, "b" * 32, rank=None))
-    assert watch.last_beat("c" * 32) == f"worker {'c' * 32} (heartbeat gone)"
+    assert watch.last_heartbeat(worker) == "rank 3, pid 77 on there, last heartbeat: 'working' with count 9, unchanged for 12 s"
+    assert "without a rank" in watch.last_heartbeat(show(layout, "b" * 32, rank=None))
+    assert watch.last_heartbeat("c" * 32) == f"worker {'c' * 32} (heartbeat gone)"

@@ -1,1 +1,1 @@
-"""Caches of other trainers: names, containers and tensors, one file a trainer. Pure functions; `table` lists them."""
+"""Caches of other trainers: names, containers and tensors, one module for each trainer. Pure functions; `table` lists them."""

@@ -1,8 +1,8 @@
-"""ai-toolkit: safetensors files in a folder beside the pictures, by a digest of how they were made. Knows names, keys and shapes.
+"""ai-toolkit: safetensors files in folders beside the pictures, named by a digest of how they were made. Knows names, keys and shapes.
 
-DIR/_latent_cache/STEM_HASH.safetensors   `latent` `[C, h, w]`, scaled; what was digested stands in the metadata
-DIR/_t_e_cache/STEM_HASH.safetensors      `text_embed`, `pooled_embed`, `attention_mask` with a batch axis; no metadata, so that the
-                                          hash alone tells whether it is of the caption
+DIR/_latent_cache/STEM_HASH.safetensors   `latent` `[C, h, w]`, scaled; the metadata has what was digested
+DIR/_t_e_cache/STEM_HASH.safetensors      `text_embed`, `pooled_embed`, `attention_mask` with a batch axis; no metadata, so only the
+                                          hash tells whether it belongs to the caption
 """
 
 import base64
@@ -20,7 +20,7 @@ from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Latents, Misplaced, Text, refuse, without_batch
 from cachestore.core.samples import Sample
 from cachestore.interop.formats.families import AI_TOOLKIT, Family, family_named, own_of
-from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Rule, View, pictures_of, stem_of
+from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Matches, Named, ParsedName, Rule, pictures_of, stem_of
 from cachestore.interop.formats.text import batched, taken, taken_apart, together
 
 _LATENTS: Final = "_latent_cache"
@@ -29,24 +29,24 @@ _NAME: Final = re.compile(r"(?P<stem>.+)_(?P<hash>[A-Za-z0-9_-]{22})\.safetensor
 _SPACE: Final = "latent_space_version"
 _INFO: Final = ("filename", "scale_to_width", "scale_to_height", "crop_x", "crop_y", "crop_width", "crop_height", _SPACE, "latent_version")
 _FLIP: Final = "flip_x"
-"""Stands in what is digested of a mirrored picture alone; `flip_y` in that of one upside down."""
+"""Only mirrored pictures have it in what is digested, and only pictures upside down have `flip_y`."""
 _VERSION: Final = 1
 _STAND_INS: Final = ("[name]", "[trigger]")
 _STEPS: Final[Mapping[str, int]] = {"sd15": 16, "sdxl": 16, "sd3": 32, "flux": 32}
-"""Of what the sides of its buckets are multiples, by family."""
+"""By family: the sides of its buckets are multiples of this."""
 _TEXT_SPACES: Final[Mapping[str, tuple[str, ...]]] = {"sdxl": ("sdxl",), "sd3": ("sd3",), "flux": ("flux", "flux1")}
 
 
-def looks(path: str) -> Looks:
-    """What a file holds: its folder tells. No name tells a family."""
-    return Looks("text" if PurePosixPath(path).parent.name == _TEXT else "latents")
+def parse_name(path: str) -> ParsedName:
+    """Return what a file holds, by its folder. No name tells a family."""
+    return ParsedName("text" if PurePosixPath(path).parent.name == _TEXT else "latents")
 
 
 def captions_of(text: str, added: Added) -> list[str]:
-    """The caption that ai-toolkit makes of a caption file's text, as it digests it.
+    """Return the caption that ai-toolkit makes from the text of a caption file, and digests.
 
-    One more space comes behind each comma, and the end of the last line stays. `[trigger]` and `[name]` stand for the trigger word, which
-    is put in front where the caption lacks it.
+    It adds one space after each comma, and keeps the end of the last line. `[trigger]` and `[name]` become the trigger word, which is put
+    in front if the caption lacks it.
     """
     trigger = added.trigger or ""
     text = added.default if added.default is not None and not text.strip() else text
@@ -57,22 +57,22 @@ def captions_of(text: str, added: Added) -> list[str]:
 
 
 def hash_of(info: Mapping[str, Json]) -> str:
-    """The part of a name that follows from how a file was made."""
+    """Return the hash in a file's name, from how the file was made."""
     digest = hashlib.md5(json.dumps(dict(info), sort_keys=True).encode(), usedforsecurity=False).digest()
     return base64.urlsafe_b64encode(digest).decode("ascii").rstrip("=")
 
 
 def text_info(caption: str, space: str) -> dict[str, Json]:
-    """What is digested of a caption."""
+    """Return what is digested for a caption."""
     return {"caption": caption, "text_embedding_space_version": space, "text_embedding_version": _VERSION}
 
 
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
-    """Find whose files these are: latents by folder and stem, text by the digest of the caption too."""
+    """Match files to samples: latents by folder and stem, text also by the digest of the caption."""
     pictures: dict[str, list[tuple[str, list[Sample]]]] = {}
     for reference, sharing in pictures_of(samples).items():
         pictures.setdefault(stem_of(reference), []).append((reference, sharing))
-    latents: dict[str, list[Place]] = {}
+    latents: dict[str, list[FileLocation]] = {}
     for path in paths:
         folder, found = PurePosixPath(path).parent, _NAME.fullmatch(PurePosixPath(path).name)
         those = pictures.get(str(folder.parent / found["stem"]), []) if found is not None else []
@@ -80,26 +80,26 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
             _match_text(path, found["hash"], [sample for _reference, sharing in those for sample in sharing], matches)
         elif len(those) == 1:
             reference = those[0][0]
-            latents.setdefault(reference, []).append(Place(path, expected=PurePosixPath(reference).name))
+            latents.setdefault(reference, []).append(FileLocation(path, expected=PurePosixPath(reference).name))
         elif those:
             references = [reference for reference, _sharing in those]
             matches.doubt_latents(references, f"{path} may be of {references[0]} or {references[1]}, so it is not used")
-    for reference, places in latents.items():
-        matches.take_latents(reference, places)
+    for reference, locations in latents.items():
+        matches.take_latents(reference, locations)
 
 
 def _match_text(path: str, digest: str, samples: Iterable[Sample], matches: Matches) -> None:
     own = (caption for sample in samples for caption in sample.captions)
-    for caption in dict.fromkeys((*own, "")):  # the empty one lies beside each picture where captions are dropped
+    for caption in dict.fromkeys((*own, "")):  # if captions are dropped, each picture has a file of the empty one
         forms = dict.fromkeys((caption, *captions_of(caption, Added()), *matches.read_as.get(caption, ())))
         for name, spaces in _TEXT_SPACES.items():
             if any(hash_of(text_info(form, space)) == digest for form in forms for space in spaces) and matches.counts(family_named(name)):
-                matches.take_text(caption, Place(path))
+                matches.take_text(caption, FileLocation(path))
                 return
 
 
-def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
-    """Latents of one picture. Raises EncodeFailed, also for pixels; Misplaced for another picture's or model's latents."""
+def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
+    """Return the latents of one picture. Raises EncodeFailed, also for pixels; Misplaced for latents of another picture or model."""
     others = dict(contents.tensors)
     (raw,) = taken(others, "latent")
     if raw[0] == "U8":
@@ -108,16 +108,16 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     space = info.get(_SPACE)
     if space is not None and space not in family.names[AI_TOOLKIT]:
         raise Misplaced(f"it says its latents are of {space!r}, not of {family.name}")
-    _check_own(info, place)
-    made = family.latents(AI_TOOLKIT, without_batch("latent", raw, 3), others, {**place.facts, **_facts(info)})
+    _check_own(info, location)
+    made = family.latents(AI_TOOLKIT, without_batch("latent", raw, 3), others, {**location.facts, **_facts(info)})
     return replace(made, info=info)
 
 
-def _check_own(info: Mapping[str, Json], place: Place) -> None:
-    """Refuse latents that say they are of another picture, or of this one mirrored. Raises Misplaced."""
-    said, expected = info.get(_INFO[0]), place.expected
-    if isinstance(said, str) and expected is not None and normalize("NFC", said) != normalize("NFC", expected):
-        raise Misplaced(f"it says it is of {said!r}, but its name says {expected!r}")
+def _check_own(info: Mapping[str, Json], location: FileLocation) -> None:
+    """Raise Misplaced if latents say that they belong to another picture, or to this one mirrored."""
+    stated, expected = info.get(_INFO[0]), location.expected
+    if isinstance(stated, str) and expected is not None and normalize("NFC", stated) != normalize("NFC", expected):
+        raise Misplaced(f"it says it is of {stated!r}, but its name says {expected!r}")
     if turned := [name for name in (_FLIP, "flip_y") if info.get(name)]:
         raise Misplaced(
             f"it says it is of the mirrored picture ({turned[0]}), which a data set does not have: keep the file of the"
@@ -133,24 +133,24 @@ def _parsed(text: str) -> Json:
 
 
 def _facts(info: Mapping[str, Json]) -> dict[str, Json]:
-    """Where the picture was scaled to and cut, where the file says so in whole numbers."""
+    """Return the resized size and the crop box, if the file has them as whole numbers."""
     if not all(isinstance(info.get(name), int) for name in _INFO[1:7]):
         return {}
     width, height, left, top, across, down = (int(info[name]) for name in _INFO[1:7])
     return {"resized": [width, height], "crop": [left, top, left + across, top + down]}
 
 
-def read_text(contents: Contents, family: Family, _place: Place) -> Text:
-    """Text of one caption. Raises EncodeFailed."""
+def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:
+    """Return the text of one caption. Raises EncodeFailed."""
     return taken_apart(family, dict(contents.tensors), "text_embed", "pooled_embed")
 
 
-def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
-    """Name and contents of a picture's latents. Raises EncodeFailed where it is not known how the picture was cut: the name tells it."""
-    named, latents = views[0].named, views[0].latents
+def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
+    """Return name and contents of a picture's latents file. Raises EncodeFailed if the crop, which the name needs, is unknown."""
+    named, latents = variants[0].named, variants[0].latents
     path = PurePosixPath(named.reference)
     info = {name: value for name, value in latents.info.items() if _SPACE in latents.info} or _info(family, named)
-    info |= {_FLIP: True} if views[0].is_flipped else {}
+    info |= {_FLIP: True} if variants[0].is_flipped else {}
     metadata = {name: json.dumps(value) for name, value in info.items()} | {"format": "pt", "software": "{}"}
     name = str(path.parent / _LATENTS / f"{path.stem}_{hash_of(info)}.safetensors")
     return name, Contents({"latent": latents.tensor, **own_of(AI_TOOLKIT, latents.others)}, metadata)
@@ -165,7 +165,7 @@ def _info(family: Family, named: Named) -> dict[str, Json]:
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
-    """Name and contents of a picture's text."""
+    """Return name and contents of a picture's text file."""
     path = PurePosixPath(named.reference)
     prompt, pooled = together(family, text.tensors)
     caption = captions_of(named.caption, Added())[0] if named.read_as is None else named.read_as
@@ -175,17 +175,17 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
 
 
 def finds(family: Family, named: Named, rule: Rule) -> bool:
-    """Whether ai-toolkit looks for latents by the name that they are exported under: it would scale and cut the picture so itself.
+    """Whether ai-toolkit looks for latents under their exported name: only if it would resize and crop the picture in the same way.
 
-    Its own step counts, whatever the data set's is.
+    Its own step counts, whatever the data set's step is.
     """
-    return named.size is not None and (named.resized, named.crop) == placed(named.size, rule.resolution, _STEPS[family.name])
+    return named.size is not None and (named.resized, named.crop) == crop_box(named.size, rule.resolution, _STEPS[family.name])
 
 
-def placed(size: tuple[int, int], resolution: int, step: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
-    """What ai-toolkit scales a picture of this size to, and the crop in that.
+def crop_box(size: tuple[int, int], resolution: int, step: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+    """Return the size to which ai-toolkit resizes a picture of this size, and the crop box in that.
 
-    Of the four buckets around the picture's own shape, at no more than its own area, it takes the one whose area is nearest.
+    Of the four buckets around the picture's shape, with at most the resolution's area, it takes the one with the nearest area.
     """
     width, height = size
     most = resolution * resolution

@@ -1,9 +1,9 @@
-"""diffusion-pipe: many values in a shard, whose table lies in an SQLite file; each value is a file of `torch.save`. Read only.
+"""diffusion-pipe: shards of many values, with a table in an SQLite file; each value is a file of `torch.save`. Import only.
 
     .../cache_ARxWxHxFRAMES/latents/{metadata.db, shard_N.bin}            latents, scaled, with the picture's path and caption
-    .../ar_frames_AR_FRAMES/text_embeddings_I/{metadata.db, shard_N.bin}  what text encoder I made, with the picture's path
+    .../ar_frames_AR_FRAMES/text_embeddings_I/{metadata.db, shard_N.bin}  output of text encoder I, with the picture's path
 
-Writing is left out: diffusion-pipe throws away a cache whose fingerprint, a digest of its own code's state, is another.
+There is no export: diffusion-pipe deletes a cache with another fingerprint, which is a digest of its own code's state.
 """
 
 import re
@@ -20,7 +20,7 @@ from cachestore.core.raw_tensors import Contents, Latents, Text
 from cachestore.core.samples import Sample
 from cachestore.interop.formats.containers import LARGEST_BYTES
 from cachestore.interop.formats.families import DIFFUSION_PIPE, Family, unframed
-from cachestore.interop.formats.matching import Looks, Matches, Place, first_caption, pictures_of, references_of
+from cachestore.interop.formats.matching import FileLocation, Matches, ParsedName, first_caption, pictures_of, references_of
 from cachestore.interop.formats.text import taken, taken_apart
 
 _SHARD: Final = re.compile(r"shard_(\d+)")
@@ -30,37 +30,37 @@ _CAPTION: Final = re.compile(r"caption(\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One value of a shard, and what it says of itself."""
+    """One value of a shard, with its metadata."""
 
-    place: Place
+    location: FileLocation
     values: Mapping[str, Json]
 
     @property
     def path(self) -> str:
-        """The picture's path as it was when it was cached."""
+        """The picture's path when it was cached."""
         return str(self.values.get("image_spec.1", ""))
 
     @property
     def captions(self) -> list[str]:
-        """The captions that latents say they are of: a list of them in the file, or a single one."""
+        """The captions that the metadata of latents name: a list in the file, or a single one."""
         own = (value for name, value in self.values.items() if _CAPTION.fullmatch(name))
         return [value for value in own if isinstance(value, str)]
 
 
-def looks(path: str) -> Looks:
-    """What a shard or table holds: its folder tells."""
-    return Looks("text" if _TEXT_FOLDER.fullmatch(PurePosixPath(path).parent.name) is not None else "latents")
+def parse_name(path: str) -> ParsedName:
+    """Return what a shard or table holds, by its folder."""
+    return ParsedName("text" if _TEXT_FOLDER.fullmatch(PurePosixPath(path).parent.name) is not None else "latents")
 
 
 def is_table(path: str) -> bool:
-    """Whether a file says of others what they are of."""
+    """Whether a file is the table of a folder's shards."""
     return PurePosixPath(path).name == "metadata.db"
 
 
-def places_in(root: Path, table: str) -> list[Place]:
-    """Every value of the shards beside a table, as that tells. Raises EncodeFailed, naming the table that cannot be read."""
+def locations_in(root: Path, table: str) -> list[FileLocation]:
+    """Return the file location of every value in the shards beside a table. Raises EncodeFailed that names an unreadable table."""
     path, folder = root / table, PurePosixPath(table).parent
-    try:  # opened for reading alone, and nothing in it can run
+    try:  # opened read-only, and nothing in it is executed
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as opened:
             opened.execute("PRAGMA trusted_schema=OFF")
             names = [name for (name,) in opened.execute("SELECT name FROM sqlite_master WHERE type='table'")]
@@ -68,7 +68,7 @@ def places_in(root: Path, table: str) -> list[Place]:
             rows = [
                 (number, *row)
                 for number, name in shards
-                for row in opened.execute(f"SELECT offset, size FROM {name} ORDER BY rowid")  # noqa: S608 - of letters and digits alone
+                for row in opened.execute(f"SELECT offset, size FROM {name} ORDER BY rowid")  # noqa: S608 - `shard_` and digits only
             ]
     except sqlite3.Error as error:
         raise EncodeFailed(f"{path} is no readable table ({error})") from error
@@ -77,11 +77,11 @@ def places_in(root: Path, table: str) -> list[Place]:
         raise EncodeFailed(
             f"{path} is damaged: values have impossible offsets or sizes. Let diffusion-pipe make this cache again, then import it"
         )
-    return [Place(str(folder / f"shard_{shard}.bin"), start, size) for shard, start, size in rows]
+    return [FileLocation(str(folder / f"shard_{shard}.bin"), start, size) for shard, start, size in rows]
 
 
 def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) -> None:
-    """Find whose values these are: by the picture's path as it was when it was cached, whose end must be a reference of the source."""
+    """Match values to pictures: the path that a value names must end with a reference of the source."""
     pictures = pictures_of(samples)
     latents: dict[str, list[Item]] = {}
     text: dict[str, list[Item]] = {}
@@ -94,12 +94,12 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
         elif reference is None:
             strangers += 1
         else:
-            (text if looks(item.place.path).kind == "text" else latents).setdefault(reference, []).append(item)
+            (text if parse_name(item.location.path).kind == "text" else latents).setdefault(reference, []).append(item)
     for reference, those in latents.items():
-        matches.take_latents(reference, [item.place for item in those])
+        matches.take_latents(reference, [item.location for item in those])
     for reference, those in text.items():
-        said = list(dict.fromkeys(caption for item in latents.get(reference, ()) for caption in item.captions))
-        _match_text(reference, those, said, pictures[reference], matches)
+        stated = list(dict.fromkeys(caption for item in latents.get(reference, ()) for caption in item.captions))
+        _match_text(reference, those, stated, pictures[reference], matches)
     if doubted:
         what = f"{doubted} values are of paths that may be of {known.may_be()}"
         matches.doubt_latents((reference for reference in known.open_to() if reference not in latents), f"{what}, so they are not used")
@@ -109,29 +109,29 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
         matches.remarks.append(f"{strangers} values are of pictures that the source does not have")
 
 
-def _match_text(reference: str, those: Sequence[Item], said: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
-    """Take the parts of a picture's text; `said` are the captions that its latents name, if any."""
-    if len({PurePosixPath(item.place.path).parent for item in those}) != len(those):
-        what = f"{those[0].place.path} holds one of {len(those)} texts of {reference!r}, and nothing says which is the right one"
+def _match_text(reference: str, those: Sequence[Item], stated: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
+    """Assign the parts of a picture's text; `stated` are the captions that its latents name, if any."""
+    if len({PurePosixPath(item.location.path).parent for item in those}) != len(those):
+        what = f"{those[0].location.path} holds one of {len(those)} texts of {reference!r}, and nothing says which is the right one"
         matches.doubt_text(map(first_caption, samples), what)
         return
-    first, *rest = (item.place for item in sorted(those, key=lambda item: item.place.path))
+    first, *rest = (item.location for item in sorted(those, key=lambda item: item.location.path))
     captions = dict.fromkeys(map(first_caption, samples))
-    if said and len(captions) == 1 and not captions.keys() & set(said):
-        named = " or ".join(repr(caption[:60]) for caption in said[:3])
+    if stated and len(captions) == 1 and not captions.keys() & set(stated):
+        named = " or ".join(repr(caption[:60]) for caption in stated[:3])
         what = f"{first.path} is beside latents that say their caption is {named}, but the picture has another caption now"
         matches.doubt_text(captions, what)
     else:
         matches.take_text_of(samples, replace(first, more=tuple(rest)))
 
 
-def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
-    """Latents of one picture. Raises EncodeFailed."""
+def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
+    """Return the latents of one picture. Raises EncodeFailed."""
     others = dict(contents.tensors)
     (raw,) = taken(others, "latents")
-    return family.latents(DIFFUSION_PIPE, unframed(raw), others, place.facts)
+    return family.latents(DIFFUSION_PIPE, unframed(raw), others, location.facts)
 
 
-def read_text(contents: Contents, family: Family, _place: Place) -> Text:
-    """Text of one caption, of all its encoders. Raises EncodeFailed."""
+def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:
+    """Return the text of one caption, from all its encoders. Raises EncodeFailed."""
     return taken_apart(family, dict(contents.tensors), "t5_embed", "clip_embed")

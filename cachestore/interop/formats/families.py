@@ -1,4 +1,4 @@
-"""What trainers call the families of `encode/families`, and what caches leave unsaid: the VAE's constants, and the state of latents."""
+"""How trainers name the families of `encode/families`, and what caches do not say: the VAE's constants and the state of latents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ Kind = Literal["sample", "mean"]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How a trainer keeps a family's latents."""
+    """How a trainer stores a family's latents."""
 
     is_scaled: bool
     kind: Kind = "sample"
 
 
 class Width(NamedTuple):
-    """How wide one text encoder's output is."""
+    """The width of one text encoder's output."""
 
     rows: int
     pooled: int = 0
@@ -41,29 +41,29 @@ class Family:
 
     name: str
     pipeline: str
-    """The diffusers pipeline whose text it is, by which `encode/families` is asked how to read it."""
+    """The diffusers pipeline that encodes its text. `encode/families` knows by this name how to read it."""
     channels: int
     scale: Scale
-    """Empty where the constants stand in the model's own configuration alone."""
+    """The VAE's constants; empty if only the model's own configuration has them."""
     names: Mapping[str, tuple[str, ...]]
-    """By trainer; the first is what is written, each is read."""
+    """By trainer: the first name is written, all are read."""
     states: Mapping[str, State]
     vae_class: str = "AutoencoderKL"
     has_frames: bool = False
     text: frozenset[str] = field(default_factory=frozenset[str])
-    """The trainers whose text of it is understood."""
+    """The trainers whose text of this family can be read."""
     widths: Mapping[str, Width] = field(default_factory=dict[str, Width])
-    """By text encoder, as released: a model of other widths has caches of its own widths."""
+    """By text encoder, of the released model. The cache of a model with other widths has those."""
 
     def written_as(self, trainer: str) -> str:
-        """The family's name in files of a trainer. Raises BadInput where it has none."""
+        """Return the family's name in a trainer's files. Raises BadInput if it has none."""
         if trainer not in self.names:
             known = ", ".join(family.name for family in FAMILIES if trainer in family.names)
             raise BadInput(f"caches of {self.name} are not known for {trainer}; known are {known}")
         return self.names[trainer][0]
 
     def latents(self, trainer: str, tensor: Raw, others: Mapping[str, Raw], facts: Mapping[str, Json]) -> Latents:
-        """Latents in the state in which a trainer keeps them, with what stood beside them."""
+        """Return latents in the state in which a trainer stores them, with the tensors stored beside them."""
         state = self.states[trainer]
         return Latents(tensor, state.is_scaled, state.kind, others, facts)
 
@@ -153,33 +153,33 @@ _BY_NAME: Final = {family.name: family for family in FAMILIES}
 
 
 def family_named(name: str) -> Family:
-    """The row of a family. Raises BadInput that lists the known ones."""
+    """Return a family by its name. Raises BadInput that lists the known ones."""
     if name not in _BY_NAME:
         raise BadInput(f"caches of the family {name!r} are not known; known are {', '.join(_BY_NAME)}")
     return _BY_NAME[name]
 
 
 def family_of(trainer: str, name: str) -> Family | None:
-    """The family that a trainer writes under this name; None for an unknown one."""
+    """Return the family that a trainer writes under this name; None for an unknown name."""
     return next((family for family in FAMILIES if name in family.names.get(trainer, ())), None)
 
 
 def family_of_pipeline(pipeline: str) -> Family | None:
-    """The family of a diffusers pipeline; FLUX.1 Kontext is cached as FLUX.1 is."""
+    """Return the family of a diffusers pipeline; None for an unknown one. FLUX.1 Kontext is cached like FLUX.1."""
     wanted = "FluxPipeline" if pipeline == "FluxKontextPipeline" else pipeline
     return next((family for family in FAMILIES if family.pipeline == wanted), None)
 
 
 def marked(trainer: str, tensors: Mapping[str, Raw]) -> dict[str, Raw]:
-    """What a trainer keeps beside a value, by the names that it has in an entry."""
+    """Return the tensors that a trainer stores beside a value, under the names that they have in an entry."""
     return {f"{trainer}.{name}": raw for name, raw in tensors.items()}
 
 
 def own_of(trainer: str, others: Mapping[str, Raw]) -> dict[str, Raw]:
-    """Of what lies beside a value what this trainer kept there, by its own names."""
+    """Return the tensors that this trainer stored beside a value, under its own names."""
     return {name.removeprefix(f"{trainer}."): raw for name, raw in others.items() if name.startswith(f"{trainer}.")}
 
 
 def unframed(raw: Raw) -> Raw:
-    """Latents `[C, h, w]`; an axis of one frame, and a batch axis of 1, are left out. Raises EncodeFailed for another shape."""
+    """Return latents as `[C, h, w]`, without an axis of one frame and a batch axis of 1. Raises EncodeFailed for another shape."""
     return reshaped(raw, (raw[1][0], *raw[1][2:])) if len(raw[1]) == 4 and raw[1][1] == 1 else without_batch("latents", raw, 3)

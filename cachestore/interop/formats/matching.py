@@ -1,4 +1,4 @@
-"""Whose file is it, by a trainer's naming rules. Pure. What could be of two samples is of none: nothing is ever paired by luck."""
+"""Matches files to samples by a trainer's naming rules. Pure. A file that could belong to two samples is used for none."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,66 +14,66 @@ from cachestore.core.words import first_of
 from cachestore.interop.formats.families import Family
 
 _NAMED: Final = 5
-"""Samples that a reason names."""
+"""How many samples a reason names."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a value of a cache lies, and what its name says."""
+class FileLocation:
+    """Where a value of a cache is stored, and what its name says."""
 
     path: str
     """Relative to the cache's folder, with `/`."""
     start: int = 0
     size: int | None = None
-    """Of a part of a file, in bytes; None for all of it."""
+    """Bytes, if the value is a part of a file; None for the whole file."""
     facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
     expected: str | None = None
-    """The caption, or the picture's own name, that the file should say it is of, where files of its kind say so."""
-    more: tuple["Place", ...] = ()
-    """Further places that hold the rest of the value."""
+    """The caption or picture name that the file should contain, if files of its kind contain one."""
+    more: tuple["FileLocation", ...] = ()
+    """File locations of the other parts of the value."""
     beside: str | None = None
-    """Of text that is found by its picture's name that picture's reference."""
+    """The picture's reference, if the text was found by the picture's name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What one of a trainer's further files says of a picture."""
+class Metadata:
+    """What one of a trainer's side files reports about a picture."""
 
     path: str
     facts: Mapping[str, Json]
-    """`size`, `bucket` and `resized` (width, height), and `crop` (left, top, right, bottom of what was resized), in pixels."""
+    """`size`, `bucket` and `resized` (width, height), and `crop` (left, top, right, bottom in the resized picture), in pixels."""
     info: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """The rest."""
+    """All other fields."""
 
 
 Kind = Literal["text", "latents"]
 
 
 class Added(NamedTuple):
-    """What a trainer's settings make of captions."""
+    """What a trainer's settings add to captions."""
 
     trigger: str | None = None
-    """A word that stands in every caption."""
+    """A word in every caption."""
     default: str | None = None
-    """What stands for a caption that is missing or blank."""
+    """Replaces a caption that is missing or blank."""
 
 
-class Looks(NamedTuple):
-    """What a file of a cache holds, by its name alone."""
+class ParsedName(NamedTuple):
+    """What a file of a cache holds, by its name only."""
 
     kind: Kind
     named: str | None = None
-    """How its name calls the family; None where it calls none."""
+    """The family as the file's name spells it; None if it names none."""
     family: Family | None = None
-    """The family of that name; None of one that is not known here."""
+    """The family of that name; None if it is not known here."""
     stem: str = ""
-    """What stands in the name for the picture or caption; empty where nothing does, or where it counts for nothing."""
+    """The part of the name for the picture or caption; empty if there is none, or if it does not matter."""
     facts: Mapping[str, Json] = MappingProxyType({})
-    """What else the name tells of the picture."""
+    """What else the name says about the picture."""
 
 
 class Rule(NamedTuple):
-    """By what a data set's pictures are put into buckets."""
+    """How a data set puts pictures into buckets."""
 
     resolution: int
     step: int = 64
@@ -82,79 +82,81 @@ class Rule(NamedTuple):
 
 @dataclass(slots=True)
 class Matches:
-    """Which file each sample's values lie in."""
+    """Which files belong to which samples."""
 
     family: Family | None
-    """The only one whose files count; None while any may come."""
+    """The only family whose files are used; None: any family."""
     read_as: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
-    """By caption, how else the trainer has it: as it reads the caption's file, with spaces and line ends that a data set is without."""
-    text: dict[str, list[Place]] = field(default_factory=dict[str, list[Place]])
-    """By caption, every file that is of it."""
-    latents: dict[str, Sequence[Place]] = field(default_factory=dict[str, Sequence[Place]])
-    """By the picture's reference, latents of several resolutions or of either side: which counts is seen when they are read."""
+    """By caption: how the trainer reads it from the caption file, with spaces and line ends that a data set does not keep."""
+    text: dict[str, list[FileLocation]] = field(default_factory=dict[str, list[FileLocation]])
+    """By caption: every file that belongs to it."""
+    latents: dict[str, Sequence[FileLocation]] = field(default_factory=dict[str, Sequence[FileLocation]])
+    """By reference: latents of several resolutions, or plain and mirrored. Reading them shows which to use."""
     used: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    """By kind every file that is some sample's."""
+    """By kind: every file that belongs to a sample."""
     families: dict[str, Family] = field(default_factory=dict[str, Family])
-    """Those that names of files tell, by name."""
+    """By name: the families that file names mention."""
     remarks: list[str] = field(default_factory=list[str])
-    told: dict[str, list[Told]] = field(default_factory=dict[str, list[Told]])
-    """What further files say, by the picture's reference."""
+    metadata: dict[str, list[Metadata]] = field(default_factory=dict[str, list[Metadata]])
+    """By reference: what side files report."""
     doubtful: dict[str, str] = field(default_factory=dict[str, str])
-    """By caption, why a file that may be of it is nobody's."""
+    """By caption: why a file that may belong to it is not used."""
     doubtful_latents: dict[str, str] = field(default_factory=dict[str, str])
-    """By the picture's reference, why latents that may be of it are nobody's, or nobody knows how they were cut."""
+    """By reference: why latents that may belong to it are not used, or why their crop is unknown."""
 
     def counts(self, family: Family | None) -> bool:
-        """Whether a file of this family counts, which is remembered; one whose name tells none does."""
+        """Return whether a file of this family is used; a file without a family is. Remembers the family."""
         if family is not None:
             self.families[family.name] = family
         return family is None or self.family is None or family == self.family
 
-    def take_text(self, caption: str, place: Place) -> None:
-        """A file is of this caption."""
-        self.used.setdefault("text", set()).update(one.path for one in (place, *place.more))
-        self.text.setdefault(caption, []).append(place)
+    def take_text(self, caption: str, location: FileLocation) -> None:
+        """Assign a file to this caption."""
+        self.used.setdefault("text", set()).update(one.path for one in (location, *location.more))
+        self.text.setdefault(caption, []).append(location)
 
-    def take_text_of(self, samples: Sequence[Sample], place: Place) -> None:
-        """A file is of the picture that these samples share, so of their first caption. Where they have several it is nobody's."""
+    def take_text_of(self, samples: Sequence[Sample], location: FileLocation) -> None:
+        """Assign a file to the first caption of the samples that share a picture. If these captions differ, the file is not used."""
         captions = list(dict.fromkeys(map(first_caption, samples)))
         if len(captions) == 1:
-            self.take_text(captions[0], replace(place, beside=samples[0].images[IMAGE][0]))
+            self.take_text(captions[0], replace(location, beside=samples[0].images[IMAGE][0]))
             return
         names = first_of((sample.id for sample in samples), _NAMED)
-        self.doubt_text(captions, f"{place.path} belongs to a picture that {len(samples)} samples with different captions share ({names})")
+        self.doubt_text(
+            captions, f"{location.path} belongs to a picture that {len(samples)} samples with different captions share ({names})"
+        )
 
     def doubt_text(self, captions: Iterable[str], reason: str) -> None:
-        """A file may be of each of these captions, and is of none."""
+        """Note why a file that may belong to each of these captions is used for none."""
         for caption in captions:
             self.doubtful.setdefault(caption, f"{reason}, so it is not used")
 
-    def take_latents(self, reference: str, places: Sequence[Place]) -> None:
-        """One of these files is of this picture. What else may be of it no longer matters."""
-        self.used.setdefault("latents", set()).update(place.path for place in places)
-        self.latents[reference] = places
+    def take_latents(self, reference: str, locations: Sequence[FileLocation]) -> None:
+        """Assign files to this picture; one of them will be used. Earlier doubts about the picture are dropped."""
+        self.used.setdefault("latents", set()).update(location.path for location in locations)
+        self.latents[reference] = locations
         self.doubtful_latents.pop(reference, None)
 
-    def take_only(self, reference: str, places: Sequence[Place]) -> None:
-        """A file is of this picture; of several none is taken, and the picture's latents are doubtful."""
-        if len(places) == 1:
-            self.take_latents(reference, places)
+    def take_only(self, reference: str, locations: Sequence[FileLocation]) -> None:
+        """Assign a file to this picture. If there are several, none is used, and the picture's latents are doubtful."""
+        if len(locations) == 1:
+            self.take_latents(reference, locations)
         else:
-            paths = " and ".join(place.path for place in places[:3])
+            paths = " and ".join(location.path for location in locations[:3])
             self.doubt_latents([reference], f"{paths} all belong to {reference!r}: keep only the right one in the folder")
 
     def doubt_latents(self, references: Iterable[str], reason: str) -> None:
-        """Of these pictures it is not known which latents are theirs, or how they were cut."""
+        """Note why the latents of these pictures, or their crop, are unknown."""
         for reference in references:
             self.doubtful_latents.setdefault(reference, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What the name of an exported file is made of."""
+    """What the name of an exported file is made from."""
 
     reference: str
-    """Of the picture, relative to the source; of a sample without one, or with one in memory, its id."""
+    """Of the picture, relative to the source; the sample's id if it has no picture, or one in memory."""
     caption: str = ""
     size: tuple[int, int] | None = None
     """(width, height) of the source picture in pixels."""
@@ -163,33 +165,33 @@ class Named:
     crop: tuple[int, int, int, int] | None = None
     tokens: int | None = None
     is_part: bool = False
-    """Whether the crop was chosen inside of a part of the picture that is the sample's own."""
+    """Whether the crop was chosen inside of the sample's own crop."""
     is_prompt: bool = False
-    """Whether it is a caption without a picture."""
+    """Whether the sample is a caption without a picture."""
     read_as: str | None = None
-    """The caption as the trainer reads it from its file; None where no such file is known."""
+    """The caption as the trainer reads it from its file; None if no such file is known."""
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """One view of a picture that is exported: at one resolution, as it is or mirrored."""
+class ExportVariant:
+    """One exported variant of a picture: at one resolution, plain or mirrored."""
 
     named: Named
     latents: Latents
     is_flipped: bool = False
     mask: Raw | None = None
-    """uint8 `[1, h, w]`, as large as the latents, 255 where the picture counts."""
+    """uint8 `[1, h, w]`, with the size of the latents; 255 where the picture counts."""
     controls: tuple[Raw, ...] = ()
-    """Latents of the images that the model is shown, in order, in the state and dtype of the picture's."""
+    """Latents of the control images, in order, in the state and dtype of the picture's latents."""
 
 
 def stem_of(reference: str) -> str:
-    """A reference without its extension."""
+    """Return a reference without its extension."""
     return str(PurePosixPath(reference).with_suffix(""))
 
 
 def pictures_of(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
-    """By its reference, the samples of each picture that is trained on; a sample without one is of none."""
+    """Return the samples of each picture that is trained on, by reference. Samples without a picture are left out."""
     found: dict[str, list[Sample]] = {}
     for sample in samples:
         for reference in sample.images.get(IMAGE, ())[:1]:
@@ -198,28 +200,29 @@ def pictures_of(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
 
 
 class Ends(NamedTuple):
-    """What paths as they were on another machine end with."""
+    """The references at the ends of paths from another machine."""
 
     known: dict[str, str]
-    """By path the reference that it is; nothing of a path that is no picture's."""
+    """By path: its reference. Paths of other files are left out."""
     doubtful: dict[str, list[str]]
-    """By path the references that it may be, longest first, where nothing decides."""
+    """By path: the references that it may be, longest first, if nothing decides."""
 
     def open_to(self) -> list[str]:
-        """The references that doubtful paths may be."""
+        """Return the references that doubtful paths may be."""
         return list(dict.fromkeys(reference for those in self.doubtful.values() for reference in those))
 
     def may_be(self) -> str:
-        """What the first of the doubtful paths may be, in words."""
+        """Return what the first doubtful path may be, in words."""
         path, those = next(iter(self.doubtful.items()))
         return " or ".join(those[:3]) if len(those) > 1 else f"{those[0]} or of a picture that the source lacks ({path})"
 
 
 def references_of(paths: Iterable[str], pictures: Collection[str]) -> Ends:
-    """Which pictures these paths are, as they were on another machine: by the references at their ends.
+    """Return which pictures these paths from another machine name, by the references at their ends.
 
-    All paths below one folder lay there as they do in the source: of two such folders, one in the other, that counts from which more paths
-    lead to pictures, and of equally many neither. So `b/1.png`, which the source lacks, is not taken for its `1.png`.
+    All paths below one folder are taken to lie there as in the source. If two such folders are possible and one contains the other, the one
+    with more matching pictures is used; if both have equally many, neither is. So `b/1.png`, which the source lacks, is not taken for its
+    `1.png`.
     """
     ends = {path: _ends_of(path, pictures) for path in dict.fromkeys(paths)}
     counts = Counter(root for those in ends.values() for root in those)
@@ -232,15 +235,15 @@ def references_of(paths: Iterable[str], pictures: Collection[str]) -> Ends:
 
 
 def _ends_of(path: str, pictures: Collection[str]) -> dict[tuple[str, ...], str]:
-    """References at the end of a path, by what stands before them."""
+    """Return the references at the end of a path, by the folders before them."""
     parts = tuple(path.replace("\\", "/").split("/"))
     return {parts[:start]: end for start in range(len(parts)) if (end := "/".join(parts[start:])) in pictures}
 
 
 def by_name(samples: Iterable[Sample], matches: Matches, *, is_flat: bool) -> dict[str, tuple[str, list[Sample]]]:
-    """(reference, samples) of pictures by their name without an extension, and without folders where the cache `is_flat`.
+    """Return (reference, samples) of pictures by their name without an extension, and without folders if the cache `is_flat`.
 
-    Names that several pictures share are left out, and said.
+    Names that several pictures share are left out, with a remark.
     """
     found: dict[str, list[tuple[str, list[Sample]]]] = {}
     for reference, sharing in pictures_of(samples).items():
@@ -253,10 +256,10 @@ def by_name(samples: Iterable[Sample], matches: Matches, *, is_flat: bool) -> di
 
 
 def same_words(one: str, other: str) -> bool:
-    """Whether two captions differ in nothing but white space."""
+    """Whether two captions differ only in white space."""
     return one.split() == other.split()
 
 
 def first_caption(sample: Sample) -> str:
-    """The caption that a trainer with one file a picture means."""
+    """Return the caption that a trainer with one text file for each picture encodes; empty if there is none."""
     return sample.captions[0] if sample.captions else ""

@@ -1,7 +1,7 @@
-"""musubi-tuner: one safetensors file for a picture's latents, one for its text, in one flat folder. Knows names, keys and shapes.
+"""musubi-tuner: one safetensors file for a picture's latents and one for its text, in one flat folder. Knows names, keys and shapes.
 
 NAME_WWWWxHHHH_ARCH.safetensors           `latents_{F}x{h}x{w}_{dtype}`, and more `latents_...` of control images
-NAME_ARCH_te.safetensors                  `{name}_{dtype}`, `varlen_{name}_{dtype}` where lengths differ
+NAME_ARCH_te.safetensors                  `{name}_{dtype}`, or `varlen_{name}_{dtype}` if lengths differ
 """
 
 import math
@@ -16,7 +16,7 @@ from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, refuse, wi
 from cachestore.core.samples import Sample
 from cachestore.interop.formats.containers import DTYPE_NAMES, dtype_name
 from cachestore.interop.formats.families import MUSUBI, Family, family_of, own_of, unframed
-from cachestore.interop.formats.matching import Looks, Matches, Named, Place, View, by_name, first_caption
+from cachestore.interop.formats.matching import ExportVariant, FileLocation, Matches, Named, ParsedName, by_name, first_caption
 from cachestore.interop.formats.text import POOLED, PROMPT
 
 _DTYPES: Final = "|".join(sorted(DTYPE_NAMES.values(), key=len, reverse=True))
@@ -30,59 +30,59 @@ _TEXTS: Final[Mapping[str, Mapping[str, str]]] = {
     "qwen-image": {"varlen_vl_embed": PROMPT},
     "z-image": {"varlen_llm_embed": PROMPT},
 }
-"""By family: its tensors by their names in files."""
+"""By family: the names of its tensors in files, and here."""
 _VERSION: Final = "1.0.1"
 _SEVERAL_CONTROLS: Final = frozenset({"qwen-image"})
 """Families whose control images are numbered."""
 _NEEDS_CONTROL: Final = frozenset({"flux"})
 _STEP: Final = 16
-"""Of what the sides of its buckets are multiples."""
+"""The sides of its buckets are multiples of this."""
 
 
-def looks(path: str) -> Looks | None:
-    """What a file holds, by the end of its name."""
+def parse_name(path: str) -> ParsedName | None:
+    """Return what a file holds, by the end of its name; None if that does not tell."""
     name = PurePosixPath(path).name
     if (found := _TEXT.fullmatch(name)) is not None:
-        return Looks("text", found["arch"], family_of(MUSUBI, found["arch"]), found["stem"])
+        return ParsedName("text", found["arch"], family_of(MUSUBI, found["arch"]), found["stem"])
     if (found := _LATENTS.fullmatch(name)) is None:
         return None
     size = {"size": [int(found["width"]), int(found["height"])]}
-    return Looks("latents", found["arch"], family_of(MUSUBI, found["arch"]), found["stem"], size)
+    return ParsedName("latents", found["arch"], family_of(MUSUBI, found["arch"]), found["stem"], size)
 
 
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
-    """Find whose files these are: by the picture's name without folder and extension."""
+    """Match files to pictures, by the picture's name without folder and extension."""
     pictures = by_name(samples, matches, is_flat=True)
-    latents: dict[str, list[Place]] = {}
+    latents: dict[str, list[FileLocation]] = {}
     for path in paths:
-        look = looks(path)
-        if look is None or look.family is None or look.stem not in pictures or not matches.counts(look.family):
+        parsed = parse_name(path)
+        if parsed is None or parsed.family is None or parsed.stem not in pictures or not matches.counts(parsed.family):
             continue
-        reference, sharing = pictures[look.stem]
-        if look.kind == "text":
-            matches.take_text_of(sharing, Place(path, expected=first_caption(sharing[0])))
+        reference, sharing = pictures[parsed.stem]
+        if parsed.kind == "text":
+            matches.take_text_of(sharing, FileLocation(path, expected=first_caption(sharing[0])))
         else:
-            latents.setdefault(reference, []).append(Place(path, facts=look.facts))
-    for reference, places in latents.items():
-        matches.take_only(reference, places)
+            latents.setdefault(reference, []).append(FileLocation(path, facts=parsed.facts))
+    for reference, locations in latents.items():
+        matches.take_only(reference, locations)
 
 
-def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
-    """Latents of one picture. Raises EncodeFailed."""
+def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
+    """Return the latents of one picture. Raises EncodeFailed."""
     keys = [key for key in contents.tensors if _LATENTS_KEY.fullmatch(key)]
     if len(keys) != 1:
         raise refuse(f"it has {len(keys)} latents, among {', '.join(sorted(contents.tensors)) or 'nothing'}")
     raw = contents.tensors[keys[0]]
     tensor = without_batch("latents", raw, 4) if family.has_frames else unframed(raw)
     others = {name: other for name, other in contents.tensors.items() if name != keys[0]}
-    return replace(family.latents(MUSUBI, tensor, others, place.facts), info=contents.values)
+    return replace(family.latents(MUSUBI, tensor, others, location.facts), info=contents.values)
 
 
-def read_text(contents: Contents, family: Family, place: Place) -> Text:
-    """Text of one caption. Raises EncodeFailed, also where the file says that it is of another caption."""
-    said = contents.values.get("caption1")
-    if said is not None and place.expected is not None and said != "\n".join(place.expected.splitlines()):
-        raise refuse(f"it says its caption is {said[:60]!r}, but the picture's caption is {place.expected[:60]!r} now")
+def read_text(contents: Contents, family: Family, location: FileLocation) -> Text:
+    """Return the text of one caption. Raises EncodeFailed, also if the file names another caption."""
+    stated = contents.values.get("caption1")
+    if stated is not None and location.expected is not None and stated != "\n".join(location.expected.splitlines()):
+        raise refuse(f"it says its caption is {stated[:60]!r}, but the picture's caption is {location.expected[:60]!r} now")
     names = _TEXTS[family.name]
     found = {key: names.get(parts["name"]) for key in contents.tensors if (parts := _KEY.fullmatch(key)) is not None}
     others = {key: raw for key, raw in contents.tensors.items() if found.get(key) is None}
@@ -92,14 +92,14 @@ def read_text(contents: Contents, family: Family, place: Place) -> Text:
     return Text(made, others, contents.values)
 
 
-def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
-    """Name and contents of a picture's latents. Raises EncodeFailed where the picture's own size is not known: it stands in the name."""
-    named, latents = views[0].named, views[0].latents
+def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
+    """Return name and contents of a picture's latents file. Raises EncodeFailed if the picture's size, which the name needs, is unknown."""
+    named, latents = variants[0].named, variants[0].latents
     if named.size is None:
         raise refuse(
             "the size of the original picture is not known, and the file's name needs it: encode the picture here, then export again"
         )
-    made = {_key("latents_", latents.tensor): latents.tensor, **own_of(MUSUBI, latents.others), **_controls(family, views[0].controls)}
+    made = {_key("latents_", latents.tensor): latents.tensor, **own_of(MUSUBI, latents.others), **_controls(family, variants[0].controls)}
     if family.name in _NEEDS_CONTROL and not any(name.startswith("latents_control_") for name in made):
         raise refuse(
             f"musubi-tuner's {family.written_as(MUSUBI)} is FLUX.1 Kontext, which is also trained on latents of control images,"
@@ -117,7 +117,7 @@ def _key(prefix: str, raw: Raw) -> str:
 
 
 def _controls(family: Family, controls: Sequence[Raw]) -> dict[str, Raw]:
-    """Latents of control images by their keys, numbered where the trainer takes several. Raises EncodeFailed for more than it takes."""
+    """Return the latents of control images by key, numbered if the trainer takes several. Raises EncodeFailed for more than it takes."""
     if len(controls) > 1 and family.name not in _SEVERAL_CONTROLS:
         raise refuse(f"it has {len(controls)} control images, but musubi-tuner takes one for {family.name}")
     is_numbered = family.name in _SEVERAL_CONTROLS
@@ -125,7 +125,7 @@ def _controls(family: Family, controls: Sequence[Raw]) -> dict[str, Raw]:
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
-    """Name and contents of a picture's text."""
+    """Return name and contents of a picture's text file."""
     made = {f"{key}_{dtype_name(text.tensors[name][0])}": text.tensors[name] for key, name in _TEXTS[family.name].items()}
     metadata = {"architecture": family.names[MUSUBI][1], "caption1": named.caption, "format_version": _VERSION}
     path = f"{PurePosixPath(named.reference).stem}_{family.written_as(MUSUBI)}_te.safetensors"
@@ -133,19 +133,19 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
 
 
 def stacks(named: Named, resolution: int) -> tuple[int, int] | None:
-    """What musubi-tuner puts into one batch: pictures of one of its own buckets. None where the picture's own size is not known."""
+    """Return musubi-tuner's own bucket, by which it makes batches; None if the picture's own size is unknown."""
     return None if named.size is None else bucket_of(named.size, resolution)
 
 
 def bucket_of(size: tuple[int, int], resolution: int) -> tuple[int, int]:
-    """The bucket of musubi-tuner for a picture of this size: the one of the nearest aspect ratio, of equally near ones the first."""
+    """Return musubi-tuner's bucket for a picture of this size: the nearest aspect ratio, the first of equally near ones."""
     wanted = size[0] / size[1]
     return min(_buckets(resolution), key=lambda bucket: abs(bucket[0] / bucket[1] - wanted))
 
 
 @lru_cache(maxsize=64)
 def _buckets(resolution: int) -> tuple[tuple[int, int], ...]:
-    """Its buckets of a resolution, sorted."""
+    """Return its buckets for a resolution, sorted."""
     area = resolution * resolution
     side = math.isqrt(area)
     found: set[tuple[int, int]] = set()

@@ -1,10 +1,10 @@
 """kohya's sd-scripts: one npz beside each picture for its latents, one for its text. Knows names, keys and shapes; opens nothing.
 
     STEM_WWWWxHHHH_{sd,sdxl,sd3,flux}.npz    latents; W x H is the picture's own size
-    STEM.npz                                  the older name of SD's and SDXL's, which tells no family
+    STEM.npz                                  the older name for SD and SDXL, which does not tell the family
     STEM_te_outputs.npz, STEM_sd3_te.npz, STEM_flux_te.npz
 
-Keys of latents end in `_hxw` (in latent pixels); SD's and SDXL's may not.
+Keys of latents end in `_hxw` (in latent pixels); those of SD and SDXL may lack it.
 """
 
 import re
@@ -18,9 +18,20 @@ import numpy as np
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, as_array, from_array, is_zero, refuse, without_batch
 from cachestore.core.samples import Sample
-from cachestore.encode.buckets import Size, bucket_list, placement
+from cachestore.encode.buckets import Size, bucket_list, crop_box
 from cachestore.interop.formats.families import SD_SCRIPTS, Family, family_of, own_of
-from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Rule, View, by_name, pictures_of, stem_of
+from cachestore.interop.formats.matching import (
+    Added,
+    ExportVariant,
+    FileLocation,
+    Matches,
+    Named,
+    ParsedName,
+    Rule,
+    by_name,
+    pictures_of,
+    stem_of,
+)
 from cachestore.interop.formats.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of, taken
 
 _LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<family>[a-z0-9]+)\.npz")
@@ -29,61 +40,61 @@ _OTHER_TEXT: Final = re.compile(r".+_(?P<family>[a-z0-9]+)_te\.npz")
 _KEY: Final = re.compile(r"latents(_\d+x\d+)?")
 _WHOLE_NUMBERS: Final = frozenset({"I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
 _SIZED: Final = re.compile(r"_\d+x\d+$")
-_VIEW: Final = "cachestore_view"
-"""(width, height) of the whole picture where it is scaled as its part was, the crop in that, and a CRC-32 of the latents.
+_NOTE: Final = "cachestore_view"
+"""Its value: (width, height) of the whole picture when resized like its part, the crop box in that, and a CRC-32 of the latents.
 
-Stands beside latents of another part than the middle, which sd-scripts itself never makes. It passes over keys that it does not know.
+Exports add it to latents of another part than the centre, which sd-scripts never makes. sd-scripts ignores keys that it does not know.
 """
 BARE: Final = frozenset({"sd15", "sdxl"})
-"""Whose keys bear no size."""
+"""Families whose keys have no size."""
 CASTS: Final[Mapping[str, str]] = {"BF16": "F32"}
-"""numpy knows no bfloat16; float32 holds each of its numbers."""
+"""numpy has no bfloat16; float32 holds each of its numbers."""
 LATENTS_CASTS: Final[Mapping[str, str]] = {**CASTS, "F16": "F32", "F64": "F32"}
 
 
-def looks(path: str) -> Looks | None:
-    """What a file holds, by the end of its name; None of an older name, `STEM.npz`, which anything may have."""
+def parse_name(path: str) -> ParsedName | None:
+    """Return what a file holds, by the end of its name; None for the older name `STEM.npz`, which any file may have."""
     for name, suffix in _TEXT.items():
         if path.endswith(suffix):
-            return Looks("text", name, family_of(SD_SCRIPTS, name), path.removesuffix(suffix))
+            return ParsedName("text", name, family_of(SD_SCRIPTS, name), path.removesuffix(suffix))
     if (found := _LATENTS.fullmatch(path)) is not None:
         size = {"size": [int(found["width"]), int(found["height"])]}
-        return Looks("latents", found["family"], family_of(SD_SCRIPTS, found["family"]), found["stem"], size)
+        return ParsedName("latents", found["family"], family_of(SD_SCRIPTS, found["family"]), found["stem"], size)
     found = _OTHER_TEXT.fullmatch(path)
-    return None if found is None else Looks("text", found["family"], family_of(SD_SCRIPTS, found["family"]))
+    return None if found is None else ParsedName("text", found["family"], family_of(SD_SCRIPTS, found["family"]))
 
 
 def captions_of(text: str, _added: Added) -> list[str]:
-    """The caption that sd-scripts takes of a caption file's text: its first line."""
+    """Return the caption that sd-scripts reads from the text of a caption file: its first line."""
     return [text.replace("\r\n", "\n").replace("\r", "\n").partition("\n")[0].strip()]
 
 
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
-    """Find whose files these are: by the picture's path without its extension."""
+    """Match files to pictures, by the picture's path without its extension."""
     pictures = by_name(samples, matches, is_flat=False)
     stems = {stem_of(reference): reference for reference in pictures_of(samples)}
-    latents: dict[str, list[Place]] = {}
+    latents: dict[str, list[FileLocation]] = {}
     for path in paths:
-        look, older = looks(path), path.removesuffix(".npz")
-        if look is None or look.family is None or not look.stem:
-            look = Looks("latents", stem=older)
-        if look.stem not in pictures or not matches.counts(look.family):
+        parsed, older = parse_name(path), path.removesuffix(".npz")
+        if parsed is None or parsed.family is None or not parsed.stem:
+            parsed = ParsedName("latents", stem=older)
+        if parsed.stem not in pictures or not matches.counts(parsed.family):
             continue
-        reference, sharing = pictures[look.stem]
-        if older != look.stem and older in stems:
+        reference, sharing = pictures[parsed.stem]
+        if older != parsed.stem and older in stems:
             those = (reference, stems[older])
             matches.doubt_latents(those, f"{path} may be of {' or '.join(those)}, so it is not used")
-        elif look.kind == "text":
-            matches.take_text_of(sharing, Place(path))
+        elif parsed.kind == "text":
+            matches.take_text_of(sharing, FileLocation(path))
         else:
-            latents.setdefault(reference, []).append(Place(path, facts=look.facts))
-    for reference, places in latents.items():
-        older_names = [place for place in places if not place.facts]  # which sd-scripts itself prefers
-        matches.take_only(reference, older_names or places)
+            latents.setdefault(reference, []).append(FileLocation(path, facts=parsed.facts))
+    for reference, locations in latents.items():
+        older_names = [location for location in locations if not location.facts]  # sd-scripts itself prefers these
+        matches.take_only(reference, older_names or locations)
 
 
-def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
-    """Latents of one picture; of a file of several sizes the largest. Raises EncodeFailed."""
+def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
+    """Return the latents of one picture, the largest if a file has several sizes. Raises EncodeFailed."""
     keys = [key for key in contents.tensors if _KEY.fullmatch(key)]
     if not keys:
         raise refuse(f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}")
@@ -91,7 +102,7 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
     suffix, tensor = key.removeprefix("latents"), without_batch(key, contents.tensors[key], 3)
     others = {name.removesuffix(suffix): raw for name, raw in contents.tensors.items() if name not in keys}
     others |= {name: contents.tensors[name] for name in keys if name != key}
-    facts = {**place.facts, **_viewed(others.pop(_VIEW, None), tensor)}
+    facts = {**location.facts, **_read_note(others.pop(_NOTE, None), tensor)}
     size = _size_of(others.get("original_size"))
     if size is not None and "size" not in facts:
         facts["size"] = size
@@ -99,33 +110,33 @@ def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
 
 
 def _size_of(raw: Raw | None) -> list[int] | None:
-    """(width, height) of the picture as an older file says; None where that is no pair of whole numbers of pixels."""
+    """Return (width, height) of the picture from an older file; None if they are no whole numbers of pixels."""
     if raw is None or raw[1] != (2,) or raw[0] not in _WHOLE_NUMBERS:
         return None
     size: list[int] = as_array(raw).tolist()
     return size if all(1 <= side < 1 << 31 for side in size) else None
 
 
-def _view_of(named: Named, latents: Raw) -> dict[str, Raw]:
-    """What says which part of the picture latents are of: nothing where it is the middle of all of it, or where that is not known."""
+def _note_of(named: Named, latents: Raw) -> dict[str, Raw]:
+    """Return the note of which part of the picture the latents show; empty for the centre of the whole picture, or if it is unknown."""
     if named.size is None or named.bucket is None or named.resized is None or named.crop is None:
         return {}
-    middle = placement(Size(*named.size), Size(*named.bucket))
+    middle = crop_box(Size(*named.size), Size(*named.bucket))
     if (named.resized, named.crop) == (tuple(middle.resized), middle.crop):
         return {}
-    return {_VIEW: from_array(np.array([*named.resized, *named.crop, crc32(latents[2])], np.int64))}
+    return {_NOTE: from_array(np.array([*named.resized, *named.crop, crc32(latents[2])], np.int64))}
 
 
-def _viewed(raw: Raw | None, latents: Raw) -> dict[str, Json]:
-    """`resized` and `crop` as an export of ours noted them; nothing where sd-scripts has put other latents beside the note since."""
+def _read_note(raw: Raw | None, latents: Raw) -> dict[str, Json]:
+    """Return `resized` and `crop` as an export noted them; empty if sd-scripts has replaced the latents since."""
     if raw is None or raw[:2] != ("I64", (7,)):
         return {}
-    *places, check = as_array(raw).tolist()
-    return {"resized": places[:2], "crop": places[2:]} if check == crc32(latents[2]) else {}
+    *found, check = as_array(raw).tolist()
+    return {"resized": found[:2], "crop": found[2:]} if check == crc32(latents[2]) else {}
 
 
-def read_text(contents: Contents, family: Family, _place: Place) -> Text:
-    """Text of one caption. Raises EncodeFailed."""
+def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:
+    """Return the text of one caption. Raises EncodeFailed."""
     tensors = dict(contents.tensors)
     match family.name:
         case "sdxl":
@@ -148,55 +159,54 @@ def _rows(raw: Raw) -> Raw:
     return without_batch("its embedding", raw, 2)
 
 
-def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
-    """Name and contents of a picture's latents at all resolutions.
+def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
+    """Return name and contents of a picture's latents file, with all resolutions.
 
-    Raises EncodeFailed where the picture's own size is not known, as it stands in the name, and where two views are of one bucket, and
-    are not the same.
+    Raises EncodeFailed if the picture's size, which the name needs, is unknown, or if two variants have one bucket but differ.
     """
-    named = views[0].named
+    named = variants[0].named
     if named.size is None:
         raise refuse(
             "the size of the original picture is not known, and the file's name needs it: encode the picture here, then export again"
         )
     made: dict[str, Raw] = {}
-    for view in views:
-        for name, raw in _arrays_of(family, view, named.size).items():
+    for variant in variants:
+        for name, raw in _arrays_of(family, variant, named.size).items():
             if made.setdefault(name, raw) != raw:
                 raise refuse(f"two resolutions share the bucket of {name}, but have different values")
     path = f"{stem_of(named.reference)}_{named.size[0]:04d}x{named.size[1]:04d}_{family.written_as(SD_SCRIPTS)}.npz"
     return path, Contents(made)
 
 
-def _arrays_of(family: Family, view: View, size: tuple[int, int]) -> dict[str, Raw]:
-    """What a file holds of one view. Names of other resolutions, which an imported file had, stay as they are."""
-    height, width = view.latents.tensor[1][-2:]
+def _arrays_of(family: Family, variant: ExportVariant, size: tuple[int, int]) -> dict[str, Raw]:
+    """Return the arrays of one variant. Names for other resolutions, which an imported file had, do not change."""
+    height, width = variant.latents.tensor[1][-2:]
     suffix = "" if family.name in BARE else f"_{height}x{width}"
-    if view.is_flipped:
-        return {f"latents_flipped{suffix}": view.latents.tensor}
+    if variant.is_flipped:
+        return {f"latents_flipped{suffix}": variant.latents.tensor}
     made = {
-        "latents": view.latents.tensor,
+        "latents": variant.latents.tensor,
         "original_size": from_array(np.array(size, np.int64)),
-        "crop_ltrb": from_array(np.array(_crop(view.named, view.named.bucket or (8 * width, 8 * height)), np.float64)),
-        **_view_of(view.named, view.latents.tensor),
-        **({} if view.mask is None else {"alpha_mask": _alpha(view.mask, view.named)}),
-        **own_of(SD_SCRIPTS, view.latents.others),
+        "crop_ltrb": from_array(np.array(_crop(variant.named, variant.named.bucket or (8 * width, 8 * height)), np.float64)),
+        **_note_of(variant.named, variant.latents.tensor),
+        **({} if variant.mask is None else {"alpha_mask": _alpha(variant.mask, variant.named)}),
+        **own_of(SD_SCRIPTS, variant.latents.others),
     }
     return {(name if _SIZED.search(name) else name + suffix): raw for name, raw in made.items()}
 
 
 def _alpha(mask: Raw, named: Named) -> Raw:
-    """A mask as sd-scripts keeps it: float32 `[H, W]` of the bucket, from 0 to 1. Its mean over a latent's pixels is what was stored."""
+    """Return a mask as sd-scripts stores it: float32 `[H, W]` of the bucket, 0 to 1. Its mean over a latent's pixels is the stored one."""
     array = as_array(mask)[0].astype(np.float32) / np.float32(255)
     factor = 8 if named.bucket is None else named.bucket[0] // array.shape[1]
     return from_array(array.repeat(factor, 0).repeat(factor, 1))
 
 
 def _crop(named: Named, bucket: tuple[int, int]) -> tuple[float, float, float, float]:
-    """`crop_ltrb` as sd-scripts itself notes it, in pixels of the bucket: where the whole picture lies when it is put inside of that.
+    """Return `crop_ltrb` as sd-scripts notes it, in pixels of the bucket: the box of the whole picture when fitted inside the bucket.
 
-    It notes the same for a crop that it drew. The left of the mirrored picture is what the bucket has to the right of it.
-    Of a part of the picture, which sd-scripts never cuts out, it is where the part lies in all of it.
+    It notes the same for a random crop. For a mirrored picture, its left is the space to the right of the box. For a part of the picture,
+    which sd-scripts never cuts out, we note where the part lies in the whole.
     """
     assert named.size is not None
     width, height = bucket
@@ -210,25 +220,25 @@ def _crop(named: Named, bucket: tuple[int, int]) -> tuple[float, float, float, f
 
 
 def finds(_family: Family, named: Named, rule: Rule) -> bool:
-    """Whether latents are of the bucket into which sd-scripts puts the picture, with `bucket_no_upscale` where the data set has that.
+    """Whether sd-scripts would put the picture into the bucket of its latents, with `bucket_no_upscale` if the data set has that.
 
-    Its `min_bucket_reso` and `max_bucket_reso` must leave room for the data set's buckets.
+    Its `min_bucket_reso` and `max_bucket_reso` must allow the data set's buckets.
     """
     if named.size is None or named.bucket is None:
-        return True  # what is not known is no reason
+        return True  # without these facts nothing can differ
     return tuple(named.bucket) == (bucket_of if rule.upscales else bucket_without_upscaling)(Size(*named.size), rule)
 
 
 def bucket_of(size: Size, rule: Rule) -> tuple[int, int]:
-    """The bucket of sd-scripts for a picture of this size: its own size, else the nearest aspect ratio, of equally near ones the first."""
+    """Return sd-scripts' bucket for a picture of this size: that size, else the nearest aspect ratio, the first of equally near ones."""
     buckets, own = bucket_list(rule.resolution, rule.step), size.width / size.height
     return size if size in buckets else min(buckets, key=lambda bucket: abs(bucket.width / bucket.height - own))
 
 
 def bucket_without_upscaling(size: Size, rule: Rule) -> tuple[int, int]:
-    """The same with `bucket_no_upscale`: a large picture is shrunk to the area, by the side that keeps its shape better; then cut to steps.
+    """Return the bucket with `bucket_no_upscale`: shrink a large picture to the area, then cut its sides to steps.
 
-    (0, 0) for a picture that is too long for any.
+    It shrinks by the side that keeps the shape better. It is (0, 0) for a picture that is too long for any bucket.
     """
     own, area, resized = size.width / size.height, rule.resolution**2, tuple(size)
     if size.width * size.height > area:
@@ -247,7 +257,7 @@ def _stepped(side: float, step: int) -> int:
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
-    """Name and contents of a picture's text. Masks and flags are those of the imported file, else as an encoder without masks has them."""
+    """Return name and contents of a picture's text file. Masks and flags are those of an imported file, or of an encoder without masks."""
     no = from_array(np.array(False))  # noqa: FBT003 - a value, not a flag
     match family.name:
         case "sdxl":

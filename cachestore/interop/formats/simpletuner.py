@@ -1,9 +1,9 @@
-"""SimpleTuner: files of `torch.save`, text in one folder by the caption's digest, latents in another by the picture's. Opens nothing.
+"""SimpleTuner: files of `torch.save`, with text named by a digest of the caption, and latents by one of the picture's name. Opens nothing.
 
-md5(caption)-FAMILY.pt                    text: a dict with a batch axis on sequences; older files a tuple
-SUB/sha256(stem).pt, SUB/stem.pt          latents, scaled: a tensor `[C, h, w]`; the second was written before names were digests
+md5(caption)-FAMILY.pt                    text: a dict with a batch axis on sequences; in older files a tuple
+SUB/sha256(stem).pt, SUB/stem.pt          latents, scaled: a tensor `[C, h, w]`; the second name is the older one
 
-Beside the pictures lie two files of JSON for each data set. What they say of sizes and crops is nowhere else.
+Text and latents are in different folders. Beside the pictures are two JSON files for each data set. Only they have sizes and crops:
 
 aspect_ratio_bucket_metadata_ID.json      by the picture's absolute path: sizes (width, height), and the crop's (top, left)
 aspect_ratio_bucket_indices_ID.json       by aspect ratio: the paths of the pictures that are trained on
@@ -23,34 +23,45 @@ from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, from_array
 from cachestore.core.samples import Sample
 from cachestore.core.words import first_of
 from cachestore.interop.formats.families import SIMPLETUNER, Family, family_of, own_of, unframed
-from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Told, View, pictures_of, references_of, stem_of
+from cachestore.interop.formats.matching import (
+    Added,
+    ExportVariant,
+    FileLocation,
+    Matches,
+    Metadata,
+    Named,
+    ParsedName,
+    pictures_of,
+    references_of,
+    stem_of,
+)
 from cachestore.interop.formats.text import POOLED, PROMPT, batched, mask_of, taken_apart, together
 
 _TEXT: Final = re.compile(r"(?P<digest>[0-9a-f]{32})-(?P<family>.+)\.pt")
 _LATENTS: Final = re.compile(r"[0-9a-f]{64}\.pt")
 _WHOLE: Final = "value"
 _BOTH: Final = "vae/"
-"""Where latents lie in a folder that holds text too, as an export does."""
+"""The folder of latents inside a folder that holds text too, such as an export."""
 _TIME_IDS: Final = "time_ids"
 _MASKS: Final = "attention_masks"
-TELLS: Final = re.compile(r"aspect_ratio_bucket_(?P<kind>metadata|indices)_.*\.json")
+METADATA_FILES: Final = re.compile(r"aspect_ratio_bucket_(?P<kind>metadata|indices)_.*\.json")
 _SIZES: Final[Mapping[str, str]] = {"original_size": "size", "intermediary_size": "resized", "target_size": "bucket"}
 _UNFRAMED: Final = frozenset({"qwen-image"})
 """Families of `[C, F, h, w]` whose pictures SimpleTuner caches as `[C, h, w]`."""
 _TUPLE: Final = (PROMPT, POOLED, _TIME_IDS, _MASKS)
-"""What older files hold, by position."""
+"""The tensors of older files, by position."""
 
 
-def looks(path: str) -> Looks | None:
-    """What a file holds; None of an older name, `STEM.pt`, which anything may have."""
+def parse_name(path: str) -> ParsedName | None:
+    """Return what a file holds; None for the older name `STEM.pt`, which any file may have."""
     name = PurePosixPath(path).name
     if (found := _TEXT.fullmatch(name)) is not None:
-        return Looks("text", found["family"], family_of(SIMPLETUNER, found["family"]), found["digest"])
-    return Looks("latents") if _LATENTS.fullmatch(name) is not None else None
+        return ParsedName("text", found["family"], family_of(SIMPLETUNER, found["family"]), found["digest"])
+    return ParsedName("latents") if _LATENTS.fullmatch(name) is not None else None
 
 
 def captions_of(text: str, _added: Added) -> list[str]:
-    """The captions that SimpleTuner takes of a caption file's text: its lines, with the white space around them but for the new line."""
+    """Return the captions that SimpleTuner reads from the text of a caption file: its lines, with spaces but without line ends."""
     return [line for line in text.split("\n") if line] if "\n" in text else [text]
 
 
@@ -59,24 +70,24 @@ def _md5(caption: str) -> str:
 
 
 def latents_name(reference: str) -> str:
-    """The file of a picture."""
+    """Return the path of a picture's latents in the VAE cache."""
     path = PurePosixPath(reference)
     return str(path.parent / f"{hashlib.sha256(path.stem.encode('utf-8', 'surrogatepass')).hexdigest()}.pt")
 
 
 def latents_path(reference: str) -> str:
-    """Where it lies in an exported folder."""
+    """Return the path of a picture's latents in an exported folder."""
     return f"{_BOTH}{latents_name(reference)}"
 
 
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
-    """Find whose files these are, by the digests of captions and of pictures' names."""
+    """Match files to samples, by the digests of captions and of picture names."""
     own = dict.fromkeys(caption for sample in samples for caption in ("", *sample.captions))
     captions = {_md5(form): caption for caption in own for form in matches.read_as.get(caption, ())} | {_md5(one): one for one in own}
-    texts = {path: look for path in paths if (look := looks(path)) is not None and look.kind == "text"}
-    for path, look in texts.items():
-        if look.stem in captions and look.family is not None and matches.counts(look.family):
-            matches.take_text(captions[look.stem], Place(path))
+    texts = {path: parsed for path in paths if (parsed := parse_name(path)) is not None and parsed.kind == "text"}
+    for path, parsed in texts.items():
+        if parsed.stem in captions and parsed.family is not None and matches.counts(parsed.family):
+            matches.take_text(captions[parsed.stem], FileLocation(path))
     _match_latents([path for path in paths if path not in texts], samples, matches)
 
 
@@ -85,24 +96,24 @@ def _match_latents(paths: Sequence[str], samples: Sequence[Sample], matches: Mat
     for reference in pictures_of(samples):
         for name in (latents_name(reference), f"{stem_of(reference)}.pt"):
             pictures.setdefault(name, set()).add(reference)
-    latents: dict[str, list[Place]] = {}
+    latents: dict[str, list[FileLocation]] = {}
     for path in paths:
         references = pictures.get(path, set()) | pictures.get(path.removeprefix(_BOTH), set())
         if len(references) == 1:
-            latents.setdefault(next(iter(references)), []).append(Place(path))
+            latents.setdefault(next(iter(references)), []).append(FileLocation(path))
         elif references:
             matches.doubt_latents(sorted(references), f"{path} may be of {' or '.join(sorted(references)[:3])}, so it is not used")
-    for reference, places in latents.items():
+    for reference, locations in latents.items():
         digest = PurePosixPath(latents_name(reference)).name
-        newer = [place for place in places if PurePosixPath(place.path).name == digest]  # for which alone SimpleTuner looks now
-        matches.take_only(reference, newer or places)
+        newer = [location for location in locations if PurePosixPath(location.path).name == digest]  # SimpleTuner now looks for these only
+        matches.take_only(reference, newer or locations)
 
 
-def read_told(name: str, data: bytes, references: Collection[str], matches: Matches) -> None:
-    """Take in what one of the two files says of these pictures, whose paths end with their references. Raises BadInput.
+def read_metadata(name: str, data: bytes, references: Collection[str], matches: Matches) -> None:
+    """Add to `matches` what one of the two JSON files reports about these pictures. Raises BadInput.
 
-    An entry that makes no sense is passed over, and so is one of another picture; the first kind is remarked, and so are
-    paths that may be of several, of which no crop is known then.
+    A path must end with a picture's reference; others are ignored. Impossible entries, and paths that may be several pictures, are ignored
+    with a remark. The crop of such pictures is then unknown.
     """
     try:
         body: object = json.loads(data)
@@ -110,7 +121,7 @@ def read_told(name: str, data: bytes, references: Collection[str], matches: Matc
         raise BadInput(
             f"{name} is not JSON ({error}): fix it, or move it away; without it, all crops are assumed to be at the centre"
         ) from error
-    found = TELLS.fullmatch(PurePosixPath(name).name)
+    found = METADATA_FILES.fullmatch(PurePosixPath(name).name)
     if found is not None and found["kind"] == "indices":
         _read_indices(name, body, references, matches)
         return
@@ -122,7 +133,7 @@ def read_told(name: str, data: bytes, references: Collection[str], matches: Matc
             senseless += 1
         else:
             info = {key: value for key, value in entry.items() if key not in _SIZES and key != "crop_coordinates"}
-            matches.told.setdefault(reference, []).append(Told(name, facts, info))
+            matches.metadata.setdefault(reference, []).append(Metadata(name, facts, info))
     if known.doubtful:
         what = f"{len(known.doubtful)} paths of {name} may be of {known.may_be()}, so nothing is taken from them"
         matches.remarks.append(what)
@@ -132,7 +143,7 @@ def read_told(name: str, data: bytes, references: Collection[str], matches: Matc
 
 
 def _read_indices(name: str, body: object, references: Collection[str], matches: Matches) -> None:
-    """Say which pictures the data set left out: they have no latents, and need none."""
+    """Add a remark on pictures that the data set left out: they have no latents, and need none."""
     buckets = _as_mapping(_as_mapping(body).get("aspect_ratio_bucket_indices"))
     paths = [str(path) for those in buckets.values() if isinstance(those, list) for path in cast("list[object]", those)]
     ends = references_of(paths, references)
@@ -148,7 +159,7 @@ def _as_mapping(value: object) -> Mapping[str, Any]:
 
 
 def _facts_of(entry: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Sizes and crop as the catalog keeps them; None where they are not all there, or cannot be."""
+    """Return sizes and crop as the catalog keeps them; None if one is missing or impossible."""
     facts, crop = {fact: entry.get(name) for name, fact in _SIZES.items()}, entry.get("crop_coordinates")
     if not all(_is_pair(size, least=1) for size in facts.values()) or not _is_pair(crop, least=0):
         return None
@@ -161,24 +172,24 @@ def _is_pair(value: object, *, least: int) -> bool:
     return len(numbers) == 2 and all(type(number) is int and least <= number < 1 << 31 for number in numbers)
 
 
-def read_latents(contents: Contents, family: Family, place: Place) -> Latents:
-    """Latents of one picture. Raises EncodeFailed."""
+def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
+    """Return the latents of one picture. Raises EncodeFailed."""
     name = "latents" if "latents" in contents.tensors else _WHOLE
     if name not in contents.tensors:
         raise refuse(f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}")
     raw = contents.tensors[name]
     tensor = _with_frames(raw) if family.has_frames else without_batch("latents", raw, 3)
     others = {other: value for other, value in contents.tensors.items() if other != name}
-    return family.latents(SIMPLETUNER, tensor, others, place.facts)
+    return family.latents(SIMPLETUNER, tensor, others, location.facts)
 
 
 def _with_frames(raw: Raw) -> Raw:
-    """`[C, F, h, w]`, of a single frame also `[C, h, w]`."""
+    """Return `[C, F, h, w]`; a single frame may come as `[C, h, w]`."""
     return reshaped(raw, (raw[1][0], 1, *raw[1][1:])) if len(raw[1]) == 3 else without_batch("latents", raw, 4)
 
 
-def read_text(contents: Contents, family: Family, _place: Place) -> Text:
-    """Text of one caption. Raises EncodeFailed."""
+def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:
+    """Return the text of one caption. Raises EncodeFailed."""
     tensors: dict[str, Raw] = {_by_position(name): raw for name, raw in contents.tensors.items()}
     ids = tensors.pop(_TIME_IDS, None)
     text = taken_apart(family, tensors, PROMPT, POOLED)
@@ -191,16 +202,16 @@ def _by_position(name: str) -> str:
     return _TUPLE[int(name)] if name.isdecimal() and int(name) < len(_TUPLE) else name
 
 
-def latents_file(family: Family, views: Sequence[View]) -> tuple[str, Contents]:
-    """Name and contents of a picture's latents."""
-    raw = views[0].latents.tensor
+def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
+    """Return name and contents of a picture's latents file."""
+    raw = variants[0].latents.tensor
     if family.name in _UNFRAMED and raw[1][1:2] == (1,):
         raw = unframed(raw)
-    return latents_path(views[0].named.reference), Contents({_WHOLE: raw})
+    return latents_path(variants[0].named.reference), Contents({_WHOLE: raw})
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
-    """Name and contents of a caption's text."""
+    """Return name and contents of a caption's text file."""
     prompt, pooled = together(family, text.tensors)
     made = {PROMPT: batched(prompt), POOLED: pooled}
     if family.name == "flux":
@@ -213,7 +224,7 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
 
 
 def stacks(named: Named, _resolution: int) -> str | None:
-    """What SimpleTuner puts into one batch: pictures of one aspect ratio, as the exported note of sizes says it. None where none says."""
+    """Return the aspect ratio by which SimpleTuner makes batches, as the exported JSON has it; None if the bucket is unknown."""
     return None if named.bucket is None else str(_ratio(named.bucket))
 
 
@@ -222,7 +233,7 @@ def _ratio(bucket: tuple[int, int]) -> float:
 
 
 def side_data(rows: Sequence[tuple[str, Named]], name: str) -> Mapping[str, object]:
-    """The two JSON files by which SimpleTuner knows sizes and crops, by their names. `rows` are (absolute path, picture)."""
+    """Return the two JSON files of sizes and crops, by name. `rows` are (absolute path, picture)."""
     known: dict[str, object] = {}
     buckets: dict[str, list[str]] = {}
     for path, named in rows:

@@ -1,4 +1,4 @@
-"""The formats by name: what each trainer's module can do. A new one is a row, and a module of functions like the others'."""
+"""The formats by name. A new one is a row here, and a module with functions like the others'."""
 
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -10,7 +10,7 @@ from cachestore.core.raw_tensors import Contents, Latents, Text
 from cachestore.core.samples import Sample
 from cachestore.interop.formats import ai_toolkit, diffusion_pipe, musubi, sd_scripts, simpletuner
 from cachestore.interop.formats.families import AI_TOOLKIT, DIFFUSION_PIPE, MUSUBI, SD_SCRIPTS, SIMPLETUNER, Family
-from cachestore.interop.formats.matching import Added, Looks, Matches, Named, Place, Rule, View
+from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Matches, Named, ParsedName, Rule
 
 Container = Literal["npz", "safetensors", "torch"]
 Resolutions = Literal["one file", "one folder", "a folder each"]
@@ -19,38 +19,38 @@ Extra = Literal["flips", "masks", "drawn crops", "own crops", "controls"]
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How a format's files are named and filled."""
+    """How the files of a format are named and filled."""
 
-    latents: Callable[[Family, Sequence[View]], tuple[str, Contents]]
-    """(path relative to the folder, contents) of one file, by the views that lie in it. Raises EncodeFailed."""
+    latents: Callable[[Family, Sequence[ExportVariant]], tuple[str, Contents]]
+    """Makes the file of these variants: (path relative to the folder, contents). Raises EncodeFailed."""
     text: Callable[[Family, Named, Text], tuple[str, Contents]]
     resolutions: Resolutions
-    """Where a picture's latents at several resolutions lie."""
+    """Where a picture's latents of several resolutions are stored."""
     takes: frozenset[Extra] = frozenset()
-    """What the trainer caches beside latents of whole pictures."""
+    """What the trainer caches besides latents of whole pictures."""
     latents_casts: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Dtypes that are not kept, and what they become."""
+    """Dtypes that the format cannot hold, and what replaces them."""
     text_casts: Mapping[str, str] = field(default_factory=dict[str, str])
     text_by: Literal["picture", "caption", "picture and caption"] = "picture"
-    """What text is named by. By captions alone all sources share one folder; a caption is digested as the trainer reads it."""
+    """What names text files. With `caption`, all sources share one folder. Captions are digested as the trainer reads them."""
     one_resolution: frozenset[str] = frozenset()
-    """Families whose files hold one resolution, where others' hold several."""
+    """Families whose files hold only one resolution."""
     finds: Callable[[Family, Named, Rule], bool] | None = None
-    """Whether the trainer looks for latents like these; None where it takes all of that name."""
+    """Whether the trainer looks for latents like these; None: it uses all with the right name."""
     stacks: Callable[[Named, int], Hashable] | None = None
-    """What the trainer puts into one batch at this resolution, so that all of it must be of one shape; None where shapes decide."""
+    """What groups pictures into batches at this resolution; each group must have one shape. None: the trainer groups by shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a format's files are told apart and read."""
+    """How the files of a format are recognised and read."""
 
-    looks: Callable[[str], Looks | None]
-    """What a file holds by its name alone; None where that tells nothing."""
+    parse_name: Callable[[str], ParsedName | None]
+    """What a file holds, by its name only; None if the name does not tell."""
     match: Callable[[Sequence[str], Sequence[Sample], Matches], None] | None
-    """By names alone; None where each value has to be looked into (diffusion-pipe)."""
-    latents: Callable[[Contents, Family, Place], Latents]
-    text: Callable[[Contents, Family, Place], Text]
+    """Matches files by name; None if each value must be opened (diffusion-pipe)."""
+    latents: Callable[[Contents, Family, FileLocation], Latents]
+    text: Callable[[Contents, Family, FileLocation], Text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +60,21 @@ class Format:
     name: str
     container: Container
     files: re.Pattern[str]
-    """How the path of a file that may be of such a cache ends."""
+    """Matches the end of a path that may be a file of this cache."""
     reading: Reading
     writing: Writing | None
     is_beside: bool = False
-    """Whether its files lie beside the pictures, so that their paths are those of the source."""
-    tells: re.Pattern[str] | None = None
-    """The names of files beside the pictures or the cache that say how pictures were cut."""
-    read_told: Callable[[str, bytes, Collection[str], Matches], None] | None = None
-    """Take in what such a file (name, bytes) says of these references. Raises BadInput for one that cannot be read."""
+    """Whether its files are beside the pictures, so that their paths are those of the source."""
+    metadata_files: re.Pattern[str] | None = None
+    """Matches the names of side files, beside the pictures or the cache, that report how pictures were cropped."""
+    read_metadata: Callable[[str, bytes, Collection[str], Matches], None] | None = None
+    """Reads such a side file (name, bytes) for these references. Raises BadInput if it cannot be read."""
     captions_of: Callable[[str, Added], list[str]] | None = None
-    """The captions that the trainer makes of a caption file's text; None where that is the text without the white space around it."""
+    """Makes the trainer's captions from a caption file's text; None if they are the text without the white space around it."""
     is_one_caption: bool = True
-    """Whether it takes one caption of each picture."""
+    """Whether it uses one caption for each picture."""
     text_may_be: str = ""
-    """What else its text may belong to than to captions of the source, in words."""
+    """What its text may belong to, in words, if not to captions of the source."""
 
 
 FORMATS: Final = {
@@ -84,7 +84,7 @@ FORMATS: Final = {
             SD_SCRIPTS,
             "npz",
             re.compile(r"\.npz\Z"),
-            Reading(sd_scripts.looks, sd_scripts.match, sd_scripts.read_latents, sd_scripts.read_text),
+            Reading(sd_scripts.parse_name, sd_scripts.match, sd_scripts.read_latents, sd_scripts.read_text),
             Writing(
                 sd_scripts.latents_file,
                 sd_scripts.text_file,
@@ -102,7 +102,7 @@ FORMATS: Final = {
             SIMPLETUNER,
             "torch",
             re.compile(r"\.pt\Z"),
-            Reading(simpletuner.looks, simpletuner.match, simpletuner.read_latents, simpletuner.read_text),
+            Reading(simpletuner.parse_name, simpletuner.match, simpletuner.read_latents, simpletuner.read_text),
             Writing(
                 simpletuner.latents_file,
                 simpletuner.text_file,
@@ -111,8 +111,8 @@ FORMATS: Final = {
                 text_by="caption",
                 stacks=simpletuner.stacks,
             ),
-            tells=simpletuner.TELLS,
-            read_told=simpletuner.read_told,
+            metadata_files=simpletuner.METADATA_FILES,
+            read_metadata=simpletuner.read_metadata,
             captions_of=simpletuner.captions_of,
             is_one_caption=False,
             text_may_be=(
@@ -124,14 +124,14 @@ FORMATS: Final = {
             MUSUBI,
             "safetensors",
             re.compile(r"\.safetensors\Z"),
-            Reading(musubi.looks, musubi.match, musubi.read_latents, musubi.read_text),
+            Reading(musubi.parse_name, musubi.match, musubi.read_latents, musubi.read_text),
             Writing(musubi.latents_file, musubi.text_file, "a folder each", frozenset({"drawn crops", "controls"}), stacks=musubi.stacks),
         ),
         Format(
             AI_TOOLKIT,
             "safetensors",
             re.compile(r"(^|/)(_latent_cache|_t_e_cache)/[^/]+\.safetensors\Z"),
-            Reading(ai_toolkit.looks, ai_toolkit.match, ai_toolkit.read_latents, ai_toolkit.read_text),
+            Reading(ai_toolkit.parse_name, ai_toolkit.match, ai_toolkit.read_latents, ai_toolkit.read_text),
             Writing(
                 ai_toolkit.latents_file,
                 ai_toolkit.text_file,
@@ -151,7 +151,7 @@ FORMATS: Final = {
             DIFFUSION_PIPE,
             "torch",
             re.compile(r"(^|/)(metadata\.db|shard_\d+\.bin)\Z"),
-            Reading(diffusion_pipe.looks, None, diffusion_pipe.read_latents, diffusion_pipe.read_text),
+            Reading(diffusion_pipe.parse_name, None, diffusion_pipe.read_latents, diffusion_pipe.read_text),
             writing=None,
         ),
     )
@@ -159,14 +159,14 @@ FORMATS: Final = {
 
 
 def format_named(name: str) -> Format:
-    """A format by its name. Raises BadInput that lists the known ones."""
+    """Return a format by its name. Raises BadInput that lists the known ones."""
     if name not in FORMATS:
         raise BadInput(f"the format {name!r} is not known; known are {', '.join(FORMATS)}")
     return FORMATS[name]
 
 
 def written_format(name: str) -> tuple[Format, Writing]:
-    """A format that can be exported, by its name. Raises BadInput that lists those that can."""
+    """Return a format that can be exported, by its name. Raises BadInput that lists those that can."""
     able = {one.name: (one, one.writing) for one in FORMATS.values() if one.writing is not None}
     if name in able:
         return able[name]

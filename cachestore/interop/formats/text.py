@@ -1,6 +1,6 @@
-"""Text embeddings between the form that pipelines take and the one in which each text encoder's are kept apart. Pure functions.
+"""Converts text embeddings between the form of pipelines and one with separate tensors for each text encoder. Pure functions.
 
-SDXL keeps CLIP-L and bigG, SD3 also T5; joined they are `prompt_embeds`. The widths are those that the family says.
+SDXL has CLIP-L and bigG; SD3 also has T5. Joined they are `prompt_embeds`. The family gives the widths.
 """
 
 from collections.abc import Mapping
@@ -21,24 +21,24 @@ SECOND: Final = "text_encoder_2"
 THIRD: Final = "text_encoder_3"
 
 _MASKS: Final = ("sd-scripts.t5_attn_mask", "simpletuner.attention_masks", "ai-toolkit.attention_mask")
-"""Under which names the mask of T5's rows may stand beside an imported text, `[L]` or `[1, L]`."""
+"""Names of the mask of T5's rows in an imported text, `[L]` or `[1, L]`."""
 
 
 def taken(tensors: dict[str, Raw], *names: str) -> list[Raw]:
-    """These tensors, which are taken out. Raises EncodeFailed where one is missing."""
+    """Remove these tensors from the dict and return them. Raises EncodeFailed if one is missing."""
     if lacking := [name for name in names if name not in tensors]:
         raise EncodeFailed(f"it has no {lacking[0]}, but {', '.join(sorted(tensors)) or 'nothing'}")
     return [tensors.pop(name) for name in names]
 
 
 def taken_apart(family: Family, tensors: dict[str, Raw], prompt: str, pooled: str) -> Text:
-    """The text of a file that has both under these names; the rest stays beside it. Raises EncodeFailed."""
+    """Return the text of a file that has both tensors under these names; all others stay beside it. Raises EncodeFailed."""
     rows, vector = taken(tensors, prompt, pooled)
     return Text(apart(family, without_batch(PROMPT, rows, 2), without_batch(POOLED, vector, 1)), tensors)
 
 
 def apart(family: Family, prompt: Raw, pooled: Raw) -> dict[str, Raw]:
-    """`prompt_embeds` `[rows, width]` and `pooled_prompt_embeds` `[width]` as each encoder's own. Raises EncodeFailed."""
+    """Split `prompt_embeds` `[rows, width]` and `pooled_prompt_embeds` `[width]` by text encoder. Raises EncodeFailed."""
     widths = family.widths
     match family.name:
         case "sdxl":
@@ -56,19 +56,19 @@ def apart(family: Family, prompt: Raw, pooled: Raw) -> dict[str, Raw]:
 
 
 def clip_apart(name: str, both: Raw, family: Family) -> dict[str, Raw]:
-    """What CLIP-L and bigG made, one beside the other, as each one's own. Raises EncodeFailed for another width."""
+    """Split the joined output of CLIP-L and bigG. Raises EncodeFailed for another width."""
     first, second = ((width.pooled if name == POOLED else width.rows) for width in (family.widths[FIRST], family.widths[SECOND]))
     _check(name, both, first + second)
     return {f"{name}.{FIRST}": columns(both, 0, first), f"{name}.{SECOND}": columns(both, first, first + second)}
 
 
 def clip_together(name: str, tensors: Mapping[str, Raw]) -> Raw:
-    """The inverse."""
+    """Join the outputs of CLIP-L and bigG: the inverse of `clip_apart`."""
     return joined([tensors[f"{name}.{FIRST}"], tensors[f"{name}.{SECOND}"]], -1)
 
 
 def together(family: Family, tensors: Mapping[str, Raw]) -> tuple[Raw, Raw]:
-    """(`prompt_embeds` `[rows, width]`, `pooled_prompt_embeds` `[width]`): the inverse of `apart`, bit for bit where all have one dtype."""
+    """Return (`prompt_embeds` `[rows, width]`, `pooled_prompt_embeds` `[width]`): the inverse of `apart`, exact if all have one dtype."""
     match family.name:
         case "sdxl":
             return clip_together(PROMPT, tensors), tensors[POOLED]
@@ -81,7 +81,7 @@ def together(family: Family, tensors: Mapping[str, Raw]) -> tuple[Raw, Raw]:
 
 
 def check_widths(family: Family, tensors: Mapping[str, Raw]) -> None:
-    """Refuse text that is not as wide as the family's encoders make it; of a family without widths nothing is. Raises EncodeFailed."""
+    """Raise EncodeFailed if text does not have the widths of the family's encoders. Families without widths are not checked."""
     widths = family.widths
     if not widths:
         return
@@ -94,7 +94,7 @@ def check_widths(family: Family, tensors: Mapping[str, Raw]) -> None:
 
 
 def mask_of(text: Text, length: int, tokens: int | None) -> Raw:
-    """int64 `[length]`, 1 where T5 read a token: as the imported file has it, else by the number of tokens; all 1 where nobody knows."""
+    """Return T5's mask, int64 `[length]`: that of the imported file, else 1 for each counted token, else all 1."""
     for name in _MASKS:
         raw = text.others.get(name)
         if raw is not None and raw[1][-1:] == (length,) and len(as_array(raw).reshape(-1)) == length:
@@ -104,7 +104,7 @@ def mask_of(text: Text, length: int, tokens: int | None) -> Raw:
 
 
 def batched(raw: Raw) -> Raw:
-    """With a batch axis of 1 in front."""
+    """Return the tensor with a batch axis of 1 in front."""
     return reshaped(raw, (1, *raw[1]))
 
 

@@ -1,6 +1,6 @@
-"""Files of `torch.save`: read with `weights_only=True`, which belongs into a limited process (`sandbox`), and written. Imports torch.
+"""Reads files of `torch.save` with `weights_only=True`, and writes them. Reading belongs into a limited process (`sandbox`). Imports torch.
 
-What is read is flattened by the path of names that leads to it (`a.b`), or of numbers. Nothing but tensors and plain values comes out.
+Nested values are flattened: the name is the path of keys or numbers (`a.b`). Only tensors and plain values are returned.
 """
 
 import gzip
@@ -20,16 +20,16 @@ _GZIP: Final = b"\x1f\x8b"
 _DEPTH: Final = 8
 _LEAVES: Final = 4096
 WHOLE: Final = "value"
-"""The name of a tensor that is all there is."""
+"""The name of a tensor that is the whole file."""
 
 
 def read_torch(data: bytes) -> Contents:
-    """The tensors and plain values of a file of `torch.save`, gzip around it or not. Raises EncodeFailed."""
+    """Return the tensors and plain values of a file of `torch.save`, with or without gzip. Raises EncodeFailed."""
     if data[:2] == _GZIP:
         data = _unpacked(data)
     try:
         loaded: object = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # The boundary to torch's unpickler, which refuses what is no tensor, and fails on damage, in many ways.
+    except Exception as error:  # torch's unpickler raises many kinds of errors, for forbidden objects and for damage
         raise EncodeFailed(f"torch refuses it ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})") from error
     leaves = [(name or WHOLE, leaf) for name, leaf in islice(_leaves(loaded, "", 0), _LEAVES + 1)]
     if len(leaves) > _LEAVES:
@@ -63,7 +63,7 @@ def _leaves(value: object, name: str, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def write_torch(tensors: Mapping[str, Raw]) -> bytes:
-    """A file of `torch.save`: a dict of tensors, or the tensor itself where its name is WHOLE. Equal tensors make equal bytes."""
+    """Return a file of `torch.save`: a dict of tensors, or the tensor itself if its name is WHOLE. Equal tensors give equal bytes."""
     made = to_torch({name: (dtype, shape, bytearray(buffer)) for name, (dtype, shape, buffer) in tensors.items()})
     buffer = io.BytesIO()
     torch.save(made[WHOLE] if set(made) == {WHOLE} else made, buffer)

@@ -1,4 +1,4 @@
-"""What imported values are said to be: their family, and the model and settings that made them."""
+"""Finds the family of imported values, and the model and settings that the user declares for them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -6,13 +6,13 @@ from typing import Final
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, Recipe
-from cachestore.encode import families as recipes
+from cachestore.encode import families
 from cachestore.encode.unit import Encoder
 from cachestore.files.paths import Layout
-from cachestore.interop.file_encoder import Captions, Pictures
+from cachestore.interop.file_encoder import ImportedLatents, ImportedText
 from cachestore.interop.formats.families import Family, State, Width, family_of_pipeline
 from cachestore.interop.formats.text import THIRD
-from cachestore.interop.import_matching import Found
+from cachestore.interop.import_matching import CacheScan
 from cachestore.interop.import_request import ImportRequest
 from cachestore.interop.sandbox import CacheFiles
 from cachestore.jobs.declared_model import IMPORTED, as_made
@@ -21,14 +21,14 @@ from cachestore.storage.model_digests import load_digests
 from cachestore.work.workers import host_name
 
 VERSION: Final = 4
-"""Raised when the code makes other tensors of the same files, or takes them for other samples'."""
+"""Raised if the code makes other tensors from the same files, or matches files to other samples."""
 
 _LIMITS: Final = {"wan": 512}
-"""Rows that a family's text is filled up to with zeros, where its row in `encode/families` leaves that to the request."""
+"""Rows to which a family's text is padded with zeros, if `encode/families` leaves that to the request."""
 
 
-def claimed_encoders(layout: Layout, request: ImportRequest) -> dict[str, Encoder]:
-    """By encoder, who the user says made the cache; nothing without a model. Its files are digested, and nothing is loaded."""
+def declared_encoders(layout: Layout, request: ImportRequest) -> dict[str, Encoder]:
+    """Return the encoders of the declared model; empty without a model. Its files are digested; nothing is loaded."""
     if request.model is None:
         return {}
     known = load_digests(layout, host_name())
@@ -41,39 +41,39 @@ def claimed_encoders(layout: Layout, request: ImportRequest) -> dict[str, Encode
         except BadInput as error:
             if encoder in request.encode:
                 raise
-            refused = error  # a VAE alone has no text encoder, and says nothing of text
+            refused = error  # a VAE alone has no text encoder, which is fine for latents
     if refused is not None and not found:
         raise refused
     return found
 
 
-def family_of_cache(found: Found, made: Mapping[str, Encoder]) -> Family:
-    """The family of a cache, with the model's widths: as the user says, else as file names tell, else the model's.
+def family_of_cache(found: CacheScan, made: Mapping[str, Encoder]) -> Family:
+    """Return the family of a cache, with the declared model's widths. Raises BadInput if it is contradictory or unknown.
 
-    Names of files that match a sample come first, then those of all files. Raises BadInput where they contradict each other, or none tells.
+    It is the one that the user named, else that of file names (those that match a sample first), else the model's.
     """
     request, matches = found.request, found.matches
-    held = {look.family.name: look.family for those in found.by_kind.values() for _path, look in those if look.family is not None}
+    held = {parsed.family.name: parsed.family for those in found.by_kind.values() for _path, parsed in those if parsed.family is not None}
     named = matches.families or held
     pipeline = made["text"].recipe.make.get("pipeline") if "text" in made else _pipeline_of(request.model)
-    told = family_of_pipeline(str(pipeline)) if pipeline is not None else None
+    declared = family_of_pipeline(str(pipeline)) if pipeline is not None else None
     if matches.family is None and len(named) > 1:
         raise BadInput(f"{request.folder} holds caches of {', '.join(sorted(named))}: pass --family with the one to import")
-    family = matches.family or next(iter(named.values()), None) or told
+    family = matches.family or next(iter(named.values()), None) or declared
     if family is None:
         raise BadInput(
             f"neither the files of {request.folder} nor the model say which model family they are of: pass --family, such as sdxl or flux"
         )
-    if told is not None and told != family:
+    if declared is not None and declared != family:
         raise BadInput(
-            f"the files of {request.folder} are of {family.name}, but {request.model} is of {told.name}: pass the model that made them"
+            f"the files of {request.folder} are of {family.name}, but {request.model} is of {declared.name}: pass the model that made them"
         )
-    family.written_as(request.format)  # raises where the trainer has none
+    family.written_as(request.format)  # raises if the trainer has no name for it
     return replace(family, widths={**family.widths, **_widths_of(made.get("text"), family)})
 
 
 def _widths_of(encoder: Encoder | None, family: Family) -> dict[str, Width]:
-    """How wide the text of the claimed model is, by its own configuration; nothing without one."""
+    """Return the widths of the declared model's text, from its configuration; empty without one."""
     from cachestore.encode.setup import pooled_width, text_width
     from cachestore.encode.text import TextEncoder
 
@@ -84,7 +84,7 @@ def _widths_of(encoder: Encoder | None, family: Family) -> dict[str, Width]:
 
 
 def _pipeline_of(model: str | None) -> str | None:
-    """The pipeline whose folder a model is, where it is here; None of a VAE alone, which may be of several families."""
+    """Return the class of a pipeline's folder; None if it is not here, or is a VAE alone, which may belong to several families."""
     from cachestore.encode import hub, models
 
     if model is None or not hub.is_here(model, None):
@@ -97,39 +97,39 @@ def _pipeline_of(model: str | None) -> str | None:
 
 
 def _text_recipe(family: Family, make: Mapping[str, Json]) -> Recipe:
-    row = recipes.text_family(family.pipeline)
+    row = families.text_family(family.pipeline)
     widened = {THIRD: family.widths[THIRD].rows} if THIRD in family.widths else {}
-    read = recipes.text_read(row, limit=_LIMITS.get(family.name), widths=widened)
-    return Recipe("text", {**make, "outputs": recipes.stored_names(row)}, read)
+    read = families.text_read(row, limit=_LIMITS.get(family.name), widths=widened)
+    return Recipe("text", {**make, "outputs": families.stored_names(row)}, read)
 
 
 def _latents_recipe(family: Family, state: State, make: Mapping[str, Json], made: Encoder | None) -> Recipe:
-    """The constants are those of the claimed VAE, else those of the family's released one."""
+    """Return the recipe, with the constants of the declared VAE, else of the family's released one."""
     if made is not None:
         read: dict[str, Json] = {**made.recipe.read, "stored": state.kind}
     else:
         scale = {"scaling_factor": family.scale.factor, "shift_factor": family.scale.shift}
         released = {**scale, "latent_channels": family.channels, "block_out_channels": [1] * 4}
-        read = recipes.latents_read(recipes.vae_family(family.vae_class), released, state.kind)
+        read = families.latents_read(families.vae_family(family.vae_class), released, state.kind)
     if state.is_scaled:
         read["scaled"] = True
     return Recipe("latents", {**make, "scaled": state.is_scaled, "outputs": [state.kind]}, read)
 
 
 def file_encoders(
-    cache: CacheFiles, found: Found, family: Family, made: Mapping[str, Encoder], kinds: Iterable[str]
-) -> tuple[Captions | Pictures, ...]:
-    """The encoders that read the files of each of these kinds. Raises BadInput for text that is not understood."""
+    cache: CacheFiles, found: CacheScan, family: Family, made: Mapping[str, Encoder], kinds: Iterable[str]
+) -> tuple[ImportedText | ImportedLatents, ...]:
+    """Return the encoders that read the files of these kinds. Raises BadInput for text that cannot be read."""
     trainer, matches = found.wanted.name, found.matches
-    encoders: list[Captions | Pictures] = []
+    encoders: list[ImportedText | ImportedLatents] = []
     for kind in sorted({*kinds}, reverse=True):  # text first
-        claimed = {**found.request.claims, **({"recipe": dict(made[kind].recipe.make)} if kind in made else {})}
-        make = {"kind": IMPORTED, "provenance": IMPORTED, "version": VERSION, "format": trainer, "family": family.name, "claimed": claimed}
+        declared = {**found.request.claims, **({"recipe": dict(made[kind].recipe.make)} if kind in made else {})}
+        make = {"kind": IMPORTED, "provenance": IMPORTED, "version": VERSION, "format": trainer, "family": family.name, "claimed": declared}
         if kind == "latents":
             recipe = _latents_recipe(family, family.states[trainer], make, made.get(kind))
-            encoders.append(Pictures(recipe, cache, family, matches.latents, matches.doubtful_latents, told=matches.told))
+            encoders.append(ImportedLatents(recipe, cache, family, matches.latents, matches.doubtful_latents, metadata=matches.metadata))
         elif trainer in family.text:
-            encoders.append(Captions(_text_recipe(family, make), cache, family, matches.text, matches.doubtful))
+            encoders.append(ImportedText(_text_recipe(family, make), cache, family, matches.text, matches.doubtful))
         else:
             able = ", ".join(sorted(family.text)) or "none"
             raise BadInput(f"text of {family.name} cannot be read in the form of {trainer} (only in that of {able}): pass --encode latents")

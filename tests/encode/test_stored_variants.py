@@ -20,7 +20,7 @@ from cachestore.cli.lines import training_lines
 from cachestore.core.errors import BadInput, FormatError, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.precompute import look_ahead
+from cachestore.jobs.precompute import forecast_of
 from cachestore.storage.losses import needed_by
 from cachestore.storage.snapshot import list_segments
 from cachestore.store.reader import Reader
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarni
 SIZES = {"wide": (100, 60), "wider": (120, 60), "tall": (60, 100), "square": (70, 70), "bare": (80, 50)}
 """Of pictures; the last one has no mask."""
 RESOLUTIONS = (64, 48, 32)
-VIEWS = 4
+VARIANTS = 4
 """Two crops, each also mirrored."""
 OPTIONS: dict[str, Any] = {
     "resolution": RESOLUTIONS,
@@ -72,19 +72,19 @@ def make_data(folder):
 @pytest.fixture(scope="module")
 def made(built, tmp_path_factory):
     """A FLUX-like data set with three resolutions, two crops, mirrored pictures, masks and two caption sets: (manifest, store, report)."""
-    folder = tmp_path_factory.mktemp("views")
+    folder = tmp_path_factory.mktemp("variants")
     manifest, store = make_data(folder / "data"), folder / "store"
-    forecast = look_ahead(PrecomputeRequest(str(manifest), str(built("flux").folder), str(store), **OPTIONS))
+    forecast = forecast_of(PrecomputeRequest(str(manifest), str(built("flux").folder), str(store), **OPTIONS))
     report = cs.precompute(manifest, model=built("flux").folder, store=store, inline=True, **OPTIONS)
     return manifest, store, report, forecast
 
 
-PICTURES = len(SIZES) * len(RESOLUTIONS) * VIEWS
-MASKS = (len(SIZES) - 1) * len(RESOLUTIONS) * VIEWS
+PICTURES = len(SIZES) * len(RESOLUTIONS) * VARIANTS
+MASKS = (len(SIZES) - 1) * len(RESOLUTIONS) * VARIANTS
 CAPTIONS = 2 * len(SIZES) + 1
 
 
-def test_every_view_is_planned_at_every_resolution_and_encoded(made, built):
+def test_every_variant_is_planned_at_every_resolution_and_encoded(made, built):
     manifest, store, report, forecast = made
     assert (forecast.samples, forecast.wanted, forecast.to_encode) == (5, PICTURES + MASKS + CAPTIONS, PICTURES + MASKS + CAPTIONS)
     assert sum(forecast.buckets.values()) == len(SIZES) * len(RESOLUTIONS)
@@ -96,32 +96,32 @@ def test_every_view_is_planned_at_every_resolution_and_encoded(made, built):
     assert (again.encoded, again.reused, again.generation) == (0, again.wanted, report.generation)
 
 
-def views_by_epoch(data, name):
-    """What a sample has in each of the epochs in which every view comes once."""
+def variants_by_epoch(data, name):
+    """What a sample has in each of the epochs in which every variant comes once."""
     found = []
-    for epoch in range(VIEWS):
+    for epoch in range(VARIANTS):
         data.set_epoch(epoch)
         found.append(data[data.index(name)])
     return found
 
 
 @pytest.mark.parametrize("resolution", RESOLUTIONS)
-def test_each_view_comes_once_in_as_many_epochs_with_the_sizes_that_it_was_cut_by(made, resolution):
+def test_each_variant_comes_once_in_as_many_epochs_with_the_sizes_that_it_was_cut_by(made, resolution):
     data = cs.CachedDataset(made[1], resolution=resolution, latents="mean")
     found = catalog(made[1])
     column = next(column for column in found.columns if column.role == "image" and column.options["resolution"] == resolution)
     with closing(Reader(made[1])) as reader:
         for row, name in enumerate(found.ids):
             cells = column.row_cells(row)
-            views = views_by_epoch(data, name)
-            tops = sorted(tuple(view["crop_top_left"].tolist()) for view in views)
+            variants = variants_by_epoch(data, name)
+            tops = sorted(tuple(variant["crop_top_left"].tolist()) for variant in variants)
             assert tops == sorted((cell.facts["crop"][1], cell.facts["crop"][0]) for cell in cells)
             stored = [reader.get(cell.key, as_numpy=True)["moments"][:16] for cell in cells]
-            for view in views:
-                raw = view["latents"].numpy() / np.float32(0.3611) + np.float32(0.1159)
+            for variant in variants:
+                raw = variant["latents"].numpy() / np.float32(0.3611) + np.float32(0.1159)
                 assert any(np.allclose(raw, one, atol=1e-4) for one in stored)
-            assert {tuple(view["target_size"].tolist()) for view in views} == {cells[0].facts["bucket"][1::-1]}
-            assert {tuple(view["original_size"].tolist()) for view in views} == {SIZES[name][::-1]}
+            assert {tuple(variant["target_size"].tolist()) for variant in variants} == {cells[0].facts["bucket"][1::-1]}
+            assert {tuple(variant["original_size"].tolist()) for variant in variants} == {SIZES[name][::-1]}
 
 
 @pytest.mark.parametrize("resolution", RESOLUTIONS)
@@ -132,18 +132,18 @@ def test_masks_are_cut_and_mirrored_as_their_pictures(made, resolution):
     sides = set()
     for row, name in enumerate(found.ids):
         cells = column.row_cells(row)
-        for view in views_by_epoch(data, name):
-            assert view["mask"].shape == (1, *view["latents"].shape[-2:])
+        for variant in variants_by_epoch(data, name):
+            assert variant["mask"].shape == (1, *variant["latents"].shape[-2:])
             if name == "bare":
-                assert bool((view["mask"] == 1).all())
+                assert bool((variant["mask"] == 1).all())
                 continue
-            left = int(view["crop_top_left"][1])
+            left = int(variant["crop_top_left"][1])
             alike = [cell.facts for cell in cells if cell.facts["crop"][0] == left]
             width = alike[0]["resized"][0]
-            centres = left + 2 * np.arange(view["mask"].shape[-1]) + 1
+            centres = left + 2 * np.arange(variant["mask"].shape[-1]) + 1
             plain, mirrored = centres < width / 3, centres > width * 2 / 3
             edge = (abs(centres - width / 3) < 2) | (abs(centres - width * 2 / 3) < 2)
-            shown = view["mask"][0, 0].numpy() > 0.5
+            shown = variant["mask"][0, 0].numpy() > 0.5
             expected = {bool(facts.get("flip")): mirrored if facts.get("flip") else plain for facts in alike}
             matches = [side for side, columns in expected.items() if (shown == columns)[~edge].all()]
             assert matches, (name, left, shown)
@@ -156,12 +156,12 @@ def test_a_batch_read_in_one_go_is_that_of_its_samples_bit_for_bit(made):
         data = cs.CachedDataset(made[1], resolution=resolution, captions=cs.CaptionPolicy(choose="all"))
         for epoch in range(3):
             data.set_epoch(epoch)
-            for places in (*data.buckets.values(), [data.index("bare")], [data.index("wide")]):
-                batch, expected = data.read_batch(places), data.collate(data.__getitems__(places))
+            for indices in (*data.buckets.values(), [data.index("bare")], [data.index("wide")]):
+                batch, expected = data.read_batch(indices), data.collate(data.__getitems__(indices))
                 assert set(batch) == set(expected)
                 for name, value in batch.items():
                     assert value.equal(expected[name]) if isinstance(value, torch.Tensor) else value == expected[name]
-                assert batch["mask"].shape == (len(places), 1, *batch["latents"].shape[-2:])
+                assert batch["mask"].shape == (len(indices), 1, *batch["latents"].shape[-2:])
                 assert (batch["mask"].dtype, float(batch["mask"].min()) >= 0, float(batch["mask"].max()) <= 1) == (
                     torch.float32,
                     True,
@@ -174,10 +174,10 @@ def test_one_resolution_is_chosen_or_all_are_mixed(made):
         cs.CachedDataset(made[1])
     with pytest.raises(BadInput, match="not encoded at the resolution 40; it has 64, 48, 32"):
         cs.CachedDataset(made[1], resolution=40)
-    views = [cs.CachedDataset(made[1], resolution=size) for size in RESOLUTIONS]
-    assert [data.resolution for data in views] == list(RESOLUTIONS)
-    assert len({data.digest for data in views}) == 3
-    mixed = cs.MixedDataset(views)
+    sizes = [cs.CachedDataset(made[1], resolution=size) for size in RESOLUTIONS]
+    assert [data.resolution for data in sizes] == list(RESOLUTIONS)
+    assert len({data.digest for data in sizes}) == 3
+    mixed = cs.MixedDataset(sizes)
     sizes = [tuple(batch["latents"].shape[-2:]) for batch in cs.make_loader(mixed, batch_size=1)]
     assert (len(sizes), len(set(sizes))) == (15, len(mixed.buckets))
 
@@ -196,7 +196,7 @@ def test_what_is_there_is_what_is_made_again_of_every_column(made):
     assert (report.ok, report.recomputed["equal"], report.recomputed["chosen"]) == (True, 60, 60)
 
 
-def test_every_view_is_needed_by_the_data_set(made):
+def test_every_variant_is_needed_by_the_data_set(made):
     assert {key for key, _sample in needed_by(catalog(made[1]))} == {key for keys in keys_of(made[1]).values() for key in keys}
 
 
@@ -224,9 +224,9 @@ def test_what_is_lost_is_made_again_by_the_request_that_made_it(made, tmp_path):
 
 def test_why_names_resolution_crop_and_side(made, capsys):
     assert main(["why", str(made[1]), "wide"]) == OK
-    said = capsys.readouterr().out
-    assert "latents/image at 48 crop 1 mirrored: present" in said
-    assert "mask/mask at 32 crop 0: present" in said
+    reported = capsys.readouterr().out
+    assert "latents/image at 48 crop 1 mirrored: present" in reported
+    assert "mask/mask at 32 crop 0: present" in reported
 
 
 def keys_of(store):
@@ -253,7 +253,7 @@ def test_of_a_replaced_picture_only_its_own_entries_are_encoded(made, built, tmp
     assert cs.verify(store).ok
 
 
-def test_views_stay_while_text_is_made_anew_and_go_with_their_picture(made, built, tmp_path):
+def test_variants_stay_while_text_is_made_anew_and_go_with_their_picture(made, built, tmp_path):
     """A run for text alone keeps the columns of pictures, but for what is made from other bytes now."""
     manifest, store = Path(shutil.copytree(made[0].parent, tmp_path / "data")) / "m.jsonl", shutil.copytree(made[1], tmp_path / "store")
     before = keys_of(store)
@@ -287,7 +287,7 @@ def test_control_images_are_cut_and_mirrored_as_the_picture_they_go_with(built, 
     assert len(seen) >= 4
 
 
-def test_a_resolution_and_views_are_added_without_encoding_what_is_there(built, tmp_path):
+def test_a_resolution_and_variants_are_added_without_encoding_what_is_there(built, tmp_path):
     manifest, store = make_data(tmp_path / "data"), tmp_path / "store"
     fixed: dict[str, Any] = {"model": built("flux").folder, "store": store, "encode": ("latents",), "bucket_step": 16, "inline": True}
     first = cs.precompute(manifest, resolution=64, crop="random", **fixed)
@@ -329,7 +329,7 @@ def test_the_lines_of_the_page_encode_and_mix_two_resolutions(built, tmp_path, m
     assert names["at_64"].resolution == 64
 
 
-def test_a_catalog_with_another_number_of_views_than_it_says_is_refused(made, tmp_path):
+def test_a_catalog_with_another_number_of_variants_than_it_says_is_refused(made, tmp_path):
     store = shutil.copytree(made[1], tmp_path / "store")
     found = catalog(store)
     columns = tuple(replace(one, options={**one.options, "variants": 3}) if one.role == "image" else one for one in found.columns)

@@ -1,4 +1,4 @@
-"""Reading ahead in the trainer's process: the same batches, and no thread that anybody could trip over."""
+"""Prefetching in the trainer's process: the same batches, and no thread that anybody could trip over."""
 
 import gc
 import os
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import cachestore as cs
-from cachestore.loading.ahead import ReadAhead, Ring
+from cachestore.loading.prefetch import Prefetcher, Ring
 
 pytestmark = pytest.mark.torch
 
@@ -40,17 +40,17 @@ class Samples:
     def __len__(self):
         return self.count
 
-    def __getitem__(self, place):
-        return {"number": torch.tensor(place)}
+    def __getitem__(self, index):
+        return {"number": torch.tensor(index)}
 
-    def __getitems__(self, places):
+    def __getitems__(self, indices):
         self.reached.release()
         assert self.gate.wait(LIMIT_SECONDS)
         self.readers.append(threading.current_thread())
-        self.read.append(list(places))
-        if self.fails_at in places:
+        self.read.append(list(indices))
+        if self.fails_at in indices:
             raise cs.CorruptEntry(f"sample {self.fails_at} is damaged")
-        return [self[place] for place in places]
+        return [self[index] for index in indices]
 
     def collate(self, samples):
         return {"number": torch.stack([sample["number"] for sample in samples])}
@@ -60,7 +60,7 @@ class Samples:
 
 
 def loader_of(data, *, batch_size=4, ahead=2, threads=1) -> Any:
-    source = ReadAhead(data, batches=ahead, threads=threads)
+    source = Prefetcher(data, batches=ahead, threads=threads)
     sampler = cs.BucketBatchSampler(source, batch_size=batch_size, rank=0, num_replicas=1)
     return DataLoader(source, batch_sampler=sampler, collate_fn=source.collate)
 
@@ -93,13 +93,13 @@ def test_a_data_set_without_samples_starts_no_thread_and_has_no_batch():
     data = Samples(0)
     with pytest.raises(cs.BadInput, match="the data set has no samples"):
         loader_of(data)
-    assert (len(ReadAhead(data)), data.readers) == (0, [])
+    assert (len(Prefetcher(data)), data.readers) == (0, [])
 
 
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 5), st.integers(1, 3))
 def test_the_batches_are_those_that_are_read_without_it(count, batch_size, ahead, threads):
     data = Samples(count)
-    assume(any(len(places) >= batch_size for places in data.buckets.values()))
+    assume(any(len(indices) >= batch_size for indices in data.buckets.values()))
     loader = loader_of(data, batch_size=batch_size, ahead=ahead, threads=threads)
     plain = cs.BucketBatchSampler(Samples(count), batch_size=batch_size, rank=0, num_replicas=1)
     for _epoch in range(2):
@@ -162,16 +162,16 @@ def test_a_trainer_that_skips_batches_gets_those_after_them():
     data.read.clear()
     rest = list(islice(sampler, 6, None))
     sampler.set_epoch(0)
-    with closing(iter(sampler)) as places:
-        skipped = list(islice(places, 6))
-        assert [source.collate(source.__getitems__(batch))["number"].tolist() for batch in places] == expected[6:] == rest
+    with closing(iter(sampler)) as indices:
+        skipped = list(islice(indices, 6))
+        assert [source.collate(source.__getitems__(batch))["number"].tolist() for batch in indices] == expected[6:] == rest
     assert data.read == rest
     assert len(skipped) == 6
 
 
 def test_what_was_not_announced_is_read_when_it_is_asked_for():
     data = Samples()
-    source = ReadAhead(data)
+    source = Prefetcher(data)
     assert numbers([source.collate(source.__getitems__([3, 5]))]) == [[3, 5]]
     assert source[3]["number"] == 3
     assert numbers([source.collate([source[3], source[5]])]) == [[3, 5]]
@@ -252,14 +252,14 @@ def test_a_fork_waits_for_the_read_under_way_in_another_thread_and_nothing_is_lo
 
 
 def test_it_is_pickled_without_its_threads():
-    source = ReadAhead(SimpleNamespace(buckets={(): [0]}, digest="d", collate=len), batches=3, pin_memory=False)  # pyright: ignore[reportArgumentType]
+    source = Prefetcher(SimpleNamespace(buckets={(): [0]}, digest="d", collate=len), batches=3, pin_memory=False)  # pyright: ignore[reportArgumentType]
     with source.announce(np.array([[0]])):
         again = pickle.loads(pickle.dumps(source))
     assert again.digest == "d"
 
 
 def test_an_abandoned_iteration_that_is_collected_in_a_reading_thread_waits_for_nobody():
-    source = ReadAhead(SimpleNamespace(buckets={(): [0]}, digest="d", collate=len), batches=3, pin_memory=False)  # pyright: ignore[reportArgumentType]
+    source = Prefetcher(SimpleNamespace(buckets={(): [0]}, digest="d", collate=len), batches=3, pin_memory=False)  # pyright: ignore[reportArgumentType]
     abandoned = [source.announce(np.array([[0]])) for _ in range(2)]
     for each in abandoned:
         each.__enter__()
@@ -290,10 +290,10 @@ class Buffered(Samples):
         self.made.append(Buffers(8, pin))
         return self.made[-1]
 
-    def read_batch(self, places, *, into=None):
+    def read_batch(self, indices, *, into=None):
         into = into or Buffers(8, pin=False)
-        into.view[: len(places)] = places
-        return {"number": into.flat[: len(places)], "names": list(map(str, places))}
+        into.view[: len(indices)] = indices
+        return {"number": into.flat[: len(indices)], "names": list(map(str, indices))}
 
 
 def test_buffers_nobody_holds_are_used_again():
@@ -315,7 +315,7 @@ def test_a_batch_that_is_kept_in_whole_or_in_part_is_never_written_again():
 
 def test_what_no_buffers_are_given_for_is_pinned_by_the_thread_that_read_it(monkeypatch):
     data = Samples()
-    source = ReadAhead(data, pin_memory=True)
+    source = Prefetcher(data, pin_memory=True)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 1000)
     with source.announce(np.array([[0, 2], [4, 6]])):
         assert numbers([source.collate(source.__getitems__([0, 2]))]) == [[1000, 1002]]
@@ -329,7 +329,7 @@ def test_in_a_worker_every_batch_has_memory_of_its_own():
     assert [batch["number"].tolist() for batch in kept] == list(cs.BucketBatchSampler(Samples(), batch_size=4, rank=0, num_replicas=1))
 
 
-def test_without_batches_ahead_nothing_is_read_by_a_thread():
+def test_without_prefetched_batches_nothing_is_read_by_a_thread():
     data = Samples()
     assert numbers(loader_of(data, ahead=0)) == list(cs.BucketBatchSampler(Samples(), batch_size=4, rank=0, num_replicas=1))
     assert set(data.readers) == {threading.main_thread()}
@@ -337,7 +337,7 @@ def test_without_batches_ahead_nothing_is_read_by_a_thread():
 
 def test_pinned_buffers_are_left_to_torch_which_knows_of_copies_under_way():
     data = Buffered()
-    source = ReadAhead(data, pin_memory=True)
+    source = Prefetcher(data, pin_memory=True)
     for _time in range(3):
         source.collate(source.__getitems__([1, 2]))
     assert [buffers.pin for buffers in data.made] == [True, True, True]

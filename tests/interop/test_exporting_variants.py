@@ -15,7 +15,7 @@ import cachestore as cs
 from cachestore.cli import FAILURES, OK, main
 from cachestore.core.errors import BadInput
 from cachestore.encode import buckets
-from cachestore.encode.buckets import Size, choose, placement
+from cachestore.encode.buckets import Size, choose, crop_box
 from cachestore.encode.masks import mask_recipe
 from cachestore.files.paths import Layout
 from cachestore.storage.catalog import Catalog, Cell, make_column, newest_catalog
@@ -44,7 +44,7 @@ class Wanted:
     controls: int = 0
 
 
-def sides_and_variants(wanted):
+def sides_and_crops(wanted):
     options = wanted.options or {}
     return 2 if options.get("flip") else 1, options.get("variants", 1)
 
@@ -56,7 +56,7 @@ def picture_of(name, resolution, family="flux"):
 
 
 def value(name, resolution, number, family="flux"):
-    """The latents of one view; a mirrored one is not the mirrored picture's, so that no test can mistake them."""
+    """The latents of one variant; a mirrored one is not the mirrored picture's, so that no test can mistake them."""
     return trainers.noise(name, resolution, number, shape=(trainers.CHANNELS[family], *picture_of(name, resolution).latent))
 
 
@@ -78,7 +78,7 @@ def make_store(path, wanted=Wanted()):
     made = replace(made, text=replace(made.text, make={**made.text.make, "family": "flux"}))
     masks = mask_recipe(8)
     rows = [(source, name) for source in wanted.sources or ("",) for name in SIZES]
-    sides, variants = sides_and_variants(wanted)
+    sides, crops = sides_and_crops(wanted)
     images: list[list[Cell]] = []
     columns = [
         make_column(
@@ -97,9 +97,9 @@ def make_store(path, wanted=Wanted()):
                 images, covers = [], []
                 for source, name in rows:
                     bucket = Size(*(8 * side for side in reversed(picture_of(name, resolution).latent)))
-                    place = placement(Size(*SIZES[name]), bucket)
-                    facts = {"size": SIZES[name], "bucket": bucket, "resized": place.resized, "crop": place.crop}
-                    keys = [cs.key(source, name, str(resolution), str(number)) for number in range(sides * variants)]
+                    box = crop_box(Size(*SIZES[name]), bucket)
+                    facts = {"size": SIZES[name], "bucket": bucket, "resized": box.resized, "crop": box.crop}
+                    keys = [cs.key(source, name, str(resolution), str(number)) for number in range(sides * crops)]
                     for number, key in enumerate(keys):
                         writer.put(key, {"sample": value(name, resolution, number, wanted.family)})
                     images.append([Cell(key, facts=facts) for key in keys])
@@ -209,8 +209,8 @@ def test_more_control_images_than_musubi_takes_are_a_failure_of_their_sample(tmp
     assert "2 control images, but musubi-tuner takes one for flux" in report.failures[0]["reason"]
 
 
-def in_words(told):
-    return " ".join(told)
+def in_words(reported):
+    return " ".join(reported)
 
 
 def test_latents_that_ai_toolkit_would_not_look_for_are_counted_and_end_with_3(tmp_path, out, capsys):
@@ -222,7 +222,9 @@ def test_latents_that_ai_toolkit_would_not_look_for_are_counted_and_end_with_3(t
 
 def test_groups_that_musubi_cannot_stack_are_counted_and_end_with_3(tmp_path, out, monkeypatch):
     """Two aspect ratios that are of one bucket there and of two here. Latents of control images part its groups, so they need none."""
-    monkeypatch.setattr("tests.interop.test_exporting_views.SIZES", {"a/one.png": (550, 500), "two.png": (580, 500), "c.png": (300, 600)})
+    monkeypatch.setattr(
+        "tests.interop.test_exporting_variants.SIZES", {"a/one.png": (550, 500), "two.png": (580, 500), "c.png": (300, 600)}
+    )
     report = send("musubi", without_text(make_store(tmp_path / "store", Wanted((512,), family="z-image"))), out)
     assert (report.complete, report.failures, report.written) == (False, (), 3)
     assert in_words(report.not_taken).startswith(
@@ -232,8 +234,8 @@ def test_groups_that_musubi_cannot_stack_are_counted_and_end_with_3(tmp_path, ou
 
 def test_groups_that_simpletuner_cannot_stack_are_counted(tmp_path, out, monkeypatch):
     """Without enlarging, small pictures have buckets of their own sizes, and some of one aspect ratio."""
-    monkeypatch.setattr("tests.interop.test_exporting_views.SIZES", {"a/one.png": (128, 128), "two.png": (192, 192)})
-    monkeypatch.setattr("tests.interop.test_exporting_views.choose", partial(buckets.choose, upscales=False))
+    monkeypatch.setattr("tests.interop.test_exporting_variants.SIZES", {"a/one.png": (128, 128), "two.png": (192, 192)})
+    monkeypatch.setattr("tests.interop.test_exporting_variants.choose", partial(buckets.choose, upscales=False))
     report = send("simpletuner", make_store(tmp_path / "store", Wanted((512,))), out)
     assert not report.complete
     assert in_words(report.not_taken).startswith("1 of the 1 groups from which simpletuner makes batches")
@@ -305,7 +307,7 @@ def without_text(store):
     return store
 
 
-def test_the_chosen_variant_and_resolution_alone_are_written(tmp_path, out):
+def test_the_chosen_crop_and_resolution_alone_are_written(tmp_path, out):
     store = make_store(tmp_path / "store", Wanted(options={"crop": "random", "seed": 0, "variants": 2, "flip": True}))
     send("sd-scripts", store, out, resolution_only=256, variant_only=1)
     npz = np.load(trainers.sd_latents_path(out, picture_of("two.png", 256), "flux"))
@@ -350,7 +352,7 @@ def test_each_of_several_sources_has_a_tree_of_its_own(tmp_path, out, kind, tree
                 assert set(known) == {f"/{source}/a/one.png", f"/{source}/two.png"}
 
 
-def test_what_needs_no_choice_and_has_no_place_is_said(tmp_path, out, capsys):
+def test_what_needs_no_choice_and_has_no_place_is_reported(tmp_path, out, capsys):
     store = make_store(tmp_path / "store", Wanted((256,), captions=("a fox", "another"), controls=1))
     report = send("ai-toolkit", store, out)
     assert report.left_out == ("2 latents of control images", "2 captions after the first one of their picture")
@@ -358,7 +360,7 @@ def test_what_needs_no_choice_and_has_no_place_is_said(tmp_path, out, capsys):
     assert "not exported: 2 captions" in capsys.readouterr().out
 
 
-def test_a_view_that_was_not_made_is_a_failure_of_its_sample(tmp_path, out, capsys):
+def test_a_variant_that_was_not_made_is_a_failure_of_its_sample(tmp_path, out, capsys):
     store = make_store(tmp_path / "store", Wanted(controls=1))
     layout = Layout(Path(store))
     catalog = newest_catalog(layout, "train")
