@@ -6,6 +6,7 @@ A segment's name is the xxh3_128 of all its bytes. Entries start at multiples of
 import json
 import mmap
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -68,11 +69,22 @@ class Blocks:
         """Return a block with room for an entry of this size. Its bytes are whatever was in it before."""
         if size_bytes > BLOCK_BYTES:
             return memoryview(bytearray(size_bytes))
-        return self._free.pop() if self._free else memoryview(mmap.mmap(-1, BLOCK_BYTES))
+        return self._free.pop() if self._free else _fresh_block()
 
     def give_back(self, blocks: Iterable[memoryview]) -> None:
         """Keep blocks that are no longer used. Any thread may call this."""
         self._free += [block for block in blocks if len(block) == BLOCK_BYTES]
+
+
+def _fresh_block() -> memoryview:
+    """Memory that the system gives as it is touched, so a small segment takes little; in large pages if it can."""
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        return memoryview(mmap.mmap(-1, BLOCK_BYTES))
+    block = mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel may be built without
+            block.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(block)
 
 
 class Built(NamedTuple):

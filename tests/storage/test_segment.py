@@ -101,10 +101,9 @@ def test_fillers_hold_zeros():
     assert all(not any(each["data"]) for name, each in safetensors.deserialize(raw) if name.startswith("filler/"))
 
 
-def test_a_key_given_twice_is_not_written_as_if_it_were_two(tmp_path):
-    raw = whole(build_segment([entry_of(1), entry_of(1)])[1])
-    with pytest.raises(FormatError):
-        parse(raw)
+def test_a_key_given_twice_is_not_written_as_if_it_were_two():
+    with pytest.raises(FormatError, match="twice"):
+        build_segment([entry_of(1), entry_of(1)])
 
 
 def test_a_value_that_is_not_unicode_leaves_the_segment_readable_for_the_stock_library():
