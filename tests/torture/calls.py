@@ -35,6 +35,7 @@ from tests.torture.watching import Call, watch
 WORLDS: Final = (1, 2, 4)
 KILLS: Final = 2_400
 ERRORS: Final = 3_600
+FLIPS: Final = 1_200
 _FEW: Final = 4
 EACH: Final = 16
 """Points that one process judges: in another store each, so that nothing is remembered from one to the next."""
@@ -310,8 +311,7 @@ def _strikes_of_kills() -> list[Strike]:
 
 
 def _strikes_of_errors() -> list[Strike]:
-    lasting = [Strike(error=error, is_sticky=True) for error in APPLIES if error != _WRONG]  # nothing works on a disk that always lies
-    return [Strike(error=error) for error in APPLIES] + lasting
+    return [Strike(error=error, is_sticky=is_sticky) for error in APPLIES if error != _WRONG for is_sticky in (False, True)]
 
 
 def _all_points(job: Job, template: Path, folder: Path, strikes: Sequence[Strike], world: int) -> Iterator[Point]:
@@ -472,4 +472,5 @@ def _every_job() -> list[str]:
 CAMPAIGNS: Final[Mapping[str, Campaign]] = {
     "kills": Campaign(lambda number, seed: play(_strikes_of_kills(), _every_job(), WORLDS, number, seed), KILLS),
     "errors": Campaign(lambda number, seed: play(_strikes_of_errors(), _every_job(), WORLDS, number, seed), ERRORS),
+    "flips": Campaign(lambda number, seed: play([Strike(error=_WRONG)], _every_job(), WORLDS, number, seed), FLIPS),
 }

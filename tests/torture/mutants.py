@@ -42,7 +42,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "second look": Mutant("files/publish.py", "    with _still_in(layout, final):\n", "    with contextlib.nullcontext():\n", "gone", 200),
     "read-back": Mutant(
-        "files/publish.py", "if digest_file(temporary) != (digest or digest_of(chunks)):", "if temporary is None:", "errors", 400
+        "files/publish.py", "if digest_file(temporary) != (digest or digest_of(chunks)):", "if temporary is None:", "flips", 150
     ),
     "checksum": Mutant(
         "storage/fetch.py",
