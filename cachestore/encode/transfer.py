@@ -36,9 +36,9 @@ class Transfer:
         return self._there is not None
 
     def stacked(self, arrays: Sequence[np.ndarray[Any, Any]]) -> Tensor:
-        """Return arrays of one shape as one CPU tensor, page-locked for a GPU. One array is not copied."""
+        """Return arrays of one shape as one CPU tensor, page-locked for a GPU."""
         if self._there is None:
-            return torch.from_numpy(arrays[0][None] if len(arrays) == 1 else np.stack(arrays))
+            return torch.from_numpy(np.stack(arrays))
         batch = torch.empty((len(arrays), *arrays[0].shape), dtype=torch.from_numpy(arrays[0]).dtype, pin_memory=True)
         np.stack(arrays, out=batch.numpy())
         return batch

@@ -220,10 +220,20 @@ class Appender:
         while self._closed and (len(self._closed) > left or self._closed[0].is_written):
             closed = self._closed[0]
             result, closed.result = closed.result, None  # one that failed is written again by the next call, in its own thread
-            acknowledged = self._write(closed.draft) if result is None else result.result()
+            try:
+                acknowledged = self._write(closed.draft) if result is None else result.result()
+            except Exception:
+                self._forget_failures()
+                raise
             self._closed.popleft()
             closed.draft.release()
             self._acknowledged.append(acknowledged)
+
+    def _forget_failures(self) -> None:
+        """One error is enough for a full disk: what failed beside the first segment is written again by the next call, too."""
+        for closed in self._closed:
+            if closed.result is not None and closed.result.exception() is not None:
+                closed.result = None
 
     def _taken(self) -> list[Acknowledged]:
         taken, self._acknowledged = self._acknowledged, []

@@ -68,7 +68,7 @@ class Blocks:
     def take(self, size_bytes: int) -> memoryview:
         """Return a block with room for an entry of this size. Its bytes are whatever was in it before."""
         if size_bytes > BLOCK_BYTES:
-            return memoryview(bytearray(size_bytes))
+            return memoryview(bytearray(size_bytes + -size_bytes % ALIGNMENT))
         return self._free.pop() if self._free else _fresh_block()
 
     def give_back(self, blocks: Iterable[memoryview]) -> None:
