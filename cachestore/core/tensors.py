@@ -73,7 +73,7 @@ def _raw_from_numpy(name: str, value: "np.ndarray[Any, Any]") -> RawTensor:
     if not value.size:
         return dtype, value.shape, memoryview(b"")
     if sys.byteorder == "little" and kind.isnative and value.flags.c_contiguous:
-        return dtype, value.shape, memoryview(value).cast("B")
+        return dtype, value.shape, value.data.cast("B")
     import numpy as np
 
     little = np.ascontiguousarray(value, dtype=kind.newbyteorder("<"))

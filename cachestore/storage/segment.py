@@ -6,7 +6,6 @@ A segment's name is the xxh3_128 of all its bytes. Entries start at multiples of
 import json
 import mmap
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -77,14 +76,9 @@ class Blocks:
 
 
 def _fresh_block() -> memoryview:
-    """Memory that the system gives as it is touched, so a small segment takes little; in large pages if it can."""
-    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
-        return memoryview(mmap.mmap(-1, BLOCK_BYTES))
-    block = mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel may be built without
-            block.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(block)
+    """Memory that the system gives as it is touched, so a small segment takes little."""
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # Windows has none
+    return memoryview(mmap.mmap(-1, BLOCK_BYTES, **flags))
 
 
 class Built(NamedTuple):

@@ -79,7 +79,9 @@ def test_on_a_gpu_what_is_not_finite_is_told_with_the_results():
 
 
 class AsOfAGpu(Transfer):
-    is_gpu = True
+    @property
+    def is_gpu(self):
+        return True
 
 
 def test_a_single_number_and_whole_numbers_may_be_constant():
@@ -104,7 +106,7 @@ class Doubler:
     def make(self, batch):
         dtype = self.module.weight.dtype
         self.asked.append((len(batch), dtype))
-        return {name: {"x": (torch.tensor(numbers, dtype=dtype) * 2)} for name, numbers in batch}
+        return {name: Made({"x": (torch.tensor(numbers, dtype=dtype) * 2)}) for name, numbers in batch}
 
     def make_sound(self, batch):
         from cachestore.encode.outputs import make_sound
