@@ -90,7 +90,7 @@ class Encoding:
     @contextmanager
     def behind(self) -> Generator[None]:
         """A context in which other threads append the results and write segments, if the job may use threads. They end with it."""
-        with self._behind, self._appender if self._behind.depth > 0 else nullcontext():
+        with self._appender if self._behind.depth > 0 else nullcontext(), self._behind:  # who appends ends before who writes
             yield
 
     def discard(self) -> None:
