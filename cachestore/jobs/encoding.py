@@ -4,8 +4,8 @@ While one batch is encoded, the results of the batch before it are fetched, and 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar, cast
@@ -60,10 +60,12 @@ class _Appended:
 
     then: Callable[[], None]
     acknowledged: list[Acknowledged] = field(default_factory=list[Acknowledged])
+    after: int = 0
+    """`then` is called once so many segments of this worker are durable."""
 
 
 class Encoding:
-    """Encodes units and publishes them. For use in the worker's thread; inside `with behind`, another thread appends the results."""
+    """Encodes units and publishes them. For use in the worker's thread; inside `with behind()`, other threads append the results."""
 
     def __init__(
         self, job: Job, ref: PassRef, heartbeat: Heartbeat, known: KnownEntries, stages: Stages, *, clock: Callable[[], float]
@@ -75,15 +77,26 @@ class Encoding:
         self._stages = stages
         self._clock = clock
         self._appender = Appender(job.layout, origin=ref.origin, clock=clock)
-        self.behind: Behind[_Appended] = Behind(APPEND_DEPTH if job.threads > 0 else 0)
+        self._behind: Behind[_Appended] = Behind(APPEND_DEPTH if job.threads > 0 or job.appends_beside else 0)
+        self._waiting: deque[_Appended] = deque()
+        """Appended batches, and ends of groups, whose `then` is not called yet."""
+        self._durable = 0
+        """How many segments of this worker are durable."""
         self._under_way: deque[_Pending | Callable[[], None]] = deque()
         """Batches that are being encoded, and functions to call once the batches before them have ended."""
         self._promised: set[Key] = set()
         """Keys that are being encoded; another unit with such a key counts as found."""
 
+    @contextmanager
+    def behind(self) -> Generator[None]:
+        """A context in which other threads append the results and write segments, if the job may use threads. They end with it."""
+        with self._appender if self._behind.depth > 0 else nullcontext(), self._behind:  # who appends ends before who writes
+            yield
+
     def discard(self) -> None:
         """Discard entries that are not acknowledged."""
         self._appender.discard()
+        self._waiting.clear()
 
     def report_progress(self) -> None:
         """Call `on_progress` with this worker's counts."""
@@ -116,12 +129,12 @@ class Encoding:
 
     def after_all(self, then: Callable[[], None]) -> None:
         """Publish the open segment once the batches so far have ended; call `then` when it is durable."""
-        self._under_way.append(lambda: self._take_in(self.behind.hand(partial(self._close_segment, then))))
+        self._under_way.append(lambda: self._take_in(self._behind.hand(partial(self._end_segment, then))))
 
     def finish(self) -> None:
         """Wait for all batches that are under way."""
         self.land(0)
-        self._take_in(self.behind.wait())
+        self._publish_rest()
 
     def land(self, left: int) -> None:
         """End the batches and functions that are under way, in order, until `left` of them are left."""
@@ -139,10 +152,13 @@ class Encoding:
         for one in pending:
             with suppress(Exception):  # this worker stops, so a failed batch is not tried again
                 tensors = _made(one)
-                self._take_in(self.behind.hand(partial(self._append, one.group, one.batch, tensors)))
-        self._take_in(self.behind.wait())
-        self._take_in(self.behind.hand(partial(self._close_segment, lambda: None)))
-        self._take_in(self.behind.wait())
+                self._take_in(self._behind.hand(partial(self._append, one.group, one.batch, tensors)))
+        self._publish_rest()
+
+    def _publish_rest(self) -> None:
+        self._take_in(self._behind.wait())
+        self._take_in(self._behind.hand(self._close_segment))
+        self._take_in(self._behind.wait())
 
     def _encode(self, state: EncoderState, group: PartitionGroup, batch: Sequence[DecodedUnit]) -> None:
         """Begin a batch, then end the one before it: its results are fetched while the GPU computes this one."""
@@ -174,7 +190,7 @@ class Encoding:
             return
         if one.was_warm:  # the first batch also loads the model: counted as slowest, it would hide for minutes that this worker hangs
             self._heartbeat.batch_took(one.seconds + self._clock() - begun)
-        self._take_in(self.behind.hand(partial(self._append, one.group, one.batch, tensors)))
+        self._take_in(self._behind.hand(partial(self._append, one.group, one.batch, tensors)))
 
     def _tried(self, work: Callable[[], T]) -> T | Exception:
         """Return what an encoder returns or the error that it raises. Raises BadInput, such as for a model that cannot be loaded.
@@ -215,7 +231,7 @@ class Encoding:
                 except BadInput as error:
                     refused[unit.unit.index] = str(error)
             if self._appender.is_due:
-                appended.acknowledged += self._appender.close_segment()
+                appended.acknowledged += self._appender.end_segment()
         return appended
 
     def _note(self, group: PartitionGroup, batch: Sequence[DecodedUnit], refused: Mapping[int, str]) -> None:
@@ -226,21 +242,30 @@ class Encoding:
             else:
                 group.outcomes[unit.unit.index] = outcome_of(unit.unit, "made", unit.resolved, unit.stat, unit.facts)
 
-    def _close_segment(self, then: Callable[[], None]) -> _Appended:
-        """Publish the open segment. Runs in the appending thread; `then` is called in the thread that encodes."""
+    def _end_segment(self, then: Callable[[], None]) -> _Appended:
+        """Begin to publish the open segment. Runs in the appending thread; `then` is called in the thread that encodes."""
         with self._stages.busy("append"):
-            return _Appended(then, self._appender.close_segment())
+            return _Appended(then, self._appender.end_segment(), self._appender.ended)
+
+    def _close_segment(self) -> _Appended:
+        """Publish the open segment and wait for it, and for those before it. Runs in the appending thread."""
+        with self._stages.busy("append"):
+            return _Appended(lambda: None, self._appender.close_segment())
 
     def _take_in(self, batches: Iterable[_Appended]) -> None:
-        """Record the segments that are durable now, and call what waits for them."""
+        """Record the segments that are durable now, and call what waits for them, in order."""
         for appended in batches:
+            self._waiting.append(appended)
             for segment in appended.acknowledged:
+                keys = segment.keys
+                self._durable += 1
                 self._known.add(segment)
-                self._promised.difference_update(segment.locations)
-                self._heartbeat.encoded += len(segment.locations)
+                self._promised.difference_update(keys)
+                self._heartbeat.encoded += len(keys)
                 self._heartbeat.write()
                 self.report_progress()
-            appended.then()
+            while self._waiting and self._waiting[0].after <= self._durable:
+                self._waiting.popleft().then()
 
 
 def _made(one: _Pending) -> Mapping[Key, Mapping[str, Any]]:

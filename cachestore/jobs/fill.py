@@ -142,7 +142,18 @@ def fill(
         # Only ranks of one launch must have the same plan: another trainer may fill the same store with its own values.
         check_agreement(store.layout, intent, heartbeat, _log.debug, strict=False)
         report = run_pass(
-            Job(store.layout, plan, [encoder], _NoFiles(), rank_info, launch, cancel=cancel, on_progress=tell, heartbeat=heartbeat)
+            Job(
+                store.layout,
+                plan,
+                [encoder],
+                _NoFiles(),
+                rank_info,
+                launch,
+                appends_beside=True,
+                cancel=cancel,
+                on_progress=tell,
+                heartbeat=heartbeat,
+            )
         )
     store.refresh()
     if on_progress and (ended := observer.newest(report.plan)) is not None:

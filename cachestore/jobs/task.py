@@ -60,6 +60,8 @@ class Job:
     """The hints that the catalog's header keeps."""
     threads: int = 0
     """Threads that read and prepare units; one more appends. With 0 the caller's thread does all. They end before a call returns."""
+    appends_beside: bool = False
+    """Whether results are appended by threads of their own even if `threads` is 0."""
     cancel: Cancel | None = None
     on_progress: OnProgress | None = None
     on_open: Callable[[], None] | None = None

@@ -115,7 +115,7 @@ class Worker:
     def _do_group(self, state: EncoderState, group: PartitionGroup) -> None:
         """Do a group of partitions, and further ones while many are free."""
         self.heartbeat.rise(phase="working")
-        with self._encoding.behind, self._stages.stretch(max(1, self.job.threads)):
+        with self._encoding.behind(), self._stages.stretch(max(1, self.job.threads)):
             try:
                 if group.dead:
                     self._do_one_by_one(state, group)
