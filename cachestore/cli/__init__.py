@@ -26,6 +26,10 @@ COMMANDS: Final = (
 HIDDEN: Final = ("read-torch-files", "work")
 """Commands that `import` and `precompute` start themselves. `--help` and messages do not list them."""
 
+PROGRESS: Final = ("auto", "bar", "plain", "none")
+PROGRESS_HELP: Final = "show a bar, a line every 30 s, or none (default: auto, a bar on a terminal)"
+"""The choices of `--progress`, and its help text."""
+
 _NEAR: Final = 3
 _MAX_COMPARED: Final = 1000
 
@@ -69,7 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (CacheStoreError, OSError) as error:  # OSError: the system refused to read; it names the path
-        print_error(error, as_json=getattr(parsed, "json", False))
+        if parsed.command == "work":  # the process that started it prints the error
+            print_json({"error": str(error), "kind": type(error).__name__})
+        else:
+            print_error(error, as_json=getattr(parsed, "json", False))
         codes = {BadUsage: USAGE, StoreNotFound: NO_STORE, Superseded: SUPERSEDED}
         return next((code for kind, code in codes.items() if isinstance(error, kind)), ERROR)
 

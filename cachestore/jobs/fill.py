@@ -100,7 +100,7 @@ def fill(
         strict: raise EncodeFailed if more units failed than `max_failures`.
         max_failures: how many units may fail: a count, or a share such as "2%".
         on_progress: called in this thread, about once a second and at the end, with the counts of units over all ranks:
-            `{"plan", "pass", "reused", "encoded", "failed", "total"}`.
+            `{"plan", "pass", "reused", "encoded", "failed", "done", "total"}`, and `doing`, in words.
         cancel: anything with `is_set()`. Once it is set, the work ends after the current batch.
 
     Returns:

@@ -30,7 +30,7 @@ from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
 from cachestore.work.agreement import Intent, counted, wait_for_rank_0
 from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, plan_name, publish_plan, read_plan
-from cachestore.work.workers import Heartbeat, host_name
+from cachestore.work.workers import PLANNING, Heartbeat, host_name
 
 if TYPE_CHECKING:
     from cachestore.encode.loaded import LoadedModel
@@ -72,6 +72,20 @@ def list_request(request: PrecomputeRequest, in_memory: InMemory | None = None) 
     )
 
 
+def _announce(layout: Layout, heartbeat: Heartbeat, intent: Intent) -> None:
+    """Show others what this invocation is about to do. A rank other than 0 waits for the plan of rank 0."""
+    heartbeat.detail = intent.as_json()
+    heartbeat.doing = PLANNING if heartbeat.rank in {0, None} else "waiting for the plan of rank 0"
+    heartbeat.write()
+    if heartbeat.rank not in {0, None}:
+        wait_for_rank_0(layout, heartbeat, lambda: is_published(layout, intent.plan), unseen_seconds=PLAN_SECONDS)
+
+
+def _show(heartbeat: Heartbeat | None, doing: str) -> None:
+    if heartbeat is not None:
+        heartbeat.show(doing=doing)
+
+
 def files_of_request(request: PrecomputeRequest) -> Files:
     """Return the files of a request's sources, with as little listed as possible. Raises BadInput."""
     return files_of_sources(request.sources) if request.sources else files_of(request.data)
@@ -99,7 +113,10 @@ def look_at_request(
     request.check()
     request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as in the name of its folder
     policy = _named(request.policy)
-    listing = listing or list_request(request, in_memory)
+    if listing is None:
+        _show(heartbeat, f"listing {request.named_data}")
+        listing = list_request(request, in_memory)
+    _show(heartbeat, "reading the model's files")
     request, encoders = _with_resampler(layout, request, _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded))
     needs = needs_of_request(request, loaded)
     _check_latents(request, encoders)
@@ -107,10 +124,7 @@ def look_at_request(
     asked, intent = _intent_of(request, encoders, columns, listing, policy)
     name, content = intent.plan, intent.content
     if heartbeat is not None:
-        heartbeat.detail = intent.as_json()
-        heartbeat.write()
-        if heartbeat.rank not in {0, None}:
-            wait_for_rank_0(layout, heartbeat, lambda: is_published(layout, name), unseen_seconds=PLAN_SECONDS)
+        _announce(layout, heartbeat, intent)
     previous = newest_catalog(layout, request.name, io="mmap")
     plan = published = _published(layout, name)
     if plan is None:

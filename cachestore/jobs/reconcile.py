@@ -55,6 +55,8 @@ class Reconciler:
     """Called now and then while files and ledgers are read, so that others see that this worker lives."""
     seconds: Callable[[], float] = lambda: 0.0
     """Returns the seconds that the pass has taken, as far as this worker knows."""
+    ignored_launch: str = ""
+    """The launch whose ledgers are left out: a forecast is of the pass as it was when its launch joined it."""
     _presence: Presence = field(init=False)
     _read: Catalog | None = field(init=False, default=None)
     """The catalog that was read last."""
@@ -81,14 +83,18 @@ class Reconciler:
         return np.flatnonzero(~reusable).tolist()
 
     def held_elsewhere(self, indices: Sequence[int], snapshot: Snapshot) -> list[int]:
-        """Return those of these units whose entry is in the store all the same, such as captions of another data set.
+        """Return those of these units whose entry is in the store by another pass all the same, such as captions of another data set.
 
         Checks only units whose key is known without reading a file.
         """
         keys = ((index, self.key_of(self.job.plan.unit(index))) for index in indices)
         known = {index: key for index, key in keys if key is not None}
         held = held_keys(snapshot, np.frombuffer(b"".join(known.values()), np.uint8).reshape(-1, KEY_BYTES))
-        return [index for index, is_held in zip(known, held.tolist(), strict=True) if is_held]
+        found = [index for index, is_held in zip(known, held.tolist(), strict=True) if is_held]
+        if not list_rounds(self.ref.folder(self.job.layout)):
+            return found
+        located = zip(found, snapshot.find([known[index] for index in found]), strict=True)
+        return [index for index, locations in located if all(location.segment.origin != self.ref.origin for location in locations)]
 
     def outcomes(self) -> Outcomes:
         """Return what is known of each unit: from the ledgers and what round 0 left out; before round 0, from the newest catalog."""
@@ -159,6 +165,8 @@ class Reconciler:
             history.tries += worked
             for ledger in read_ledgers(folder, number):
                 self.rise()
+                if self.ignored_launch and ledger.launch == self.ignored_launch:
+                    continue
                 indices = [outcome.unit for outcome in ledger.outcomes]
                 if max(indices, default=0) >= max(count, 1):  # of another plan: its units count as missing
                     continue

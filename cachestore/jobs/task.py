@@ -111,6 +111,8 @@ class PartitionGroup:
     dead: list[str]
     """Workers that died while they held one of these partitions."""
     outcomes: dict[int, Outcome] = field(default_factory=dict[int, Outcome])
+    repeated: int = 0
+    """Units whose entry this worker has published already, for another unit with the same key."""
 
 
 def outcome_of(unit: Unit, result: Result, resolved: Resolved, stat: tuple[int, int], facts: Mapping[str, Json]) -> Outcome:

@@ -541,7 +541,8 @@ def test_an_unknown_option_is_refused_by_name(data, root):
 def test_progress_within_this_process_counts_over_all_ranks_as_it_does_without(data, root, makers):
     reported = []
     report = cs.precompute(data, model="m", store=root, inline=True, on_progress=reported.append)
-    assert reported[-1] == {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 11, "failed": 0, "total": 11}
+    counts = {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 11, "failed": 0, "total": 11}
+    assert reported[-1] == {**counts, "done": 11, "doing": ""}
     assert all(set(counts) == set(reported[-1]) for counts in reported)
 
 
@@ -662,7 +663,7 @@ def test_workers_that_are_asked_for_are_told_their_ranks_and_start_no_more(data,
         reported.append((command, json.loads(Path(path).read_text()), count))
         return [Child(1, 0, report.as_json(), "")] * count
 
-    monkeypatch.setattr("cachestore.jobs.precompute.run_children", children)
+    monkeypatch.setattr("cachestore.jobs.launching.run_children", children)
     assert cs.precompute(data, model="model", store=root, procs=2).wanted == report.wanted
     assert reported == [("work", PrecomputeRequest(str(data), "model", str(root)).as_json(), 2)]
 
