@@ -71,6 +71,19 @@ class _NoFiles:
     open = stat = read
 
 
+def _check(store: Store, encode: object, group_by: object, max_failures: int | str) -> None:
+    """Raise BadInput for an argument that cannot be used, before any work."""
+    if not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
+        refuse("store", 'what cs.open(path, mode="a") returned', store)
+    check_function("encode", encode)
+    if group_by is not None:
+        check_function("group_by", group_by)
+    _ = store.snapshot  # raises if the store is closed
+    if store.mode != "a":
+        raise BadInput(f'{store.layout.root} is open for reading; open it with mode="a" to fill it')
+    allowed_failures(str(max_failures), 0)  # raises now, not after the work
+
+
 def fill(
     store: Store,
     wanted: Iterable[tuple[AnyKey, Any]],
@@ -112,18 +125,10 @@ def fill(
         Incomplete: cancelled or stuck; the same call continues from there.
         WriteFailed: writing failed, for example because the disk is full.
     """
-    if not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
-        refuse("store", 'what cs.open(path, mode="a") returned', store)
-    check_function("encode", encode)
-    if group_by is not None:
-        check_function("group_by", group_by)
+    _check(store, encode, group_by, max_failures)
     check_calls(on_progress, cancel)
     strict = as_switch("strict", strict)
     limit = FILL_BATCH if batch_size == "auto" else as_whole("batch_size", batch_size, least=1)
-    _ = store.snapshot  # raises if the store is closed
-    if store.mode != "a":
-        raise BadInput(f'{store.layout.root} is open for reading; open it with mode="a" to fill it')
-    allowed_failures(str(max_failures), 0)  # raises now, not after the work
     items: dict[Key, Any] = {}
     for key, item in as_pairs("wanted", wanted):
         items.setdefault(Key.parse(key), item)
