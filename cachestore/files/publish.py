@@ -333,14 +333,16 @@ def _refuse(path: Path, error: OSError, *, size_bytes: int = 0) -> NoReturn:
         raise error
     room = f"make room for {size_bytes} bytes" if size_bytes else "make room"
     help_text = {
-        errno.ENOSPC: f"the disk is full: {room}",
-        errno.EDQUOT: f"the quota is used up: {room}",
-        errno.EROFS: "the file system is read-only",
-        errno.EACCES: "this user may not write there",
-        errno.EMFILE: "too many open files: raise `ulimit -n`",
-    }.get(error.errno or 0, "see the reason")
+        errno.ENOSPC: room,
+        errno.EDQUOT: f"{room}, or have the quota raised",
+        errno.EROFS: "mount the file system for writing",
+        errno.EACCES: "let this user write there",
+        errno.EMFILE: "raise `ulimit -n`",
+        errno.EEXIST: "move what lies there away",
+        errno.ENOTDIR: "move the file that lies in the way away",
+    }.get(error.errno or 0, "correct that")
     words = (
-        f"cannot write {path}: {reason_of(error)} ({help_text}); nothing was reported as stored. Run the same command again: it"
+        f"cannot write {path}: {reason_of(error)}; nothing was reported as stored. First {help_text}, then run the same command again: it"
         " continues from here"
     )
     raise numbered(WriteFailed(words), error) from error
