@@ -62,8 +62,8 @@ def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
             answer = _answer(reader, catalog, row, reasons)
             answer["cells"] = [cell for cell in answer["cells"] if cell["state"] != "present"]
             lacking.append({"sample": catalog.ids[row], **answer})
-            told = dict.fromkeys(f"{_which(cell)} {_in_words(cell)[0]}" for cell in answer["cells"])
-            lines += [f"{catalog.name}  {catalog.ids[row]}: {what}" for what in told]
+            states = dict.fromkeys(f"{_which(cell)} {_in_words(cell)[0]}" for cell in answer["cells"])
+            lines += [f"{catalog.name}  {catalog.ids[row]}: {what}" for what in states]
         state = f"{len(not_ready)} of {len(catalog)} samples are not ready" if not_ready else f"all {len(catalog)} samples are ready"
         lines.append(f"data set {catalog.name!r} (generation {catalog.generation}): {state}")
     return tell(arguments, {"not_ready": lacking}, lines or ["there is no data set here"], is_ok=not lacking, otherwise=DAMAGE)

@@ -21,7 +21,7 @@ from cachestore.storage.catalog import Catalog, last_generation, list_generation
 from cachestore.storage.catalog_writer import draft_of, publish_draft
 from cachestore.storage.snapshot import open_layout
 
-_LOOKED_AT: Final = 1000
+_MAX_COMPARED: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -121,7 +121,7 @@ def _check_pictures(layout: Layout, catalog: Catalog, paths: Mapping[str, str]) 
         return  # looking into tars would take reading all of their headers
     files = files_where_they_are(moved, NewPaths(None, {}), layout)
     references = [reference for _at, some in catalog.images.values() for reference in some]
-    chosen = references[:: max(1, len(references) // _LOOKED_AT)]
+    chosen = references[:: max(1, len(references) // _MAX_COMPARED)]
     if chosen and all(files.stat(reference) is None for reference in chosen):
         where = first_of(paths.values())
         raise BadInput(f"{where} has none of the pictures of {catalog.name!r}, such as {chosen[0]}: pass the path at which they are now")

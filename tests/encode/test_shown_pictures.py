@@ -235,7 +235,7 @@ def test_a_processor_without_its_settings_or_of_an_unknown_class_is_refused(edit
         encoder.prepare(encoder.resolve(request("a", ["wide.png"]), FILES.__getitem__))
     (folder / "processor/preprocessor_config.json").unlink()
     (folder / "processor/processor_config.json").unlink(missing_ok=True)
-    with pytest.raises(BadInput, match="does not say how 'processor' prepares pictures"):
+    with pytest.raises(BadInput, match="to prepare pictures for 'processor'"):
         encoder_of(model, digest, "text")
 
 

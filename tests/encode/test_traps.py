@@ -132,7 +132,7 @@ def test_a_missing_cleaner_is_refused_and_not_passed_over(built, digest, monkeyp
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(recipes, "version", nothing)
-    with pytest.raises(BadInput, match="cleans captions with ftfy, and ftfy is missing"):
+    with pytest.raises(BadInput, match="cleans captions with ftfy, and ftfy is not installed"):
         encoder_of(built("wan"), digest, "text")
 
 

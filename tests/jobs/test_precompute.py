@@ -132,7 +132,7 @@ def test_a_run_that_reuses_everything_from_a_moved_folder_records_the_new_path_a
 
 def test_the_new_path_is_recorded_without_starting_a_process_too(data, root, makers, tmp_path, monkeypatch):
     run(data, root)
-    monkeypatch.setattr("cachestore.jobs.precompute.run_child", lambda *_arguments: pytest.fail("a process was started"))
+    monkeypatch.setattr("cachestore.jobs.launching.run_child", lambda *_arguments: pytest.fail("a process was started"))
     monkeypatch.setattr("cachestore.jobs.precompute._is_model_here", lambda _request: True)
     moved = data.rename(tmp_path / "moved")
     assert cs.precompute(moved, model="model", store=root).encoded == 0
