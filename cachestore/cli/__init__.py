@@ -16,7 +16,7 @@ from cachestore import __version__
 
 COMMANDS: Final = (
     *("precompute", "status", "verify", "repair", "stats", "ls", "show", "report", "why"),
-    *("gc", "compact", "drop", "doctor", "import", "export"),
+    *("gc", "compact", "drop", "doctor", "bench", "import", "export"),
 )
 HIDDEN: Final = ("read-torch-files", "work")
 """Commands that `import` and `precompute` start themselves. `--help` and messages do not list them."""
