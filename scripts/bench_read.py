@@ -7,6 +7,7 @@
     cold      batches of 16 of the large latents after POSIX_FADV_DONTNEED, against the raw file read record by record
     loaders   torch's DataLoader with 0 and 2 workers, and read_batch in the trainer's process, with an idle consumer and with one that
               runs 2 ms of Python for each batch
+    single    single entries of 32 KiB, 1.5 KiB and 128 bytes against LMDB values
     scale     10,000, 100,000 and 1,000,000 tiny entries: opening, looking up, getting, and the private memory of a worker
 
 Files are brought into the page cache by reading them from their start to their end before anything is measured: what was read at
