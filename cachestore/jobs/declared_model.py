@@ -45,9 +45,8 @@ def as_made(hints: Mapping[str, Json], encoder: str, *, store: str) -> Precomput
     """Return the request that would encode the values of an import for one encoder. Raises BadInput if no model was declared."""
     model = hints.get("model")
     if model is None:
-        raise BadInput(
-            f"it was imported with declared settings ({dict(hints.get('claims', {}))}) but without a model: pass --model with the model that made it"
-        )
+        declared = dict(hints.get("claims", {}))
+        raise BadInput(f"it was imported with declared settings ({declared}) but without a model: pass --model with the model that made it")
     arguments: Mapping[str, Json] = hints.get("encode_arg", {}) if encoder == "text" else {}
     data, vae, text_encoder = str(hints["data"]), hints.get("vae"), hints.get("text_encoder")
     return PrecomputeRequest(data, str(model), store, (encoder,), vae=vae, text_encoder=text_encoder, encode_arg=arguments)

@@ -12,6 +12,7 @@ from cachestore.core.keys import Key
 from cachestore.core.read_block import TextBlock
 from cachestore.loading.assemble import EntryReader, MaskPart, Part, assemble
 from cachestore.loading.buffers import BatchBuffers
+from cachestore.loading.cast import cast
 from cachestore.loading.collate import constants_of
 from cachestore.storage.locations import Located, Location
 
@@ -38,6 +39,8 @@ class BatchSlice:
     extras: Sequence[Mapping[str, Any]]
     """The extra columns of each sample; empty if none has any."""
     blocks: Sequence[TextBlock]
+    dtype: torch.dtype | None
+    """The dtype to cast to; None for the stored one."""
 
 
 def read_slice(batch_slice: BatchSlice, memory: BatchBuffers) -> dict[str, Any] | None:
@@ -50,7 +53,7 @@ def read_slice(batch_slice: BatchSlice, memory: BatchBuffers) -> dict[str, Any] 
     tensors = assemble(batch_slice.reader, batch_slice.parts, memory)
     if tensors is None:
         return None
-    batch = tensors | beside
+    batch = cast(tensors, batch_slice.dtype, memory) | beside
     return batch | memory.keep(constants_of(batch, batch_slice.blocks)) if batch_slice.blocks else batch
 
 
@@ -101,6 +104,7 @@ def join_slices(slices: Sequence[BatchSlice], indices: Sequence[Sequence[int]]) 
         tensors,
         _spread(extras, indices) if any(batch_slice.extras for batch_slice in slices) else (),
         first.blocks,
+        first.dtype,
     )
 
 

@@ -2,14 +2,29 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from cachestore.core.arguments import as_path
-from cachestore.core.errors import BadInput
+from cachestore.core.errors import BadInput, RecipeMismatch
 from cachestore.core.keys import Recipe
 from cachestore.files.fingerprints import digest_file
 
+_NAMED_FILES: Final = 5
+
 _remembered: dict[str, str] = {}
 """Digests of files that this process has read, valid until a file changes."""
+
+
+def check_model(
+    recipes: Mapping[str, Recipe], *, model: str | Path | None = None, vae: str | Path | None = None, text_encoder: str | Path | None = None
+) -> None:
+    """Raise RecipeMismatch, which names the first files that differ, if another model made the entries. Raises as `differing_files`."""
+    if found := differing_files(recipes, model=model, vae=vae, text_encoder=text_encoder):
+        named = "; ".join(found[:_NAMED_FILES]) + ("; …" if len(found) > _NAMED_FILES else "")
+        raise RecipeMismatch(
+            f"this is not the model that it was made with: {named}. Train with that model, or run `cachestore precompute --replace`"
+            " with this one"
+        )
 
 
 def differing_files(

@@ -1,9 +1,10 @@
 """Put samples into a batch: a plain dict of contiguous writable tensors and lists."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map  # pyright: ignore[reportUnknownVariableType] - torch's docs tell to extend it
 
 from cachestore.core.errors import BadInput
 from cachestore.core.read_block import TextBlock
@@ -11,6 +12,11 @@ from cachestore.loading.texts import make_constant, pad_rows
 
 SampleDict = dict[str, Any]
 """One sample: tensors without a batch axis, and plain values, by name."""
+
+
+class Sample(SampleDict):
+    """One sample as data sets return it. A dict of its own type, so that torch's `default_collate` can be told to refuse it."""
+
 
 _ADVICE = "a batch must come from one bucket: give the DataLoader batch_sampler=cachestore.BucketBatchSampler(data, ...)"
 
@@ -42,6 +48,18 @@ def collate(samples: Sequence[SampleDict], blocks: Sequence[TextBlock]) -> dict[
         batch[name], mask = pad_rows(rows, wanted)
         batch |= {wanted.mask: mask} if wanted.mask is not None else {}
     return batch | constants_of(batch, blocks)
+
+
+def _refuse_default(samples: Sequence[SampleDict], **_registry: object) -> NoReturn:
+    """What torch's `default_collate` calls for samples. It would neither pad captions nor make masks, even where it could stack."""
+    raise BadInput(
+        "torch's own collate cannot make a batch of these samples, as it neither pads captions nor makes masks: call"
+        f" cachestore.make_loader(data, batch_size={len(samples)}), or give the DataLoader collate_fn=data.collate and"
+        " batch_sampler=cachestore.BucketBatchSampler(data, ...)"
+    )
+
+
+default_collate_fn_map[Sample] = _refuse_default
 
 
 def constants_of(batch: Mapping[str, Any], blocks: Sequence[TextBlock]) -> dict[str, torch.Tensor]:

@@ -6,19 +6,21 @@ A sample is complete only if its columns for other resolutions are complete too.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from cachestore.core.arguments import as_many, as_text, as_whole
 from cachestore.core.captions import CaptionPolicy, Choose
-from cachestore.core.errors import BadInput, CacheStoreError, RecipeMismatch
+from cachestore.core.errors import BadInput, CacheStoreError
 from cachestore.core.keys import Recipe
 from cachestore.files.paths import Layout
 from cachestore.loading.batch_slice import BatchSlice, read_or
 from cachestore.loading.buffers import BatchBuffers
-from cachestore.loading.check import differing_files
+from cachestore.loading.cast import as_dtype
+from cachestore.loading.check import check_model
 from cachestore.loading.collate import SampleDict, collate
 from cachestore.loading.columns import Bucket, complete_rows
 from cachestore.loading.epoch import Epoch
@@ -31,14 +33,12 @@ from cachestore.storage.catalog import list_generations, list_names, open_catalo
 from cachestore.storage.fetch import Io, Verify
 from cachestore.store.reader import Reader
 
-_NAMED_FILES: Final = 5
-
 
 class CachedDataset(Dataset[SampleDict]):
     """The samples of one catalog for which every encoder succeeded. For torch's DataLoader, with workers of any start method.
 
         data = CachedDataset("cache/")
-        loader = DataLoader(data, batch_sampler=BucketBatchSampler(data, batch_size=8), collate_fn=data.collate, num_workers=4)
+        loader = make_loader(data, batch_size=8)
 
     It reads the newest catalog at the time of opening, or `generation`, and never changes to another one. A sample has:
 
@@ -51,8 +51,7 @@ class CachedDataset(Dataset[SampleDict]):
     - with videos, `num_frames` (int64, as encoded; 1 for a picture) and `fps` (float32; 0 for a picture).
 
     Tensors are writable and owned by the sample. They have no batch axis, and text has its own length; `collate` adds padding, masks and
-    constants. With a plain DataLoader call `set_epoch` before each epoch, or every epoch draws the same latents; BucketBatchSampler does it
-    for you.
+    constants. With a plain DataLoader call `set_epoch` before each epoch, or every epoch draws the same latents; `make_loader` does it.
 
     Use it from one thread of one process. Forked, spawned and pickled copies open their own files.
     """
@@ -65,6 +64,7 @@ class CachedDataset(Dataset[SampleDict]):
         latents: LatentsAs = "sample",
         captions: CaptionPolicy | Choose | None = None,
         fields: Collection[str] | None = None,
+        dtype: torch.dtype | None = None,
         generation: int | None = None,
         resolution: int | None = None,
         seed: int = 0,
@@ -86,6 +86,7 @@ class CachedDataset(Dataset[SampleDict]):
                 of a joined output has a name too, such as `prompt_embeds.text_encoder_2`, and is returned as stored. Entries without a
                 wanted field are not read; other entries are read whole, as their checksum covers all bytes. Captions, ids and extra
                 columns are always returned, sizes with the latents.
+            dtype: cast the floating point tensors of entries to this one; by default they have the dtype in which they were stored.
             generation: the catalog's generation; by default the newest. Several ranks must pass the same.
             resolution: which one, if samples were encoded at several. To use all, mix one data set for each (MixedDataset).
             seed: for the noise of latents, the choice of captions, and the turns of crops and mirrored pictures.
@@ -95,14 +96,14 @@ class CachedDataset(Dataset[SampleDict]):
         Raises:
             StoreNotFound: there is no store at that path.
             BadInput: the name, generation, resolution or field does not exist; there are several resolutions and none was chosen; the
-                store has no such latents; or the policy needs captions that were not encoded.
+                store has no such latents; dtype is none to cast to; or the policy needs captions that were not encoded.
             MissingEntry: the policy drops captions, but the empty caption is not stored.
             FormatError: the catalog is damaged, or was made by a newer version.
         """
         reader = Reader(path, verify=verify, io=io)
         generation = None if generation is None else as_whole("generation", generation, least=0)
         resolution = None if resolution is None else as_whole("resolution", resolution, least=1)
-        seed = as_whole("seed", seed, least=0)
+        seed, dtype = as_whole("seed", seed, least=0), as_dtype(dtype)
         found = _find_generation(reader.layout, as_text("name", name), generation)
         policy = None if captions is None else CaptionPolicy.parse(captions)
         with _Naming(called(reader.layout, name)):
@@ -110,15 +111,16 @@ class CachedDataset(Dataset[SampleDict]):
             chosen = chosen_resolution(catalog, resolution)
             check_variants(catalog)
             is_pinned, names = generation is not None, _as_names(fields)
-            options = DataOptions(reader.layout, name, found, latents, seed, is_pinned, policy, names, chosen)
+            options = DataOptions(reader.layout, name, found, latents, seed, is_pinned, policy, names, chosen, dtype=dtype)
             self._show(reader, Selection(catalog, complete_rows(catalog), options, Epoch()))
             self._selection.check_captions(reader.__contains__)
 
-    def _show(self, reader: Reader, selection: Selection) -> None:
+    def _show(self, reader: Reader, selection: Selection) -> "CachedDataset":
         self._reader = reader
         self._selection = selection
         self._read = Rows(reader, selection)
         self._named = _Naming(self.called)
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         """Paths, options, the shared epoch, and what is known about all rows. No rows and no descriptors."""
@@ -207,9 +209,12 @@ class CachedDataset(Dataset[SampleDict]):
             raise BadInput(f"select takes several samples; for one sample: data.select([{samples!r}])")
         listed = as_many("samples", samples, "several indices or ids")
         indices = [self.index(one) if isinstance(one, str) else index_in(one, len(self._selection.rows)) for one in listed]
-        part = CachedDataset.__new__(CachedDataset)
-        part._show(self._reader, self._selection.only(np.asarray(indices, dtype=np.int64)))  # noqa: SLF001 - its own class
-        return part
+        chosen = self._selection.only(np.asarray(indices, dtype=np.int64))
+        return CachedDataset.__new__(CachedDataset)._show(self._reader, chosen)  # noqa: SLF001 - its own class
+
+    def with_dtype(self, dtype: torch.dtype | None) -> "CachedDataset":
+        """Return this data set, cast to a dtype as with `dtype=`. It shares the epoch and the open files. Raises BadInput."""
+        return CachedDataset.__new__(CachedDataset)._show(self._reader, self._selection.cast(as_dtype(dtype)))  # noqa: SLF001 - as above
 
     def source_weights(self) -> tuple[list[float], list[list[int]]]:
         """By source: how often its samples come in an epoch (by `repeats` and `weight`), and their indices. Without sources, 1 for all.
@@ -231,13 +236,7 @@ class CachedDataset(Dataset[SampleDict]):
             BadInput: a path does not exist, or the data set was not made from model files.
         """
         with self._named:
-            found = differing_files(self.recipes_in_use, model=model, vae=vae, text_encoder=text_encoder)
-        if found:
-            named = "; ".join(found[:_NAMED_FILES]) + ("; …" if len(found) > _NAMED_FILES else "")
-            raise RecipeMismatch(
-                f"this is not the model that {self.called} was made with: {named}. Train with that model, or run"
-                " `cachestore precompute --replace` with this one"
-            )
+            check_model(self.recipes_in_use, model=model, vae=vae, text_encoder=text_encoder)
 
     @property
     def name(self) -> str:
@@ -313,6 +312,11 @@ class CachedDataset(Dataset[SampleDict]):
         a picture, its name is missing.
         """
         return features_of(self._selection)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype to which floating point tensors are cast; None for the stored one."""
+        return self._selection.options.dtype
 
     @property
     def latents_form(self) -> LatentsAs:

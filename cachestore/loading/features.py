@@ -37,42 +37,45 @@ class Feature:
 def features_of(selection: Selection) -> dict[str, Feature]:
     """By name, what a batch of these samples may have, without lists of plain values."""
     recipes, latents, controls = selection.catalog.recipes, selection.latents, selection.controls
+    cast = selection.options.dtype
     found: dict[str, Feature] = {}
     if latents is not None:
-        found[LATENTS] = _latents(recipes[latents.column.fingerprint], latents)
+        found[LATENTS] = _latents(recipes[latents.column.fingerprint], latents, cast)
     if selection.masks is not None:
-        found[MASK] = Feature(torch.float32, (None, 1, None, None))
+        found[MASK] = Feature(cast or torch.float32, (None, 1, None, None))
     if controls is not None:
-        one = _latents(recipes[controls.column.fingerprint], controls)
+        one = _latents(recipes[controls.column.fingerprint], controls, cast)
         found[CONTROL_LATENTS] = one if selection.has_one_control else Feature(one.dtype, None)
     for text in selection.texts:
-        found |= _texts(recipes[text.column.fingerprint], text.block)
+        found |= _texts(recipes[text.column.fingerprint], text.block, cast)
     facts = frozenset[str]() if latents is None else latents.column.facts.keys()
     found |= {name: Feature(torch.int64, (None, 2)) for name, fact in SIZES.items() if fact in facts}
     return found | ({NUM_FRAMES: Feature(torch.int64, (None,)), FPS: Feature(torch.float32, (None,))} if "fps" in facts else {})
 
 
-def _dtype(recipe: Recipe) -> torch.dtype | None:
-    """The dtype of the model's floating point outputs. None for imported entries, whose recipes do not say it."""
+def _dtype(recipe: Recipe, cast: torch.dtype | None) -> torch.dtype | None:
+    """The dtype of floating point tensors: the one they are cast to, else the model's. None if an imported recipe does not say it."""
+    if cast is not None:
+        return cast
     name = recipe.make.get("dtype")
     return getattr(torch, name) if name in TORCH_NAMES else None
 
 
-def _latents(recipe: Recipe, latents: LatentsColumn) -> Feature:
+def _latents(recipe: Recipe, latents: LatentsColumn, cast: torch.dtype | None) -> Feature:
     channels, frames = recipe.read.get("channels"), recipe.read.get("temporal_factor")
     if not isinstance(channels, int) or not isinstance(frames, int):
-        return Feature(_dtype(recipe), None)
+        return Feature(_dtype(recipe, cast), None)
     patch = latents.block.patchify
     stored = (1, channels * (2 if latents.block.stored == "moments" else 1), patch, patch)
     frames_axis: Shape = (None,) if frames > 1 else ()
-    return Feature(_dtype(recipe), (None, batch_shape(latents.block, latents.form, stored)[1], *frames_axis, None, None))
+    return Feature(_dtype(recipe, cast), (None, batch_shape(latents.block, latents.form, stored)[1], *frames_axis, None, None))
 
 
-def _texts(recipe: Recipe, block: TextBlock) -> dict[str, Feature]:
+def _texts(recipe: Recipe, block: TextBlock, cast: torch.dtype | None) -> dict[str, Feature]:
     """Outputs, masks and constants. Embeddings have the model's dtype. The dtype of a mask that a pipeline returned is unknown."""
     found: dict[str, Feature] = {}
     for name, form in block.outputs.items():
-        dtype, padding = _dtype(recipe) if "embed" in name else None, block.padding.get(name)
+        dtype, padding = _dtype(recipe, cast) if "embed" in name else None, block.padding.get(name)
         found[name] = Feature(dtype, None)
         if padding is not None:
             length = round_up(padding.length, padding) if padding.length else None

@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch.utils.data import DataLoader
@@ -72,6 +72,7 @@ def make_loader(
     shuffle: bool = True,
     seed: int = 0,
     tail: Tail = "drop",
+    dtype: torch.dtype | None = None,
     num_workers: int = 0,
     ahead: int = 2,
     pin_memory: bool = False,
@@ -95,9 +96,9 @@ def make_loader(
         seed: the seed of the order.
         tail: "drop" samples that do not fill a batch, and batches that are not enough for all ranks; or fill up by repeating
             them ("pad") or with the first ones ("wrap").
+        dtype: cast floating point tensors to this one, as `CachedDataset(..., dtype=)`; by default as the data set has them.
         num_workers: processes that read, as in DataLoader; 0 reads in this process.
-        ahead: batches that this process prefetches; 0 reads each one when it is needed. Has no effect
-            with workers.
+        ahead: batches that this process prefetches; 0 reads each one when it is needed. Has no effect with workers.
         pin_memory: return pinned memory if there is an accelerator; useful if batches are copied with `non_blocking=True`.
 
     Raises:
@@ -105,6 +106,7 @@ def make_loader(
             `generation=`; or with "auto", several ranks while it is unclear whether accelerate deals the batches.
     """
     check_buckets(data)
+    data = data if dtype is None else _with_dtype(data, dtype)
     as_word("framework", framework, get_args(Framework))
     ahead, num_workers = as_whole("ahead", ahead, least=0), as_whole("num_workers", num_workers, least=0)
     pin_memory = as_switch("pin_memory", pin_memory)
@@ -136,6 +138,13 @@ def _choose_split(framework: Framework) -> Split | None:
             ' it will deal the batches: make the Accelerator first, or pass framework="accelerate" or framework="ddp"'
         )
     return "found"
+
+
+def _with_dtype(data: Batched, dtype: torch.dtype) -> Batched:
+    """The data set cast to a dtype. Raises BadInput for one of the caller's own class."""
+    if not hasattr(data, "with_dtype"):
+        raise BadInput(f"dtype= casts a CachedDataset or a MixedDataset, not a {type(data).__name__}: let its `collate` cast instead")
+    return cast("Any", data).with_dtype(dtype)
 
 
 def _refuse_unpinned(data: Batched) -> None:

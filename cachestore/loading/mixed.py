@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from cachestore.core.arguments import as_many, as_number, as_whole, refuse
@@ -182,6 +183,12 @@ class MixedDataset(Dataset[SampleDict]):
         for number, _wanted, inner in self._by_owner(indices):
             self.datasets[number].prefetch(inner)
 
+    def with_dtype(self, dtype: torch.dtype | None) -> "MixedDataset":
+        """Return this mix, cast to a dtype as `CachedDataset.with_dtype`. It shares the epoch."""
+        found = MixedDataset.__new__(MixedDataset)
+        found.__setstate__({**self.__getstate__(), "datasets": tuple(data.with_dtype(dtype) for data in self.datasets)})
+        return found
+
     make_buffers = staticmethod(CachedDataset.make_buffers)
 
     def where(self, index: SupportsIndex) -> tuple[int, int]:
@@ -266,6 +273,8 @@ def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
             f"{names} cannot be mixed: one returns exactly one control image for each sample, the other lists of them (a part"
             " does what its whole data set does)"
         )
+    if one.dtype != other.dtype:
+        raise BadInput(f"{names} cannot be mixed: one was opened with dtype={one.dtype}, the other with dtype={other.dtype}")
     ours, theirs = one.recipes_in_use, other.recipes_in_use
     if differing := sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)):
         raise BadInput(f"{names} cannot be mixed: {differing[0]} was made by another model or with other settings")

@@ -12,7 +12,8 @@ from cachestore.core.samples import MASK
 from cachestore.core.tensors import RawTensor, to_torch
 from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Part, TextPart
 from cachestore.loading.batch_slice import BatchSlice
-from cachestore.loading.collate import SampleDict
+from cachestore.loading.cast import cast
+from cachestore.loading.collate import Sample, SampleDict
 from cachestore.loading.columns import batch_clips, batch_sizes, control_keys, sizes_of, variant_keys
 from cachestore.loading.latents import mask_shape, noise_seed, read_latents, read_mask
 from cachestore.loading.selection import CONTROL_LATENTS, LATENTS, SAMPLE_ID, Chosen, Selection, key_of_caption
@@ -57,7 +58,8 @@ class Rows:
             return None
         plain: dict[str, list[Any]] = {CAPTION: selection.captions(rows, chosen.texts), SAMPLE_ID: chosen.ids}
         extras = selection.extras_beside(rows, {*made, *plain, *clips}) if selection.has_extras else ()
-        return BatchSlice(self._reader, parts, plain, pairs, clips, extras, [text.block for text in selection.texts])
+        blocks = [text.block for text in selection.texts]
+        return BatchSlice(self._reader, parts, plain, pairs, clips, extras, blocks, selection.options.dtype)
 
     def outputs_of(self, caption: str) -> dict[str, Any]:
         """Return the text encoders' outputs for one caption. Raises MissingEntry, BadInput."""
@@ -78,7 +80,7 @@ class Rows:
         found: dict[str, Any] = {}
         for text, raw in zip(texts, entries, strict=True):
             found |= read_outputs(text.block, own_tensors(raw, copy=False))
-        return found
+        return cast(found, self._selection.options.dtype)
 
     def _parts(self, chosen: Chosen) -> list[Part]:
         """What each column adds to the batch. A column without cells in these rows adds nothing."""
@@ -130,6 +132,7 @@ class Rows:
             sample[CONTROL_LATENTS] = made[0] if selection.has_one_control else made
         for one, found in zip(selection.texts, stored, strict=False):
             sample |= read_outputs(one.block, found) if found is not None else {}
+        sample = Sample(cast(sample, selection.options.dtype))
         sample |= {CAPTION: selection.captions([row], [text])[0], SAMPLE_ID: sample_id, **sizes}
         for extras in selection.extras_beside([row], sample):
             sample |= extras

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from cachestore.core.arguments import as_text, refuse
@@ -53,6 +54,8 @@ class DataOptions:
     """None if there is only one."""
     selection: NDArray[np.int64] | None = None
     """Indices of the chosen samples among the complete ones; None for all."""
+    dtype: torch.dtype | None = None
+    """The dtype of floating point tensors; None for the stored one."""
 
     @property
     def called(self) -> str:
@@ -115,6 +118,11 @@ class Selection:
         chosen = indices if self.options.selection is None else self.options.selection[indices]
         options = replace(self.options, selection=chosen)
         return Selection(self.catalog, self.complete, options, Epoch(self.epoch.get()), has_one_control=self.has_one_control)
+
+    def cast(self, dtype: torch.dtype | None) -> "Selection":
+        """The same samples in another dtype, with the same epoch."""
+        options = replace(self.options, dtype=dtype)
+        return Selection(self.catalog, self.complete, options, self.epoch, has_one_control=self.has_one_control)
 
     def check_captions(self, holds: Callable[[Key], bool]) -> None:
         """Check that the policy needs only encoded captions. Raises BadInput, MissingEntry, FormatError."""

@@ -16,6 +16,7 @@ from cachestore.jobs.pass_loop import Report
 from tests import fakes
 from tests.fakes import publish_catalog
 from tests.loading.stores import Row, catalog_of, make_store, recipes
+from tests.scenarios.trainers import run_script
 
 POLICY = cs.CaptionPolicy(choose="random", dropout=0.5, shuffle_tags=True, variants=2, keep_tokens=1, prefix='the "sks" style, ')
 SOURCES = (Source("photos"), Source("faces", name="faces", repeats=3))
@@ -36,7 +37,7 @@ def encoded(root, rows, policy=None) -> Report:
 def trained(lines) -> dict[str, Any]:
     """What the lines define when they were run; `seen` are the batches."""
     names: dict[str, Any] = {"seen": []}
-    exec("\n".join(lines).replace("num_workers=2", "num_workers=0") + "\n    seen.append(batch)", names)
+    exec("\n".join(lines) + "\n    seen.append(batch)", names)
     return names
 
 
@@ -73,6 +74,21 @@ def test_the_lines_have_samples_come_as_often_as_their_source_says(tmp_path):
     names = trained(training_lines(report, 1, captions=POLICY, sources=SOURCES))
     assert Counter(batch["sample_id"][0] for batch in names["seen"]) == {"a": 1, "faces/b": 3}
     assert names["captions"] == POLICY
+
+
+@pytest.mark.torch
+@pytest.mark.processes
+@pytest.mark.parametrize("sizes", [1, 2])
+def test_pasted_into_a_script_that_torchrun_starts_each_rank_takes_its_part(tmp_path, sizes):
+    report = encoded(tmp_path / "store", [Row(f"{number}.png") for number in range(8)])
+    lines = "\n".join(training_lines(report, 2)).replace("    ...", "    seen += batch['sample_id']")
+    pasted = f"import os, pathlib\nseen = []\n{lines}\npathlib.Path(f'rank {{os.environ[\"RANK\"]}}').write_text(' '.join(seen))\n"
+    (tmp_path / "pasted.py").write_text(pasted)
+    arguments = ["--standalone", "--nproc-per-node", str(sizes), "pasted.py"]
+    run_script(tmp_path, f"from torch.distributed.run import main\nmain({arguments})\n")
+    seen = [(tmp_path / f"rank {rank}").read_text().split() for rank in range(sizes)]
+    assert [len(ids) for ids in seen] == [8 // sizes] * sizes
+    assert {sample_id for ids in seen for sample_id in ids} == {f"{number}.png" for number in range(8)}
 
 
 @pytest.mark.parametrize(

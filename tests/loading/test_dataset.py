@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 import cachestore as cs
 import cachestore.files.table
@@ -642,3 +642,17 @@ def test_an_epoch_and_a_generation_may_be_numbers_of_numpy(path):
     data: Any = cs.CachedDataset(make_store(path, [Row("a")], recipes()), **numbers)
     data.set_epoch(np.int64(2))
     assert (data.epoch, data.generation) == (2, 1)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 1}, {"batch_size": 2}, {"batch_size": 2, "num_workers": 1}], ids=str)
+@pytest.mark.parametrize(
+    "wrap", [lambda data: data, lambda data: Subset(data, [0, 1]), lambda data: cs.MixedDataset([data])], ids=("whole", "part", "mix")
+)
+def test_torchs_own_collate_is_refused_with_what_to_pass_instead(tmp_path, wrap, options):
+    data = cs.CachedDataset(make_store(tmp_path / "store", [Row("a"), Row("b")], recipes()))
+    with pytest.raises(
+        cs.BadInput, match=r"cachestore\.make_loader\(data, batch_size=\d\), or give the DataLoader collate_fn=data\.collate"
+    ):
+        next(iter(DataLoader(wrap(data), **options)))
+    (batch,) = DataLoader(wrap(data), batch_size=2, collate_fn=data.collate)
+    assert batch["sample_id"] == ["a", "b"]
