@@ -29,4 +29,5 @@ def test_every_family_with_a_pipeline_has_a_model():
 )
 def test_bytes_follow_from_the_shapes(hub_id, text, latents):
     model = next(model for model in MODELS if model.hub_id == hub_id)
-    assert (text_bytes(model, 72), latents_bytes(model)) == (text, latents)
+    assert latents_bytes(model) == latents
+    assert text_bytes(model, 72) == pytest.approx(text, rel=0.01)  # the forecast takes one width for pooled outputs
