@@ -62,17 +62,17 @@ def flip(folder: Path, stored: bytes) -> str:
 def compare(way: Way, folder: Path, count: int) -> dict[str, Any]:
     """All figures of one way."""
     began = time.monotonic()
-    place = folder / "samples"
+    samples = folder / "samples"
     found: dict[str, Any] = {"about": way.about, "version": _version(way.distribution), "syncs": way.syncs}
-    found["write"] = run_step("write", way, place, count)
-    found |= {"bytes": bytes_in(place), "files": len(files_in(place))}
-    found["read"] = run_step("measure", way, place, count)
-    whole = run_step("inspect", way, place, count)
+    found["write"] = run_step("write", way, samples, count)
+    found |= {"bytes": bytes_in(samples), "files": len(files_in(samples))}
+    found["read"] = run_step("measure", way, samples, count)
+    whole = run_step("inspect", way, samples, count)
     if whole["right"] != count:
         raise RuntimeError(f"{way.name}: {whole} of {count} samples that were written and not touched")
-    flip(place, way.stored(count // 3))
-    found["flip"] = run_step("inspect", way, place, count)
-    shutil.rmtree(place)
+    flip(samples, way.stored(count // 3))
+    found["flip"] = run_step("inspect", way, samples, count)
+    shutil.rmtree(samples)
     found["kill"] = run_step("kill", way, folder / "killed", min(KILLED, count))
     print(f"{way.name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return found

@@ -46,7 +46,7 @@ STEP_BYTES: Final = 1662
 
 
 @functools.cache
-def _pool(name: str) -> bytes:
+def _threads(name: str) -> bytes:
     seed = list(SHAPES).index(name)
     return np.random.default_rng(seed).integers(0, 120, 24 << 20, np.uint8).tobytes()  # no NaN and no infinity among them
 
@@ -55,9 +55,9 @@ def raw(name: str, number: int) -> bytes:
     """The bytes of one tensor of a sample."""
     size = 2 * int(np.prod(SHAPES[name]))
     start = number * STEP_BYTES
-    if start + size > len(_pool(name)):
-        raise ValueError(f"there are no more than {(len(_pool(name)) - size) // STEP_BYTES} different samples")
-    return _pool(name)[start : start + size]
+    if start + size > len(_threads(name)):
+        raise ValueError(f"there are no more than {(len(_threads(name)) - size) // STEP_BYTES} different samples")
+    return _threads(name)[start : start + size]
 
 
 def tensor(name: str, number: int) -> Any:
@@ -677,7 +677,7 @@ def kill(way: Way, folder: Path, count: int) -> dict[str, Any]:
     whole = folder / "whole"
     _in_a_fork(lambda: way.write(whole, count))
     size = bytes_in(whole)
-    rounds = [_kill_once(way, folder / f"{number}", count, size * share) for number, share in enumerate(KILLED_AT[: way.kills])]
+    rounds = [_kill_once(way, folder / f"{number}", count, size * part) for number, part in enumerate(KILLED_AT[: way.kills])]
     shutil.rmtree(folder)
     return {"samples": count, "rounds": rounds}
 

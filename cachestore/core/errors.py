@@ -96,6 +96,7 @@ class Incomplete(CacheStoreError):
 _EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("torch", "diffusers", "transformers", "accelerate", "PIL", "ftfy", "bs4"), "encode"),
     "av": "video",
+    "cv2": "area",
     "ray": "ray",
 }
 """The extra that installs a package, by the package's import name."""

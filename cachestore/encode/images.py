@@ -1,6 +1,6 @@
-"""Decode picture files to upright RGB, resize and crop them. Pillow is the reference for every format.
+"""Decode picture files to upright RGB, and resize by Pillow, which is the reference for every format. Knows no torch.
 
-The rules are part of every key, through the name of the transform (`TRANSFORM`):
+The rules are part of every key, through the name of the transform (`resamplers`):
 
 * EXIF orientation is applied. The first frame of an animated file is used.
 * Transparency is composited on white, as on a web page. Dropping the alpha channel would show the hidden colour of transparent pixels,
@@ -11,7 +11,7 @@ The rules are part of every key, through the name of the transform (`TRANSFORM`)
 """
 
 import importlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from io import BytesIO
@@ -22,15 +22,14 @@ import numpy as np
 from PIL import Image, ImageCms, UnidentifiedImageError
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.encode.buckets import CropBox, Size, crop_box
+from cachestore.encode.buckets import CropBox, Size
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-
-TRANSFORM = "pillow-lanczos-cover-center/1"
-"""The name of all steps from bytes to pixels. Raise the number when a rule above changes, so that equal keys stay interchangeable."""
+Picture = Image.Image | Pixels
+"""An upright picture in 8-bit RGB as its decoder returned it: Pillow's, or a writable array [height, width, 3]."""
 
 MASK_TRANSFORM = "pillow-box-cover/1"
-"""The same for masks."""
+"""The name of all steps from a mask's bytes to pixels. Raise the number when a rule above changes."""
 
 AREA_TRANSFORM = "pillow-lanczos-area/1"
 """The same for pictures that keep their aspect ratio (`fit_area`)."""
@@ -39,15 +38,16 @@ FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "DIB", "TIFF", "PPM", "J
 """The formats that are opened. EPS and similar ones are left out on purpose, as Pillow would run Ghostscript on them."""
 
 _ORIENTATION = 0x0112
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+_TURNS: Mapping[int, Callable[[Any], Any]] = {
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: np.transpose,
+    6: lambda pixels: np.rot90(pixels, -1),
+    7: lambda pixels: np.transpose(pixels[::-1, ::-1]),
+    8: np.rot90,
 }
+"""What sets a picture upright, by its EXIF orientation."""
 _LATE_PNG_MARKS = (b"eXIf", b"Raw profile type", b"com.adobe.xmp")
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
 _COLOUR_SPACES = {"RGB": "RGB", "RGBA": "RGB", "L": "GRAY", "CMYK": "CMYK"}
@@ -71,20 +71,39 @@ def measure_stored(data: bytes) -> Size:
 
 def decode(data: bytes) -> Image.Image:
     """Return the picture, upright, as 8-bit RGB in sRGB. Raises EncodeFailed if it is damaged or incomplete."""
+    return as_image(decode_picture(data))
+
+
+def decode_picture(data: bytes) -> Picture:
+    """Decode as `decode`, but leave the pixels where the decoder put them. Raises EncodeFailed."""
     with _opened(data) as image:
         orientation = _orientation(image, data)
-        picture = _rgb(_decoded(image, data))
-    turn = _TURNS.get(orientation)
-    return picture if turn is None else picture.transpose(turn)
+        picture = _rgb(_decoded(image, data), image.info)
+    return _turned(picture, orientation) if orientation in _TURNS else picture
 
 
-def fit(image: Image.Image, bucket: Size, box: CropBox | None = None) -> "Pixels":
-    """Scale a picture to cover the bucket (antialiased Lanczos) and crop it as `box` says, else at the centre: uint8 [height, width, 3].
+def as_image(picture: Picture) -> Image.Image:
+    """Return a picture as Pillow's."""
+    return picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+
+
+def as_pixels(picture: Picture) -> Pixels:
+    """Return a picture as a writable array, which torch can use."""
+    return np.array(picture) if isinstance(picture, Image.Image) else picture
+
+
+def cut_out(picture: Picture, box: tuple[int, int, int, int]) -> Picture:
+    """Return the part of a picture inside a box (left, top, right, bottom)."""
+    left, top, right, bottom = box
+    return picture.crop(box) if isinstance(picture, Image.Image) else np.ascontiguousarray(picture[top:bottom, left:right])
+
+
+def resize_crop(image: Image.Image, bucket: Size, box: CropBox, resampling: Image.Resampling = Image.Resampling.LANCZOS) -> Pixels:
+    """Scale a picture to cover the bucket by one of Pillow's antialiased filters, and crop it: uint8 [height, width, 3].
 
     The crop is resampled directly from the source, so that a picture of 1 x 100,000 pixels needs no huge intermediate picture.
     """
-    box = crop_box(Size(*image.size), bucket) if box is None else box
-    return np.ascontiguousarray(image.resize(bucket, Image.Resampling.LANCZOS, box=_box(image, box)))
+    return np.array(image.resize(bucket, resampling, box=_box(image, box)))
 
 
 def fit_mask(image: Image.Image, size: Size, box: CropBox, within: tuple[tuple[int, int, int, int], Size] | None = None) -> "Pixels":
@@ -157,7 +176,7 @@ def _orientation(image: Image.Image, data: bytes) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def _decoded(image: Image.Image, data: bytes) -> Image.Image:
+def _decoded(image: Image.Image, data: bytes) -> Picture:
     """Decode the pixels of a picture: plain three-channel JPEGs by simplejpeg, if installed, which takes 0.6 of the time.
 
     Pillow decodes everything else, and what simplejpeg refuses.
@@ -165,9 +184,8 @@ def _decoded(image: Image.Image, data: bytes) -> Image.Image:
     decode_jpeg = _fast_decoder()
     if decode_jpeg is not None and image.format == "JPEG" and image.mode == "RGB" and image.info.get("adobe_transform", 1) == 1:
         with suppress(ValueError):
-            fast = Image.fromarray(decode_jpeg(data, colorspace="RGB", fastdct=False, fastupsample=False, strict=True))
-            if fast.size == image.size:
-                fast.info = image.info
+            fast = decode_jpeg(data, colorspace="RGB", fastdct=False, fastupsample=False, strict=True)
+            if fast.shape[1::-1] == image.size:
                 return fast
     image.load()
     return image
@@ -199,20 +217,28 @@ def _sample_pixels() -> "np.ndarray[Any, np.dtype[np.uint8]]":
     return np.stack(channels, axis=-1).astype(np.uint8)
 
 
-def _rgb(image: Image.Image) -> Image.Image:
-    """Convert a decoded picture of any mode to 8-bit sRGB without alpha."""
-    if image.mode in _SIXTEEN_BIT or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return _from_sixteen_bit(image)
-    if image.mode in ("I", "F"):
+def _turned(picture: Picture, orientation: int) -> Pixels:
+    """Set a picture upright. Each pixel is moved as a whole, which takes half the time of moving its three bytes."""
+    whole = as_pixels(picture).view("V3")[..., 0]
+    turned = np.ascontiguousarray(_TURNS[orientation](whole))
+    return turned.view(np.uint8).reshape(*turned.shape, 3)
+
+
+def _rgb(picture: Picture, info: Mapping[Any, Any]) -> Picture:
+    """Convert a decoded picture of any mode to 8-bit sRGB without alpha. `info` is what Pillow read beside the pixels."""
+    profile = info.get("icc_profile")
+    if not isinstance(picture, Image.Image):
+        return picture if _foreign_profile("RGB", profile) is None else _in_srgb(Image.fromarray(picture), profile, "RGB")
+    if picture.mode in _SIXTEEN_BIT or (picture.mode == "I" and picture.format in ("PNG", "PPM")):
+        return _from_sixteen_bit(picture)
+    if picture.mode in ("I", "F"):
         raise EncodeFailed(
-            f"pictures of mode {image.mode!r} (32 bits a pixel) have no defined brightness; save it with 8 or 16 bits a channel"
+            f"pictures of mode {picture.mode!r} (32 bits a pixel) have no defined brightness; save it with 8 or 16 bits a channel"
         )
-    profile = image.info.get("icc_profile")
-    if image.has_transparency_data:
-        return on_white(_in_srgb(image.convert("RGBA"), profile, "RGBA"))
-    if image.mode == "P":
-        image = image.convert("RGB")
-    return _in_srgb(image, profile, "RGB").convert("RGB")
+    if picture.has_transparency_data:
+        return on_white(_in_srgb(picture.convert("RGBA"), profile, "RGBA"))
+    found = _in_srgb(picture.convert("RGB") if picture.mode == "P" else picture, profile, "RGB")
+    return found if found.mode == "RGB" else found.convert("RGB")
 
 
 def _from_sixteen_bit(image: Image.Image) -> Image.Image:
@@ -228,14 +254,22 @@ def on_white(image: Image.Image) -> Image.Image:
 
 def _in_srgb(image: Image.Image, profile: object, mode: str) -> Image.Image:
     """Convert a picture to sRGB by its ICC profile; return it unchanged if there is no usable profile for its colour mode."""
-    space = _COLOUR_SPACES.get(image.mode)
-    if not isinstance(profile, bytes) or space is None:
-        return image
+    source = _foreign_profile(image.mode, profile)
     try:
-        source: Any = ImageCms.ImageCmsProfile(BytesIO(profile))
-        if source.profile.xcolor_space.strip() != space or "sRGB" in ImageCms.getProfileDescription(source):
-            return image
-        converted = ImageCms.profileToProfile(image, source, _SRGB, outputMode=mode)
+        converted = None if source is None else ImageCms.profileToProfile(image, source, _SRGB, outputMode=mode)
     except (ImageCms.PyCMSError, OSError):
         return image
     return image if converted is None else converted
+
+
+def _foreign_profile(mode: str, profile: object) -> Any:
+    """Return a usable ICC profile for pictures of this mode, unless it is sRGB; else None."""
+    space = _COLOUR_SPACES.get(mode)
+    if not isinstance(profile, bytes) or space is None:
+        return None
+    try:
+        source: Any = ImageCms.ImageCmsProfile(BytesIO(profile))
+        is_foreign = source.profile.xcolor_space.strip() == space and "sRGB" not in ImageCms.getProfileDescription(source)
+    except (ImageCms.PyCMSError, OSError):
+        return None
+    return source if is_foreign else None

@@ -3,12 +3,10 @@
 import logging
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal
-
-import numpy as np
 
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import LIKE
@@ -17,6 +15,8 @@ from cachestore.core.samples import IMAGE, VIDEO
 from cachestore.encode import images
 from cachestore.encode.buckets import Size, bucket_list
 from cachestore.encode.clips import Clip, Shape, check_frames, clip_of
+from cachestore.encode.resamplers import RESAMPLERS, Resample, check_resampler
+from cachestore.encode.resizing import fit, mirror
 from cachestore.encode.setup import LatentsSetup
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.encode.variants import STEP, variant_of
@@ -62,13 +62,20 @@ class LatentsEncoder:
         self.recipe = recipe
         self.setup = setup
         self._device = device
-        self._batch_size = batch_size
+        self._batch_size: int | Literal["auto"] = batch_size
         self._compiles = compiles
         self._fingerprint = recipe.fingerprint
         self._vae: Vae | None = None
         self._budget: Budget | None = None
         self._has_warned = False
         """Whether the warning about high dynamic range was logged."""
+
+    def resampled(self, name: Resample) -> "LatentsEncoder":
+        """Return this encoder for pictures and videos that are resized in the named way. Its recipe and all keys differ."""
+        transform = {**self.recipe.make["transform"], "pixels": RESAMPLERS[name].pictures}
+        recipe = replace(self.recipe, make={**self.recipe.make, "transform": transform})
+        setup = replace(self.setup, resample=name)
+        return LatentsEncoder(recipe, setup, device=self._device, batch_size=self._batch_size, compiles=self._compiles)
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Read a picture, digest its bytes, and find its bucket from the header. Raises EncodeFailed if it is no picture.
@@ -112,7 +119,7 @@ class LatentsEncoder:
             video = videos.look(file)
         frames, start, rate = clip_of(request, video.timeline)
         clip = Clip(variant_of(request, video.size, digest), frames, start, rate, video.rate)
-        key, meta = self._key_and_meta(VIDEO, digest, clip.transform() | {"pixels": videos.TRANSFORM})
+        key, meta = self._key_and_meta(VIDEO, digest, clip.transform() | {"pixels": RESAMPLERS[self.setup.resample].videos})
         meta |= {"transfer": video.transfer} if video.transfer else {}
         if video.transfer and not self._has_warned:
             self._has_warned = True
@@ -123,18 +130,20 @@ class LatentsEncoder:
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """Decode, scale and crop: uint8 [height, width, 3], or [frames, height, width, 3] for a clip. The group is the bucket."""
+        resample = self.setup.resample
+        check_resampler(resample)
         if isinstance(footage := resolved.item, _Footage):
             from cachestore.encode import videos
 
             variant, bucket = footage.clip.variant, footage.clip.shape
             with footage.read.open(footage.reference) as file:
-                pixels = videos.take(file, footage.times, variant.bucket, variant.box)
+                pixels = videos.take(file, footage.times, variant.bucket, variant.box, resample)
         else:
             data, variant = resolved.item
-            bucket, picture = variant.bucket, images.decode(data)
-            pixels = images.fit(picture if variant.within is None else picture.crop(variant.within), bucket, variant.box)
-        pixels = np.ascontiguousarray(pixels[..., ::-1, :]) if variant.is_flipped else pixels
-        return Prepared(pixels, bucket, cost=prod(bucket))
+            bucket, picture = variant.bucket, images.decode_picture(data)
+            picture = picture if variant.within is None else images.cut_out(picture, variant.within)
+            pixels = fit(picture, bucket, variant.box, resample)
+        return Prepared(mirror(pixels) if variant.is_flipped else pixels, bucket, cost=prod(bucket))
 
     @property
     def window(self) -> int:

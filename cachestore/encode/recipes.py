@@ -21,6 +21,7 @@ from cachestore.encode.hub import find_here, with_folder
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import Component, Model
 from cachestore.encode.needs import DENOISERS, VAE, Need, needs_of
+from cachestore.encode.resamplers import FIRST, RESAMPLERS
 from cachestore.encode.setup import LatentsSetup, TextSetup, text_width
 from cachestore.encode.single_file import is_single_file, read_shapes, text_prefix, token_embeddings
 from cachestore.encode.text import TextEncoder
@@ -343,7 +344,7 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         "version": LATENTS_VERSION,
         "components": {vae.name: f"{vae.library}.{vae.class_name}"},
         "files": _digests([vae], digest, flat=False),
-        "transform": {"pixels": images.TRANSFORM, "alpha": "white", "colour": "srgb", "range": [-1, 1]},
+        "transform": {"pixels": RESAMPLERS[FIRST].pictures, "alpha": "white", "colour": "srgb", "range": [-1, 1]},
         "dtype": dtype,
         "outputs": [read["stored"]],
     }

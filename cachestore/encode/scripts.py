@@ -4,16 +4,18 @@ import json
 from collections.abc import Iterator
 
 from cachestore.encode.latents import LatentsEncoder
+from cachestore.encode.resamplers import FIRST
 from cachestore.encode.text import TextEncoder
 from cachestore.encode.unit import Encoder
 
 
 def unlike_script(encoder: Encoder) -> Iterator[str]:
     """Yield a line for each known difference from what the family's training script makes by default."""
-    if isinstance(encoder, LatentsEncoder) and encoder.setup.script_resizes is not None:
+    if isinstance(encoder, LatentsEncoder) and encoder.setup.script_resizes not in (None, encoder.setup.resample):
+        theirs, ours = encoder.setup.script_resizes, encoder.setup.resample
         yield (
-            f"diffusers' training script of this family resizes pictures by {encoder.setup.script_resizes} interpolation,"
-            " cachestore by Lanczos: latents of resized pictures differ from the script's"
+            f"diffusers' training script of this family resizes pictures by {theirs} interpolation, cachestore by"
+            f" {'Lanczos' if ours == FIRST else ours.capitalize()}: pass --resample {theirs} to resize as the script does"
         )
     if not isinstance(encoder, TextEncoder):
         return

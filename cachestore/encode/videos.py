@@ -1,6 +1,6 @@
 """Decode frames of video files. Imports PyAV, which only the extra `video` installs.
 
-The rules are part of every video's key, through the name of the transform (`TRANSFORM`):
+The rules are part of every video's key, through the name of the transform (`resamplers`):
 
 * The frames are those of the best video stream that is no cover picture, in the order and at the times of its time stamps. Frames that an
   edit list hides are left out.
@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 import av
 import numpy as np
@@ -33,15 +33,15 @@ from cachestore.core.errors import EncodeFailed
 from cachestore.encode import images
 from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.clips import Timeline
+from cachestore.encode.images import Picture
+from cachestore.encode.resamplers import FIRST, Resample
+from cachestore.encode.resizing import fit, size_of
 
 if TYPE_CHECKING:
     from av.packet import Packet
 
 Frames = np.ndarray[Any, np.dtype[np.uint8]]
 """[F, H, W, 3]."""
-
-TRANSFORM = "pyav-swscale-601-pillow-lanczos/1"
-"""The name of all steps from bytes to frames. Raise the number when a rule above changes, so that equal keys stay interchangeable."""
 
 FORMATS: Final = "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,ivf"
 """FFmpeg's demuxers that may open a file. Playlists (hls, concat, dash) and devices are left out on purpose."""
@@ -106,7 +106,7 @@ def glance(file: BinaryIO) -> Video:
     return Video(size, Timeline(np.arange(frames, dtype=np.int64), frames, 1 / rate), rate, "")
 
 
-def take(file: BinaryIO, times: Sequence[int], bucket: Size, box: CropBox) -> Frames:
+def take(file: BinaryIO, times: Sequence[int], bucket: Size, box: CropBox, resample: Resample = FIRST) -> Frames:
     """Return the frames that are shown at these times, scaled and cropped like a picture: uint8 [F, height, width, 3].
 
     `times` must rise; a time may occur several times. All frames from the last key frame before the first time on are decoded. Raises
@@ -117,13 +117,14 @@ def take(file: BinaryIO, times: Sequence[int], bucket: Size, box: CropBox) -> Fr
     at, size = 0, None
     for frame in _frames_at(file, list(uses)):
         picture = _upright(frame)
-        if size not in (None, picture.size):
+        if size not in (None, size_of(picture)):
+            now = tuple(size_of(picture))
             raise EncodeFailed(
-                f"the frame size changes from {size} to {picture.size} at {float(frame.time or 0):.2f} s: convert the video to one size"
+                f"the frame size changes from {tuple(size)} to {now} at {float(frame.time or 0):.2f} s: convert the video to one size"
             )
-        size = picture.size
+        size = size_of(picture)
         uses_here = uses[_checked_time(frame.pts)]
-        made[at : at + uses_here] = images.fit(picture, bucket, box)
+        made[at : at + uses_here] = fit(picture, bucket, box, resample)
         at += uses_here
     return made
 
@@ -276,15 +277,14 @@ def _decoded(container: InputContainer, stream: VideoStream) -> Iterator[VideoFr
         yield frame
 
 
-def _upright(frame: VideoFrame) -> Image.Image:
+def _upright(frame: VideoFrame) -> Picture:
     """Convert a frame to upright 8-bit RGB without alpha. Its pixels may still not be square."""
     has_alpha = any(component.is_alpha for component in frame.format.components)
     form = "rgba" if has_alpha else "rgb24"
     converted = VideoReformatter().reformat(frame, format=form, interpolation=_SCALING, threads=1)
-    picture = Image.fromarray(converted.to_ndarray(), "RGBA" if has_alpha else "RGB")
-    turn = _turn_of(frame)
-    picture = images.on_white(picture) if has_alpha else picture
-    return picture if turn is None else picture.transpose(turn)
+    pixels, turn = cast("images.Pixels", converted.to_ndarray()), _turn_of(frame)
+    picture: Picture = images.on_white(Image.fromarray(pixels, "RGBA")) if has_alpha else pixels
+    return picture if turn is None else images.as_image(picture).transpose(turn)
 
 
 def _turn_of(frame: VideoFrame) -> Image.Transpose | None:

@@ -5,7 +5,7 @@ Called when a plan is built, and again before its catalog replaces one that was 
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Final, cast
 
 from cachestore.core.errors import RecipeMismatch
 from cachestore.core.inputs import RESOLUTIONS, SOURCE, options_for
@@ -13,6 +13,9 @@ from cachestore.core.keys import Json
 from cachestore.jobs.columns import has_same_texts
 from cachestore.storage.catalog import Catalog, KeyColumn
 from cachestore.work.plan import Plan
+
+_OPTIONS: Final = {"transform.pixels": "--resample"}
+"""The option that decides a setting of a recipe, if its name says more to a user."""
 
 
 def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> tuple[str, ...]:
@@ -44,7 +47,7 @@ def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:
     column = next((column for column in columns if _covers(plan, column.options, previous, earlier.options)), columns[0])
     now = plan.recipes[column.recipe]
     if earlier.fingerprint != now.fingerprint:
-        changed = _differences(previous.recipes[earlier.fingerprint].make, now.make)
+        changed = [_OPTIONS.get(name, name) for name in _differences(previous.recipes[earlier.fingerprint].make, now.make)]
         differs = f"were made with another model or other settings ({', '.join(changed[:5])})"
     elif not _covers(plan, column.options, previous, earlier.options):
         names = sorted(name for name in {*earlier.options, *column.options} if earlier.options.get(name) != column.options.get(name))

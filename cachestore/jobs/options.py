@@ -22,6 +22,7 @@ from cachestore.core.inputs import RANDOM
 from cachestore.core.keys import Json
 from cachestore.core.samples import MASK, Source
 from cachestore.encode.family import DTYPES, encoder_of, is_text_encoder
+from cachestore.encode.resamplers import RESAMPLERS, Resample
 from cachestore.files.paths import is_temporary
 from cachestore.source.captions import CaptionLines
 from cachestore.source.combined import IN_MEMORY, labelled
@@ -39,6 +40,7 @@ Crop = Literal["center", "random"]
 _LEAST_FPS, _MOST_FPS = 0.1, 1000
 _DEVICES: Final = "auto, cpu, cuda, cuda:N, mps, xpu, xpu:N"
 _DEVICE: Final = re.compile(r"auto|cpu(:0)?|mps(:0)?|(cuda|xpu)(:(0|[1-9][0-9]{0,3}))?")
+_WAYS: Final = "|".join(RESAMPLERS)
 _PATHS: Final = ("model", "vae", "text_encoder")
 
 
@@ -268,6 +270,13 @@ class PrecomputeRequest:
     variants: int = _option(1, _whole_from(1), "pictures", "how many random crops of each picture", "N")
     crop_seed: int = _option(0, _whole_from(0), "pictures", "the seed of random crops", "N")
     flip: bool = _switch("pictures", "also encode each picture mirrored")
+    resample: Resample | None = _option(
+        None,
+        _word(*RESAMPLERS),
+        "pictures",
+        "how to resize (default: as the data set was made; new ones by lanczos)",
+        "|".join(RESAMPLERS),
+    )
     frames: tuple[int, ...] = _option(
         (), _NUMBERS, "videos", "counts of frames: each video gets the largest that it can fill; without this, no video is encoded", "F[,F]"
     )
@@ -380,6 +389,7 @@ class SharedOptions(TypedDict, total=False):
     variants: int
     crop_seed: int
     flip: bool
+    resample: Resample | None
     frames: int | Sequence[int]
     fps: float | None
     clips: int

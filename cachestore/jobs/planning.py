@@ -15,6 +15,7 @@ from cachestore.core.inputs import IMAGES, RANDOM, RESOLUTIONS, cells_each, opti
 from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample
 from cachestore.core.words import first_of
+from cachestore.encode.resamplers import FIRST, NEW, RESAMPLERS, Resample, check_resampler
 from cachestore.encode.unit import Encoder
 from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
@@ -98,7 +99,7 @@ def look_at_request(
     request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as in the name of its folder
     policy = _named(request.policy)
     listing = listing or list_request(request, in_memory)
-    encoders = _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded)
+    request, encoders = _with_resampler(layout, request, _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded))
     needs = needs_of_request(request, loaded)
     _check_latents(request, encoders)
     columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
@@ -123,6 +124,7 @@ def look_at_request(
         plan = replace(_build(request, samples, encoders, columns, (asked, content)), remarks=seen.in_words())
         _refuse_without_captions(request, seen)
     _refuse_nothing(request, plan, previous)
+    _check_resampler(plan, encoders)
     if published is None:
         publish_plan(layout, plan)
         plan = _published(layout, name) or plan  # as it is read from disk, it takes less memory
@@ -204,6 +206,36 @@ def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> N
             raise MissingExtra(f"videos are read by PyAV, which is not installed. {how_to_install('video')}")
 
 
+def _with_resampler(
+    layout: Layout, request: PrecomputeRequest, encoders: tuple[Encoder, ...]
+) -> tuple[PrecomputeRequest, tuple[Encoder, ...]]:
+    """Decide how to resize if the request leaves that open: as the values that exist, so that none of them is encoded again.
+
+    Depends on the data set and the store alone, not on what is installed here, so that all ranks decide alike.
+    """
+    from cachestore.encode.latents import LatentsEncoder
+
+    latents = next((encoder for encoder in encoders if isinstance(encoder, LatentsEncoder)), None)
+    if latents is None or request.resample is not None:
+        return request, encoders
+    previous = newest_catalog(layout, request.name, io="mmap")
+    made = frozenset[str]() if previous is None else previous.recipes.keys()
+    own: Resample | None = next((name for name in RESAMPLERS if latents.resampled(name).recipe.fingerprint in made), None)
+    # Older versions, which had no choice, may have made values for another data set, or for one whose first pass did not end.
+    is_begun = layout.recipe(latents.resampled(FIRST).recipe.fingerprint).is_file()
+    chosen: Resample = own if own is not None else FIRST if is_begun else NEW
+    return replace(request, resample=chosen), tuple(latents.resampled(chosen) if one is latents else one for one in encoders)
+
+
+def _check_resampler(plan: Plan, encoders: Sequence[Encoder]) -> None:
+    """Raise BadInput if the plan has pictures that this rank cannot resize as the others do."""
+    from cachestore.encode.latents import LatentsEncoder
+
+    for number, encoder in enumerate(encoders[: len(plan.recipes)]):
+        if isinstance(encoder, LatentsEncoder) and len(plan.units_of(number)):
+            check_resampler(encoder.setup.resample)
+
+
 def _published(layout: Layout, name: str) -> Plan | None:
     """The published plan; None if there is none or it is damaged: the one built here is the same."""
     if not is_published(layout, name):
@@ -232,6 +264,8 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
     from cachestore.encode.recipes import encoders_for
 
     found = encoders_for(_model_request(request, loaded), lambda path: digest_file(path, known))
+    chosen = request.resample or FIRST
+    found = tuple(encoder.resampled(chosen) if isinstance(encoder, LatentsEncoder) else encoder for encoder in found)
     return (*found, *(MaskEncoder(encoder.setup.factor) for encoder in found if isinstance(encoder, LatentsEncoder)))
 
 

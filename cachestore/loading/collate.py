@@ -14,7 +14,7 @@ SampleDict = dict[str, Any]
 """One sample: tensors without a batch axis, and plain values, by name."""
 
 
-class Sample(SampleDict):
+class ReadSample(SampleDict):
     """One sample as data sets return it. A dict of its own type, so that torch's `default_collate` can be told to refuse it."""
 
 
@@ -59,7 +59,7 @@ def _refuse_default(samples: Sequence[SampleDict], **_registry: object) -> NoRet
     )
 
 
-default_collate_fn_map[Sample] = _refuse_default
+default_collate_fn_map[ReadSample] = _refuse_default
 
 
 def constants_of(batch: Mapping[str, Any], blocks: Sequence[TextBlock]) -> dict[str, torch.Tensor]:

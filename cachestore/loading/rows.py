@@ -13,7 +13,7 @@ from cachestore.core.tensors import RawTensor, to_torch
 from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Part, TextPart
 from cachestore.loading.batch_slice import BatchSlice
 from cachestore.loading.cast import cast
-from cachestore.loading.collate import Sample, SampleDict
+from cachestore.loading.collate import ReadSample, SampleDict
 from cachestore.loading.columns import batch_clips, batch_sizes, control_keys, sizes_of, variant_keys
 from cachestore.loading.latents import mask_shape, noise_seed, read_latents, read_mask
 from cachestore.loading.selection import CONTROL_LATENTS, LATENTS, SAMPLE_ID, Chosen, Selection, key_of_caption
@@ -132,7 +132,7 @@ class Rows:
             sample[CONTROL_LATENTS] = made[0] if selection.has_one_control else made
         for one, found in zip(selection.texts, stored, strict=False):
             sample |= read_outputs(one.block, found) if found is not None else {}
-        sample = Sample(cast(sample, selection.options.dtype))
+        sample = ReadSample(cast(sample, selection.options.dtype))
         sample |= {CAPTION: selection.captions([row], [text])[0], SAMPLE_ID: sample_id, **sizes}
         for extras in selection.extras_beside([row], sample):
             sample |= extras

@@ -15,7 +15,8 @@ from PIL import Image, ImageCms, ImageOps
 from cachestore.core.errors import EncodeFailed
 from cachestore.encode import images
 from cachestore.encode.buckets import Size, crop_box
-from cachestore.encode.images import decode, fit, measure
+from cachestore.encode.images import decode, measure
+from cachestore.encode.resizing import fit
 from tests.fakes import examples
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)

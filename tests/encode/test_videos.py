@@ -16,6 +16,7 @@ from av.filter import Graph
 from cachestore.core.errors import EncodeFailed
 from cachestore.encode import videos
 from cachestore.encode.buckets import Size, crop_box
+from cachestore.encode.resizing import fit
 from tests.encode.footage import LOSSLESS, moving, numbered, numbers_of, write, write_sound
 from tests.encode.test_latents import picture
 
@@ -60,7 +61,7 @@ def test_a_frame_is_cut_and_scaled_as_a_picture_is():
 
     frames = moving(3)
     data = write(frames)
-    expected = images.fit(images.Image.fromarray(frames[1]), Size(48, 48))
+    expected = fit(images.Image.fromarray(frames[1]), Size(48, 48))
     assert np.array_equal(take(data, own(data, 1, 1), (48, 48))[0], expected)
 
 

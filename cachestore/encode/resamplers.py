@@ -1,0 +1,71 @@
+"""The ways to resize pictures and videos that `--resample` names. Imports nothing that resizes; that is `resizing`.
+
+A way is chosen when the work is planned, never by what is installed: all ranks make the same keys. A rank that cannot resize in this way
+says so and encodes nothing.
+"""
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final, Literal
+
+from cachestore.core.errors import BadInput, MissingExtra, how_to_install
+
+Resample = Literal["lanczos", "area", "bicubic", "bilinear", "pillow"]
+
+NEW: Final[Resample] = "lanczos"
+"""How new data sets resize."""
+FIRST: Final[Resample] = "pillow"
+"""How older versions resized, which had no choice. Imported values are compared with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resampler:
+    """A way to resize. Raise the numbers when its pixels change: equal keys must stay interchangeable."""
+
+    name: Resample
+    pictures: str
+    """Names everything that turns the bytes of a picture into pixels. Stands in the recipe of latents, and so in every key."""
+    videos: str
+    """Likewise for videos. Stands in each video's key."""
+
+
+RESAMPLERS: Final[Mapping[Resample, Resampler]] = {
+    row.name: row
+    for row in (
+        Resampler("lanczos", "torch-lanczos-cover-center/1", "pyav-swscale-601-torch-lanczos/1"),
+        Resampler("area", "opencv-area-cover-center/1", "pyav-swscale-601-opencv-area/1"),
+        Resampler("bicubic", "torch-bicubic-cover-center/1", "pyav-swscale-601-torch-bicubic/1"),
+        Resampler("bilinear", "torch-bilinear-cover-center/1", "pyav-swscale-601-torch-bilinear/1"),
+        Resampler("pillow", "pillow-lanczos-cover-center/1", "pyav-swscale-601-pillow-lanczos/1"),
+    )
+}
+_LEAST_TORCH: Final = (2, 12)
+"""The first torch whose `interpolate` knows Lanczos."""
+
+
+def check_resampler(name: Resample) -> None:
+    """Raise BadInput if this way needs OpenCV or a newer torch than is installed. Without any torch, loading the model fails anyway."""
+    if name == "area" and importlib.util.find_spec("cv2") is None:
+        raise MissingExtra(f"--resample area needs OpenCV, which is not installed here. {how_to_install('area')}")
+    found = _torch_version()
+    if name == "lanczos" and found is not None and _numbers(found) < _LEAST_TORCH:
+        least = ".".join(map(str, _LEAST_TORCH))
+        raise BadInput(
+            f"--resample lanczos needs torch {least} or newer, but torch {found} is installed here: install a newer one on every rank. A"
+            " new data set can also be made with --resample pillow, which is slower"
+        )
+
+
+def _torch_version() -> str | None:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version, such as of `2.13.0a0+git1234`."""
+    return tuple(map(int, re.findall(r"\d+", text)[:2]))
