@@ -155,10 +155,10 @@ class _Kept:
     """An encoder whose model stays loaded from pass to pass: `close` does nothing."""
 
     real: Encoder
+    recipe: Recipe = field(init=False)
 
-    @property
-    def recipe(self) -> Recipe:
-        return self.real.recipe
+    def __post_init__(self) -> None:
+        self.recipe = self.real.recipe
 
     @property
     def window(self) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from cachestore.cli import ERROR, OK, main
 from cachestore.encode import images, random_model
+from cachestore.jobs.pass_loop import Report
 from cachestore.maintain import bench
 from cachestore.maintain.bench import CAPTIONS, HOST, PHOTOS, T5_CAPTIONS
 from cachestore.maintain.bench_samples import Copies, list_captions, list_pictures, write_jpeg
@@ -81,8 +82,9 @@ class Timed(bench._Passes):
     """Passes that take a second to start and a tenth for each sample."""
 
     def _run(self, work, count):
-        report = type("Report", (), {"bytes": 10 * count, "encoded": count, "stages": {"limiting": "append"}})()
-        return bench._Pass(report, 1 + count / 10)
+        counts = {"wanted": count, "reused": 0, "encoded": count, "failed": 0, "missing": 0, "encoded_here": count, "bytes": 10 * count}
+        about = {"complete": True, "samples": count, "seconds": 0.0, "store": "", "name": "", "plan": "", "generation": 1}
+        return bench._Pass(Report(**counts, **about, stages={"limiting": "append"}), 1 + count / 10)
 
 
 def test_a_rate_leaves_out_what_a_pass_does_once(tmp_path):
