@@ -53,8 +53,11 @@ if TYPE_CHECKING:
     from cachestore.maintain.collect import drop as drop
     from cachestore.maintain.recompute import verify as verify
     from cachestore.maintain.refill import repair as repair
+    from cachestore.maintain.relocate import RelocateReport as RelocateReport
+    from cachestore.maintain.relocate import relocate as relocate
     from cachestore.maintain.status import StatusReport as StatusReport
     from cachestore.maintain.status import status as status
+    from cachestore.storage.findings import DamagedEntry as DamagedEntry
     from cachestore.storage.findings import Finding as Finding
     from cachestore.storage.repair import RepairReport as RepairReport
     from cachestore.storage.stats import CatalogStats as CatalogStats
@@ -91,8 +94,9 @@ _NAMES = {
     "maintain.collect": "CompactReport DropReport GcReport compact drop gc",
     "maintain.recompute": "verify",
     "maintain.refill": "repair",
+    "maintain.relocate": "RelocateReport relocate",
     "maintain.status": "StatusReport status",
-    "storage.findings": "Finding",
+    "storage.findings": "DamagedEntry Finding",
     "storage.repair": "RepairReport",
     "storage.stats": "CatalogStats StoreStats stats",
     "storage.verify": "VerifyReport",

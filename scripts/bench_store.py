@@ -1,6 +1,7 @@
 """Speed of the store against plain files, as ratios within one run: `python3 scripts/bench_store.py [--json]`.
 
     append      one segment of the bytes, durable   /  write + fsync of the same bytes into one file
+    write       entries of 32 KiB and of 1.5 KiB        /  LMDB, a synced transaction for each segment's entries
     get         one entry                           /  one record copied out of a mapped raw file into a reused buffer
     get_many    a batch of entries                  /  the same records copied likewise
     verify      every byte checked, of 2 GiB        /  `cat` of the same files to /dev/null; and the same read into a reused buffer
@@ -98,6 +99,36 @@ def bench_append(folder: Path, megabytes: int) -> Row:
         shutil.rmtree(path)
     for path in folder.glob("plain*"):
         path.unlink()
+    return row
+
+
+def bench_small(folder: Path, size: int, count: int) -> Row:
+    """Writing small entries against LMDB with as many syncs: a transaction for the entries of each segment."""
+    import lmdb
+
+    import cachestore as cs
+    from cachestore.storage.segment import ENTRY_LIMIT
+
+    values = [np.random.default_rng(n).integers(0, 255, size, dtype=np.uint8) for n in range(512)]
+    keys = [cs.key(str(number)) for number in range(count)]
+    turn = iter(range(1 << 30))
+
+    def ours() -> None:
+        with cs.open(folder / f"small{next(turn)}", mode="a") as store, store.writer() as writer:
+            for number, key in enumerate(keys):
+                writer.put(key, {"x": values[number % len(values)]})
+
+    def plain() -> None:
+        environment = lmdb.open(str(folder / f"small{next(turn)}"), map_size=1 << 32)
+        for start in range(0, count, ENTRY_LIMIT):
+            with environment.begin(write=True) as transaction:
+                for number in range(start, min(count, start + ENTRY_LIMIT)):
+                    transaction.put(keys[number], values[number % len(values)].tobytes())
+        environment.close()
+
+    row = compare(f"write {count} of {size / 1024:g} KiB / LMDB", size * count, ours, plain)
+    for path in folder.glob("small*"):
+        shutil.rmtree(path)
     return row
 
 
@@ -216,7 +247,8 @@ def main() -> int:
         folder = Path(name)
         rows = bench_verify(folder, arguments.verify_megabytes)
         if not arguments.only_verify:
-            rows += [bench_append(folder, arguments.megabytes // 4), *bench_reading(folder, arguments.megabytes)]
+            rows += [bench_append(folder, arguments.megabytes // 4), bench_small(folder, 32 * 1024, 8192), bench_small(folder, 1536, 65536)]
+            rows += bench_reading(folder, arguments.megabytes)
     machine = {"python": platform.python_version(), "system": platform.platform(), "processors": os.cpu_count(), "numpy": np.__version__}
     if arguments.json:
         print(json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}))

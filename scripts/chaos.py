@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -43,11 +43,12 @@ import numpy as np
 import cachestore as cs
 from cachestore.core.errors import CacheStoreError
 from cachestore.files.paths import Layout
+from cachestore.files.publish import make_folder, publish
 from cachestore.jobs import claiming, reconcile, worker
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.storage import append
 from cachestore.storage.commit import commit
-from cachestore.storage.segment import read_contents
+from cachestore.storage.segment import SegmentDraft, read_contents
 from cachestore.storage.snapshot import list_segments
 from cachestore.work import choice, workers
 from cachestore.work.passes import Done, Round, list_passes, publish_done, publish_round
@@ -225,22 +226,24 @@ def _go_wrong(order: Order) -> None:
 
 def _publish_segments_late(scratch: Path) -> None:
     """A segment is acknowledged when it is built, and published after its ledgers, as long after as a busy disk makes one wait."""
-    really, listing = append.publish_segment, worker.list_ledgers
-    waiting: list[tuple[Layout, list[Any], str]] = []
+    really, listing = append.write_segment, worker.list_ledgers
+    waiting: list[tuple[Layout, str, list[bytes]]] = []
 
-    def later(layout: Layout, entries: list[Any], *, origin: str) -> append.Acknowledged:
-        waiting.append((layout, entries, origin))
-        return really(Layout(scratch), entries, origin=origin)
+    def later(layout: Layout, draft: SegmentDraft, *, origin: str) -> append.Acknowledged:
+        built = draft.build(origin=origin)
+        waiting.append((layout, built.digest, [bytes(chunk) for chunk in built.chunks]))
+        return really(Layout(scratch), draft, origin=origin)
 
     def first_publish(*arguments: Any) -> frozenset[tuple[int, int]]:
         if waiting:
             time.sleep(0.3)
         while waiting:
-            layout, entries, origin = waiting.pop()
-            really(layout, entries, origin=origin)
+            layout, digest, chunks = waiting.pop()
+            make_folder(layout, layout.segment(digest).parent)
+            publish(layout, layout.segment(digest), chunks, read_only=True)
         return listing(*arguments)
 
-    _patch(append, "publish_segment", later)
+    _patch(append, "write_segment", later)
     _patch(worker, "list_ledgers", first_publish)
 
 
@@ -435,6 +438,15 @@ class Damage:
         return str(self.layout.segment(digest).relative_to(self.layout.root))
 
 
+def named(findings: Iterable[cs.Finding]) -> set[tuple[str, str, str | None]]:
+    """(kind, path, key) of what `verify` found: a row for each damaged entry, but none of a segment whose header is damaged."""
+    found: set[tuple[str, str, str | None]] = set()
+    for one in findings:
+        keys = [entry.key for entry in one.entries] if one.kind == "corrupt-entry" else [one.key]
+        found |= {(one.kind, one.path, key) for key in keys if one.kind != "stale-temp"}
+    return found
+
+
 # One seed
 
 
@@ -533,7 +545,7 @@ def _judge(trial: Trial, crowd: Crowd, damage: Damage, seen: Seen) -> None:
     expected = damage.expected()
     if not corrupt <= {key for _kind, _path, key in expected}:
         seen.remarks.append("entries that nobody touched are corrupt")
-    found = {(one.kind, one.path, one.key) for one in cs.verify(damage.layout.root).findings if one.kind != "stale-temp"}
+    found = named(cs.verify(damage.layout.root).findings)
     if found != expected:
         seen.remarks.append(f"verify found {sorted(found - expected, key=str)[:3]} and not {sorted(expected - found, key=str)[:3]}")
     if expected:

@@ -42,11 +42,12 @@ def layout(root):
 
 @pytest.fixture
 def makers(monkeypatch):
-    """Fake encoders for `precompute` in this process; those that were made."""
+    """Fake encoders for `precompute`: those that were made in this process; the processes that commands start make their own."""
     from tests import fakes
 
     makers = fakes.Makers()
     monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
+    fakes.fake_processes(monkeypatch)
     return makers
 
 

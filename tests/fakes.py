@@ -353,6 +353,10 @@ POISON = "FAKE_ENCODER_POISON"
 """Names an item of `fill` that kills the process which encodes it, as a fault in a decoder or a driver would."""
 
 
+FAKE_MODEL = "FAKE_MODEL"
+"""Names the one model whose encoders are fake in started processes; without it all are."""
+
+
 @dataclass
 class Makers:
     """Stands in for `request._encoders`: makes fake encoders by the model's name, and keeps those it made."""
@@ -377,8 +381,8 @@ def plug_in(options: dict[str, Any]):
     from cachestore.encode import hub
     from cachestore.jobs import planning as request
 
-    makers = Makers(options=options)
-    request._encoders = makers  # pyright: ignore[reportAttributeAccessIssue]
+    makers, real, only = Makers(options=options), request._encoders, os.environ.get(FAKE_MODEL)
+    request._encoders = lambda layout, asked: (makers if only in (None, asked.model) else real)(layout, asked)
     hub._cached = lambda _name, _revision: None  # the hub's library takes as long to import as everything else together
     return makers
 

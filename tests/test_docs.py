@@ -1,9 +1,11 @@
 """The documents name tests, commands and files; these tests hold them to what is there."""
 
 import re
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 
 
 def existing():
@@ -37,3 +39,27 @@ def test_every_promise_names_tests_that_exist():
     assert len(promises()) >= 10
     assert all(tests for _promise, tests in promises())
     assert {name for _promise, tests in promises() for name in tests} <= existing()
+
+
+def wrong_installs(text):
+    """Lines that install this project otherwise than from a clone, or with an extra that it does not have."""
+    lines = re.findall(r"pip install (?!-)([^`\n#]+)", text)
+    return [
+        line
+        for line in lines
+        if re.search(r"\bcachestore\b", line.partition("in a clone")[0])
+        or ((extras := re.match(r"'?\.\[([\w,{}]+)\]", line)) is not None and not {*extras[1].split(",")} <= {*EXTRAS, "{extra}"})
+    ]
+
+
+def test_the_check_sees_another_project_and_an_extra_that_does_not_exist():
+    text = "pip install cachestore\npip install '.[everything]'\n`pip install '.[encode,video]'` in a clone of cachestore\npip install ."
+    assert wrong_installs(text) == ["cachestore", "'.[everything]'"]
+
+
+def test_every_line_that_installs_does_it_as_the_first_one_of_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "pip install '.[encode]'" in readme.partition("```")[2].partition("```")[0]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "cachestore").rglob("*.py")]
+    found = {str(page.relative_to(ROOT)): wrong_installs(page.read_text(encoding="utf-8")) for page in pages}
+    assert {page: wrong for page, wrong in found.items() if wrong} == {}

@@ -68,6 +68,7 @@ def folder(tmp_path_factory):
     make_store(root / "trained", [Row(f"{number}.png") for number in range(3)], recipes())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request, "_encoders", fakes.Makers())
+        fakes.fake_processes(patch)
         patch.chdir(root)
         assert call_command("cachestore precompute pictures --model model --store store --quiet")[0] == "0"
     return root
@@ -118,6 +119,8 @@ def _here(folder, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     makers, real = fakes.Makers(), request._encoders
     monkeypatch.setattr(request, "_encoders", lambda layout, asked: (makers if asked.model == "model" else real)(layout, asked))
+    fakes.fake_processes(monkeypatch)
+    monkeypatch.setenv(fakes.FAKE_MODEL, "model")
 
 
 @pytest.mark.torch

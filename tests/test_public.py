@@ -53,6 +53,7 @@ def calls(root, data, trained):
         "gc": lambda: cs.gc(root).applied,
         "plan": lambda: cs.plan(data / "p.txt", model="m", store=root, encode=("text",)).samples,
         "status": lambda: cs.status(root).plans[0].complete,
+        "relocate": lambda: dict(cs.relocate(trained, {}).paths),
         "Recipe": lambda: cs.Recipe("text", {"a": 1}).fingerprint,
         "Sample": lambda: cs.Sample("a", {"image": ("a.png",)}, ("a cat",)).id,
         "Source": lambda: cs.Source("photos/", name="photos").name,
@@ -78,6 +79,7 @@ RESULTS = (
     *(
         "CatalogStats",
         "CompactReport",
+        "DamagedEntry",
         "DropReport",
         "ExportReport",
         "Feature",
@@ -87,7 +89,7 @@ RESULTS = (
         "PassStatus",
         "RankStatus",
     ),
-    *("RepairReport", "Report", "StatusReport", "StoreStats", "VerifyReport"),
+    *("RelocateReport", "RepairReport", "Report", "StatusReport", "StoreStats", "VerifyReport"),
 )
 
 

@@ -6,20 +6,29 @@ EXIT_CODES lists the exit codes, `docs/exit-codes.md` those of each command. std
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import import_module
 from keyword import iskeyword
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cachestore import __version__
 
+if TYPE_CHECKING:
+    from cachestore.files.paths import Layout
+    from cachestore.storage.catalog import Catalog
+
 COMMANDS: Final = (
     *("precompute", "status", "verify", "repair", "stats", "ls", "show", "report", "why"),
-    *("gc", "compact", "drop", "doctor", "bench", "import", "export"),
+    *("gc", "compact", "drop", "relocate", "doctor", "bench", "import", "export"),
 )
 HIDDEN: Final = ("read-torch-files", "work")
 """Commands that `import` and `precompute` start themselves. `--help` and messages do not list them."""
+
+PROGRESS: Final = ("auto", "bar", "plain", "none")
+PROGRESS_HELP: Final = "show a bar, a line every 30 s, or none (default: auto, a bar on a terminal)"
+"""The choices of `--progress`, and its help text."""
 
 _NEAR: Final = 3
 _MAX_COMPARED: Final = 1000
@@ -49,7 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     given = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
     names = HIDDEN if given and given[0] in HIDDEN else COMMANDS
-    parsed = make_parser(names, spelled={*given} & {*names}).parse_args(given)
+    parser = make_parser(names, spelled={*given} & {*names})
+    _refuse_unknown_command(parser, given, names)
+    parsed, unknown = parser.parse_known_args(given)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant_option(unknown, parsed.command)}")
     parsed.line = given
     command: Any = _module_of(parsed.command)
     try:
@@ -60,9 +73,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (CacheStoreError, OSError) as error:  # OSError: the system refused to read; it names the path
-        print_error(error, as_json=getattr(parsed, "json", False))
+        if parsed.command == "work":  # the process that started it prints the error
+            print_json({"error": str(error), "kind": type(error).__name__})
+        else:
+            print_error(error, as_json=getattr(parsed, "json", False))
         codes = {BadUsage: USAGE, StoreNotFound: NO_STORE, Superseded: SUPERSEDED}
         return next((code for kind, code in codes.items() if isinstance(error, kind)), ERROR)
+
+
+def _refuse_unknown_command(parser: argparse.ArgumentParser, given: Sequence[str], names: Sequence[str]) -> None:
+    """End with a usage error for a command that does not exist, and name the one that may have been meant."""
+    command = next(iter(given), "-")
+    if command.startswith("-") or command in names:
+        return
+    from cachestore.core.words import did_you_mean
+
+    parser.error(f"argument COMMAND: invalid choice: {command!r}{did_you_mean(command, names)} (choose from {', '.join(names)})")
+
+
+def _meant_option(unknown: Sequence[str], command: str) -> str:
+    """Return which options of a command may have been meant by the first unknown one, as the end of a sentence."""
+    from cachestore.core.words import did_you_mean
+
+    option = next((one.partition("=")[0] for one in unknown if one.startswith("--")), "")
+    parser = argparse.ArgumentParser()
+    _module_of(command).add_arguments(parser)
+    return did_you_mean(option, re.findall(r"(?<![\w-])--[a-z][a-z-]*", parser.format_help())) if option else ""
 
 
 def make_parser(names: Sequence[str] = COMMANDS, *, spelled: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
@@ -116,6 +152,13 @@ def _path(text: str) -> str:
     return text
 
 
+def positive(text: str) -> int:
+    """Return the whole number of at least 1 that a text of the command line is. Raises ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
 def add_source(add_argument: Callable[..., Any], what: str) -> None:
     """Add `--source`, which may be given several times; `source_of` reads it. `what` ends its help text."""
     add_argument(
@@ -159,6 +202,17 @@ def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
 def shared_by(count: int, column: str) -> str:
     """Return the end of a line about a column (`encoder/role …`): how many cells of the sample share the line. Empty for one cell."""
     return "" if count == 1 else f" ({count} {'captions' if column.endswith('/caption') else 'cells'} share it)"
+
+
+def catalogs_of(layout: "Layout", name: str | None) -> "list[Catalog]":
+    """Return the newest readable catalog of each data set, or only of the named one. Raises BadInput if there is no such data set."""
+    from cachestore.storage.catalog import list_names, newest_catalog, no_data_set
+
+    names = sorted(list_names(layout))
+    found = [catalog for one in names if name in {None, one} and (catalog := newest_catalog(layout, one)) is not None]
+    if name is not None and not found:
+        raise no_data_set(layout, name, names)
+    return found
 
 
 def near_to(asked: str, listed: Iterable[Iterable[str]]) -> str:

@@ -16,13 +16,13 @@ repeats = 10
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, cast
 
 from cachestore.core.arguments import refuse_address
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import Source
+from cachestore.core.words import nearest
 from cachestore.jobs.options import PrecomputeRequest, option_of, parse_value, read_value
 
 _TABLE: Final = "source"
@@ -71,7 +71,7 @@ def _sources(tables: object, path: str | Path) -> tuple[Source, ...]:
 
 def _refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     if unknown := next((name for name in values if name not in known), None):
-        meant = next(iter(get_close_matches(unknown, known, 1)), None)
+        meant = nearest(unknown, known)
         shown = f"[[{meant}]]" if meant == _TABLE else meant
         hint = f" (did you mean {shown}?)" if meant is not None else ""
         raise BadInput(f"{where}: unknown field {unknown!r}{hint}; known fields are {', '.join(known)}")

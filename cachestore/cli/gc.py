@@ -1,9 +1,10 @@
 """`cachestore gc`: remove in two steps what no data set needs."""
 
 import argparse
+import time
 from typing import TYPE_CHECKING
 
-from cachestore.cli import add_store, tell
+from cachestore.cli import add_store, positive, tell
 from cachestore.core.words import human_bytes
 
 if TYPE_CHECKING:
@@ -19,13 +20,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--apply", action="store_true", help="mark unneeded segments for deletion, and remove those that were marked earlier"
     )
     parser.add_argument("--grace", metavar="HOURS", type=_hours, default=24.0, help="how long marked segments stay readable (default 24)")
+    kept = "keep only the newest N generations of each data set (default: the newest three, and all of the last 30 days)"
+    parser.add_argument("--keep", metavar="N", type=positive, help=kept)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was removed, or would be."""
     from cachestore.maintain.collect import collect
 
-    report = collect(arguments.store, apply=arguments.apply, grace_seconds=arguments.grace * 3600)
+    report = collect(arguments.store, apply=arguments.apply, grace_seconds=arguments.grace * 3600, keep=arguments.keep)
     return tell(arguments, report.as_json(), _in_words(report, arguments.grace))
 
 
@@ -34,10 +37,12 @@ def _in_words(report: "GcReport", hours: float) -> list[str]:
     lines = [f"{_amount(report.removed)} {would}removed" + (f", {report.copied} still needed {would}copied first" * bool(report.copied))]
     lines.append(f"{_amount(report.condemned)} {would}marked for deletion: readable for {hours:g} h, then a later run removes them")
     if report.waiting.segments:
-        lines.append(f"{_amount(report.waiting)} marked earlier and not removed yet")
+        since = "" if report.removable_from is None else f"; they can be removed from {_moment(report.removable_from)} on"
+        lines.append(f"{_amount(report.waiting)} marked earlier and not removed yet{since}")
     if report.partly.segments:
         loose = f"{report.partly.entries} unreferenced entries ({human_bytes(report.partly.bytes)})"
         lines.append(f"{report.partly.segments} segments contain {loose}: run `cachestore compact`")
+    lines += _older(report)
     if report.files or report.plans:
         lines.append(f"{len(report.files)} old files and {len(report.plans)} plans {would}removed")
         lines += [f"  {name}" for name in report.files] + [f"  plans/{name}" for name in report.plans]
@@ -46,8 +51,23 @@ def _in_words(report: "GcReport", hours: float) -> list[str]:
     return lines
 
 
+def _older(report: "GcReport") -> list[str]:
+    """Return a line on what older generations keep, if there are any."""
+    older = {name: count for name, count in report.generations.items() if count > 1}
+    if not older:
+        return []
+    names = ", ".join(f"{count} of {name!r}" for name, count in older.items())
+    freed = f"`--keep 1` frees {human_bytes(report.held.bytes + report.held_catalog_bytes)}"
+    more = f", and `cachestore compact` after it {human_bytes(report.held_partly.bytes)}" if report.held_partly.bytes else ""
+    return [f"{sum(older.values())} generations are kept ({names}): {freed}{more}"]
+
+
 def _amount(amount: "Amount") -> str:
     return f"{amount.segments} segments with {amount.entries} entries ({human_bytes(amount.bytes)})"
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds + 59))  # the next full minute, by the user's clock
 
 
 def _hours(text: str) -> float:

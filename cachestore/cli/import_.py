@@ -1,8 +1,9 @@
 """`cachestore import`: import another trainer's cache into a store."""
 
 import argparse
+from pathlib import Path
 
-from cachestore.cli import FAILURES, options_of, tell, words_of
+from cachestore.cli import FAILURES, PROGRESS, PROGRESS_HELP, options_of, tell, words_of
 from cachestore.core.words import first_of
 
 HELP = "import another trainer's cache into a store"
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trigger-word", metavar="WORD", help="ai-toolkit's trigger word, which it puts into every caption")
     parser.add_argument("--replace", action="store_true", help="replace the earlier values under this name")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--progress", choices=PROGRESS, default="auto", help=PROGRESS_HELP)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -60,9 +62,13 @@ def _argument(text: str) -> tuple[str, object]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was imported. Returns 3 if values of some samples are missing or could not be read."""
+    from cachestore.cli.progress import Progress, style_for
     from cachestore.interop.importing import import_cache
 
-    report = import_cache(**options_of(arguments, claims=dict(arguments.claims), encode_args=dict(arguments.encode_args)))
+    given = options_of(arguments, claims=dict(arguments.claims), encode_args=dict(arguments.encode_args))
+    style = style_for(given.pop("progress"))
+    with Progress(Path(arguments.store), style, f"matching the files of {arguments.folder}") as progress:
+        report = import_cache(**given, on_progress=progress.follow)
     made = report.report
     lines = [f"note: {remark}" for remark in report.remarks]
     lines += [f"{failure['encoder']} of {failure['sample']!r}: {failure['reason']}" for failure in made.failures]

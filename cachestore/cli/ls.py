@@ -1,30 +1,67 @@
-"""`cachestore ls`: list the entries of a store."""
+"""`cachestore ls`: list the entries of a store, or the samples of its data sets."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import add_store, tell
+from cachestore.cli import add_store, catalogs_of, tell
+from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
 
-HELP = "list entries"
+if TYPE_CHECKING:
+    from cachestore.storage.catalog import Catalog
+    from cachestore.store.reader import Reader
+
+HELP = "list entries, or samples"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
-    parser.add_argument("--keys", action="store_true", help="print only the keys, one per line")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--keys", action="store_true", help="print only the keys, one per line")
+    what.add_argument(
+        "--samples", action="store_true", help="list the samples of data sets: id, caption, bucket, and whether they are ready"
+    )
+    parser.add_argument("--name", metavar="NAME", help="with --samples, only this data set (default: all)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the entries, sorted by key."""
+    """Print the entries, sorted by key; with `--samples` the samples, in the order of their data set."""
     from cachestore.store.reader import Reader
 
+    if arguments.name is not None and not arguments.samples:
+        raise BadInput("--name needs --samples: entries belong to the store, not to a data set")
     with Reader(arguments.store) as reader:
+        if arguments.samples:
+            samples = [sample for catalog in catalogs_of(reader.layout, arguments.name) for sample in _samples(reader, catalog)]
+            return tell(arguments, {"samples": samples}, map(_sample_in_a_line, samples))
         keys = sorted(reader.keys())
         if arguments.keys and not arguments.json:
             return tell(arguments, None, map(str, keys))
         entries = [reader.describe(key).as_json() for key in keys]
     return tell(arguments, {"entries": entries}, map(_in_a_line, entries))
+
+
+def _samples(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
+    from cachestore.core.samples import IMAGE, VIDEO
+    from cachestore.jobs.presence import ready_rows
+
+    ready = ready_rows(catalog, reader.snapshot)
+    pictures = [column for column in catalog.columns if column.role in {IMAGE, VIDEO} and "bucket" in column.facts]
+    found: list[dict[str, Any]] = []
+    for row, sample in enumerate(catalog.ids):
+        firsts = (column.cell(column.at[row]).facts.get("bucket", ()) for column in pictures if column.count(row))
+        buckets = ["x".join(map(str, bucket)) for bucket in firsts if bucket]
+        about = {"name": catalog.name, "id": sample, "captions": catalog.row_captions(row)}
+        found.append(about | {"buckets": list(dict.fromkeys(buckets)), "ready": bool(ready[row])})
+    return found
+
+
+def _sample_in_a_line(sample: dict[str, Any]) -> str:
+    captions: list[str] = sample["captions"]
+    caption = (captions[0] if captions else "") + (f" (and {len(captions) - 1} more)" if len(captions) > 1 else "")
+    state = "ready" if sample["ready"] else "NOT READY"
+    return f"{sample['name']}  {sample['id']}  {','.join(sample['buckets']) or '-'}  {state}  {caption}"
 
 
 def _in_a_line(entry: dict[str, Any]) -> str:

@@ -2,18 +2,23 @@
 
 import argparse
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cachestore.cli import FAILURES, OK, USAGE, print_error, print_json, printable
-from cachestore.cli.stopping import Stop, silence, stopping, to_stderr
+from cachestore.cli import FAILURES, OK, PROGRESS, PROGRESS_HELP, USAGE, print_error, print_json, printable
+from cachestore.cli.stopping import Stop, silence, stopping
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from cachestore.cli.progress import Progress
+    from cachestore.core.ranks import RankInfo
     from cachestore.jobs.options import PrecomputeRequest
     from cachestore.jobs.pass_loop import Report
-    from cachestore.jobs.ranks import Say
+    from cachestore.work.progress import LaunchStatus
 
 HELP = "encode captions, images and videos into a store"
 
@@ -47,27 +52,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--plan-only", action="store_true", help="show what would be encoded, and stop")
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument("--quiet", action="store_true", help="print only the result: counts, failures, and the data set")
+    output.add_argument("--progress", choices=PROGRESS, default="auto", help=PROGRESS_HELP)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Encode and print the report. Returns 0 if complete, 2 for malformed arguments, 3 with failures."""
+    from cachestore.cli.progress import Progress, style_for
     from cachestore.jobs.ranks import find_rank, process_count
 
     try:
         request = request_from(arguments)
         rank_info = find_rank(request.rank, request.world_size)
-        count = process_count(request)
+        process_count(request)  # raises now, before anything is shown
     except BadInput as error:
         print_error(error, as_json=arguments.json)
         return USAGE
     # Under another launcher only rank 0 prints the result, so that stdout holds one object.
     speaks = rank_info.rank in {0, None} or rank_info.found_in in {"arguments", "cachestore"}
-    say = silence if arguments.quiet else to_stderr
     if arguments.plan_only:
         _print_forecast(arguments, request)
         return OK
-    with stopping(say, arguments.line, is_parent=count > 1) as stop:
-        report = _run_ranks(request, count) if count > 1 else run_here(request, say, stop, is_shown=not arguments.quiet and speaks)
+    style = style_for(arguments.progress) if speaks and not arguments.quiet else "none"
+    progress = Progress(Path(request.store), style, f"listing {request.named_data}")
+    # The signal only asks to stop, as an exception in the middle of drawing would leave half a bar. Rank 0 says that it stops.
+    with stopping(silence, arguments.line) as stop, progress:
+        report = _run(request, rank_info, progress, stop, is_quiet=arguments.quiet)
     if arguments.json and speaks:
         print_json(report.as_json())
     elif speaks:
@@ -75,27 +84,27 @@ def run(arguments: argparse.Namespace) -> int:
     return OK if report.complete else FAILURES
 
 
-def run_here(request: "PrecomputeRequest", say: "Say", stop: Stop, *, is_shown: bool, number: int | None = None) -> "Report":
-    """Encode in this process, with a progress bar if `is_shown`. `number` is the listing number of the process that started this one."""
-    from cachestore.cli.progress import Bar
-    from cachestore.jobs.precompute import precompute_here
-
-    bar = Bar(Path(request.store), is_shown=is_shown)
-    try:
-        return precompute_here(request, say=say, cancel=stop, on_progress=bar.look, number=number)
-    finally:
-        bar.end()
-
-
-def _run_ranks(request: "PrecomputeRequest", count: int) -> "Report":
-    """Start ranks and wait for them. The first rank draws the bar on our terminal; this process prints only warnings about the others."""
-    from cachestore.jobs.precompute import run_ranks
+def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progress", stop: Stop, *, is_quiet: bool) -> "Report":
+    """Encode in other processes, also for a single rank, so that this one can show what they do at any moment."""
+    from cachestore.files.opening import look_at
+    from cachestore.files.paths import Layout
+    from cachestore.jobs.launching import run_workers
     from cachestore.jobs.processes import Care
-    from cachestore.jobs.ranks import open_for_pass
-    from cachestore.work.progress import Observer
+    from cachestore.jobs.ranks import handed_on, launch_of, open_for_pass
 
-    layout = open_for_pass(request.store)
-    return run_ranks(layout, request, count, Care(Observer(layout).look_at, warn=to_stderr, words="inherited"))
+    def look(pids: "Collection[int]") -> "LaunchStatus":
+        import_module("cachestore.cli.lines")  # what the end needs takes a third of a second: it is loaded while the workers start
+
+        return progress.look(pids)
+
+    # Workers of a store that exists must not make a new one if it disappears. Otherwise they make it, once they have listed the source.
+    is_there = look_at(Layout.at(request.store).marker) is not None
+    variables = handed_on(open_for_pass(request.store)) if is_there else {}
+    care = Care(look, progress.show, progress.seconds, stop, warn=progress.say, words=progress.words, is_quiet=is_quiet)
+    found = run_workers(request, rank_info, launch_of(rank_info), care, variables)
+    from cachestore.jobs.pass_loop import Report
+
+    return Report.from_json(found)
 
 
 def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":

@@ -1,77 +1,326 @@
-"""One progress bar over all ranks, with the counts of published units from the workers' heartbeats.
+"""What `precompute` shows while its workers run: a bar on a terminal, a line every 30 s elsewhere. Units count when they are published.
 
-It is redrawn in place on a terminal. Elsewhere it is a line every 30 s.
+Everything is drawn by the process that started the workers, from their heartbeats, in the loop that waits for them. No thread draws.
 """
 
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
 
 from cachestore.cli import printable
 from cachestore.core.errors import CacheStoreError
 from cachestore.files.paths import Layout
+from cachestore.work.pace import Pace
 from cachestore.work.passes import PassRef
-from cachestore.work.progress import Observer, PassStatus, RankStatus
+from cachestore.work.progress import ENDED, LaunchStatus, Observer, PassStatus, RankStatus
 
-TERMINAL_SECONDS: Final = 1.0
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+Style = Literal["auto", "bar", "plain", "none"]
+
+DRAW_SECONDS: Final = 0.25
+PLAIN_SECONDS: Final = 1.0
 LINE_SECONDS: Final = 30.0
 NAMED: Final = 3
-"""How many silent ranks, and how many dead ones, are named."""
+"""How many silent ranks, and how many dead ones, a line names."""
+_STILL_SECONDS: Final = 3.0
+"""From when on a row says for how long its rank has been at the same unit."""
+_MARGIN: Final = 3
+"""Columns at the right that stay free: a terminal writes ^C there."""
+_LEAST_BAR: Final = 8
+_MOST_BAR: Final = 60
+_LINES_BESIDE_ROWS: Final = 4
 
 
-class Bar:
-    """The bar. It is drawn when the worker reports published units, at most once a second (every 30 s without a terminal)."""
+def style_for(asked: Style) -> Style:
+    """Return the style for this process's stderr: `auto` is a bar on a terminal that can move its cursor, otherwise plain lines."""
+    if asked != "auto":
+        return asked
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison] - without a console
+    return "bar" if is_terminal and os.environ.get("TERM", "") not in {"", "dumb", "unknown"} else "plain"
 
-    def __init__(self, store: Path, *, is_shown: bool) -> None:
+
+class _Screen(Protocol):
+    """Where progress is shown."""
+
+    def draw(self, seen: LaunchStatus, pace: Pace) -> None:
+        """Show what the workers do."""
+        ...
+
+    def write(self, text: str) -> None:
+        """Print what a worker has written, as it comes."""
+        ...
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        ...
+
+    def close(self) -> None:
+        """Show nothing any more."""
+        ...
+
+
+class Progress:
+    """Shows what the workers of one command do. For use in one thread, inside `with`; `first` is shown until a worker says more."""
+
+    def __init__(self, store: Path, style: Style, first: str) -> None:
         self._observer = Observer(Layout(store.absolute()))
-        self._is_shown = is_shown
-        self._is_terminal = sys.stderr is not None and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison] - without a console
-        self._drawn_at = time.monotonic()
-        self._width = 0
+        self._style = style
+        self._first = first
+        self._pace = Pace()
+        self._screen: _Screen = _Lines(first, seconds=float("inf"))
+        self._status: PassStatus | None = None
+        self._failures: dict[str, int] = {}
+        self.seconds: float = DRAW_SECONDS if style == "bar" else PLAIN_SECONDS
+        """How often `show` should be called."""
+        self._followed_at = float("-inf")
 
-    def look(self, counts: Mapping[str, Any]) -> None:
-        """Draw the bar if it is time."""
-        pause = TERMINAL_SECONDS if self._is_terminal else LINE_SECONDS
-        if not self._is_shown or time.monotonic() - self._drawn_at < pause:
+    def __enter__(self) -> Self:
+        """Show the first line."""
+        if self._style == "bar":
+            self._screen = _Bar(self._first)
+        elif self._style == "plain":
+            self._screen = _Lines(self._first, seconds=LINE_SECONDS)
+        self._screen.draw(LaunchStatus(), self._pace)
+        return self
+
+    def __exit__(self, error: object, *_exc: object) -> None:
+        """Remove the bar. If an error or interrupt ends the command, print how far the pass is."""
+        self._screen.close()
+        if error is not None and self._status is not None and self._style != "none":
+            with suppress(CacheStoreError, OSError):
+                status = self._observer.look(PassRef(self._status.plan, self._status.number))
+                self.say(counts_in_words(status))
+
+    def look(self, pids: Collection[int]) -> LaunchStatus:
+        """Return what the processes with these pids do."""
+        return self._observer.look_at(pids)
+
+    def show(self, seen: LaunchStatus) -> None:
+        """Show what was seen. Prints the failures that are new."""
+        if seen.status is not None:
+            self._status = seen.status
+            self._pace.see(seen.status, time.monotonic())
+        if self._style == "none":
+            return
+        for one in _of_launch(seen):
+            new = one.failures_seen - self._failures.get(one.worker, 0)
+            self._failures[one.worker] = one.failures_seen
+            if new > len(one.failures):
+                self.say(f"{new - len(one.failures)} units failed; each is listed at the end")
+            for failure in one.failures[max(0, len(one.failures) - new) :] if new > 0 else ():
+                self.say(f"failed: {failure}")
+        self._screen.draw(seen, self._pace)
+
+    def follow(self, _counts: object) -> None:
+        """Show what this process does itself; an `on_progress` for commands that start no workers."""
+        if time.monotonic() - self._followed_at >= self.seconds:
+            self._followed_at = time.monotonic()
+            self.show(self.look([os.getpid()]))
+
+    def words(self, text: str) -> None:
+        """Print what a worker has written."""
+        self._screen.write(text)
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        self._screen.say(printable(line))
+
+
+class _Lines:
+    """Plain lines: what has changed when the pause is over."""
+
+    def __init__(self, first: str, *, seconds: float) -> None:
+        self._first = first
+        self._pause = seconds
+        self._drawn_at = time.monotonic() if seconds == float("inf") else float("-inf")
+
+    def draw(self, seen: LaunchStatus, pace: Pace) -> None:
+        if time.monotonic() - self._drawn_at < self._pause:
             return
         self._drawn_at = time.monotonic()
-        try:
-            line = printable(in_a_line(self._observer.look(PassRef(str(counts["plan"]), int(counts["pass"])))))
-        except (CacheStoreError, OSError):
-            return
-        with suppress(OSError, ValueError):  # stderr is closed
-            self._draw(line)
-
-    def _draw(self, line: str) -> None:
-        if self._is_terminal:
-            sys.stderr.write("\r" + line.ljust(self._width))
-            sys.stderr.flush()
-            self._width = len(line)
+        if seen.status is None:
+            self.say(printable(_summed([one.doing for one in seen.ranks]) or self._first))
         else:
-            print(line, file=sys.stderr, flush=True)
+            self.say(printable(in_a_line(seen.status, pace)))
 
-    def end(self) -> None:
-        """End the bar's line on a terminal."""
-        if self._width:
-            with suppress(OSError, ValueError):
-                sys.stderr.write("\n")
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError, AttributeError):  # stderr is closed, or there is none
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    def say(self, line: str) -> None:
+        self.write(line + "\n")
+
+    def close(self) -> None:
+        """Do nothing: each line is complete."""
 
 
-def in_a_line(status: PassStatus) -> str:
-    """Return how far a pass is, in one line: counts, rate, time left, and the ranks that are slow, silent or dead."""
-    text = f"{status.done} of {status.total} units: {status.reused} reused, {status.encoded} encoded, {status.failed} failed"
-    working = status.at_work
-    rate = sum(one.rate for one in working)
-    if rate:
-        text += f"; {rate:.1f}/s, {max(0, status.total - status.done) / rate:.0f} s left"
+class _Bar:
+    """A bar and a row for each rank, drawn over until it is closed; what is printed meanwhile comes above."""
+
+    def __init__(self, first: str) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._first = first
+        self._since = time.monotonic()
+        self._partial = ""
+        self._console = Console(file=sys.stderr, force_terminal=True, markup=False, emoji=False, highlight=False)
+        # rich would end the process, and send its stdout to nowhere.
+        self._console.on_broken_pipe = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
+        self._live = Live(
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=True,  # what this process logs comes above, too
+            vertical_overflow="crop",
+        )
+        self._safely(self._live.start)
+        self._safely(partial(self._console.show_cursor, show=True))  # so that it is not lost if this process is killed
+
+    def draw(self, seen: LaunchStatus, pace: Pace) -> None:
+        width, rows = self._console.width - _MARGIN, self._console.height - _LINES_BESIDE_ROWS
+        drawn = _drawn(seen, pace, self._first, time.monotonic() - self._since, width=max(width, _LEAST_BAR), rows=max(rows, 1))
+        self._safely(partial(self._live.update, drawn, refresh=True))
+
+    def write(self, text: str) -> None:
+        """Print whole lines. Of a line that was written over with carriage returns, as other bars are, print how it ended."""
+        *lines, self._partial = (self._partial + text).split("\n")
+        for line in lines:
+            self.say(next((part for part in reversed(line.split("\r")) if part), ""))
+
+    def say(self, line: str) -> None:
+        from rich.text import Text
+
+        self._safely(partial(self._console.print, Text.from_ansi(line), soft_wrap=True))
+
+    def close(self) -> None:
+        if self._partial:
+            self.write("\n")
+        self._safely(self._live.stop)
+
+    def _safely(self, act: Callable[[], object]) -> None:
+        """Draw; ignore that stderr is closed."""
+        with suppress(OSError, ValueError):
+            act()
+
+
+# What is shown
+
+
+def _drawn(seen: LaunchStatus, pace: Pace, first: str, seconds: float, *, width: int, rows: int) -> "RenderableType":
+    """The bar, once there is a pass, and at most `rows` rows of ranks."""
+    from rich.console import Group
+
+    ranks = [one for one in _of_launch(seen) if one.phase != ENDED and (one.alive is not False or seen.status is None)]
+    gone = seen.status.gone if seen.status is not None else ()
+    listed = [_row(one, seen) for one in ranks] or [_clipped(f"{first}  {duration(seconds)}", width)]
+    listed += [_clipped(f"{named(one)}  has stopped; others do its work", width, "yellow") for one in gone if one.launch == seen.launch]
+    if len(listed) > rows:
+        rest = ranks[rows - 1 :]
+        listed = [*listed[: rows - 1], _clipped(f"and {len(listed) - rows + 1} more: {_summed([one.doing for one in rest])}", width)]
+    for text in listed:
+        text.truncate(width, overflow="ellipsis")
+    return Group(*([] if seen.status is None else [_bar(seen.status, pace, width)]), *listed)
+
+
+def _bar(status: PassStatus, pace: Pace, width: int) -> "RenderableType":
+    """One line: bar, percentage, time left, rate and counts, as many of these as fit."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    left, rate = pace.seconds_left(status), pace.rate
+    parts = [f"{100 * status.done // max(status.total, 1)}%"]
+    parts += [f"{duration(left)} left"] if left is not None and status.done < status.total else []
+    parts += [f"{_short(rate)}/s"] if rate is not None else []
+    parts += [f"{status.done:,} of {status.total:,} units"]
+    parts += [f"{status.failed:,} failed"] if status.failed else []
+    shown = parts[:1]
+    for part in parts[1:]:
+        if len("  ".join([*shown, part])) + 1 + _LEAST_BAR <= width:
+            shown.append(part)
+    text = "  ".join(shown)
+    size = min(_MOST_BAR, width - len(text) - 1)
+    line = Table.grid(padding=(0, 1, 0, 0))
+    line.add_column(width=size, no_wrap=True)
+    line.add_column(no_wrap=True)
+    line.add_row(ProgressBar(total=max(status.total, 1), completed=status.done, width=size), text)
+    return line
+
+
+def _row(one: RankStatus, seen: LaunchStatus) -> "Text":
+    silent = seen.status is not None and one in seen.status.silent
+    still = f"  {duration(one.still_seconds)}" if one.still_seconds >= _STILL_SECONDS else ""
+    doing = f"silent for {one.still_seconds:.0f} s ({one.doing})" if silent else f"{one.doing}{still}"
+    done = f"  {one.done:,} done" if one.done and not silent else ""
+    return _clipped(f"{named(one)}  {doing}{done}", None, "yellow" if silent else "")
+
+
+def _clipped(text: str, width: int | None, style: str = "") -> "Text":
+    from rich.text import Text
+
+    made = Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
+    if width is not None:
+        made.truncate(width, overflow="ellipsis")
+    return made
+
+
+def _of_launch(seen: LaunchStatus) -> list[RankStatus]:
+    """The workers of this launch; before it has joined a pass, those that were looked for."""
+    ours = [one for one in seen.ranks if seen.status is None or one.launch == seen.launch or not one.launch]
+    return sorted(ours, key=lambda one: (one.rank is None, one.rank or 0))
+
+
+def _summed(doings: Sequence[str]) -> str:
+    """Count what ranks do, such as "54 encoding latents, 2 loading vae"; for a single rank just say it."""
+    if len(doings) == 1:
+        return doings[0]
+    return ", ".join(f"{count} {doing}" for doing, count in Counter(doings).most_common())
+
+
+def _short(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}" if rate >= 1 else f"{rate:.2f}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as 0:05, 12:34 or 1:02:03."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def counts_in_words(status: PassStatus) -> str:
+    """Return the counts of a pass, in the words of its report."""
+    return f"{status.done} of {status.total} units: {status.reused} reused, {status.encoded} encoded, {status.failed} failed"
+
+
+def in_a_line(status: PassStatus, pace: Pace | None = None) -> str:
+    """Return how far a pass is, in one line: counts, rate, time left, what its ranks do, and which of them are silent or dead.
+
+    Without a `pace`, from a single look, the rate is that of the running workers since they started.
+    """
+    text, working = counts_in_words(status), status.at_work
+    since_start = sum(one.rate for one in working)
+    rate = since_start or None if pace is None else pace.rate
+    left = (status.total - status.done) / rate if pace is None and rate else None if pace is None else pace.seconds_left(status)
+    text += f"; {_short(rate)}/s" if rate else ""
+    text += f", {duration(left)} left" if rate and left is not None else ""
+    text += f"; {_summed([one.doing for one in working])}" if working and pace is not None else ""
     if len(working) > 1:
         slowest = min(working, key=lambda one: one.rate)
-        text += f"; slowest {named(slowest)} ({slowest.rate:.1f}/s, {slowest.phase})"
+        text += f"; slowest {named(slowest)} ({slowest.rate:.1f}/s, {slowest.doing})"
     gone = [f"; {named(one)} has stopped, others do its work" for one in status.gone]
-    silent = [f"; {named(one)} silent {one.still_seconds:.0f} s ({one.phase})" for one in status.silent]
+    silent = [f"; {named(one)} silent {one.still_seconds:.0f} s ({one.doing})" for one in status.silent]
     return text + "".join([*gone[:NAMED], *silent[:NAMED]])
 
 

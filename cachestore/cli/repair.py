@@ -1,8 +1,9 @@
 """`cachestore repair`: make a store consistent; with `--refill` also complete."""
 
 import argparse
+from pathlib import Path
 
-from cachestore.cli import DAMAGE, add_moved, add_store, options_of, source_of, tell
+from cachestore.cli import DAMAGE, PROGRESS, PROGRESS_HELP, add_moved, add_store, options_of, source_of, tell
 
 HELP = "save good entries of damaged files, move these files aside and rebuild what is lost; with --refill encode lost entries again"
 
@@ -13,14 +14,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show what would be done, and change nothing")
     parser.add_argument("--refill", action="store_true", help="encode entries again that have no valid copy")
     add_moved(parser.add_argument, "with --refill: ")
+    parser.add_argument("--progress", choices=PROGRESS, default="auto", help=f"with --refill: {PROGRESS_HELP}")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was done, or would be. Returns 4 if an entry or a data set's newest catalog is still missing."""
+    from cachestore.cli.progress import Progress, style_for
     from cachestore.maintain.refill import repair
 
     given = options_of(arguments, source=source_of(arguments.source))
-    report = repair(given.pop("store"), **given)
+    store, asked = given.pop("store"), given.pop("progress")
+    with Progress(Path(store), style_for(asked) if arguments.refill else "none", "looking for what is lost") as progress:
+        report = repair(store, **given, on_progress=progress.follow)
     would = "would be " if report.dry_run else ""
     with_refill = f"{report.refilled} entries encoded again, {report.missing} still missing"
     lines = [

@@ -1,8 +1,11 @@
 """`cachestore report`: write an HTML page about a store and one of its data sets."""
 
 import argparse
+from contextlib import suppress
+from pathlib import Path
 
-from cachestore.cli import add_source, add_store, source_of, tell
+from cachestore.cli import ERROR, add_source, add_store, positive, print_error, source_of, tell
+from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
 
 HELP = "write an HTML page that shows what a store holds"
@@ -15,16 +18,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help=output)
     parser.add_argument("--name", metavar="NAME", help="the data set (default train, else the first one)")
     parser.add_argument(
-        "--batch-size", metavar="N", type=_positive, default=8, help="batch size for the samples that buckets leave out (default 8)"
+        "--batch-size", metavar="N", type=positive, default=8, help="batch size for the samples that buckets leave out (default 8)"
     )
-    add_source(parser.add_argument, ": the colours of thumbnails come from its pictures")
+    add_source(parser.add_argument, ": the originals that the page shows")
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--full", action="store_true", help="read every byte for the damage map")
     level.add_argument("--quick", action="store_true", help="read names, sizes and headers only (the default)")
+    parser.add_argument("--open", action="store_true", help="show the page in the browser")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page and print its path. Damage is shown on the page and changes no exit code; `verify` is for that."""
+    """Write the page, print its path and show it if asked. Damage is shown on the page and changes no exit code: `verify` is for that."""
     from cachestore.report.write import write_report
 
     report = write_report(
@@ -36,11 +40,19 @@ def run(arguments: argparse.Namespace) -> int:
         source=source_of(arguments.source),
     )
     of = f"data set {report['name']!r}" if report["name"] else "no data set"
-    line = f"{report['output']}: {of}, {report['samples']} samples, {report['entries']} entries ({human_bytes(report['page_bytes'])})"
-    return tell(arguments, report, [line])
+    held = f"{of}, {report['samples']} samples, {report['entries']} entries ({human_bytes(report['bytes'])})"
+    code = tell(arguments, report, [f"{report['output']}: {held}; the page has {human_bytes(report['page_bytes'])}"])
+    return code if not arguments.open or _is_opened(arguments.output) else ERROR
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
-    return int(text)
+def _is_opened(output: str) -> bool:
+    """Show a page in the browser; without one, say so on stderr and return False."""
+    import webbrowser
+
+    page = Path(output).absolute()
+    with suppress(webbrowser.Error, OSError):
+        if webbrowser.open(page.as_uri()):
+            return True
+    text = f"the page is written, but no browser was found here to show it: open {page} yourself, or name a browser in BROWSER"
+    print_error(BadInput(text), as_json=False)  # with --json, stdout has the report already
+    return False

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import add_source, add_store, near_to, shared_by, source_of, tell
+from cachestore.cli import add_source, add_store, catalogs_of, near_to, shared_by, source_of, tell
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
 
@@ -71,10 +71,8 @@ def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
     """Return the sample in every data set that lists it. Raises BadInput if none does."""
-    from cachestore.storage.catalog import list_names, newest_catalog
-
     found: list[dict[str, Any]] = []
-    catalogs = [catalog for name in list_names(reader.layout) if (catalog := newest_catalog(reader.layout, name)) is not None]
+    catalogs = catalogs_of(reader.layout, None)
     for catalog in catalogs:
         if sample not in catalog.ids:
             continue

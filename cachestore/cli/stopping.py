@@ -27,7 +27,7 @@ class Stop:
 
 
 @contextmanager
-def stopping(say: "Say", line: Sequence[str], *, is_parent: bool = False) -> Generator[Stop]:
+def stopping(say: "Say", line: Sequence[str]) -> Generator[Stop]:
     """Turn the first SIGINT or SIGTERM into a request to stop, then exit with 130 or 143.
 
     `line` are the arguments of the command that continues from there, to be printed; empty if another process prints them.
@@ -41,7 +41,7 @@ def stopping(say: "Say", line: Sequence[str], *, is_parent: bool = False) -> Gen
         # After Ctrl-C a rank also gets SIGTERM from its parent, so only a second Ctrl-C means "at once".
         is_repeated = stop.signal is not None
         stop.signal = stop.signal or number
-        if is_parent or (is_repeated and number == signal.SIGINT):
+        if is_repeated and number == signal.SIGINT:
             raise KeyboardInterrupt
         if not is_repeated:
             say("stopping after the current batch …")

@@ -11,6 +11,7 @@ from cachestore.core.words import human_bytes
 if TYPE_CHECKING:
     from cachestore.storage.verify import VerifyReport
 
+_MAX_LISTED: Final = 20
 _AGAIN: Final = ("seed", "source", "model", "vae", "text_encoder")
 
 HELP = "check a store and change nothing"
@@ -57,8 +58,13 @@ def _in_words(report: "VerifyReport") -> Iterator[str]:
     from cachestore.storage.findings import HARMLESS
 
     for finding in report.findings:
-        about = f" (sample {finding.sample!r})" if finding.sample else ""
+        about = f" (sample {finding.sample!r})" if finding.sample and not finding.entries else ""
         yield f"{'note' if finding.kind in HARMLESS else finding.kind}: {finding.message}{about}"
+        for entry in finding.entries[:_MAX_LISTED]:
+            used = f" (sample {entry.sample!r})" if entry.sample is not None else ""
+            yield f"  entry {entry.key}{used}: {'another segment has a copy' if entry.has_copy else 'no other copy'}"
+        if (more := len(finding.entries) - _MAX_LISTED) > 0:
+            yield f"  … and {more} more entries (--json lists all)"
     again: Mapping[str, Any] = report.recomputed or {}
     yield from (f"note: {remark}" for remark in (*report.remarks, *again.get("remarks", ())))
     if again:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import DAMAGE, add_store, near_to, shared_by, tell
+from cachestore.cli import DAMAGE, add_store, catalogs_of, near_to, shared_by, tell
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import FRAMED, RANDOM, WITHIN, cells_each, framing_of
 
@@ -15,36 +15,61 @@ if TYPE_CHECKING:
     from cachestore.storage.catalog import Catalog
     from cachestore.store.reader import Reader
 
-HELP = "explain why a sample is or is not ready: its keys, recipes, inputs and failures"
+HELP = "explain why a sample is or is not ready; without SAMPLE, list all that are not"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
-    parser.add_argument("sample", metavar="SAMPLE", help="a sample's id")
+    parser.add_argument("sample", metavar="SAMPLE", nargs="?", help="a sample's id (default: all samples that are not ready)")
+    parser.add_argument("--name", metavar="NAME", help="only this data set (default: all)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the state of each of the sample's cells. Returns 4 if one is missing."""
-    from cachestore.storage.catalog import list_names, newest_catalog
+    """Print the state of each of the sample's cells, or what is not ready. Returns 4 if something is not."""
     from cachestore.store.reader import Reader
 
-    sample = unicodedata.normalize("NFC", arguments.sample)
     with Reader(arguments.store) as reader:
-        catalogs = [catalog for name in list_names(reader.layout) if (catalog := newest_catalog(reader.layout, name)) is not None]
-        listing = [catalog for catalog in catalogs if sample in catalog.ids]
-        answers = [_answer(reader, catalog, list(catalog.ids).index(sample)) for catalog in listing]
-        if not answers:
-            message = (
-                f"no data set in {reader.layout.root} contains the sample {sample!r} ({reader.layout.command('stats')} lists the data sets)"
-            )
-            raise BadInput(message + near_to(sample, (catalog.ids for catalog in catalogs)))
+        catalogs = catalogs_of(reader.layout, arguments.name)
+        if arguments.sample is None:
+            return _tell_all(arguments, reader, catalogs)
+        return _tell_one(arguments, reader, catalogs)
+
+
+def _tell_one(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[Catalog]") -> int:
+    sample = unicodedata.normalize("NFC", arguments.sample)
+    listing = [catalog for catalog in catalogs if sample in catalog.ids]
+    answers = [_answer(reader, catalog, list(catalog.ids).index(sample), _Reasons(reader, catalog)) for catalog in listing]
+    if not answers:
+        lists = reader.layout.command("stats")
+        message = f"no data set in {reader.layout.root} contains the sample {sample!r} ({lists} lists the data sets)"
+        raise BadInput(message + near_to(sample, (catalog.ids for catalog in catalogs)))
     lines = (line for answer in answers for line in _lines_of(answer))
     is_ready = all(answer["ready"] for answer in answers)
     return tell(arguments, {"sample": sample, "in": answers}, lines, is_ok=is_ready, otherwise=DAMAGE)
 
 
-def _answer(reader: "Reader", catalog: "Catalog", row: int) -> dict[str, Any]:
+def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[Catalog]") -> int:
+    """Print every sample that is not ready, with what it lacks and why."""
+    from cachestore.jobs.presence import ready_rows
+
+    lacking: list[dict[str, Any]] = []
+    lines: list[str] = []
+    for catalog in catalogs:
+        reasons = _Reasons(reader, catalog)
+        not_ready = [row for row, is_ready in enumerate(ready_rows(catalog, reader.snapshot).tolist()) if not is_ready]
+        for row in not_ready:
+            answer = _answer(reader, catalog, row, reasons)
+            answer["cells"] = [cell for cell in answer["cells"] if cell["state"] != "present"]
+            lacking.append({"sample": catalog.ids[row], **answer})
+            told = dict.fromkeys(f"{_which(cell)} {_in_words(cell)[0]}" for cell in answer["cells"])
+            lines += [f"{catalog.name}  {catalog.ids[row]}: {what}" for what in told]
+        state = f"{len(not_ready)} of {len(catalog)} samples are not ready" if not_ready else f"all {len(catalog)} samples are ready"
+        lines.append(f"data set {catalog.name!r} (generation {catalog.generation}): {state}")
+    return tell(arguments, {"not_ready": lacking}, lines or ["there is no data set here"], is_ok=not lacking, otherwise=DAMAGE)
+
+
+def _answer(reader: "Reader", catalog: "Catalog", row: int, reasons: "_Reasons") -> dict[str, Any]:
     cells: list[dict[str, Any]] = []
     within = framing_of(json.loads(catalog.extras[row])).get(WITHIN)
     for column in catalog.columns:
@@ -62,30 +87,42 @@ def _answer(reader: "Reader", catalog: "Catalog", row: int) -> dict[str, Any]:
                     "input_digest": cell.input.hex(),
                     "facts": {name: list(values) for name, values in cell.facts.items()},
                     "state": "present" if present else "missing" if cell.key is not None else "not made",
-                    "reason": "" if present else _reason(reader, catalog, column.encoder, row, has_key=cell.key is not None),
+                    "reason": "" if present else reasons.of(column.encoder, row, has_key=cell.key is not None),
                 }
             )
     is_ready = all(cell["state"] == "present" for cell in cells)
     return {"name": catalog.name, "generation": catalog.generation, "ready": is_ready, "cells": cells}
 
 
-def _reason(reader: "Reader", catalog: "Catalog", encoder: str, row: int, *, has_key: bool) -> str:
-    if has_key:
-        return f"its entry has no valid copy: run {reader.layout.command('repair --refill')}"
-    from cachestore.files.opening import names_in
-    from cachestore.files.paths import parse_plan
-    from cachestore.work.passes import PassRef, list_passes, read_done
+class _Reasons:
+    """Why cells of a data set are empty, from the failures that its passes reported. They are read at the first question."""
 
-    newest, reason = (-1, -1), "it was not made yet: run `cachestore precompute` again"
-    for plan in filter(None, map(parse_plan, names_in(reader.layout.plans))):
-        for number in list_passes(reader.layout, plan):
-            done = read_done(reader.layout, PassRef(plan, number))
-            if done is None or done.report["name"] != catalog.name or (done.report["generation"], number) < newest:
-                continue
-            for failure in done.report["failures"]:
-                if failure["sample"] == catalog.ids[row] and failure["encoder"] == encoder:
-                    newest, reason = (done.report["generation"], number), str(failure["reason"])
-    return reason
+    def __init__(self, reader: "Reader", catalog: "Catalog") -> None:
+        self._layout, self._catalog = reader.layout, catalog
+        self._failures: dict[tuple[str, str], str] | None = None
+
+    def of(self, encoder: str, row: int, *, has_key: bool) -> str:
+        """Return why a cell is not ready; `has_key` says whether it was made once."""
+        if has_key:
+            return f"its entry has no valid copy: run {self._layout.command('repair --refill')}"
+        if self._failures is None:
+            self._failures = self._read()
+        return self._failures.get((self._catalog.ids[row], encoder), "it was not made yet: run `cachestore precompute` again")
+
+    def _read(self) -> dict[tuple[str, str], str]:
+        """Return the reasons of failures by (sample, encoder), of the newest pass that reported each."""
+        from cachestore.files.opening import names_in
+        from cachestore.files.paths import parse_plan
+        from cachestore.work.passes import PassRef, list_passes, read_done
+
+        reports: list[tuple[int, int, Any]] = []
+        for plan in filter(None, map(parse_plan, names_in(self._layout.plans))):
+            for number in list_passes(self._layout, plan):
+                done = read_done(self._layout, PassRef(plan, number))
+                if done is not None and done.report["name"] == self._catalog.name:
+                    reports.append((done.report["generation"], number, done.report["failures"]))
+        reports.sort(key=lambda report: report[:2])
+        return {(failure["sample"], failure["encoder"]): str(failure["reason"]) for *_which, failures in reports for failure in failures}
 
 
 def _which(cell: dict[str, Any]) -> str:

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 from cachestore.cli import FAILURES, OK, print_json
-from cachestore.cli.precompute import run_here
 from cachestore.cli.stopping import silence, stopping, to_stderr
 
 HELP = "one rank of precompute"
@@ -23,6 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Do this rank's part of the request and print the report. It ends if the process that started it ends."""
     from cachestore.jobs.options import PrecomputeRequest
     from cachestore.jobs.parent_watch import watch_parent
+    from cachestore.jobs.precompute import precompute_here
     from cachestore.jobs.processes import LISTING
 
     watch_parent(os.environ)
@@ -30,6 +30,6 @@ def run(arguments: argparse.Namespace) -> int:
     request = PrecomputeRequest.from_json(json.loads(Path(arguments.request).read_text(encoding="utf-8")))
     say = silence if arguments.quiet else to_stderr
     with stopping(say, ()) as stop:
-        report = run_here(request, say, stop, is_shown=not arguments.quiet, number=int(number) if number.isdecimal() else None)
+        report = precompute_here(request, say=say, cancel=stop, number=int(number) if number.isdecimal() else None)
     print_json(report.as_json())
     return OK if report.complete else FAILURES

@@ -43,6 +43,8 @@ class Key(bytes):
     @classmethod
     def parse(cls, text: "str | bytes") -> Self:
         """Read a key from its 32 hex digits, or from its 16 raw bytes. Raises BadInput for anything else."""
+        if type(text) is cls:
+            return text
         if isinstance(text, bytes):
             return cls(text)
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
@@ -59,11 +61,13 @@ class Key(bytes):
         return f"Key({self.hex()!r})"
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 def canonical(value: Json) -> bytes:
     """Encode a JSON value in its one canonical form: UTF-8, sorted keys, no spaces, no NaN. Raises BadInput if it is not JSON."""
     try:
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        return text.encode("utf-8", "surrogatepass")
+        return _CANONICAL.encode(value).encode("utf-8", "surrogatepass")
     except (TypeError, ValueError) as error:
         raise BadInput(
             f"a value cannot be written as JSON ({error}): use texts, finite numbers, bools, None, lists, and dicts with texts as keys"

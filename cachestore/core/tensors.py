@@ -5,7 +5,7 @@ torch is imported only if torch tensors are asked for or passed in.
 
 import sys
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from cachestore.core.arguments import as_text
@@ -66,14 +66,24 @@ def _raw_from_torch(name: str, value: "torch.Tensor") -> RawTensor:
 
 
 def _raw_from_numpy(name: str, value: "np.ndarray[Any, Any]") -> RawTensor:
+    kind = value.dtype
+    dtype = _name_of(kind)
+    if dtype is None:
+        raise BadInput(f"array {name!r} ({kind}) cannot be stored: {_CAN_BE_STORED}")
+    if not value.size:
+        return dtype, value.shape, memoryview(b"")
+    if sys.byteorder == "little" and kind.isnative and value.flags.c_contiguous:
+        return dtype, value.shape, value.data.cast("B")
     import numpy as np
 
-    dtype = NUMPY_NAMES.get(value.dtype.name)
-    if dtype is None:
-        raise BadInput(f"array {name!r} ({value.dtype}) cannot be stored: {_CAN_BE_STORED}")
-    little = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
-    buffer = little.reshape(-1).view(np.uint8).data if little.size else memoryview(b"")
-    return dtype, tuple(value.shape), buffer
+    little = np.ascontiguousarray(value, dtype=kind.newbyteorder("<"))
+    return dtype, value.shape, little.reshape(-1).view(np.uint8).data
+
+
+@lru_cache
+def _name_of(dtype: "np.dtype[Any]") -> str | None:
+    """The safetensors name of a numpy dtype. numpy takes 5 us to name a dtype."""
+    return NUMPY_NAMES.get(dtype.name)
 
 
 def to_torch(raw: Mapping[str, RawTensor]) -> "dict[str, torch.Tensor]":

@@ -17,6 +17,21 @@ def first_of(names: Iterable[object], limit: int = NAMED) -> str:
     return ", ".join(first[:limit]) + (", …" if len(first) > limit else "")
 
 
+def nearest(given: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str | None:
+    """Return the known word that is most similar to a given one; None if none is similar. `also` has other names of some of them."""
+    from difflib import get_close_matches
+
+    spelt = {word.casefold(): word for word in known}
+    spelt |= {name: word for name, word in (also or {}).items() if word in spelt.values()}
+    return next((spelt[word] for word in get_close_matches(given.casefold(), spelt, 1)), None)
+
+
+def did_you_mean(given: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str:
+    """Return which known word may have been meant, as the end of a sentence: `; did you mean 'verify'?`. Empty if none is similar."""
+    found = nearest(given, known, also)
+    return "" if found is None else f"; did you mean {found!r}?"
+
+
 def human_bytes(size: float) -> str:
     """Return a size in bytes as a person reads it: `512 B`, `18.4 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):

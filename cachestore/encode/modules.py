@@ -24,6 +24,7 @@ from cachestore.encode.budget import is_lack_of_memory
 from cachestore.encode.conversion import check_single_file, weights_folder
 from cachestore.encode.models import TEXT_MODEL, Component
 from cachestore.encode.processor import Processor
+from cachestore.encode.unit import LOADING
 
 vector_math.settle()
 
@@ -64,6 +65,7 @@ def choose_device(asked: str) -> torch.device:
 def _loading(component: Component) -> "Generator[None]":
     """Load in one thread at a time, and turn any error into BadInput: a model that cannot be loaded ends the run, not one sample."""
     with _one_at_a_time:
+        LOADING.get()(component.name)
         try:
             with naming_extras():
                 yield

@@ -4,9 +4,9 @@ Half precision can overflow; fp16 T5 and the VAE of SDXL are known cases. So an 
 still faulty, it is refused. The weights are put back into their own dtypes afterwards.
 """
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,56 @@ from torch import Tensor, nn
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import Key
 from cachestore.encode.compare import TOLERANCES
+from cachestore.encode.transfer import Moved, Transfer
 
 Payload = TypeVar("Payload")
 _HALVES = (torch.float16, torch.bfloat16)
 _BOUNDS: Mapping[str, float] = {"float32": TOLERANCES["F32"], "bfloat16": TOLERANCES["BF16"], "float16": TOLERANCES["F16"]}
 """Relative differences that another order of additions can make, as in `compare`. Another embedding differs by a tenth or more."""
 _TF32_BOUND = 5e-3
-Entries = dict[Key, dict[str, Tensor]]
+_COMPARED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""What torch finds the least and the greatest number of. Others are converted first."""
+_FLAGS = " finite"
+"""Among outputs, where no other name begins with a space."""
+
+
+class Made(dict[str, Tensor]):
+    """The tensors of one entry. They may share the memory of their batch."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], *, is_finite: bool = False) -> None:
+        """`is_finite` says that the device found all numbers of the batch item finite; else `find_fault` looks at them."""
+        super().__init__(tensors)
+        self.is_finite = is_finite
+
+
+Entries = dict[Key, Made]
+
+
+def finite_items(outputs: Iterable[Any], count: int) -> Tensor:
+    """Return for each item of a batch whether all its numbers in these outputs are finite, computed on their device without waiting."""
+    flags: list[Tensor] = []
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            flags.append(torch.stack([item.isfinite().all() for item in output]))
+        elif output.is_floating_point():
+            flags.append(output.isfinite().reshape(count, -1).all(1))
+    return torch.stack(flags).all(0) if flags else torch.ones(count, dtype=torch.bool)
+
+
+def fetch(transfer: Transfer, outputs: Moved, names: Iterable[str], count: int) -> Callable[[], tuple[Moved, Sequence[bool]]]:
+    """Begin to copy the outputs of a batch to the CPU. Call the returned function for them, and for `Made.is_finite` of each item.
+
+    `names` are the outputs that entries are made of. A GPU looks at their numbers; elsewhere no item is called finite.
+    """
+    flags = {_FLAGS: finite_items([outputs[name] for name in names], count)} if transfer.is_gpu else {}
+    begun = transfer.to_host({**outputs, **flags})
+
+    def wait() -> tuple[Moved, Sequence[bool]]:
+        copied = dict(begun())
+        found = copied.pop(_FLAGS, None)
+        return copied, [False] * count if found is None else found.tolist()
+
+    return wait
 
 
 def find_fault(tensors: Mapping[str, Tensor], may_be_flat: Collection[str] = ()) -> str | None:
@@ -29,10 +72,12 @@ def find_fault(tensors: Mapping[str, Tensor], may_be_flat: Collection[str] = ())
     Only floating-point tensors are checked. Empty ones are sound; a single number must be finite. Tensors named in `may_be_flat` may be
     all zeros or all ones: masks, and what a pipeline returns for a part that a caption does not use.
     """
+    is_finite = isinstance(tensors, Made) and tensors.is_finite
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or tensor.numel() == 0:
+        if not tensor.is_floating_point() or tensor.numel() == 0 or (is_finite and _varies(tensor)):
             continue
-        low, high = (float(bound) for bound in torch.aminmax(tensor.detach().float()))  # aminmax returns NaN if there is one
+        number = tensor.detach() if tensor.dtype in _COMPARED else tensor.detach().float()
+        low, high = (float(bound) for bound in torch.aminmax(number))  # aminmax returns NaN if there is one
         if low != low:  # noqa: PLR0124 - NaN alone differs from itself
             return f"NaN in {name!r}"
         if low == -torch.inf or high == torch.inf:
@@ -40,6 +85,12 @@ def find_fault(tensors: Mapping[str, Tensor], may_be_flat: Collection[str] = ())
         if low == high and tensor.numel() > 1 and not (low in (0, 1) and name in may_be_flat):
             return f"only the number {low + 0.0:g} in {name!r}"
     return None
+
+
+def _varies(tensor: Tensor) -> bool:
+    """Whether two numbers of the first row differ. No second number there says nothing."""
+    row = tensor[(0,) * (tensor.ndim - 1)] if tensor.ndim > 1 else tensor.reshape(-1)
+    return bool((row != row[0]).any())
 
 
 def make_sound(

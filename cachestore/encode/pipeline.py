@@ -69,12 +69,12 @@ class Behind(Generic[Result]):
 
     def __init__(self, depth: int) -> None:
         """Let at most `depth` pieces of work wait; `hand` with one more waits for the first. Starts no thread."""
-        self._depth = depth
+        self.depth = depth
         self._thread: ThreadPoolExecutor | None = None
         self._under_way: deque[Future[Result]] = deque()
 
     def __enter__(self) -> Self:
-        if self._depth > 0:
+        if self.depth > 0:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="cachestore-append")
         return self
 
@@ -89,7 +89,7 @@ class Behind(Generic[Result]):
         if self._thread is None:
             return [work()]
         self._under_way.append(self._thread.submit(work))
-        return self._taken(self._depth)
+        return self._taken(self.depth)
 
     def wait(self) -> list[Result]:
         """Wait for all work, and return the results not yet returned, in order. Raises the error of the first that failed."""

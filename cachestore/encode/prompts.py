@@ -1,6 +1,6 @@
 """Call text encoders: through their pipeline's `encode_prompt`, or a transformers model alone. Imports torch.
 
-The result is always treated alike: rows of padding are dropped, joined tensors are split, and each entry's tensors are copied out of the
+The result is always treated alike: rows of padding are dropped, joined tensors are split, and each entry's tensors are cut out of the
 batch. Before the first batch a pipeline is probed: if a caption gives other embeddings in a batch than alone, captions are encoded one by
 one, and the log says so.
 """
@@ -21,15 +21,18 @@ from cachestore.encode.families import form_names
 from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT, SKIP_ARG, ZERO_ROWS, TextFamily
 from cachestore.encode.models import Component
 from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, clip_as_it_was, load_module, load_processor, load_tokenizer
-from cachestore.encode.outputs import Entries, difference, make_sound, tolerance
+from cachestore.encode.outputs import Entries, Made, difference, fetch, make_sound, tolerance
 from cachestore.encode.setup import Padded, Payload, TextSetup, WithPictures, padded_length, pooled_width, text_width
-from cachestore.encode.transfer import Took, Transfer, ignore
+from cachestore.encode.transfer import Took, Transfer, each, ignore
 from cachestore.encode.unit import Result
 
 Batch = Sequence[tuple[Key, Payload]]
 Call = Callable[[Sequence[Any]], Mapping[str, Any]]
 """Makes outputs from payloads, under the family's names: batched tensors, lists of tensors, or None for a mask of all ones."""
-Entry = dict[str, Tensor]
+Entry = Made
+
+_REAL = " real "
+"""Before an output's name: its rows that are not padding."""
 
 CPU_TOKENS, GPU_TOKENS = 2_048, 65_536
 """How many tokens, with padding, a batch has on a CPU, and at most on a GPU."""
@@ -120,13 +123,24 @@ class TextModules:
 
     def _called(self, payloads: Sequence[Payload]) -> "Callable[[], list[Entry]]":
         with torch.inference_mode():
-            begun = self._transfer.to_host(self._call(payloads))
+            begun = fetch(self._transfer, self._converted(self._call(payloads)), self._family.outputs, len(payloads))
 
         def finish() -> list[Entry]:
-            returned = begun()
-            return [self._entry(returned, row) for row in range(len(payloads))]
+            returned, finite = begun()
+            return [self._entry(returned, row, is_finite=one) for row, one in enumerate(finite)]
 
         return finish
+
+    def _converted(self, returned: Mapping[str, Any]) -> dict[str, Any]:
+        """What a batch's entries are cut from, in the dtype that is stored, with the rows of ZERO_ROWS outputs that are not padding."""
+        converted = {name: each(value, self._to_dtype) for name, value in returned.items()}
+        for name, trim in self._family.trims.items():
+            if trim == ZERO_ROWS:  # before the conversion, which may round a number to zero
+                converted[_REAL + name] = each(returned[name], lambda tensor: tensor.ne(0).any(dim=-1))
+        return converted
+
+    def _to_dtype(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
     def _tried(self, groups: Iterable[Sequence[Payload]], what: str) -> tuple[list[Entry], str]:
         """Encode payloads group by group. Returns their entries and "", or no entries and the error in words."""
@@ -190,15 +204,11 @@ class TextModules:
                     " attends to padding. Pass a TextFamily of your own"
                 )
 
-    def _entry(self, returned: Mapping[str, Any], row: int) -> Entry:
-        """Copy the tensors of one entry. Called outside inference mode, so that they can be used without restrictions."""
-        entry: Entry = {}
-        for name, form in self._family.outputs.items():
-            tensor = self._trimmed(name, returned, row)
-            for stored, piece in self._apart(name, form, tensor).items():
-                kept = piece.to(self._dtype) if piece.is_floating_point() else piece
-                entry[stored] = kept.clone(memory_format=torch.contiguous_format)
-        return entry
+    def _entry(self, returned: Mapping[str, Any], row: int, *, is_finite: bool) -> Entry:
+        """Cut one entry out of its batch, if possible without a copy."""
+        outputs = self._family.outputs.items()
+        pieces = [self._apart(name, form, self._trimmed(name, returned, row)) for name, form in outputs]
+        return Made({stored: piece for some in pieces for stored, piece in some.items()}, is_finite=is_finite)
 
     def _trimmed(self, name: str, returned: Mapping[str, Any], row: int) -> Tensor:
         tensor: Tensor = returned[name][row]
@@ -206,13 +216,13 @@ class TextModules:
         if trim is None:
             return tensor
         if trim == ZERO_ROWS:
-            real = tensor.ne(0).any(dim=-1).nonzero()
+            real = returned[_REAL + name][row].nonzero()
             return tensor[: int(real[-1]) + 1 if len(real) else 0]
         if trim == PAST_LIMIT:
             return tensor[: self._setup.max_tokens]
         masks = returned[trim]
         # Qwen-Image returns no mask if no row is padding; AuraFlow's is repeated for each number of a row
-        return tensor if masks is None else tensor[masks[row].reshape(tensor.shape[0], -1)[:, 0].bool()]
+        return tensor if masks is None else _masked(tensor, masks[row].reshape(tensor.shape[0], -1)[:, 0].bool())
 
     def _apart(self, output: str, form: Json, tensor: Tensor) -> dict[str, Tensor]:
         """Split an output into the stored tensors of its form: the inverse of reading."""
@@ -233,6 +243,15 @@ class TextModules:
         component = self._setup.components[stored.rpartition(".")[2]]
         is_pooled = output.startswith("pooled")
         return pooled_width(component.config, component.class_name) if is_pooled else text_width(component.config)
+
+
+def _masked(tensor: Tensor, mask: Tensor) -> Tensor:
+    """Return the rows that a mask keeps; without a copy if they follow each other."""
+    rows = mask.nonzero().reshape(-1)
+    if not len(rows):
+        return tensor[:0]
+    first, last = int(rows[0]), int(rows[-1])
+    return tensor[first : last + 1] if last - first + 1 == len(rows) else tensor[mask]
 
 
 def _loaded(component: Component, dtype: str, device: torch.device) -> Foreign:

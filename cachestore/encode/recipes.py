@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
-from cachestore.core.errors import BadInput
+from cachestore.core.errors import BadInput, MissingExtra, how_to_install
 from cachestore.core.keys import Json, Recipe
 from cachestore.encode import families, images, models
 from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
@@ -268,8 +268,9 @@ def _versions(family: TextFamily) -> dict[str, str]:
     try:
         return {name: version(name) for name in family.cleaners}
     except PackageNotFoundError as error:
-        raise BadInput(
-            f"{family.pipeline} cleans captions with {' and '.join(family.cleaners)}, and {error.name} is missing; pip install it"
+        cleaners = " and ".join(family.cleaners)
+        raise MissingExtra(
+            f"{family.pipeline} cleans captions with {cleaners}, and {error.name} is not installed. {how_to_install('encode')}"
         ) from error
 
 

@@ -28,7 +28,7 @@ CAPTION_IN_META = 512
 LAYERS_ARG = "text_encoder_out_layers"
 """The argument with the layers whose rows FLUX.2 concatenates."""
 
-WINDOW = 512
+WINDOW = 2_048
 """How many captions may wait for their batches."""
 
 PICTURE_WINDOW = 16

@@ -7,6 +7,7 @@ On other devices copies are synchronous.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,19 @@ class Transfer:
         self._device = device
         self._there, self._back = (torch.cuda.Stream(device) if device.type == "cuda" else None for _way in range(2))
 
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the device computes beside the caller."""
+        return self._there is not None
+
+    def stacked(self, arrays: Sequence[np.ndarray[Any, Any]]) -> Tensor:
+        """Return arrays of one shape as one CPU tensor, page-locked for a GPU."""
+        if self._there is None:
+            return torch.from_numpy(np.stack(arrays))
+        batch = torch.empty((len(arrays), *arrays[0].shape), dtype=torch.from_numpy(arrays[0]).dtype, pin_memory=True)
+        np.stack(arrays, out=batch.numpy())
+        return batch
+
     def to_device(self, tensor: Tensor) -> Tensor:
         """Copy a CPU tensor to the device. Later computations wait for the copy; the caller does not."""
         if self._there is None:
@@ -43,12 +57,12 @@ class Transfer:
     def to_host(self, tensors: Moved) -> Callable[[], Moved]:
         """Begin to copy results to the CPU. Call the returned function to wait for them and get them."""
         if self._back is None:
-            copied = {name: _each(value, lambda tensor: tensor.to("cpu")) for name, value in tensors.items()}
+            copied = {name: each(value, lambda tensor: tensor.to("cpu")) for name, value in tensors.items()}
             return lambda: copied
         back = self._back
         back.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(back):
-            begun = {name: _each(value, self._copy_back) for name, value in tensors.items()}
+            begun = {name: each(value, self._copy_back) for name, value in tensors.items()}
             done = torch.cuda.Event()
             done.record(back)
 
@@ -91,7 +105,8 @@ class Transfer:
         return finish
 
 
-def _each(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
+def each(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
+    """Return a tensor, or each tensor of a list, as `move` returns it; anything else as it is."""
     if isinstance(value, Tensor):
         return move(value)
     return [move(one) for one in value] if isinstance(value, Sequence) and not isinstance(value, str) else value

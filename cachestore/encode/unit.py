@@ -6,8 +6,9 @@ the store lacks the key) and `submit` (encode a batch).
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Final, Protocol
 
 from cachestore.core.keys import Json, Key, Recipe
 
@@ -23,6 +24,9 @@ class Read(Protocol):
         """Open a file that may be too large for memory. Raises OSError if it changed since it was last opened."""
         ...
 
+
+LOADING: Final[ContextVar[Callable[[str], None]]] = ContextVar("LOADING", default=lambda _component: None)
+"""Called with the name of each component of a model, such as "text_encoder_2", before it is loaded."""
 
 Result = Callable[[], Mapping[Key, Mapping[str, Any]]]
 """Waits for a batch and returns named tensors without a batch axis, for exactly the keys that were asked for. Called once."""

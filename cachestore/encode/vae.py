@@ -14,7 +14,7 @@ from cachestore.core.keys import Key
 from cachestore.encode.budget import Budget
 from cachestore.encode.compiling import Compiling
 from cachestore.encode.modules import DTYPES, Foreign, load_module
-from cachestore.encode.outputs import Entries, difference, make_sound, tolerance
+from cachestore.encode.outputs import Entries, Made, difference, fetch, make_sound, tolerance
 from cachestore.encode.setup import LatentsSetup
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
@@ -98,43 +98,48 @@ class Vae:
         together = [[pair] for pair in batch] if self.is_single else [batch]
         began = time.perf_counter()
         begun = self._transfer.begin(
-            self._encoded([key for key, _ in pairs], np.stack([pixels for _, pixels in pairs])) for pairs in together
+            self._encoded([key for key, _ in pairs], self._transfer.stacked([pixels for _, pixels in pairs])) for pairs in together
         )
         here, ran = time.perf_counter() - began, self._compiled.ran if self._compiled is not None else None
 
         def finish() -> Entries:
-            rows, seconds = begun()
+            entries, seconds = begun()
             took(seconds)
             if ran is not None:  # compiling runs on the CPU
                 ran(max(here, seconds))
-            stored = zip(batch, rows, strict=True)
-            return {key: {self._setup.stored: latents.clone(memory_format=torch.contiguous_format)} for (key, _), latents in stored}
+            return {key: entry for (key, _), entry in zip(batch, entries, strict=True)}
 
         return finish
 
-    def _encoded(self, keys: Sequence[Key], pixels: Pixels) -> "Callable[[], Tensor]":
-        """Begin to encode pictures. Call the returned function for the latents that are stored, on the CPU."""
+    def _encoded(self, keys: Sequence[Key], pixels: Tensor) -> "Callable[[], list[Made]]":
+        """Begin to encode pictures. Call the returned function for their entries, on the CPU."""
         with torch.inference_mode():
-            inputs = to_range(self._transfer.to_device(torch.from_numpy(pixels))).to(self._vae.dtype)
+            inputs = to_range(self._transfer.to_device(pixels)).to(self._vae.dtype)
             inputs = inputs.unsqueeze(2) if self._setup.has_frames and pixels.ndim == _OF_VIDEO else inputs
             encoded = self._vae.encode(inputs) if self._compiled is None else self._compiled.encode(inputs)
-            begun = self._transfer.to_host({"latents": self._stored_form(encoded, keys).to(self._dtype)})
-        return lambda: begun()["latents"]
+            latents = self._stored_form(encoded, keys).to(self._dtype).contiguous()
+            begun = fetch(self._transfer, {self._setup.stored: latents}, [self._setup.stored], len(keys))
+
+        def finish() -> list[Made]:
+            copied, finite = begun()
+            return [Made({self._setup.stored: row}, is_finite=one) for row, one in zip(copied[self._setup.stored], finite, strict=True)]
+
+        return finish
 
     def _why_single(self, frames: int) -> str | None:
         """Return why pictures, or clips of `frames` frames, cannot share a batch (AutoencoderKLHunyuanVideo15 raises for two pictures)."""
         side = max(PROBE_SIDE, 4 * self._setup.multiple)
-        pixels = np.random.default_rng(0).integers(0, 256, (2, frames, side, side, 3), dtype=np.uint8)
-        pixels = pixels[:, 0] if frames == 1 else pixels
+        noise = np.random.default_rng(0).integers(0, 256, (2, frames, side, side, 3), dtype=np.uint8)
+        pixels = torch.from_numpy(noise[:, 0] if frames == 1 else noise)
         kind = "picture" if frames == 1 else "clip"
         keys = [Key(bytes([index] * 16)) for index in range(2)]
-        alone: list[Tensor] = []
+        alone: list[Made] = []
         try:
             alone += [self._encoded([key], pixels[index : index + 1])()[0] for index, key in enumerate(keys)]
             together = self._encoded(keys, pixels)()
         except Exception as error:  # noqa: BLE001 - a VAE may raise anything here; the user's pictures may still work one by one
             return f"{'a batch of 2' if alone else 'a'} {kind}{'s' if alone else ''} ends in {type(error).__name__} ({error})"
-        one, other = ({str(index): row for index, row in enumerate(rows)} for rows in (alone, together))
+        one, other = ({str(index): row[self._setup.stored] for index, row in enumerate(rows)} for rows in (alone, together))
         found = difference(one, other, tolerance(self._setup.dtype, self._device))
         return f"a {kind} gives other latents in a batch than alone: {found}" if found else None
 
@@ -149,8 +154,8 @@ class Vae:
         mean = posterior.mean[:count]
         if self._setup.stored == "mean":
             return mean
-        noise = torch.stack([noise_of(key, mean.shape[1:]) for key in keys])
-        return mean + posterior.std[:count] * noise.to(device=self._device, dtype=mean.dtype)
+        noise = self._transfer.to_device(torch.stack([noise_of(key, mean.shape[1:]) for key in keys]))  # drawn while a GPU encodes
+        return mean + posterior.std[:count] * noise.to(mean.dtype)
 
 
 class Compiled:
@@ -196,7 +201,7 @@ class Compiled:
 
 def to_range(pixels: Tensor) -> Tensor:
     """Convert uint8 [B, ..., H, W, 3] to float32 [B, 3, ..., H, W] in -1..1, by the same operations as diffusers' training scripts."""
-    return pixels.movedim(-1, 1).contiguous().float().div(255).sub(0.5).div(0.5)
+    return pixels.movedim(-1, 1).contiguous().float().div_(255).sub_(0.5).div_(0.5)
 
 
 def noise_of(key: Key, shape: Sequence[int]) -> Tensor:

@@ -5,8 +5,9 @@ names with NUL, zero-size shapes of 2^62, or headers of a million tensors.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -63,13 +64,22 @@ def is_shape(shape: tuple[int, ...]) -> bool:
 
 def build_header(tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> bytes:
     """Return the length field and the header, padded so that data starts at a multiple of 64. Raises FormatError above the limits."""
-    fields: dict[str, Any] = {_METADATA: dict(metadata)}
-    for name, info in tensors.items():
-        fields[name] = {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [info.start, info.end]}
-    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    fields = [f"{field_start(name, info.dtype, info.shape)}{info.start},{info.end}]}}" for name, info in tensors.items()]
+    return join_header(fields, metadata)
+
+
+def field_start(name: str, dtype: str, shape: tuple[int, ...]) -> str:
+    """A tensor's field of a header, up to its offsets. `START,END]}` completes it."""
+    return f'{encode_basestring(name)}:{{"dtype":"{dtype}","shape":[{",".join(map(str, shape))}],"data_offsets":['
+
+
+def join_header(fields: Sequence[str], metadata: Mapping[str, str]) -> bytes:
+    """As `build_header`, of fields that are JSON already. Raises FormatError above the limits."""
+    of_file = json.dumps({_METADATA: dict(metadata)}, separators=(",", ":"), ensure_ascii=False)
+    text = ",".join([of_file[:-1], *fields]).encode("utf-8", "surrogatepass") + b"}"
     text += b" " * (-(len(text) + _LENGTH_BYTES) % ALIGNMENT)
-    if len(text) > HEADER_LIMIT_BYTES or len(tensors) > TENSOR_LIMIT:
-        size = f"{len(tensors)} tensors with a header of {len(text)} bytes"
+    if len(text) > HEADER_LIMIT_BYTES or len(fields) > TENSOR_LIMIT:
+        size = f"{len(fields)} tensors with a header of {len(text)} bytes"
         raise FormatError(f"a container of {size} is above the caps of {TENSOR_LIMIT} and {HEADER_LIMIT_BYTES}")
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 

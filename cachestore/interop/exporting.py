@@ -14,7 +14,7 @@ from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, as_array
-from cachestore.core.words import in_short
+from cachestore.core.words import did_you_mean, in_short
 from cachestore.files.checksum import digest_of
 from cachestore.files.marker import check_for_reading
 from cachestore.files.publish import write_outside
@@ -154,8 +154,9 @@ def _catalog(reader: Reader, name: str, generation: int | None) -> Catalog:
     generations = list_generations(reader.layout, name)
     if not generations or (generation is not None and generation not in generations):
         names = ", ".join(map(repr, list_names(reader.layout))) or "none"
+        meant = "" if generations else did_you_mean(name, list_names(reader.layout))
         what = f"data set {name!r}" if not generations else f"generation {generation} of {name!r}"
-        raise BadInput(f"{reader.layout.root} has no {what}; it has {names} (`cachestore stats` lists them)")
+        raise BadInput(f"{reader.layout.root} has no {what}; it has {names} (`cachestore stats` lists them){meant}")
     chosen = generations[-1] if generation is None else generation
     return read_catalog(reader.layout.catalog(name, chosen), generation=chosen)
 

@@ -4,13 +4,18 @@ Called when a plan is built, and again before its catalog replaces one that was 
 """
 
 import json
+import operator
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Final, cast
+
+import numpy as np
 
 from cachestore.core.errors import RecipeMismatch
 from cachestore.core.inputs import RESOLUTIONS, SOURCE, options_for
 from cachestore.core.keys import Json
-from cachestore.jobs.columns import has_same_texts
+from cachestore.core.samples import CAPTION
+from cachestore.jobs.columns import has_same_rows, has_same_texts, inputs, numbers
 from cachestore.storage.catalog import Catalog, KeyColumn
 from cachestore.work.plan import Plan
 
@@ -34,9 +39,27 @@ def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> t
         _compare_column(plan, column, previous)
     if ids - before:
         words.append(f"{len(ids - before)} new samples under the name {plan.catalog!r}")
+    if changed := _count_changed_captions(plan, previous):
+        words.append(f"{changed} captions changed")
     if before - ids:
         words.append(f"{len(before - ids)} samples are no longer listed and leave {plan.catalog!r}")
     return tuple(words)
+
+
+def _count_changed_captions(plan: Plan, previous: Catalog) -> int:
+    """Return how many captions of samples that are in both differ; 0 if they were made of the source's captions in another way."""
+    if has_same_rows(plan, previous, CAPTION) or dict(plan.texts) != dict(previous.texts):
+        return 0
+    at, captions = inputs(plan, CAPTION)
+    if has_same_texts(plan, previous, "ids") and np.array_equal(numbers(at), numbers(previous.captions_at)):
+        return sum(map(operator.ne, captions, previous.captions))  # faster than a look-up for each row
+    rows = {sample: row for row, sample in enumerate(previous.ids)}
+    found = 0
+    for row, sample in enumerate(plan.ids):
+        if (earlier := rows.get(sample)) is not None:
+            both = zip_longest(captions[at[row] : at[row + 1]], previous.row_captions(earlier))
+            found += sum(now != before for now, before in both)
+    return found
 
 
 def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:

@@ -4,19 +4,20 @@ While one batch is encoded, the results of the batch before it are fetched, and 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
+from cachestore.core.inputs import references_of
 from cachestore.core.keys import Key
 from cachestore.core.tensors import to_raw
 from cachestore.encode.batches import Batches
 from cachestore.encode.budget import is_lack_of_memory
 from cachestore.encode.pipeline import Behind
-from cachestore.encode.unit import Encoder, Result
+from cachestore.encode.unit import LOADING, Encoder, Result
 from cachestore.jobs.known_entries import KnownEntries
 from cachestore.jobs.task import DecodedUnit, Job, PartitionGroup, outcome_of, words_of
 from cachestore.storage.append import Acknowledged, Appender
@@ -60,10 +61,12 @@ class _Appended:
 
     then: Callable[[], None]
     acknowledged: list[Acknowledged] = field(default_factory=list[Acknowledged])
+    after: int = 0
+    """`then` is called once so many segments of this worker are durable."""
 
 
 class Encoding:
-    """Encodes units and publishes them. For use in the worker's thread; inside `with behind`, another thread appends the results."""
+    """Encodes units and publishes them. For use in the worker's thread; inside `with behind()`, other threads append the results."""
 
     def __init__(
         self, job: Job, ref: PassRef, heartbeat: Heartbeat, known: KnownEntries, stages: Stages, *, clock: Callable[[], float]
@@ -75,15 +78,28 @@ class Encoding:
         self._stages = stages
         self._clock = clock
         self._appender = Appender(job.layout, origin=ref.origin, clock=clock)
-        self.behind: Behind[_Appended] = Behind(APPEND_DEPTH if job.threads > 0 else 0)
+        self._behind: Behind[_Appended] = Behind(APPEND_DEPTH if job.threads > 0 or job.appends_beside else 0)
+        self._waiting: deque[_Appended] = deque()
+        """Appended batches, and ends of groups, whose `then` is not called yet."""
+        self._durable = 0
+        """How many segments of this worker are durable."""
         self._under_way: deque[_Pending | Callable[[], None]] = deque()
         """Batches that are being encoded, and functions to call once the batches before them have ended."""
+        self._encoder = ""
+        """The encoder of the batches so far: all are published before another's begin."""
         self._promised: set[Key] = set()
         """Keys that are being encoded; another unit with such a key counts as found."""
+
+    @contextmanager
+    def behind(self) -> Generator[None]:
+        """A context in which other threads append the results and write segments, if the job may use threads. They end with it."""
+        with self._appender if self._behind.depth > 0 else nullcontext(), self._behind:  # who appends ends before who writes
+            yield
 
     def discard(self) -> None:
         """Discard entries that are not acknowledged."""
         self._appender.discard()
+        self._waiting.clear()
 
     def report_progress(self) -> None:
         """Call `on_progress` with this worker's counts."""
@@ -102,6 +118,10 @@ class Encoding:
         """Record a unit that is finished, or found because another unit makes its key; put any other into a batch."""
         if isinstance(unit, Outcome):
             group.outcomes[unit.unit] = unit
+            if unit.result == "failed":
+                self._show_failure(unit.unit, unit.reason)
+            elif unit.result == "made" and unit.key is not None and self._known.is_own(unit.key):
+                group.repeated += 1
         elif unit.key in self._promised or self._known.is_own(unit.key):
             group.outcomes[unit.unit.index] = outcome_of(unit.unit, "found", unit.resolved, unit.stat, unit.facts)
         else:
@@ -114,14 +134,22 @@ class Encoding:
         for batch in state.batches.rest():
             self._encode(state, group, batch)
 
+    def _show_failure(self, index: int, reason: str) -> None:
+        """Show in the heartbeat that a unit failed, named by its caption or pictures."""
+        plan = self._job.plan
+        request = plan.unit(index).request
+        named = ", ".join([repr(request["caption"])] if "caption" in request else references_of(request)) or plan.unit_ids[index].hex()
+        self._heartbeat.has_failed(f"{named} ({plan.recipes[plan.recipe_of(index)].encoder})", reason)
+
     def after_all(self, then: Callable[[], None]) -> None:
         """Publish the open segment once the batches so far have ended; call `then` when it is durable."""
-        self._under_way.append(lambda: self._take_in(self.behind.hand(partial(self._close_segment, then))))
+        self._under_way.append(lambda: self._take_in(self._behind.hand(partial(self._end_segment, then))))
 
     def finish(self) -> None:
         """Wait for all batches that are under way."""
         self.land(0)
-        self._take_in(self.behind.wait())
+        self._heartbeat.rise(doing="writing")
+        self._publish_rest()
 
     def land(self, left: int) -> None:
         """End the batches and functions that are under way, in order, until `left` of them are left."""
@@ -139,10 +167,13 @@ class Encoding:
         for one in pending:
             with suppress(Exception):  # this worker stops, so a failed batch is not tried again
                 tensors = _made(one)
-                self._take_in(self.behind.hand(partial(self._append, one.group, one.batch, tensors)))
-        self._take_in(self.behind.wait())
-        self._take_in(self.behind.hand(partial(self._close_segment, lambda: None)))
-        self._take_in(self.behind.wait())
+                self._take_in(self._behind.hand(partial(self._append, one.group, one.batch, tensors)))
+        self._publish_rest()
+
+    def _publish_rest(self) -> None:
+        self._take_in(self._behind.wait())
+        self._take_in(self._behind.hand(self._close_segment))
+        self._take_in(self._behind.wait())
 
     def _encode(self, state: EncoderState, group: PartitionGroup, batch: Sequence[DecodedUnit]) -> None:
         """Begin a batch, then end the one before it: its results are fetched while the GPU computes this one."""
@@ -154,15 +185,22 @@ class Encoding:
     def _begin(self, state: EncoderState, group: PartitionGroup, batch: Sequence[DecodedUnit]) -> _Pending:
         """Submit a batch to the encoder. An error is handled when the batch ends, after the batches before it."""
         was_warm, state.is_warm = state.is_warm, True
+        self._encoder = state.encoder.recipe.encoder
         if not was_warm:
-            self._heartbeat.rise(phase="loading")
-        begun = self._clock()
-        result = self._tried(lambda: state.encoder.submit([(unit.key, unit.prepared.payload) for unit in batch]))
+            self._heartbeat.rise(phase="loading", doing=f"loading {self._encoder}")
+        begun, token = self._clock(), LOADING.set(self._show_loading)
+        try:
+            result = self._tried(lambda: state.encoder.submit([(unit.key, unit.prepared.payload) for unit in batch]))
+        finally:
+            LOADING.reset(token)
         seconds = self._clock() - begun
-        self._heartbeat.rise(phase="working")
+        self._heartbeat.rise(phase="working", doing=f"encoding {self._encoder}")
         if self._job.on_loaded is not None and not was_warm and not isinstance(result, Exception):
             self._job.on_loaded(state.encoder)
         return _Pending(state, group, batch, result, seconds, was_warm)
+
+    def _show_loading(self, component: str) -> None:
+        self._heartbeat.rise(doing=f"loading {component}")
 
     def _end(self, one: _Pending) -> None:
         """Wait for a batch and hand its entries on. A batch that fails is tried in halves, so that only the bad units fail."""
@@ -174,7 +212,8 @@ class Encoding:
             return
         if one.was_warm:  # the first batch also loads the model: counted as slowest, it would hide for minutes that this worker hangs
             self._heartbeat.batch_took(one.seconds + self._clock() - begun)
-        self._take_in(self.behind.hand(partial(self._append, one.group, one.batch, tensors)))
+        self._heartbeat.has_finished(self._encoder, unpublished=len(one.batch))
+        self._take_in(self._behind.hand(partial(self._append, one.group, one.batch, tensors)))
 
     def _tried(self, work: Callable[[], T]) -> T | Exception:
         """Return what an encoder returns or the error that it raises. Raises BadInput, such as for a model that cannot be loaded.
@@ -201,6 +240,7 @@ class Encoding:
 
     def _fail(self, group: PartitionGroup, unit: DecodedUnit, reason: str, *, is_transient: bool = False) -> None:
         group.outcomes[unit.unit.index] = Outcome(unit.unit.index, "failed", unit.key, reason=reason, is_transient=is_transient)
+        self._show_failure(unit.unit.index, reason)
         self._promised.discard(unit.key)
 
     def _append(self, group: PartitionGroup, batch: Sequence[DecodedUnit], tensors: Mapping[Key, Mapping[str, Any]]) -> _Appended:
@@ -215,32 +255,43 @@ class Encoding:
                 except BadInput as error:
                     refused[unit.unit.index] = str(error)
             if self._appender.is_due:
-                appended.acknowledged += self._appender.close_segment()
+                appended.acknowledged += self._appender.end_segment()
         return appended
 
     def _note(self, group: PartitionGroup, batch: Sequence[DecodedUnit], refused: Mapping[int, str]) -> None:
         """Record the outcomes of an appended batch; units in `refused` could not be stored."""
         for unit in batch:
             if (reason := refused.get(unit.unit.index)) is not None:
+                self._heartbeat.has_finished(self._encoder, unpublished=-1)
                 self._fail(group, unit, reason)
             else:
                 group.outcomes[unit.unit.index] = outcome_of(unit.unit, "made", unit.resolved, unit.stat, unit.facts)
 
-    def _close_segment(self, then: Callable[[], None]) -> _Appended:
-        """Publish the open segment. Runs in the appending thread; `then` is called in the thread that encodes."""
+    def _end_segment(self, then: Callable[[], None]) -> _Appended:
+        """Begin to publish the open segment. Runs in the appending thread; `then` is called in the thread that encodes."""
         with self._stages.busy("append"):
-            return _Appended(then, self._appender.close_segment())
+            return _Appended(then, self._appender.end_segment(), self._appender.ended)
+
+    def _close_segment(self) -> _Appended:
+        """Publish the open segment and wait for it, and for those before it. Runs in the appending thread."""
+        with self._stages.busy("append"):
+            return _Appended(lambda: None, self._appender.close_segment())
 
     def _take_in(self, batches: Iterable[_Appended]) -> None:
-        """Record the segments that are durable now, and call what waits for them."""
+        """Record the segments that are durable now, and call what waits for them, in order."""
         for appended in batches:
+            self._waiting.append(appended)
             for segment in appended.acknowledged:
+                keys = segment.keys
+                self._durable += 1
                 self._known.add(segment)
-                self._promised.difference_update(segment.locations)
-                self._heartbeat.encoded += len(segment.locations)
+                self._promised.difference_update(keys)
+                self._heartbeat.encoded += len(keys)
+                self._heartbeat.has_finished(self._encoder, units=len(keys), unpublished=-len(keys))
                 self._heartbeat.write()
                 self.report_progress()
-            appended.then()
+            while self._waiting and self._waiting[0].after <= self._durable:
+                self._waiting.popleft().then()
 
 
 def _made(one: _Pending) -> Mapping[Key, Mapping[str, Any]]:

@@ -71,6 +71,19 @@ class _NoFiles:
     open = stat = read
 
 
+def _check(store: Store, encode: object, group_by: object, max_failures: int | str) -> None:
+    """Raise BadInput for an argument that cannot be used, before any work."""
+    if not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
+        refuse("store", 'what cs.open(path, mode="a") returned', store)
+    check_function("encode", encode)
+    if group_by is not None:
+        check_function("group_by", group_by)
+    _ = store.snapshot  # raises if the store is closed
+    if store.mode != "a":
+        raise BadInput(f'{store.layout.root} is open for reading; open it with mode="a" to fill it')
+    allowed_failures(str(max_failures), 0)  # raises now, not after the work
+
+
 def fill(
     store: Store,
     wanted: Iterable[tuple[AnyKey, Any]],
@@ -100,7 +113,7 @@ def fill(
         strict: raise EncodeFailed if more units failed than `max_failures`.
         max_failures: how many units may fail: a count, or a share such as "2%".
         on_progress: called in this thread, about once a second and at the end, with the counts of units over all ranks:
-            `{"plan", "pass", "reused", "encoded", "failed", "total"}`.
+            `{"plan", "pass", "reused", "encoded", "failed", "done", "total"}`, and `doing`, in words.
         cancel: anything with `is_set()`. Once it is set, the work ends after the current batch.
 
     Returns:
@@ -112,18 +125,10 @@ def fill(
         Incomplete: cancelled or stuck; the same call continues from there.
         WriteFailed: writing failed, for example because the disk is full.
     """
-    if not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
-        refuse("store", 'what cs.open(path, mode="a") returned', store)
-    check_function("encode", encode)
-    if group_by is not None:
-        check_function("group_by", group_by)
+    _check(store, encode, group_by, max_failures)
     check_calls(on_progress, cancel)
     strict = as_switch("strict", strict)
     limit = FILL_BATCH if batch_size == "auto" else as_whole("batch_size", batch_size, least=1)
-    _ = store.snapshot  # raises if the store is closed
-    if store.mode != "a":
-        raise BadInput(f'{store.layout.root} is open for reading; open it with mode="a" to fill it')
-    allowed_failures(str(max_failures), 0)  # raises now, not after the work
     items: dict[Key, Any] = {}
     for key, item in as_pairs("wanted", wanted):
         items.setdefault(Key.parse(key), item)
@@ -142,7 +147,18 @@ def fill(
         # Only ranks of one launch must have the same plan: another trainer may fill the same store with its own values.
         check_agreement(store.layout, intent, heartbeat, _log.debug, strict=False)
         report = run_pass(
-            Job(store.layout, plan, [encoder], _NoFiles(), rank_info, launch, cancel=cancel, on_progress=tell, heartbeat=heartbeat)
+            Job(
+                store.layout,
+                plan,
+                [encoder],
+                _NoFiles(),
+                rank_info,
+                launch,
+                appends_beside=True,
+                cancel=cancel,
+                on_progress=tell,
+                heartbeat=heartbeat,
+            )
         )
     store.refresh()
     if on_progress and (ended := observer.newest(report.plan)) is not None:

@@ -24,7 +24,7 @@ from cachestore.jobs.reconcile import Reconciler
 from cachestore.source.listing import Listing
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.outcomes import FAILED, Mask, Numbers
-from cachestore.work.passes import PassRef, list_rounds
+from cachestore.work.passes import list_rounds
 from cachestore.work.plan import Plan
 from cachestore.work.progress import pass_status
 from cachestore.work.workers import lived, read_heartbeats
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 HEADER_BYTES: Final = 256 * 1024
 TRAINING_BATCH: Final = 8
-"""The batch size in the lines of Python that are printed; buckets with fewer samples give no full batch."""
+"""The batch size in the lines of Python that are printed, as an example."""
+_BATCH_SIZES: Final = (2, 4, 8, 16)
+"""The batch sizes for which a forecast says how many samples are left out; only the user knows the real one."""
 
 MAX_INSPECTED: Final = 2000
 """The most captions and picture headers that are read before a run; the rest is estimated."""
@@ -72,6 +74,10 @@ class Forecast:
     published: int = 0
     """Units that an unfinished pass has published or found, as `cachestore status` counts them; 0 without such a pass. Units of
     unfinished partitions count here and in `to_encode`; they are found when the pass continues."""
+    left: int = 0
+    """`to_encode` without the published units of unfinished partitions: what the bar and `cachestore status` have left."""
+    is_bound: bool = False
+    """Whether some units may turn out to be present: a picture's key is known only when it is read."""
 
     __repr__ = in_short
 
@@ -82,6 +88,8 @@ class Forecast:
 
 def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int], *, look_at_all: bool) -> Forecast:
     """Return the forecast of a pass. `missing` are the indices of the units that are not known to be present.
+
+    The workers of the launch that the reconciler ignores are left out: while rank 0 makes the forecast, other ranks work already.
 
     Files that cannot be read are skipped: the pass itself reports them.
     """
@@ -102,6 +110,8 @@ def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int]
     size += _bytes_of_pictures(by_encoder.get(MASK), list(_buckets_of(plan, masks, limit, *measures).values()), len(masks))
     if tokens:
         size += sum(by_encoder["text"].entry_bytes(count) for count in tokens) * len(captions) // len(tokens)
+    published, ignored = _published(layout, reconciler), reconciler.ignored_launch
+    left = min(len(missing), plan.unit_count - published - len(held)) if published else len(missing)
     limit_tokens = getattr(by_encoder.get("text"), "max_tokens", 0)
     return Forecast(
         samples=len(plan.ids),
@@ -109,7 +119,7 @@ def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int]
         present=plan.unit_count - len(missing),
         to_encode=len(missing),
         estimated_bytes=size,
-        estimated_seconds=_seconds(layout, len(missing)),
+        estimated_seconds=_seconds(layout, left, ignored),
         free_bytes=free_bytes(layout.root),
         buckets={"x".join(map(str, bucket)): count for bucket, count in sorted(buckets.items())},
         truncated_captions=sum(1 for count in tokens if count > limit_tokens),
@@ -118,16 +128,18 @@ def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int]
         remarks=(*wanted.remarks, *(wanted.unlike_scripts if missing else ())),
         is_guess=bool(captions) and getattr(by_encoder.get("text"), "is_guessing", False),
         not_made_here=wanted.not_made_here,
-        published=_published(layout, reconciler.ref),
+        published=published,
+        left=left,
+        is_bound=bool(images or masks),
     )
 
 
-def _published(layout: Layout, ref: PassRef) -> int:
+def _published(layout: Layout, reconciler: Reconciler) -> int:
     """Units that `status` counts as published or found in a pass; 0 if it was not begun or cannot be read."""
-    if not list_rounds(ref.folder(layout)):
+    if not list_rounds(reconciler.ref.folder(layout)):
         return 0
     try:
-        status = pass_status(layout, ref)
+        status = pass_status(layout, reconciler.ref, without=reconciler.ignored_launch)
     except (FormatError, OSError):
         return 0
     return status.reused + status.encoded
@@ -138,7 +150,7 @@ def _units_by(plan: Plan, indices: Sequence[int], encoder: str) -> list[int]:
 
 
 def _held(reconciler: Reconciler, captions: Sequence[int]) -> set[int]:
-    """The captions that another data set of the store has already. A picture's key is not known before it is read."""
+    """The captions that other passes over the store have made. A picture's key is not known before it is read."""
     with closing(load_snapshot(reconciler.job.layout, for_planning=True)) as snapshot:
         return set(reconciler.held_elsewhere(captions[:MAX_LOOKUPS], snapshot)) if len(snapshot) else set()
 
@@ -240,33 +252,31 @@ def _bytes_of_pictures(encoder: Any, buckets: Sequence[tuple[int, ...]], images:
     return sum(encoder.entry_bytes(Size(*bucket[:2]), *bucket[2:]) for bucket in buckets) * images // len(buckets) if buckets else 0
 
 
-def _seconds(layout: Layout, units: int) -> float | None:
+def _seconds(layout: Layout, units: int, ignored: str) -> float | None:
     """A rough guess: units divided by the rate of earlier workers in this store; None without such workers."""
     if units == 0:
         return 0.0
-    rates = [heartbeat["encoded"] / lived(heartbeat) for heartbeat in read_heartbeats(layout) if lived(heartbeat) and heartbeat["encoded"]]
+    earlier = [one for one in read_heartbeats(layout) if lived(one) and one["encoded"] and one["launch"] != ignored]
+    rates = [heartbeat["encoded"] / lived(heartbeat) for heartbeat in earlier]
     return round(units / (sum(rates) / len(rates)), 1) if rates else None
 
 
-def in_words(forecast: Forecast, root: Path, batch_size: int = TRAINING_BATCH) -> list[str]:
+def in_words(forecast: Forecast, root: Path) -> list[str]:
     """Return the forecast as lines for a person."""
-    about = "about " if forecast.is_estimate else ""
-    units = f"{forecast.wanted} units: {forecast.present} present, {forecast.to_encode} to encode"
+    about, most = "about " if forecast.is_estimate else "", "at most " if forecast.left and forecast.is_bound else ""
+    unfinished = f" (an unfinished pass has {forecast.published} of them)" if forecast.published > forecast.present else ""
+    units = f"{forecast.wanted} units: {forecast.wanted - forecast.left} are there already{unfinished}, {most}{forecast.left} to encode"
     lines = [not_made(forecast.not_made_here)] if forecast.not_made_here else []
     lines += [*forecast.remarks, f"{forecast.samples} samples, {forecast.distinct_captions} distinct captions, {units}"]
-    if forecast.published > forecast.present:
-        lines.append(
-            f"an unfinished pass has {forecast.published} of these units (`cachestore status`); those of unfinished partitions"
-            " still count as to encode here, and are found when the pass continues"
-        )
     if forecast.buckets:
-        small = [name for name, count in forecast.buckets.items() if count < batch_size]
         lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))
-        if small:
-            lines.append(f"too small for a batch of {batch_size}: {', '.join(small)}")
+        left = [(size, sum(count % size for count in forecast.buckets.values())) for size in _BATCH_SIZES]
+        if any(count for _size, count in left):
+            shown = ", ".join(f"{count} at {size}" for size, count in left)
+            lines.append(f"samples that full batches of one bucket leave out in an epoch, by batch size: {about}{shown}")
     if forecast.truncated_captions:
         lines.append(f"{about}{forecast.truncated_captions} captions are longer than the encoder reads, so they are truncated")
-    if forecast.to_encode:
+    if forecast.left:
         seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate of earlier passes"
         lines.append(f"{room_in_words(forecast, root)}{seconds}")
     return lines

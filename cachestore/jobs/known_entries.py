@@ -52,7 +52,7 @@ class KnownEntries:
 
     def add(self, segment: Acknowledged) -> None:
         """Remember a segment of this worker that is durable now."""
-        self._own.update(dict.fromkeys(segment.locations, segment.digest))
+        self._own.update(dict.fromkeys(segment.keys, segment.digest))
         self._published += 1
 
     def find(self, unit: Unit, resolved: Resolved, stat: tuple[int, int]) -> Outcome | None:

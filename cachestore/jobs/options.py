@@ -316,6 +316,12 @@ class PrecomputeRequest:
         """The resolutions, each once, in order."""
         return tuple(dict.fromkeys(self.resolution if isinstance(self.resolution, tuple) else (self.resolution,)))
 
+    @property
+    def named_data(self) -> str:
+        """What is listed, for a person: the path, or how many sources there are."""
+        data = [str(source.data) for source in self.sources] or [self.data]
+        return "samples in memory" if data[0] == IN_MEMORY else data[0] if len(data) == 1 else f"{len(data)} sources"
+
     def check(self) -> None:
         """Raise BadInput for options that are malformed or cannot be combined."""
         for one in fields(self):

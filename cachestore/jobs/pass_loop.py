@@ -133,12 +133,14 @@ def _take_part(job: Job, heartbeat: Heartbeat) -> Report:
     heartbeat.join(ref.plan, ref.number, job.launch)
     reconciler = Reconciler(job, ref, key_without_reading(job.encoders), heartbeat.rise, heartbeat.pass_seconds)
     with closing(Worker(job, ref, heartbeat)) as worker:
+        heartbeat.show(doing="looking at what is there")
         if heartbeat.rank not in {0, None}:
+            heartbeat.show(doing="waiting for rank 0")
             wait_for_rank_0(job.layout, heartbeat, lambda: bool(list_rounds(ref.folder(job.layout))))
         reconciler.open_pass(worker.snapshot)
         if job.on_open:
             job.on_open()
-        heartbeat.rise(phase="working")
+        heartbeat.rise(phase="working", doing="looking for work")
         done = _work(job, ref, reconciler, worker)
     count_invocation(invocation)
     return Report.from_json(done.report, encoded_here=heartbeat.encoded)
@@ -200,7 +202,7 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
         claim = worker.claims.newest(number).get(slot)
         is_free = is_first if claim is None else worker.claims.life(claim) is not Life.LIVE
         if is_free and worker.claims.take(number, slot, after=claim):
-            worker.heartbeat.rise(phase="reconciling")
+            worker.heartbeat.rise(phase="reconciling", doing="checking and writing the data set")
             with closing(load_snapshot(job.layout, earlier=worker.snapshot, for_planning=True)) as snapshot:
                 return reconciler.close_round(read_round(job.layout, ref, job.plan, number), snapshot)
         if not is_first:  # rank 0 may still be printing its forecast, and has in memory what reconciling needs

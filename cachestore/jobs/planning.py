@@ -21,6 +21,7 @@ from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
 from cachestore.jobs.comparison import compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
+from cachestore.jobs.recorded_paths import gone_paths
 from cachestore.source.combined import IN_MEMORY, InMemory, files_of, files_of_sources, list_path, list_sources, resolutions_of
 from cachestore.source.files import IMAGE_SUFFIXES, Files
 from cachestore.source.listing import Listing
@@ -29,7 +30,7 @@ from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
 from cachestore.work.agreement import Intent, counted, wait_for_rank_0
 from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, plan_name, publish_plan, read_plan
-from cachestore.work.workers import Heartbeat, host_name
+from cachestore.work.workers import PLANNING, Heartbeat, host_name
 
 if TYPE_CHECKING:
     from cachestore.encode.loaded import LoadedModel
@@ -71,6 +72,20 @@ def list_request(request: PrecomputeRequest, in_memory: InMemory | None = None) 
     )
 
 
+def _announce(layout: Layout, heartbeat: Heartbeat, intent: Intent) -> None:
+    """Show others what this invocation is about to do. A rank other than 0 waits for the plan of rank 0."""
+    heartbeat.detail = intent.as_json()
+    heartbeat.doing = PLANNING if heartbeat.rank in {0, None} else "waiting for the plan of rank 0"
+    heartbeat.write()
+    if heartbeat.rank not in {0, None}:
+        wait_for_rank_0(layout, heartbeat, lambda: is_published(layout, intent.plan), unseen_seconds=PLAN_SECONDS)
+
+
+def _show(heartbeat: Heartbeat | None, doing: str) -> None:
+    if heartbeat is not None:
+        heartbeat.show(doing=doing)
+
+
 def files_of_request(request: PrecomputeRequest) -> Files:
     """Return the files of a request's sources, with as little listed as possible. Raises BadInput."""
     return files_of_sources(request.sources) if request.sources else files_of(request.data)
@@ -98,24 +113,18 @@ def look_at_request(
     request.check()
     request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as in the name of its folder
     policy = _named(request.policy)
-    listing = listing or list_request(request, in_memory)
+    if listing is None:
+        _show(heartbeat, f"listing {request.named_data}")
+        listing = list_request(request, in_memory)
+    _show(heartbeat, "reading the model's files")
     request, encoders = _with_resampler(layout, request, _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded))
     needs = needs_of_request(request, loaded)
     _check_latents(request, encoders)
     columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
-    # Masks follow from the rest, and only a whole pass over the source shows whether there are any.
-    asked_for = [encoder for encoder in encoders if encoder.recipe.encoder != MASK]
-    described = [[one.encoder, one.role, dict(one.options)] for one in (column.column for column in columns) if one.encoder != MASK]
-    arguments = digest_parts("cachestore-arguments", request.name, policy, canonical(described)).hex()
-    content = digest_parts(listing.content, policy).hex()
-    asked = digest_parts("cachestore-request", arguments, *(encoder.recipe.fingerprint for encoder in asked_for)).hex()
-    name = plan_name(asked, content)
-    intent = Intent(arguments, {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in asked_for}, content, name)
+    asked, intent = _intent_of(request, encoders, columns, listing, policy)
+    name, content = intent.plan, intent.content
     if heartbeat is not None:
-        heartbeat.detail = intent.as_json()
-        heartbeat.write()
-        if heartbeat.rank not in {0, None}:
-            wait_for_rank_0(layout, heartbeat, lambda: is_published(layout, name), unseen_seconds=PLAN_SECONDS)
+        _announce(layout, heartbeat, intent)
     previous = newest_catalog(layout, request.name, io="mmap")
     plan = published = _published(layout, name)
     if plan is None:
@@ -129,12 +138,35 @@ def look_at_request(
         publish_plan(layout, plan)
         plan = _published(layout, name) or plan  # as it is read from disk, it takes less memory
     encoders = encoders[: len(plan.recipes)]
-    remarks = (*plan.remarks, *_what_lacks(plan, request), *compare(plan, previous, replace_allowed=request.replace))
+    changes = (*compare(plan, previous, replace_allowed=request.replace), *_what_moved(plan, previous, request))
+    remarks = (*plan.remarks, *_what_lacks(plan, request), *changes)
     not_made = _not_made(needs, plan)
     if request.strict and not_made:
         _refuse(not_made)
     unlike = tuple(words for encoder in encoders for words in unlike_script(encoder))
     return Wanted(layout, request, listing, encoders, plan, remarks, intent, not_made, unlike)
+
+
+def _intent_of(
+    request: PrecomputeRequest, encoders: Sequence[Encoder], columns: Sequence[ColumnRequest], listing: Listing, policy: str
+) -> tuple[str, Intent]:
+    """Return the digest of what is asked for, and what others of the launch see of it."""
+    # Masks follow from the rest, and only a whole pass over the source shows whether there are any.
+    asked_for = [encoder for encoder in encoders if encoder.recipe.encoder != MASK]
+    described = [[one.encoder, one.role, dict(one.options)] for one in (column.column for column in columns) if one.encoder != MASK]
+    arguments = digest_parts("cachestore-arguments", request.name, policy, canonical(described)).hex()
+    content = digest_parts(listing.content, policy).hex()
+    asked = digest_parts("cachestore-request", arguments, *(encoder.recipe.fingerprint for encoder in asked_for)).hex()
+    name = plan_name(asked, content)
+    intent = Intent(arguments, {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in asked_for}, content, name)
+    return asked, intent
+
+
+def _what_moved(plan: Plan, previous: Catalog | None, request: PrecomputeRequest) -> tuple[str, ...]:
+    """Remark on paths that the data set records and that are gone: it will record those of this request."""
+    hints = request.hints()
+    gone = () if previous is None else gone_paths(previous.request, {column.encoder: hints for column in plan.columns})
+    return (f"{first_of(gone)} is no longer there: the data set {plan.catalog!r} records the paths of this run instead",) if gone else ()
 
 
 def needs_of_request(request: PrecomputeRequest, loaded: "LoadedModel | None" = None) -> "tuple[Need, ...]":

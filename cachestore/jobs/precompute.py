@@ -1,6 +1,5 @@
 """`precompute` encodes a data set, in this process or in workers that it starts. `plan` reports beforehand what it would do."""
 
-import json
 import logging
 import os
 import shutil
@@ -23,18 +22,17 @@ from cachestore.files.marker import noticing_its_end
 from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
 from cachestore.jobs.comparison import compare
+from cachestore.jobs.launching import run_workers
 from cachestore.jobs.options import LOADED, Options, PrecomputeRequest, allowed_failures
 from cachestore.jobs.pass_loop import Report, count_invocation, held_to, invocation_of, key_without_reading, numbered, run_pass
 from cachestore.jobs.planning import Wanted, check_listing, list_request, look_at_request, needs_of_request
-from cachestore.jobs.processes import LISTING, WORK, Care, joined_report, run_child, run_children
+from cachestore.jobs.processes import LISTING, Care, showing
 from cachestore.jobs.ranks import (
     Say,
     find_rank,
     handed_on,
     launch_of,
     open_for_pass,
-    own_rank,
-    process_count,
     say_conflict,
     threads_for,
 )
@@ -88,7 +86,8 @@ def precompute(
         encode_args: arguments for the pipeline's `encode_prompt`.
         max_failures: how many units may fail (a count, or a share such as "2%"). If more fail, `complete` is False.
         on_progress: called in the calling thread, about once a second and at the end, with the counts of units over all ranks:
-            `{"plan", "pass", "reused", "encoded", "failed", "total"}`.
+            `{"plan", "pass", "reused", "encoded", "failed", "done", "total"}`, and `doing`, such as "encoding latents". A bar in a
+            notebook is three lines (docs/engines.md).
         cancel: anything with `is_set()`. Once it is set, the work ends after the current batch: what is encoded is published, and
             Incomplete is raised.
         inline: encode in this process. Otherwise `python -m cachestore` is started, so that no thread, GPU memory or tokenizer stays in
@@ -127,7 +126,7 @@ def precompute(
         elif inline:
             report = precompute_here(request, on_progress=tell, cancel=cancel, in_memory=in_memory, number=number)
         else:
-            report = _in_processes(request, Care(observer.look_at, on_progress, cancel), in_memory, number)
+            report = _in_processes(request, Care(observer.look_at, showing(on_progress), cancel=cancel), in_memory, number)
     if on_progress and (ended := observer.newest(report.plan)) is not None:
         on_progress(ended.counts())
     return report
@@ -202,36 +201,12 @@ def _in_processes(request: PrecomputeRequest, care: Care, in_memory: InMemory, n
         report, launch = _look_first(request, rank_info, launch, in_memory, listing=listing, number=number)
         if report is not None:
             return report
-    count = process_count(request)
     layout = open_for_pass(request.store)
     care = replace(care, pictures=files_in_memory(in_memory) if in_memory else None)
     with _written(layout, request, in_memory) as written:
-        if request.procs is None and count == 1:
-            variables = own_rank(rank_info, launch) | handed_on(layout) | {LISTING: str(number)}
-            with handed_over(written) as work:
-                report = Report.from_json(joined_report(run_child(work, variables, care)))
-        else:
-            report = run_ranks(layout, written, count, care, {LISTING: str(number)})
+        report = Report.from_json(run_workers(written, rank_info, launch, care, handed_on(layout) | {LISTING: str(number)}))
     count_invocation((Path(request.store).absolute(), report.plan, rank_info.rank))
     return _held_to(report, request)
-
-
-def run_ranks(layout: Layout, request: PrecomputeRequest, count: int, care: Care, variables: Mapping[str, str] | None = None) -> Report:
-    """Start `count` workers for a request as a new launch, and return their report. `variables` are environment variables for all of them.
-
-    Raises the error that a worker reported, or Incomplete if none reached the end.
-    """
-    with handed_over(request) as work:
-        return Report.from_json(joined_report(run_children(work, count, care, {**handed_on(layout), **(variables or {})}), warn=care.warn))
-
-
-@contextmanager
-def handed_over(request: PrecomputeRequest) -> Generator[list[str]]:
-    """Yield the arguments with which a worker is started. The request is a JSON file, which is removed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="cachestore-") as folder:
-        path = Path(folder) / "request.json"
-        path.write_text(json.dumps(replace(request, procs=None).as_json()), encoding="utf-8")
-        yield [WORK, str(path)]
 
 
 @contextmanager
@@ -299,14 +274,17 @@ def _as_it_was(environment: MutableMapping[str, str]) -> Generator[None]:
         environment.update({name: value for name, value in before.items() if environment.get(name) != value})
 
 
-def _unknown(wanted: Wanted, rise: Callable[[], None]) -> tuple[Reconciler, list[int]]:
-    """The reconciler of the pass that a run would join or begin, and the units not known to be present. Begins no pass."""
+def _unknown(wanted: Wanted, rise: Callable[[], None], launch: str = "") -> tuple[Reconciler, list[int]]:
+    """The reconciler of the pass that a run would join or begin, and the units not known to be present when `launch` joined it.
+
+    Begins no pass.
+    """
     numbers = list_passes(wanted.layout, wanted.plan.name)
     ref = PassRef(wanted.plan.name, numbers[-1] if numbers else 0)
     if numbers and read_done(wanted.layout, ref) is not None:
         ref = PassRef(ref.plan, ref.number + 1)
     job = Job(wanted.layout, wanted.plan, wanted.encoders, wanted.listing, RankInfo(), "")
-    reconciler = Reconciler(job, ref, key_without_reading(wanted.encoders), rise)
+    reconciler = Reconciler(job, ref, key_without_reading(wanted.encoders), rise, ignored_launch=launch)
     with closing(load_snapshot(wanted.layout, for_planning=True)) as snapshot:
         return reconciler, reconciler.unknown(snapshot)
 
@@ -379,8 +357,8 @@ def _run(
         threads=threads_for(request.workers, rank_info.local_world_size),
         cancel=cancel,
         on_progress=on_progress,
-        on_open=partial(_tell_beforehand, wanted, heartbeat.rise, say, complete) if is_reporting else None,
-        on_loaded=partial(_look_again, wanted, heartbeat.rise, say),
+        on_open=partial(_tell_beforehand, wanted, heartbeat, say, complete) if is_reporting else None,
+        on_loaded=partial(_look_again, wanted, heartbeat, say),
         heartbeat=heartbeat,
         listing=listed,
         compare=partial(compare, wanted.plan, replace_allowed=request.replace),
@@ -406,37 +384,34 @@ def forecast_of(request: PrecomputeRequest, loaded: "LoadedModel | None" = None,
 
 
 def _forecast_of(layout: Layout, request: PrecomputeRequest, loaded: "LoadedModel | None", in_memory: InMemory | None) -> "Forecast":
-    return _forecast(look_at_request(layout, request, loaded=loaded, in_memory=in_memory), lambda: None, look_at_all=True)[0]
+    return _forecast(look_at_request(layout, request, loaded=loaded, in_memory=in_memory), None, look_at_all=True)
 
 
-def _forecast(
-    wanted: Wanted, rise: Callable[[], None], complete: Reconciler | None = None, *, look_at_all: bool = False
-) -> tuple["Forecast", int]:
-    """What a run would do, and the number of the pass that it would join or begin. Begins no pass. `complete` as for `_run`."""
+def _forecast(wanted: Wanted, heartbeat: Heartbeat | None, complete: Reconciler | None = None, *, look_at_all: bool = False) -> "Forecast":
+    """What a run would do, or what a worker's launch does. Begins no pass. `complete` as for `_run`."""
     from cachestore.jobs.forecast import make_forecast
 
-    reconciler, missing = _unknown(wanted, rise) if complete is None else (complete, list[int]())
-    return make_forecast(wanted, reconciler, missing, look_at_all=look_at_all), reconciler.ref.number
+    rise, launch = (lambda: None, "") if heartbeat is None else (heartbeat.rise, heartbeat.launch)
+    reconciler, missing = _unknown(wanted, rise, launch) if complete is None else (complete, list[int]())
+    return make_forecast(wanted, reconciler, missing, look_at_all=look_at_all)
 
 
-def _tell_beforehand(wanted: Wanted, rise: Callable[[], None], say: Say, complete: Reconciler | None) -> None:
+def _tell_beforehand(wanted: Wanted, heartbeat: Heartbeat, say: Say, complete: Reconciler | None) -> None:
     """Print the forecast; raise WriteFailed if the disk has not enough space."""
     from cachestore.jobs.forecast import in_words
 
-    forecast, number = _forecast(wanted, rise, complete)
-    if number > 1 or forecast.present:
-        say(f"{forecast.present} of {forecast.wanted} units are present already, and are not encoded again")
+    forecast = _forecast(wanted, heartbeat, complete)
     for line in in_words(forecast, wanted.layout.root):
         say(line)
     _check_room(wanted.layout, forecast)
 
 
-def _look_again(wanted: Wanted, rise: Callable[[], None], say: Say, encoder: Encoder) -> None:
+def _look_again(wanted: Wanted, heartbeat: Heartbeat, say: Say, encoder: Encoder) -> None:
     """If only loading shows an entry's size, print the bytes needed; raise WriteFailed if the disk has not enough space."""
     from cachestore.jobs.forecast import room_in_words
 
     if getattr(encoder, "found_bytes", None) is not None:
-        forecast, _number = _forecast(wanted, rise)
+        forecast = _forecast(wanted, heartbeat)
         say(f"now that the text encoder is loaded: {room_in_words(forecast, wanted.layout.root)}")
         _check_room(wanted.layout, forecast)
 

@@ -160,6 +160,16 @@ class Presence:
         return False
 
 
+def ready_rows(catalog: Catalog, snapshot: Snapshot) -> Mask:
+    """Return which rows of a catalog have all their entries in the store, as a mask."""
+    ready = np.ones(len(catalog), np.bool_)
+    for column in catalog.columns:
+        lacking = np.concatenate([[0], np.cumsum(~held_keys(snapshot, rows(column.keys, KEY_BYTES)))])
+        at = numbers(column.at)
+        ready &= lacking[at[1:]] == lacking[at[:-1]]
+    return ready
+
+
 def held_keys(snapshot: Snapshot, keys: Bytes) -> Mask:
     """Return which of these keys are in the store, as a mask."""
     if len(keys) * _FEW < len(snapshot):

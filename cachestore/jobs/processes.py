@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final, Literal, cast
+from typing import IO, Any, Final, cast
 
 from cachestore.core import errors
 from cachestore.core.errors import BadInput, CacheStoreError, Incomplete
@@ -28,7 +28,7 @@ from cachestore.jobs.parent_watch import PARENT
 from cachestore.jobs.task import Cancel
 from cachestore.source.files import Files
 from cachestore.source.pipe import PIPE, Answers
-from cachestore.work.progress import WAITING, PassStatus, RankStatus
+from cachestore.work.progress import WAITING, LaunchStatus, RankStatus
 
 WORK: Final = "work"
 """The command that a worker runs: `python -m cachestore work REQUEST`."""
@@ -52,9 +52,13 @@ UNSEEN_SECONDS: Final = 4 * 3600.0
 POLL_SECONDS: Final = 0.05
 
 LOOK_SECONDS: Final = 1.0
+"""How often `on_progress` is called."""
 
 WATCH_SECONDS: Final = 10.0
-"""Counts are read every second if there is an `on_progress`; every 10 s otherwise, to notice a worker that hangs."""
+"""How often the workers are looked at if nobody wants to see them, to notice one that hangs."""
+
+LOOKS_APART: Final = 20.0
+"""Looks take at most one part of this many of the time: with hundreds of ranks on a slow file system, one takes long."""
 
 _USAGE: Final = 2
 
@@ -82,21 +86,41 @@ _VMSTAT: Final = Path("/proc/vmstat")
 _log = logging.getLogger("cachestore")
 
 
+def _to_stderr(text: str) -> None:
+    """Write to the current `sys.stderr`, which may be None, a file or a notebook's cell. Errors are ignored, as if it is closed."""
+    if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison] - None in a program without a console
+        with suppress(OSError, ValueError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
 @dataclass(frozen=True, slots=True)
 class Care:
     """What to watch and call while workers run; all of it in the calling thread."""
 
-    look: Callable[[Collection[int]], PassStatus | None] = lambda _pids: None
-    """Returns how far the pass is on which these pids work; None if it is not known. A worker not yet seen in it is given more time."""
-    on_progress: Callable[[Mapping[str, Json]], None] | None = None
+    look: Callable[[Collection[int]], LaunchStatus] = lambda _pids: LaunchStatus()
+    """Returns what these pids do, and how far their pass is. A worker not yet seen in it is given more time."""
+    show: Callable[[LaunchStatus], None] | None = None
+    """Called with what `look` has returned."""
+    seconds: float = LOOK_SECONDS
+    """How often `show` is called."""
     cancel: Cancel | None = None
     """Once it is set, the workers stop; each publishes what it has encoded."""
     warn: Callable[[str], None] = _log.warning
     """Called with a line when a worker failed while others continue."""
     pictures: Files | None = None
     """What is in this process's memory and workers ask for; None if there is nothing."""
-    words: Literal["copied", "inherited"] = "copied"
-    """The first worker's stderr: copied to `sys.stderr`, which a notebook shows, or inherited from this process, as for a terminal."""
+    words: Callable[[str], None] = _to_stderr
+    """Called with what the first worker writes to its stderr, as it comes."""
+    is_quiet: bool = False
+    """Whether rank 0, too, writes nothing but warnings of libraries."""
+
+
+def showing(on_progress: Callable[[Mapping[str, Json]], None] | None) -> Callable[[LaunchStatus], None] | None:
+    """Return a `Care.show` that calls `on_progress` with the counts of the pass once it is known; None if there is no `on_progress`."""
+    if on_progress is None:
+        return None
+    return lambda seen: None if seen.status is None else on_progress(seen.status.counts())
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +132,7 @@ class Child:
     report: Mapping[str, Any] | None
     """The JSON object that it printed; None if it printed none."""
     last_words: str
-    """The end of what it wrote to stderr; empty if it inherited this process's stderr."""
+    """The end of what it wrote to stderr."""
     rank: int = 0
     how: str = ""
     """How it failed; empty if it ended well."""
@@ -124,7 +148,7 @@ class _Running:
     rank: int
     process: "subprocess.Popen[bytes]"
     out: IO[bytes]
-    err: IO[bytes] | None
+    err: IO[bytes]
     started: float
     sign: RankStatus | None = None
     """Its last status that was seen."""
@@ -145,14 +169,12 @@ class _Running:
     def patience(self) -> float:
         return max(STOP_SECONDS, STOP_BATCHES * (self.sign.slowest_batch if self.sign else 0.0))
 
-    def copy_words(self) -> None:
-        while self.err is not None and (new := read_at(self.err.fileno(), _COPY_BYTES, self._copied)):
+    def copy_words(self, words: Callable[[str], None]) -> None:
+        while new := read_at(self.err.fileno(), _COPY_BYTES, self._copied):
             self._copied += len(new)
-            _say(self._decoder.decode(bytes(new)))
+            words(self._decoder.decode(bytes(new)))
 
     def last_words(self) -> str:
-        if self.err is None:
-            return ""
         size = os.fstat(self.err.fileno()).st_size
         start = max(0, size - _LAST_WORDS)
         return read_at(self.err.fileno(), size - start, start).decode("utf-8", "replace").strip()
@@ -202,7 +224,7 @@ def _run(arguments: Sequence[str], environments: Sequence[Mapping[str, str]], ca
         except BaseException:  # also after an interrupt, no worker may be left
             if answers is not None:
                 answers.close()
-            _stop(running)
+            _stop(running, care)
             raise
         children = [one.child for one in running if one.child is not None]
     if any(one.reason == _CANCELLED for one in running) and not any(child.is_well for child in children):
@@ -229,9 +251,8 @@ def _start(
     stack.callback(os.close, ours)
     try:
         for rank, own in enumerate(environments):
-            is_inherited = rank == 0 and care.words == "inherited"
-            out, err = _temporary(stack), None if is_inherited else _temporary(stack)
-            quiet = [] if own.get("CACHESTORE_RANK", "0") == "0" else ["--quiet"]
+            out, err = _temporary(stack), _temporary(stack)
+            quiet = ["--quiet"] if care.is_quiet or own.get("CACHESTORE_RANK", "0") != "0" else []
             line = answers.new_line() if answers is not None else ()
             pipe = {PIPE: ",".join(map(str, line))} if line else {}
             try:
@@ -258,19 +279,20 @@ def _temporary(stack: ExitStack) -> IO[bytes]:
 
 def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None, answers: Answers | None) -> None:
     pass_time = time.sleep if answers is None else answers.serve
-    seen_at, pause = float("-inf"), LOOK_SECONDS if care.on_progress is not None else WATCH_SECONDS
+    look_at = float("-inf")
     while True:
         left = _still_running(running, care, oom_kills)
         for first in running[:1]:
-            first.copy_words()
+            first.copy_words(care.words)
         if not left:
             return
         if care.cancel is not None and care.cancel.is_set():
             for one in left:
                 one.ask_to_stop(_CANCELLED)
-        if time.monotonic() - seen_at >= pause:
-            seen_at = time.monotonic()
+        if (now := time.monotonic()) >= look_at:
             _look(left, care)
+            took = time.monotonic() - now
+            look_at = now + max(WATCH_SECONDS if care.show is None else care.seconds, LOOKS_APART * took)
         for one in left:
             _judge(one, time.monotonic())
         pass_time(POLL_SECONDS)
@@ -286,14 +308,12 @@ def _still_running(running: Sequence[_Running], care: Care, oom_kills: int | Non
 
 
 def _look(running: Sequence[_Running], care: Care) -> None:
-    status = care.look([one.process.pid for one in running])
-    if status is None:
-        return
-    shown = {rank.pid: rank for rank in status.ranks}
+    seen = care.look([one.process.pid for one in running])
+    shown = {rank.pid: rank for rank in seen.status.ranks} if seen.status is not None else {}
     for one in running:
         one.sign = shown.get(one.process.pid, one.sign)
-    if care.on_progress is not None:
-        care.on_progress(status.counts())
+    if care.show is not None:
+        care.show(seen)
 
 
 def _judge(one: _Running, now: float) -> None:
@@ -332,31 +352,24 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _stop(running: Sequence[_Running]) -> None:
+def _stop(running: Sequence[_Running], care: Care) -> None:
     """Ask the workers to publish and end. Kill those that do not end in time; after another interrupt, kill them at once."""
     left = [one for one in running if one.process.poll() is None]
     for one in left:
         one.ask_to_stop("stopped with its parent")
     try:
         for one in left:
-            asked_at = one.asked_at if one.asked_at is not None else time.monotonic()
-            with suppress(subprocess.TimeoutExpired):
-                one.process.wait(max(0.0, asked_at + one.patience - time.monotonic()))
+            until = (one.asked_at if one.asked_at is not None else time.monotonic()) + one.patience
+            while one.process.poll() is None and time.monotonic() < until:
+                running[0].copy_words(care.words)
+                time.sleep(POLL_SECONDS)
     finally:
         for one in left:
             if one.process.poll() is None:
                 one.process.kill()
                 one.process.wait()
         for first in running[:1]:
-            first.copy_words()
-
-
-def _say(text: str) -> None:
-    """Write to the current `sys.stderr`, which may be None, a file or a notebook's cell. Errors are ignored, as if it is closed."""
-    if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison] - None in a program without a console
-        with suppress(OSError, ValueError):
-            sys.stderr.write(text)
-            sys.stderr.flush()
+            first.copy_words(care.words)
 
 
 def _ended(one: _Running, oom_kills: int) -> Child:

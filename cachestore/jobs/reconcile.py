@@ -19,6 +19,7 @@ from cachestore.jobs.catalog_maker import make_catalog
 from cachestore.jobs.columns import count_complete, lists_the_same, numbers
 from cachestore.jobs.pass_counts import count_made, list_changed, list_failures
 from cachestore.jobs.presence import Presence, held_keys
+from cachestore.jobs.recorded_paths import gone_paths
 from cachestore.jobs.task import Job
 from cachestore.storage.catalog import FACTS, Catalog, last_generation, list_generations, read_catalog
 from cachestore.storage.catalog_writer import draft_of, publish_again, publish_draft
@@ -54,6 +55,8 @@ class Reconciler:
     """Called now and then while files and ledgers are read, so that others see that this worker lives."""
     seconds: Callable[[], float] = lambda: 0.0
     """Returns the seconds that the pass has taken, as far as this worker knows."""
+    ignored_launch: str = ""
+    """The launch whose ledgers are left out: a forecast is of the pass as it was when its launch joined it."""
     _presence: Presence = field(init=False)
     _read: Catalog | None = field(init=False, default=None)
     """The catalog that was read last."""
@@ -80,14 +83,18 @@ class Reconciler:
         return np.flatnonzero(~reusable).tolist()
 
     def held_elsewhere(self, indices: Sequence[int], snapshot: Snapshot) -> list[int]:
-        """Return those of these units whose entry is in the store all the same, such as captions of another data set.
+        """Return those of these units whose entry is in the store by another pass all the same, such as captions of another data set.
 
         Checks only units whose key is known without reading a file.
         """
         keys = ((index, self.key_of(self.job.plan.unit(index))) for index in indices)
         known = {index: key for index, key in keys if key is not None}
         held = held_keys(snapshot, np.frombuffer(b"".join(known.values()), np.uint8).reshape(-1, KEY_BYTES))
-        return [index for index, is_held in zip(known, held.tolist(), strict=True) if is_held]
+        found = [index for index, is_held in zip(known, held.tolist(), strict=True) if is_held]
+        if not list_rounds(self.ref.folder(self.job.layout)):
+            return found
+        located = zip(found, snapshot.find([known[index] for index in found]), strict=True)
+        return [index for index, locations in located if all(location.segment.origin != self.ref.origin for location in locations)]
 
     def outcomes(self) -> Outcomes:
         """Return what is known of each unit: from the ledgers and what round 0 left out; before round 0, from the newest catalog."""
@@ -158,6 +165,8 @@ class Reconciler:
             history.tries += worked
             for ledger in read_ledgers(folder, number):
                 self.rise()
+                if self.ignored_launch and ledger.launch == self.ignored_launch:
+                    continue
                 indices = [outcome.unit for outcome in ledger.outcomes]
                 if max(indices, default=0) >= max(count, 1):  # of another plan: its units count as missing
                     continue
@@ -202,7 +211,8 @@ class Reconciler:
     def _publish(self, outcomes: Outcomes, failed: Mapping[int, str]) -> tuple[Catalog, int, str]:
         """Publish the catalog as the generation after the one that it was compared with; return catalog, generation and digest.
 
-        If another generation was published meanwhile, compare with that one, too. Raises RecipeMismatch, Superseded.
+        If another generation was published meanwhile, compare with that one, too. A catalog equal to the newest one is published only if
+        a source or model has moved since, so that the new path is recorded. Raises RecipeMismatch, Superseded.
         """
         while True:
             # Looked up first: if a generation is published from here on, the number that is tried below is taken.
@@ -213,7 +223,8 @@ class Reconciler:
             draft = draft_of(make_catalog(self._presence, self.job, outcomes, failed, previous))
             if previous is not None:
                 may_follow = self._may_follow(previous)
-                is_same = draft.is_same_as(previous) and not self._is_awaited(previous)
+                has_moved = bool(gone_paths(previous.request, draft.catalog.request))
+                is_same = draft.is_same_as(previous) and not has_moved and not self._is_awaited(previous)
                 if is_same or (draft.digest == previous.digest and not may_follow):
                     return draft.catalog, previous.generation, previous.digest
                 if not may_follow:

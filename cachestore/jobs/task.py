@@ -60,6 +60,8 @@ class Job:
     """The hints that the catalog's header keeps."""
     threads: int = 0
     """Threads that read and prepare units; one more appends. With 0 the caller's thread does all. They end before a call returns."""
+    appends_beside: bool = False
+    """Whether results are appended by threads of their own even if `threads` is 0."""
     cancel: Cancel | None = None
     on_progress: OnProgress | None = None
     on_open: Callable[[], None] | None = None
@@ -109,6 +111,8 @@ class PartitionGroup:
     dead: list[str]
     """Workers that died while they held one of these partitions."""
     outcomes: dict[int, Outcome] = field(default_factory=dict[int, Outcome])
+    repeated: int = 0
+    """Units whose entry this worker has published already, for another unit with the same key."""
 
 
 def outcome_of(unit: Unit, result: Result, resolved: Resolved, stat: tuple[int, int], facts: Mapping[str, Json]) -> Outcome:

@@ -98,6 +98,7 @@ class Worker:
 
         Raises Incomplete if cancelled, or if `state`, the claims and their holders' counts have not changed for too long.
         """
+        self.heartbeat.show(doing="waiting for other ranks")
         self._claiming.look(waits, state, claims)
         self._encoding.check_cancelled()
         self._encoding.report_progress()
@@ -114,8 +115,8 @@ class Worker:
 
     def _do_group(self, state: EncoderState, group: PartitionGroup) -> None:
         """Do a group of partitions, and further ones while many are free."""
-        self.heartbeat.rise(phase="working")
-        with self._encoding.behind, self._stages.stretch(max(1, self.job.threads)):
+        self.heartbeat.rise(phase="working", doing=f"encoding {state.encoder.recipe.encoder}" if state.is_warm else "reading")
+        with self._encoding.behind(), self._stages.stretch(max(1, self.job.threads)):
             try:
                 if group.dead:
                     self._do_one_by_one(state, group)
@@ -171,7 +172,7 @@ class Worker:
             for index in (index for _recipe, p in group.slots for index in group.opened.partition(state.recipe, p)):
                 self._encoding.check_cancelled()
                 if index in deadly:
-                    group.outcomes[index] = Outcome(index, "failed", reason=deadly[index])
+                    self._encoding.add(state, group, Outcome(index, "failed", reason=deadly[index]))
                     continue
                 self.attempts.begin(index)
                 self._encoding.add(state, group, self._decode(state.encoder, self.job.plan.unit(index)))
@@ -194,8 +195,11 @@ class Worker:
             outcomes = tuple(group.outcomes[index] for index in group.opened.partition(state.recipe, slot[1]))
             name = LedgerName(group.opened.number, *slot)
             publish_ledger(self.job.layout, self.claims.folder, Ledger(name, self.heartbeat.worker, self.job.launch, outcomes))
-        self.heartbeat.reused += sum(1 for outcome in group.outcomes.values() if outcome.result == "found")
-        self.heartbeat.failed += sum(1 for outcome in group.outcomes.values() if outcome.result == "failed")
+        found = group.repeated + sum(1 for outcome in group.outcomes.values() if outcome.result == "found")
+        failed = sum(1 for outcome in group.outcomes.values() if outcome.result == "failed")
+        self.heartbeat.reused += found
+        self.heartbeat.failed += failed
+        self.heartbeat.has_finished(state.encoder.recipe.encoder, units=found + failed)
         self.heartbeat.write()
         self._encoding.report_progress()
         self._known.commit_if_due()

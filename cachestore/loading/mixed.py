@@ -267,14 +267,18 @@ def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
     names = f"{one.called} and {other.called}"
     if one.fields != other.fields or one.latents_form != other.latents_form:
         what = [f"{', '.join(sorted(data.fields)) or 'nothing'} (latents={data.latents_form!r})" for data in (one, other)]
-        raise BadInput(f"{names} cannot be mixed: one returns {what[0]}, the other {what[1]}")
+        raise BadInput(f"{names} cannot be mixed: one returns {what[0]}, the other {what[1]}; pass both the same fields= and latents=")
     if len(one) and len(other) and one.has_control_lists != other.has_control_lists:
         raise BadInput(
             f"{names} cannot be mixed: one returns exactly one control image for each sample, the other lists of them (a part"
             " does what its whole data set does)"
         )
     if one.dtype != other.dtype:
-        raise BadInput(f"{names} cannot be mixed: one was opened with dtype={one.dtype}, the other with dtype={other.dtype}")
+        raise BadInput(
+            f"{names} cannot be mixed: one was opened with dtype={one.dtype}, the other with dtype={other.dtype}; pass both the same"
+        )
     ours, theirs = one.recipes_in_use, other.recipes_in_use
     if differing := sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)):
-        raise BadInput(f"{names} cannot be mixed: {differing[0]} was made by another model or with other settings")
+        raise BadInput(
+            f"{names} cannot be mixed: {differing[0]} was made by another model or with other settings; encode both with the same"
+        )

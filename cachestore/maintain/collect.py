@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from cachestore.core.arguments import as_path
+from cachestore.core.arguments import as_path, as_whole
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Json, Key
@@ -23,7 +23,7 @@ from cachestore.files.opening import reason_of
 from cachestore.files.paths import Layout
 from cachestore.files.removal import remove_file
 from cachestore.storage import verify as storage_verify
-from cachestore.storage.catalog import list_generations, list_names, read_catalog
+from cachestore.storage.catalog import list_generations, list_names, no_data_set, read_catalog
 from cachestore.storage.catalog_writer import mark_dropped
 from cachestore.storage.commit import commit
 from cachestore.storage.compact import choose_groups, compact_segments
@@ -42,10 +42,10 @@ from cachestore.storage.gc import (
 )
 from cachestore.storage.listing_numbers import spent_numbers
 from cachestore.storage.losses import needed_by
-from cachestore.storage.marked import MarkedList, marked_segments
+from cachestore.storage.marked import MarkedList, list_marked, marked_segments
 from cachestore.storage.segment import SegmentContents, read_contents
-from cachestore.storage.snapshot import list_segments, load_snapshot, open_layout
-from cachestore.storage.usage import Needs, survey
+from cachestore.storage.snapshot import Snapshot, list_segments, load_snapshot, open_layout
+from cachestore.storage.usage import Needs, Usage, survey
 from cachestore.storage.verify import VerifyReport
 from cachestore.work.passes import PassRef
 from cachestore.work.plan import is_published, read_plan
@@ -64,8 +64,6 @@ from cachestore.work.retention import (
     spent_plans,
 )
 
-_NAMED: Final = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Amount:
@@ -74,6 +72,14 @@ class Amount:
     segments: int = 0
     entries: int = 0
     bytes: int = 0
+
+    def __add__(self, other: "Amount") -> "Amount":
+        return Amount(self.segments + other.segments, self.entries + other.entries, self.bytes + other.bytes)
+
+    def __sub__(self, other: "Amount") -> "Amount":
+        """Return the difference; nothing is below zero."""
+        pairs = ((self.segments, other.segments), (self.entries, other.entries), (self.bytes, other.bytes))
+        return Amount(*(max(0, one - another) for one, another in pairs))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -97,8 +103,18 @@ class GcReport(_Report):
     removed: Amount
     copied: int
     """Entries of removed segments that are needed after all. They were copied first."""
+    removable_from: float | None
+    """From when on all `waiting` segments can be removed, in seconds since the epoch; None if time alone does not hold them back."""
     partly: Amount
     """Segments with some entries that are not needed, and those entries: `compact` removes them."""
+    generations: Mapping[str, int]
+    """How many generations of each data set stay."""
+    held: Amount
+    """Segments that only older generations need: with `keep=1` they can go."""
+    held_partly: Amount
+    """Segments with some entries that only older generations need, and those entries: with `keep=1`, `compact` can leave them out."""
+    held_catalog_bytes: int
+    """The size of the older generations' catalogs."""
     files: tuple[str, ...]
     """Other removed files, relative to the store: old temporary files, generations and indexes, and heartbeats of workers long gone."""
     plans: tuple[str, ...]
@@ -140,57 +156,102 @@ class _Found:
     """The generations of each data set that stay."""
     old: dict[str, list[int]]
     """The generations of each data set that are removed."""
+    unfinished: frozenset[PassRef]
+    """Passes that may still be finished."""
 
 
-def collect(path: str | Path, *, apply: bool = False, grace_seconds: float = GRACE_SECONDS) -> GcReport:
+def collect(path: str | Path, *, apply: bool = False, grace_seconds: float = GRACE_SECONDS, keep: int | None = None) -> GcReport:
     """Remove what nothing needs, in two steps: mark it for deletion now, remove it in a later run (see `storage.gc`).
 
     Args:
         path: the store.
         apply: do it; otherwise only report what would be done.
         grace_seconds: how long a marked segment can still be read.
+        keep: how many of the newest generations of each data set to keep, at least 1. By default the newest three, and all that are less
+            than 30 days old.
 
     Raises:
         StoreNotFound: there is no store at this path.
+        BadInput: `keep` is less than 1.
         FormatError: the store was written by a newer version, or a catalog or plan is damaged, so what is needed cannot be found out.
         WriteFailed: the disk refused to write. Nothing that is needed was removed.
     """
+    if keep is not None:
+        as_whole("keep", keep, least=1)
     layout = open_layout(Layout.at(as_path("path", path)))
     with noticing_its_end(layout):
-        return _collect(layout, grace_seconds, apply=apply)
+        return _collect(layout, grace_seconds, keep, apply=apply)
 
 
-def _collect(layout: Layout, grace_seconds: float, *, apply: bool) -> GcReport:
+def _collect(layout: Layout, grace_seconds: float, keep: int | None, *, apply: bool) -> GcReport:
     now = time.time()
     lists = due_lists(layout, now=now, grace_seconds=grace_seconds)
     with closing(load_snapshot(layout, for_planning=True)) as snapshot:
-        found = _find_needs(layout, now)
+        found = _find_needs(layout, now, keep)
         lists, remarks = _not_held_back(layout, lists, now)
         removals, stays = plan_removal(layout, lists, found.needs)
         waiting = _waiting(layout, without=frozenset(removal.digest for removal in removals))
         files = _spent_files(layout, found, lists, now)
         plans = spent_plans(layout, found.kept, now=now)
         usages = survey(layout, snapshot, found.needs)
-    idle = [usage for usage in usages if usage.is_idle]
-    partly = [usage for usage in usages if usage.loose and usage.needed]
+        idle, partly = _amounts(usages)
+        held, held_partly = _held(layout, snapshot, found, (idle, partly), now)
     freed = sum(removal.contents.size_bytes for removal in removals) + sum(map(_size_of, files))
     if apply:
         commit(layout).close()  # before the lists are removed that explain why segments are missing
         freed = remove_marked(layout, removals) + remove_files(layout, files) + sum(remove_plan(layout, plan) for plan in plans)
-        mark(layout, [usage.ref.digest for usage in idle])
+        mark(layout, [usage.ref.digest for usage in usages if usage.is_idle])
     check_for_reading(layout)
     return GcReport(
         applied=apply,
-        condemned=Amount(len(idle), sum(len(usage.loose) for usage in idle), sum(usage.ref.size_bytes for usage in idle)),
+        condemned=idle,
         waiting=waiting,
+        removable_from=_removable_from(layout, now, grace_seconds),
         removed=_amount_of(removal.contents for removal in removals),
         copied=sum(len(removal.to_copy) for removal in removals),
-        partly=Amount(len(partly), sum(len(usage.loose) for usage in partly), sum(usage.loose_bytes for usage in partly)),
+        partly=partly,
+        generations={name: len(generations) for name, generations in sorted(found.kept.items()) if generations},
+        held=held,
+        held_partly=held_partly,
+        held_catalog_bytes=sum(_size_of(layout.catalog(name, n)) for name, kept in found.kept.items() for n in kept[:-1]),
         files=tuple(str(path.relative_to(layout.root)) for path in files),
         plans=tuple(plans),
         freed_bytes=freed,
-        remarks=(*remarks, *stays),
+        remarks=(*remarks, *stays, *_unfinished(found.unfinished)),
     )
+
+
+def _amounts(usages: Iterable[Usage]) -> tuple[Amount, Amount]:
+    """Return the segments in which nothing is needed, and those in which only some entries are not, with these."""
+    idle, partly = Amount(), Amount()
+    for usage in usages:
+        if usage.is_idle:
+            idle += Amount(1, len(usage.loose), usage.ref.size_bytes)
+        elif usage.loose:
+            partly += Amount(1, len(usage.loose), usage.loose_bytes)
+    return idle, partly
+
+
+def _held(layout: Layout, snapshot: Snapshot, found: _Found, now_free: tuple[Amount, Amount], now: float) -> tuple[Amount, Amount]:
+    """Return what only older generations need: what `keep=1` frees in addition to `now_free`."""
+    if all(len(generations) <= 1 for generations in found.kept.values()):
+        return Amount(), Amount()
+    idle, partly = _amounts(survey(layout, snapshot, _needs_now(layout, now, keep=1).needs))
+    return idle - now_free[0], partly - now_free[1]
+
+
+def _removable_from(layout: Layout, now: float, grace_seconds: float) -> float | None:
+    """Return when the grace period of the last list whose segments are still there is over; None if it is over for all."""
+    there = list_segments(layout)
+    ends = [each.written + grace_seconds for each in list_marked(layout) if each.segments & there]
+    return max((end for end in ends if end > now), default=None)
+
+
+def _unfinished(passes: frozenset[PassRef]) -> list[str]:
+    """Return a remark on passes whose entries stay because they may still be finished."""
+    if not passes:
+        return []
+    return [f"the entries of {len(passes)} unfinished passes stay: run the same `cachestore precompute` again to finish them"]
 
 
 def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
@@ -238,8 +299,7 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
     check_for_reading(layout)
     if not plans and not generations:
         there = [one for one in list_names(layout) if list_generations(layout, one)]
-        names = ", ".join(map(repr, there[:_NAMED])) or "none"
-        raise BadInput(f"{layout.root} has no data set {name!r}; it has {names} ({layout.command('stats')} lists them)")
+        raise no_data_set(layout, name, there)
     if heartbeats := at_work(layout, now=time.time(), plans=frozenset(plans)):
         raise BadInput(f"{_who(heartbeats[0])} is working on the data set {name!r}: stop it, or wait until it has ended")
     freed = 0
@@ -282,26 +342,27 @@ def _size_of(path: Path) -> int:
         return 0
 
 
-def _find_needs(layout: Layout, now: float) -> _Found:
+def _find_needs(layout: Layout, now: float, keep: int | None = None) -> _Found:
     """Find out what must stay. Call it after listing the segments. Raises FormatError if it cannot be found out, and ReadFailed.
 
     It reads twice and checks the store in between: a root that is briefly unavailable lists as empty, but then not both times.
     """
-    one = _needs_now(layout, now)
+    one = _needs_now(layout, now, keep)
     check_for_reading(layout)
-    two = _needs_now(layout, now)
+    two = _needs_now(layout, now, keep)
     names = {*one.kept, *two.kept}
     kept = {name: sorted({*one.kept.get(name, ()), *two.kept.get(name, ())}) for name in names}
     old = {name: [n for n in generations if n in two.old.get(name, ())] for name, generations in one.old.items()}
     needs = Needs({*one.needs.keys, *two.needs.keys}, lambda origin: one.needs.is_over(origin) and two.needs.is_over(origin))
-    return _Found(needs, kept, old)
+    return _Found(needs, kept, old, two.unfinished)
 
 
-def _needs_now(layout: Layout, now: float) -> _Found:
+def _needs_now(layout: Layout, now: float, keep: int | None) -> _Found:
     passes = open_passes(layout, now=now)
     _refuse_lost_catalogs(layout)
     used = generations_of_passes(layout, passes)
-    old = {name: [n for n in generations if (name, n) not in used] for name, generations in old_generations(layout, now=now).items()}
+    behind = old_generations(layout, now=now, keep=keep)
+    old = {name: [n for n in generations if (name, n) not in used] for name, generations in behind.items()}
     kept = {name: [n for n in list_generations(layout, name) if n not in old.get(name, ())] for name in list_names(layout)}
     keys = {key for name, generations in kept.items() for generation in generations for key in _keys_of(layout, name, generation)}
     keys.update(keys_of_plans(layout))
@@ -311,7 +372,7 @@ def _needs_now(layout: Layout, now: float) -> _Found:
         plan, _, number = origin.partition("/")
         return PassRef(plan, int(number)) not in passes
 
-    return _Found(Needs(keys, is_over), kept, old)
+    return _Found(Needs(keys, is_over), kept, old, passes)
 
 
 def _keys_of(layout: Layout, name: str, generation: int) -> Iterator[Key]:

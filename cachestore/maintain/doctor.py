@@ -36,7 +36,7 @@ OK: Final = "ok"
 NOTE: Final = "note"
 PROBLEM: Final = "problem"
 
-_NEEDED: Final = ("numpy", "safetensors", "lmdb", "filelock", "xxhash")
+_NEEDED: Final = ("numpy", "safetensors", "lmdb", "filelock", "xxhash", "rich")
 _CLEANERS: Final = ("ftfy", "beautifulsoup4")
 _ENCODING: Final = ("torch", "diffusers", "transformers", "tokenizers", "accelerate", "pillow", *_CLEANERS, "simplejpeg", "av")
 _SHARED: Final = frozenset({"nfs", "nfs4", "lustre", "gpfs", "ceph", "fuse", "fuse.sshfs", "cifs", "smb3", "beegfs", "9p"})
@@ -108,7 +108,7 @@ def _encoding(found: Mapping[str, str | None]) -> Check:
     without = [name for name in _CLEANERS if found[name] is None]
     if found["torch"] is None or found["transformers"] is None:
         return Check("encoding", NOTE, _named(found), f"{how_to_install('encode')}; reading as numpy does not need it")
-    advice = f"install {', '.join(without)}: without them some pipelines silently compute other embeddings of the same captions"
+    advice = f"without {' and '.join(without)} some pipelines silently compute other embeddings. {how_to_install('encode')}"
     return _look("encoding", _named(found), advice, is_bad=bool(without), state=PROBLEM)
 
 

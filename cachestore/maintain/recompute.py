@@ -32,7 +32,7 @@ from cachestore.maintain.moved import NewPaths, check_names, new_paths, request_
 from cachestore.source.combined import Moved, files_of
 from cachestore.source.files import Files
 from cachestore.storage.catalog import NO_INPUT, Catalog, KeyColumn, list_names, newest_catalog
-from cachestore.storage.findings import HARMLESS, Finding
+from cachestore.storage.findings import HARMLESS, DamagedEntry, Finding, one_each
 from cachestore.storage.model_digests import load_digests
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.storage.verify import VerifyReport
@@ -179,8 +179,8 @@ def verify(
             raise BadInput(f"none of the {report.entries} entries in {layout.root} can be encoded again and compared: {why}")
         tally = _remake_all(layout, chosen, makers)
     check_for_reading(layout)
-    damaged = {finding.key for finding in report.findings}
-    found = [finding for finding in tally.findings if finding.kind == "wrong-value" or finding.key not in damaged]
+    damaged = {key for finding in report.findings for key in (finding.key, *(entry.key for entry in finding.entries))}
+    found = one_each(finding for finding in tally.findings if finding.kind == "wrong-value" or finding.key not in damaged)
     for finding in found:
         if on_finding:
             on_finding(finding)
@@ -411,7 +411,8 @@ def _compare(cell: _Cell, made: Mapping[str, RawTensor], kind: str, reader: Read
     try:
         stored = reader.get_raw([cell.key])[0]
     except (CacheStoreError, OSError) as error:
-        tally.findings.append(Finding("corrupt-entry", _where(cell, reader), str(error), str(cell.key), cell.sample))
+        entry = DamagedEntry(str(cell.key), cell.sample, has_copy=False)
+        tally.findings.append(Finding("corrupt-entry", _where(cell, reader), str(error), entry.key, entry.sample, (entry,)))
         return
 
     def compare(one: Mapping[str, RawTensor], other: Mapping[str, RawTensor]) -> str | None:

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from cachestore.core.arguments import as_switch
+from cachestore.core.arguments import as_switch, check_calls
 from cachestore.core.errors import BadInput, FormatError, RecipeMismatch, naming_extras
 from cachestore.core.keys import Json, Key, canonical
 from cachestore.core.ranks import RankInfo
@@ -17,7 +17,7 @@ from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.planning import Wanted, look_at_request
 from cachestore.jobs.precompute import precompute_here
 from cachestore.jobs.reconcile import Reconciler
-from cachestore.jobs.task import Job
+from cachestore.jobs.task import Job, OnProgress
 from cachestore.maintain.collect import look_further, lost_catalogs
 from cachestore.maintain.moved import NewPaths, check_names, files_where_they_are, new_paths, request_at
 from cachestore.source.combined import Moved
@@ -42,6 +42,7 @@ def repair(
     vae: str | Path | None = None,
     text_encoder: str | Path | None = None,
     dry_run: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> RepairReport:
     """Make a store consistent, and with `refill` complete.
 
@@ -54,6 +55,7 @@ def repair(
         vae: with `refill`, the new path of the VAE.
         text_encoder: with `refill`, the new path of the text encoder.
         dry_run: report what would be done and change nothing.
+        on_progress: with `refill`, called with the counts of each pass, as for `precompute`.
 
     Raises:
         StoreNotFound: there is no store at this path.
@@ -62,6 +64,7 @@ def repair(
         BadInput: the source or model cannot be found; pass its new path.
     """
     refill, dry_run = as_switch("refill", refill), as_switch("dry_run", dry_run)
+    check_calls(on_progress, None)
     moved = new_paths(source, model=model, vae=vae, text_encoder=text_encoder)
     if not refill:
         _check_use(moved)
@@ -79,7 +82,7 @@ def repair(
     for name in list_names(layout) if refill else ():
         catalog = newest_catalog(layout, name)
         if catalog is not None and (lacking := _lacking(layout, catalog)):
-            refilled += _refill(layout, catalog, moved)
+            refilled += _refill(layout, catalog, moved, on_progress)
             note_unmade(layout, _unmade(layout, name, lacking))
     if refill or lost:
         report = finish_report(layout.root, replace(report, refilled=refilled), look_further=look_further)
@@ -139,17 +142,17 @@ def _unmade(layout: Layout, name: str, lacking: Sequence[tuple[Key, str]]) -> di
     return {key: (name, sample) for key, sample in lacking if sample in unmade and key not in named}
 
 
-def _refill(layout: Layout, catalog: Catalog, moved: NewPaths) -> int:
+def _refill(layout: Layout, catalog: Catalog, moved: NewPaths, on_progress: OnProgress | None) -> int:
     """Run each request of a catalog again, for the encoders whose columns it made. Only missing entries are encoded."""
     encoders: dict[bytes, list[str]] = {}
     for encoder, hints in catalog.request.items():
         encoders.setdefault(canonical(hints), []).append(encoder)
     requests = {canonical(hints): PrecomputeRequest.from_hints(hints, store=str(layout.root)) for hints in catalog.request.values()}
     asked = [replace(request_at(request, moved), encode=request.made_by(encoders[hints])) for hints, request in requests.items()]
-    return sum(_run_again(layout, catalog, request) for request in asked)
+    return sum(_run_again(layout, catalog, request, on_progress) for request in asked)
 
 
-def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> int:
+def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest, on_progress: OnProgress | None) -> int:
     made_with = {column.fingerprint for column in catalog.columns}
     wanted = look_at_request(layout, request)
     for encoder in wanted.encoders:
@@ -162,7 +165,7 @@ def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest) -> 
             " pass would leave them out; nothing was encoded: put them back, or pass --source with their new path (`cachestore"
             " precompute` continues without them)"
         )
-    return precompute_here(request, store_id=layout.store_id).encoded_here
+    return precompute_here(request, store_id=layout.store_id, on_progress=on_progress).encoded_here
 
 
 def _gone(layout: Layout, catalog: Catalog, wanted: Wanted) -> list[str]:

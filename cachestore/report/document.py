@@ -22,7 +22,19 @@ from cachestore.report.html import (
     table,
     words,
 )
-from cachestore.report.numbers import Bucket, Buckets, Captions, ColumnNumbers, Gallery, Loss, Pass, RankNumbers, ReportNumbers, Thumbnail
+from cachestore.report.numbers import (
+    Bucket,
+    Buckets,
+    Captions,
+    ColumnNumbers,
+    Gallery,
+    Loss,
+    Pass,
+    Picture,
+    RankNumbers,
+    ReportNumbers,
+    Thumbnail,
+)
 from cachestore.report.style import STYLE
 
 MOST_ROWS: Final = 50
@@ -31,7 +43,8 @@ MOST_PASSES: Final = 10
 MOST_NAMES: Final = 10
 _SHORT: Final = 90
 """Characters of text in a narrow cell."""
-_UNDER_A_PICTURE: Final = 120
+_LONGEST_SIDE: Final = 192
+"""Of a picture as it is shown, in pixels; it shrinks with the page."""
 _LOSS: Final = (("Batches", "n"), ("Left out", "n"), ("Share", "n"))
 _COUNTS: Final = (("Encoded", "n"), ("Reused", "n"), ("Failed", "n"))
 
@@ -68,7 +81,7 @@ def make_page(numbers: ReportNumbers, gallery: Gallery) -> bytes:
 {_head(numbers)}
 <nav aria-label="Sections"><ul>{links}</ul></nav>
 {sections}
-<footer>Made by cachestore {attribute(numbers.version)} from the store alone; this file needs no other one.</footer>
+<footer>Made by cachestore {attribute(numbers.version)}; this file needs no other one.</footer>
 </main>
 </body>
 </html>
@@ -294,17 +307,28 @@ def _failures(numbers: ReportNumbers) -> Html:
 def _pictures(gallery: Gallery) -> Html:
     if not gallery.thumbnails:
         return note(Html("There are no latents of pictures to show."))
-    figures = join(map(_figure, gallery.thumbnails))
-    return join([note(Html(f"{words(gallery.chosen)} {words(gallery.colours, 1000)}")), Html(f'<div class="gallery">{figures}</div>')])
+    figures = join(_figure(one, in_pairs=bool(gallery.beside)) for one in gallery.thumbnails)
+    text = " ".join(words(one, 1000) for one in (gallery.chosen, gallery.beside, gallery.colours) if one)
+    css = "gallery pairs" if gallery.beside else "gallery"
+    return join([note(Html(text)), Html(f'<div class="{css}">{figures}</div>')])
 
 
-def _figure(one: Thumbnail) -> Html:
-    image = base64.b64encode(one.png).decode("ascii")
-    about = attribute(f"{one.sample}, made from its latents: {one.caption or 'no caption'}")
+def _figure(one: Thumbnail, *, in_pairs: bool) -> Html:
     source = words(one.source or one.sample, _SHORT)
-    caption = words(one.caption, _UNDER_A_PICTURE) if one.caption else element("i", Html("no caption"))
+    caption = words(one.caption) if one.caption else element("i", Html("no caption"))
+    made = _image(one.latents, f"{one.sample}, made from its latents: {one.caption or 'no caption'}")
+    if in_pairs:
+        missing = element("span", words(one.why_none), "missing")
+        original = missing if one.original is None else _image(one.original, f"{one.sample}, the original")
+        made = Html(f'<div class="pair">{original}{made}</div>')
     return Html(
-        f'<figure><img width="{one.width}" height="{one.height}" alt="{about}" src="data:image/png;base64,{image}">'
-        f'<figcaption><span class="source">{source}</span> <span class="small">{attribute(one.size)}</span>'
+        f'<figure>{made}<figcaption><span class="source">{source}</span> <span class="small">{attribute(one.size)}</span>'
         f'<span class="caption">{caption}</span></figcaption></figure>'
     )
+
+
+def _image(one: Picture, about: str) -> Html:
+    data = base64.b64encode(one.data).decode("ascii")
+    scale = _LONGEST_SIDE / max(one.width, one.height)
+    width, height = (max(1, round(scale * side)) for side in (one.width, one.height))
+    return Html(f'<img width="{width}" height="{height}" alt="{attribute(about)}" src="data:image/{one.kind};base64,{data}">')

@@ -252,18 +252,30 @@ class ReportNumbers:
 
 
 @dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture file inside the page."""
+
+    kind: Literal["png", "jpeg"]
+    data: bytes
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
 class Thumbnail:
-    """A picture made from latents."""
+    """A sample's original beside the picture made from its latents."""
 
     sample: str
     source: str
-    """The reference of the picture that was encoded."""
+    """The reference of the original."""
     caption: str
     size: str
     """The bucket, as text."""
-    png: bytes
-    width: int
-    height: int
+    latents: Picture
+    original: Picture | None
+    """None if it cannot be shown."""
+    why_none: str = ""
+    """Why it cannot be shown, as a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +284,8 @@ class Gallery:
 
     chosen: str = ""
     """How many of how many samples are shown, and how they were chosen."""
+    beside: str = ""
+    """What stands beside each picture from latents; empty if no original was found."""
     colours: str = ""
     """Where the colours come from."""
     thumbnails: tuple[Thumbnail, ...] = ()

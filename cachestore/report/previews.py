@@ -6,50 +6,31 @@ If there are none, the direction in which the channels vary most is shown in gre
 
 import hashlib
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
-from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, FormatError
-from cachestore.core.keys import Json, Key, digest_bytes
+from cachestore.core.errors import BadInput, CacheStoreError, FormatError
+from cachestore.core.keys import Key
 from cachestore.core.raw_tensors import numbers
 from cachestore.core.read_block import parse_latents
-from cachestore.core.samples import IMAGE, VIDEO, Source
-from cachestore.source.combined import Moved, at_new_paths, files_of, files_of_sources
-from cachestore.source.files import Files
-from cachestore.storage.catalog import Catalog, Cell, KeyColumn, newest_catalog
+from cachestore.core.samples import IMAGE, VIDEO
+from cachestore.report.originals import Latents, Original, SampleLatents, find_originals
+from cachestore.source.combined import Moved
+from cachestore.storage.catalog import Catalog, KeyColumn, newest_catalog
 from cachestore.store.reader import Reader
 
 MAX_SAMPLES: Final = 20
 """How many samples a report shows; the map is fitted to the same ones."""
-LARGEST_FILE: Final = 256 * 1024 * 1024
 _PIXELS_EACH: Final = 10
 """A map is fitted if there are at least so many latent pixels for each channel, counting the constant as one."""
-_SIDES: Final = 2
 _OUTERMOST: Final = 2.0
 """Per cent of the values at each end that are clipped in grey."""
 
-Latents = NDArray[np.float32]
-"""`[C, H, W]` as stored; of moments the mean, of a video the first frame."""
 Pixels = NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class SampleLatents:
-    """A sample's picture in one column, with its latents."""
-
-    sample: str
-    row: int
-    cell: Cell
-    key: Key
-    latents: Latents
-    rate: float | None = None
-    """For a clip, the requested frames per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +52,9 @@ class Colours:
                 f" pictures; it explains {100 * self.explained:.0f} % of their variance at this size."
             )
         return (
-            "Grey instead of colours: the encoded pictures were not found, so no colours could be fitted. It shows the direction"
-            " in which the latent channels vary most, and may look like a negative. Pass --source with the new path of the"
-            " pictures."
+            "Grey instead of colours: the originals were not found unchanged, so no colours could be fitted. It shows the direction"
+            " in which the latent channels vary most, and may look like a negative. If the originals moved, pass --source with"
+            " their new path."
         )
 
     def paint(self, latents: Latents) -> Pixels:
@@ -138,16 +119,13 @@ def _read(reader: Reader, key: Key, name: str | None) -> Latents | None:
     return values[: len(values) // 2] if name == "moments" else values
 
 
-def find_colours(catalog: Catalog, column: KeyColumn, shown: Sequence[SampleLatents], source: Moved | None = None) -> Colours:
-    """Return the map for latents of one column, at least one: fitted if sources are there, else grey.
-
-    `source` is the new path of the data set's pictures if they moved, or a path for each source label. Without Pillow the map is grey.
-    """
-    pairs = list(_pairs(catalog, column, shown, source))
-    count = sum(one.latents[0].size for one, _pixels in pairs)
+def find_colours(shown: Sequence[SampleLatents], originals: Sequence[Original]) -> Colours:
+    """Return the map for latents of one column, at least one: fitted to the originals that were found, else grey."""
+    pairs = [(one.latents, original.pixels) for one, original in zip(shown, originals, strict=True) if original.pixels is not None]
+    count = sum(latents[0].size for latents, _pixels in pairs)
     if count < _PIXELS_EACH * (len(shown[0].latents) + 1):
         return _grey([one.latents for one in shown])
-    return fit([one.latents for one, _pixels in pairs], [pixels for _one, pixels in pairs])
+    return fit([latents for latents, _pixels in pairs], [pixels for _latents, pixels in pairs])
 
 
 def fit(latents: Sequence[Latents], pixels: Sequence[NDArray[np.float64]]) -> Colours:
@@ -186,108 +164,6 @@ def _with_one(latents: Latents) -> NDArray[np.float64]:
     return np.concatenate([flat, np.ones((len(flat), 1))], axis=1)
 
 
-def _pairs(
-    catalog: Catalog, column: KeyColumn, shown: Sequence[SampleLatents], source: Moved | None
-) -> Iterator[tuple[SampleLatents, NDArray[np.float64]]]:
-    """Yield latents with the picture that they were made from, scaled down to their size."""
-    files = _files(catalog, column, source)
-    if files is None:
-        return
-    for one in shown:
-        data = _picture_of(files, catalog, column, one)
-        pixels = None if data is None else _scaled_down(data, one, _first_frame if column.role == VIDEO else _picture)
-        if pixels is not None:
-            yield one, pixels
-
-
-def _files(catalog: Catalog, column: KeyColumn, source: Moved | None) -> Files | None:
-    """Return access to the files of a data set, present or not; None if the catalog does not name its sources.
-
-    Raises BadInput for one path in place of several sources.
-    """
-    found: Json = catalog.request.get(column.encoder)
-    hints = cast("dict[str, Json]", found) if isinstance(found, dict) else {}
-    listed: Json = hints.get("sources")
-    given = cast("list[Json]", listed) if isinstance(listed, list) else []
-    try:
-        sources = [Source(**one) for one in given]
-    except (BadInput, TypeError):  # invalid hints
-        return None
-    if source is not None and sources:
-        sources = list(at_new_paths(sources, source))
-    try:
-        if not given:
-            data = hints.get("data") if source is None or isinstance(source, Mapping) else source
-            return files_of(data) if data and isinstance(data, str | Path) else None
-        return files_of_sources(sources)
-    except (BadInput, OSError, TypeError, ValueError):  # missing sources or invalid hints
-        return None
-
-
-def references_of(catalog: Catalog, column: KeyColumn, row: int) -> list[str]:
-    """Return the references of a row's pictures, as its source names them."""
-    if column.role not in catalog.images:
-        return []
-    at, references = catalog.images[column.role]
-    return [references[index] for index in range(at[row], at[row + 1])]
-
-
-def _picture_of(files: Files, catalog: Catalog, column: KeyColumn, one: SampleLatents) -> bytes | None:
-    """Return the bytes that a cell was made from; None if no file of the row has their digest any more."""
-    for reference in references_of(catalog, column, one.row):
-        try:
-            stat = files.stat(reference)
-            data = files.read(reference)[0] if stat is not None and stat[0] <= LARGEST_FILE else None
-        except (OSError, ValueError):  # ValueError: a name that no file can have
-            continue
-        if data is not None and digest_bytes(data) == one.cell.input.hex():
-            return data
-    return None
-
-
-_Side = Sequence[int]
-
-
-def _scaled_down(
-    data: bytes, one: SampleLatents, read: Callable[[bytes, SampleLatents, _Side, _Side], NDArray[np.float64]]
-) -> NDArray[np.float64] | None:
-    """Return the encoded part of a picture, each pixel the mean over one latent pixel; None if it cannot be decoded."""
-    facts = one.cell.facts
-    resized, crop = facts.get("resized", ()), facts.get("crop", ())
-    if len(resized) != _SIDES or min(resized) < 1 or len(crop) != 2 * _SIDES:
-        return None
-    try:
-        pixels = read(data, one, resized, crop)
-    except (ImportError, EncodeFailed, OSError, ValueError):  # ImportError: no Pillow, no PyAV; ValueError: a crop not within its picture
-        return None
-    return pixels[:, ::-1] if facts.get("flip") == (1,) else pixels
-
-
-def _picture(data: bytes, one: SampleLatents, resized: _Side, crop: _Side) -> NDArray[np.float64]:
-    from PIL import Image
-
-    from cachestore.encode.images import decode
-
-    picture, (_channels, height, width) = decode(data), one.latents.shape
-    across, down = picture.width / resized[0], picture.height / resized[1]
-    left, top, right, bottom = crop
-    box = (left * across, top * down, min(right * across, picture.width), min(bottom * down, picture.height))
-    return np.asarray(picture.resize((width, height), Image.Resampling.BOX, box=box), np.float64)
-
-
-def _first_frame(data: bytes, one: SampleLatents, resized: _Side, crop: _Side) -> NDArray[np.float64]:
-    """Return the first frame of the encoded clip. Raises ValueError if its start is unknown."""
-    from cachestore.encode import videos
-    from cachestore.encode.buckets import CropBox, Size
-    from cachestore.encode.clips import as_rate
-
-    (_channels, height, width), (start, *_others) = one.latents.shape, one.cell.facts.get("start", ())
-    rate = None if one.rate is None else as_rate(one.rate)
-    first = videos.look(BytesIO(data)).timeline.take(rate, start, 1)
-    box = CropBox(Size(*resized), (crop[0], crop[1], crop[2], crop[3]))
-    return videos.take(BytesIO(data), first, Size(width, height), box)[0].astype(np.float64)
-
-
 def reduce(pixels: Pixels, longest: int) -> Pixels:
     """Return the picture with sides of at most `longest`, each pixel the mean of a square of k x k; unchanged if it fits already."""
     step = -(-max(pixels.shape[:2]) // longest)
@@ -321,7 +197,8 @@ def preview_sample(reader: Reader, names: Sequence[str], sample: str, source: Mo
         if not shown:
             continue
         others = [row for row in choose_rows(catalog, column) if row != shown[0].row]
-        colours = find_colours(catalog, column, [*shown, *read_samples(reader, catalog, column, others)], source)
+        shown += read_samples(reader, catalog, column, others)
+        colours = find_colours(shown, find_originals(catalog, column, shown, source))
         return Preview(name, sample, colours.paint(shown[0].latents), colours)
     why = reader.layout.command(f"why {shlex.quote(sample)}")
     raise BadInput(f"{reader.layout.root} has no latents of the sample {sample!r} to make a picture from ({why} says what there is)")

@@ -35,7 +35,7 @@ nav ul, .legend { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1
 section { margin-top: 3.2rem; }
 .scroll { overflow-x: auto; margin-top: 1.3rem; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; }
-caption { text-align: left; font-weight: 600; padding-bottom: .3rem; }
+caption { text-align: left; font-weight: 600; padding-bottom: .3rem; max-width: calc(100vw - 2rem); }
 th, td { text-align: left; vertical-align: baseline; font-weight: 400; padding: .32rem 0 .32rem 1.1rem;
   border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { padding-left: 0; }
@@ -57,8 +57,12 @@ svg .limit-text { fill: var(--bad); }
 .key { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .4rem; }
 details { margin-top: .8rem; } summary { color: var(--soft); font-size: .9rem; cursor: pointer; }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(10.5rem, 1fr)); gap: 1.6rem 1.2rem; margin-top: 1.4rem; }
+.gallery.pairs { grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); }
+.pair { display: flex; gap: .5rem; align-items: flex-start; } .pair > * { max-width: calc(50% - .25rem); }
+.missing { width: 12rem; min-height: 6rem; align-self: stretch; display: grid; place-content: center; text-align: center; padding: .5rem;
+  border: 1px dashed var(--other); color: var(--soft); font-size: .85rem; line-height: 1.4; }
 figure { margin: 0; break-inside: avoid; }
-figure img { display: block; width: 100%; height: 10.5rem; object-fit: contain; object-position: left bottom; }
+figure img { display: block; max-width: 100%; height: auto; }
 figcaption { font-size: .85rem; line-height: 1.4; margin-top: .5rem; }
 .source { font-weight: 600; } .caption { display: block; color: var(--soft); margin-top: .1rem; }
 footer { margin-top: 4rem; border-top: 1px solid var(--line); padding-top: 1rem; }
@@ -67,9 +71,8 @@ footer { margin-top: 4rem; border-top: 1px solid var(--line); padding-top: 1rem;
   h1 { font-size: 1.7rem; }
   .tiles { grid-template-columns: 1fr 1fr; gap: 1.1rem; }
   section { margin-top: 2.4rem; }
-  th, td { padding-left: .8rem; } .k { min-width: 5rem; }
-  .gallery { grid-template-columns: 1fr 1fr; gap: 1.2rem .9rem; }
-  figure img { height: 8.5rem; }
+  table { font-size: .85rem; } th, td { padding-left: .45rem; } .k { min-width: 4rem; } .bar { min-width: 2rem; }
+  .gallery:not(.pairs) { grid-template-columns: 1fr 1fr; gap: 1.2rem .9rem; }
 }
 @media print {
   :root { --paper: #fff; --ink: #000; --soft: #444; --line: #ccc; --fill: #4a7aa8; --other: #b3bfca; --lost: #c9691c; --sound: #93b5a7;
@@ -79,6 +82,6 @@ footer { margin-top: 4rem; border-top: 1px solid var(--line); padding-top: 1rem;
   nav, summary { display: none; } section { margin-top: 1.6rem; } tr { break-inside: avoid; } h2 { break-after: avoid; }
   .scroll { overflow: visible; break-inside: avoid; }
   details::details-content { content-visibility: visible; height: auto; }
-  .gallery { grid-template-columns: repeat(4, 1fr); }
+  .gallery { grid-template-columns: repeat(4, 1fr); } .gallery.pairs { grid-template-columns: 1fr 1fr; }
 }
 """

@@ -1,10 +1,11 @@
 """`report`: writes what is in a store and in one of its data sets as one page. Collects numbers and pictures; `document` makes the HTML.
 
-It changes nothing in the store. It needs neither torch nor the models; Pillow only for the colours of thumbnails.
+It changes nothing in the store. It needs neither torch nor the models; Pillow only for originals and the colours fitted to them.
 """
 
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -30,6 +31,7 @@ from cachestore.report.numbers import (
     FindingNumbers,
     Gallery,
     Pass,
+    Picture,
     RankNumbers,
     ReportNumbers,
     Segment,
@@ -37,10 +39,11 @@ from cachestore.report.numbers import (
     State,
     Thumbnail,
 )
+from cachestore.report.originals import Original, SampleLatents, find_originals, references_of
 from cachestore.report.png import encode_png
-from cachestore.report.previews import SampleLatents, choose_rows, find_colours, picture_column, read_samples, reduce, references_of
+from cachestore.report.previews import Pixels, choose_rows, find_colours, picture_column, read_samples, reduce
 from cachestore.source.combined import Moved
-from cachestore.storage.catalog import Catalog, KeyColumn, list_names, newest_catalog
+from cachestore.storage.catalog import Catalog, KeyColumn, list_names, newest_catalog, no_data_set
 from cachestore.storage.snapshot import Snapshot
 from cachestore.storage.verify import VerifyReport
 from cachestore.store.reader import Reader
@@ -54,7 +57,13 @@ DEFAULT_NAME: Final = "train"
 _COUNTS: Final = ("reused", "encoded", "failed")
 _RANK_FIELDS: Final = ("rank", "host", "pid", "encoded", "reused", "failed", "phase")
 LONGEST_SIDE: Final = 128
-"""Of a thumbnail, in pixels: 20 of them take at most 1.4 MB of the page."""
+"""Of a picture from latents, in pixels: 20 of them take at most 1.4 MB of the page."""
+_BESIDE: Final = "The left picture is the part of the original that was encoded; the right one is made from its latents."
+_WHY_NONE: Final = {
+    "missing": "The original was not found.",
+    "changed": "The original has changed since it was encoded.",
+    "unreadable": "The original cannot be read: ",
+}
 
 
 def write_report(
@@ -74,7 +83,7 @@ def write_report(
         name: the data set; by default `train`, else the first one. A store without data sets has a report too.
         level: as for `verify`: "full" reads every byte.
         batch_size: the batch size for counting the samples that buckets leave out.
-        source: the new path of the data set's pictures if they moved, or paths by source name; thumbnails take their colours from them.
+        source: the new path of the data set's pictures if they moved, or paths by source name.
 
     Raises:
         StoreNotFound: there is no store there.
@@ -103,8 +112,7 @@ def _choose_name(layout: Layout, names: Sequence[str], name: str | None) -> str 
     if name is None:
         return DEFAULT_NAME if DEFAULT_NAME in names else next(iter(names), None)
     if name not in names:
-        there = ", ".join(map(repr, names[:3])) or "none"
-        raise BadInput(f"{layout.root} has no data set {name!r}; it has {there} ({layout.command('stats')} lists them)")
+        raise no_data_set(layout, name, names)
     return name
 
 
@@ -222,21 +230,40 @@ def _make_gallery(reader: Reader, catalog: Catalog, source: Moved | None) -> Gal
     shown = read_samples(reader, catalog, column, choose_rows(catalog, column)) if column is not None else []
     if column is None or not shown:
         return Gallery()
-    colours = find_colours(catalog, column, shown, source)
-    thumbnails = tuple(_thumbnail(catalog, column, one, encode_png(reduce(colours.paint(one.latents), LONGEST_SIDE))) for one in shown)
+    originals = find_originals(catalog, column, shown, source)
+    colours = find_colours(shown, originals)
+    states = Counter(one.state for one in originals)
     return Gallery(
-        chosen=f"{len(thumbnails)} of {len(catalog):,} samples: those whose ids have the smallest digests.",
+        chosen=f"{len(shown)} of {len(catalog):,} samples: those whose ids have the smallest digests.",
+        beside=_BESIDE if states["missing"] < len(shown) else "",
         colours=colours.in_words(),
-        thumbnails=thumbnails,
-        about={"shown": len(thumbnails), "fitted_to": colours.fitted_to, "explained": round(colours.explained, 4)},
+        thumbnails=tuple(
+            _thumbnail(catalog, column, one, original, reduce(colours.paint(one.latents), LONGEST_SIDE))
+            for one, original in zip(shown, originals, strict=True)
+        ),
+        about={
+            "shown": len(shown),
+            "originals": states["found"],
+            "changed": [one.sample for one, original in zip(shown, originals, strict=True) if original.state == "changed"],
+            "fitted_to": colours.fitted_to,
+            "explained": round(colours.explained, 4),
+        },
     )
 
 
-def _thumbnail(catalog: Catalog, column: KeyColumn, one: SampleLatents, png: bytes) -> Thumbnail:
+def _thumbnail(catalog: Catalog, column: KeyColumn, one: SampleLatents, original: Original, painted: Pixels) -> Thumbnail:
     source = next(iter(references_of(catalog, column, one.row)), "")
     caption = next(iter(catalog.row_captions(one.row)), "")
     _channels, height, width = one.latents.shape
     size = "x".join(map(str, one.cell.facts.get("bucket", ()))) or f"{width}x{height} latents"
     within = framing_of(json.loads(catalog.extras[one.row])).get(WITHIN)
     size += f" of {within}" if within else ""
-    return Thumbnail(one.sample, source, caption, size, png, width, height)
+    return Thumbnail(
+        sample=one.sample,
+        source=source,
+        caption=caption,
+        size=size,
+        latents=Picture("png", encode_png(painted), width, height),
+        original=Picture("jpeg", original.jpeg, *original.size) if original.state == "found" else None,
+        why_none=_WHY_NONE.get(original.state, "") + original.reason,
+    )

@@ -75,7 +75,7 @@ def json_row(text: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(text, parse_constant=_no_constant)
     except ValueError as error:
-        raise BadInput(f"{where}: not JSON ({error})") from error
+        raise BadInput(f"{where}: not JSON ({error}); write one JSON object a line") from error
     if not isinstance(row, dict):
         raise BadInput(f"{where}: each row must be a JSON object such as {{'image': 'a.png'}}, not a {type(row).__name__}")
     return cast("dict[str, Any]", row)

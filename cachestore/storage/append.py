@@ -2,17 +2,19 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput, CacheStoreError, FormatError
-from cachestore.core.keys import Json, Key, canonical
+from cachestore.core.keys import Json, Key
 from cachestore.files.checksum import digest_file
-from cachestore.files.container import parse_header
 from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
@@ -20,11 +22,14 @@ from cachestore.files.publish import make_folder, publish
 from cachestore.storage.entry import Entry, make_entry
 from cachestore.storage.locations import Location
 from cachestore.storage.marked import marked_segments
-from cachestore.storage.segment import ENTRY_LIMIT, SegmentContents, build_segment, parse_contents
+from cachestore.storage.segment import ENTRY_LIMIT, SegmentContents, SegmentDraft, draft_of, row_of
 from cachestore.storage.snapshot import ref_of
 
 _TENSOR_HEADER_BYTES: Final = 160
 """Most header bytes of one tensor, without its name."""
+
+UNDER_WAY: Final = 2
+"""How many segments are written at once, while a further one is filled. Each holds up to `SegmentLimits.size_bytes` of memory."""
 
 HEADER_BYTES: Final = 4 * 1024 * 1024
 """Most header bytes of the entries of one segment, before JSON escaping. Far below the limit of readers."""
@@ -42,109 +47,219 @@ class SegmentLimits:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A durable segment and the locations of its entries."""
+    """A durable segment."""
 
     digest: str
     contents: SegmentContents
-    locations: Mapping[Key, Location]
+
+    @property
+    def keys(self) -> list[Key]:
+        """The keys of its entries."""
+        return [entry.key for entry in self.contents.entries]
+
+    @property
+    def locations(self) -> dict[Key, Location]:
+        """The locations of its entries."""
+        ref = ref_of(self.digest, self.contents)
+        return {entry.key: Location(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum) for entry in self.contents.entries}
+
+
+@dataclass(slots=True)
+class _Closed:
+    """A segment that takes no more entries and is not acknowledged yet."""
+
+    draft: SegmentDraft
+    result: "Future[Acknowledged] | None" = None
+    """What a thread makes of it; None if no thread has it."""
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a thread is done with it."""
+        return self.result is not None and self.result.done()
 
 
 @dataclass(slots=True)
 class Appender:
-    """Collects entries and publishes them as segments. Belongs to one thread of one process; starts no thread.
+    """Collects entries and publishes them as segments. Belongs to one process, and is used by one thread at a time.
 
-    `put` only collects. An entry is acknowledged when `put` or `close_segment` returns the `Acknowledged` of its segment.
+    `put` only collects. An entry is acknowledged when `put`, `end_segment` or `close_segment` returns the `Acknowledged` of its segment;
+    segments are returned in the order in which they were filled. Inside `with appender`, up to two full segments are written by threads
+    while the next one is filled; these threads end with the block. Otherwise segments are written in the caller's thread.
     """
 
     layout: Layout
     origin: str = ""
     limits: SegmentLimits = field(default_factory=SegmentLimits)
     clock: Callable[[], float] = time.monotonic
-    _entries: dict[Key, Entry] = field(default_factory=dict[Key, Entry])
+    _draft: SegmentDraft = field(default_factory=SegmentDraft)
     _size_bytes: int = 0
+    """Of the tensors in the open segment."""
     _header_bytes: int = 0
     _opened_at: float = 0.0
+    ended: int = 0
+    """How many segments take no more entries. As many are acknowledged once all of these are durable."""
+    _closed: deque[_Closed] = field(default_factory=deque[_Closed])
+    _acknowledged: list[Acknowledged] = field(default_factory=list[Acknowledged])
+    """Segments that are durable and not returned yet."""
+    _threads: ThreadPoolExecutor | None = None
     _pid: int = field(default_factory=os.getpid)
 
-    def put(self, key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Json]) -> list[Acknowledged]:
-        """Collect an entry. Returns the segments that were closed because a limit was reached, usually none.
+    def __enter__(self) -> Self:
+        self._threads = ThreadPoolExecutor(UNDER_WAY, thread_name_prefix="cachestore-write")  # starts no thread yet
+        return self
 
-        The buffers must not change until the entry is acknowledged. A key that is already collected is left as it is.
-        Raises BadInput for an entry that cannot be stored, and WriteFailed if a segment could not be published. The collected entries are
-        then kept: put the same entry again, and call `close_segment` again.
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=True)
+
+    def put(self, key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Json]) -> list[Acknowledged]:
+        """Collect an entry; its bytes and its JSON value are copied. Returns the segments that are acknowledged by now, usually none.
+
+        A key that is already collected is left as it is. Raises BadInput for an entry that cannot be stored, and WriteFailed if a segment
+        could not be published. The collected entries are then kept: put the same entry again, and call `close_segment` again.
         """
         self.check_process()
-        return [] if key in self._entries else self.add(make_entry(key, tensors, meta))
+        if not self._holds(key):
+            self._collect(make_entry(key, tensors, meta))
+        return self._taken()
 
     def add(self, entry: Entry) -> list[Acknowledged]:
         """Collect an entry that `make_entry` made. Returns and raises as `put`."""
         self.check_process()
-        key = entry.key
-        if key in self._entries:
-            return []
-        header_bytes = _TENSOR_HEADER_BYTES + len(canonical(dict(entry.meta)))
-        header_bytes += sum(_TENSOR_HEADER_BYTES + len(spec.name) for spec in entry.specs)
-        if header_bytes > HEADER_BYTES:
-            raise BadInput(
-                f"entry {key} has names and a JSON value of {header_bytes} bytes; at most {HEADER_BYTES} can be stored beside its tensors"
-            )
-        closed: list[Acknowledged] = []
-        if self._entries and (
-            self._size_bytes + entry.size_bytes > self.limits.size_bytes or self._header_bytes + header_bytes > self.limits.header_bytes
-        ):
-            closed += self.close_segment()
-        if not self._entries:
-            self._opened_at = self.clock()
-        self._entries[key] = entry
-        self._size_bytes += entry.size_bytes
-        self._header_bytes += header_bytes
-        if len(self._entries) >= self.limits.entries or self._size_bytes >= self.limits.size_bytes:
-            closed += self.close_segment()
-        return closed
+        if not self._holds(entry.key):
+            self._collect(entry)
+        return self._taken()
 
     @property
     def is_due(self) -> bool:
         """Whether the collected entries have waited for `limits.age_seconds`."""
-        return bool(self._entries) and self.clock() - self._opened_at >= self.limits.age_seconds
+        return bool(self._draft) and self.clock() - self._opened_at >= self.limits.age_seconds
+
+    def end_segment(self) -> list[Acknowledged]:
+        """Begin to publish the collected entries, and return the segments that are acknowledged by now. Raises as `close_segment`."""
+        self.check_process()
+        self._end()
+        return self._taken()
 
     def close_segment(self) -> list[Acknowledged]:
-        """Publish the collected entries; an empty list if there are none. Raises WriteFailed, and keeps the entries then."""
+        """Publish the collected entries, and wait for them. Returns what was not returned yet, nothing if there was nothing.
+
+        Raises WriteFailed, and keeps the entries then.
+        """
         self.check_process()
-        if not self._entries:
-            return []
-        acknowledged = publish_segment(self.layout, list(self._entries.values()), origin=self.origin)
-        self.discard()
-        return [acknowledged]
+        if self._draft and not self._closed:
+            self._closed.append(self._replaced())  # nothing else is being written, so this thread can do it
+            self.ended += 1
+        self._end()
+        self._take(0)
+        return self._taken()
 
     def discard(self) -> None:
         """Forget the collected entries."""
-        self._entries, self._size_bytes, self._header_bytes = {}, 0, 0
+        self._replaced()
+        self._closed.clear()
 
     def check_process(self) -> None:
         """Raise CacheStoreError in any process but the one that made this object."""
         if self._pid != os.getpid():
             raise CacheStoreError("a writer belongs to the process that made it; open the store again in this one")
 
+    @property
+    def _most_closed(self) -> int:
+        return UNDER_WAY if self._threads is not None else 0
 
-def publish_segment(layout: Layout, entries: list[Entry], *, origin: str, edition: int = 0) -> Acknowledged:
-    """Write entries as one durable segment. Raises WriteFailed.
+    def _holds(self, key: Key) -> bool:
+        return key in self._draft or any(key in closed.draft for closed in self._closed)
+
+    def _collect(self, entry: Entry) -> None:
+        row = row_of(entry)
+        header_bytes = _TENSOR_HEADER_BYTES + (len(row) if row.isascii() else len(row.encode("utf-8", "surrogatepass")))
+        for spec in entry.specs:
+            header_bytes += _TENSOR_HEADER_BYTES + len(spec.name)
+        if header_bytes > HEADER_BYTES:
+            raise BadInput(
+                f"entry {entry.key} has names and a JSON value of {header_bytes} bytes; at most {HEADER_BYTES} can be stored beside its"
+                " tensors"
+            )
+        if self._closed:
+            self._take(self._most_closed)
+        draft, limits = self._draft, self.limits
+        size_bytes = entry.size_bytes
+        if draft and (self._size_bytes + size_bytes > limits.size_bytes or self._header_bytes + header_bytes > limits.header_bytes):
+            self._end()
+            draft = self._draft
+        if not draft:
+            self._opened_at = self.clock()
+        draft.add(entry, row)
+        self._size_bytes += size_bytes
+        self._header_bytes += header_bytes
+        if len(draft) >= limits.entries or self._size_bytes >= limits.size_bytes:
+            self._end()
+
+    def _replaced(self) -> _Closed:
+        """The open segment, which a new one replaces."""
+        closed = _Closed(self._draft)
+        self._draft, self._size_bytes, self._header_bytes = SegmentDraft(closed.draft.blocks), 0, 0
+        return closed
+
+    def _end(self) -> None:
+        if self._draft:
+            closed = self._replaced()
+            self._closed.append(closed)
+            self.ended += 1
+            if self._threads is not None:
+                closed.result = self._threads.submit(self._write, closed.draft)
+        self._take(self._most_closed)
+
+    def _write(self, draft: SegmentDraft) -> Acknowledged:
+        return write_segment(self.layout, draft, origin=self.origin)
+
+    def _take(self, left: int) -> None:
+        """Take the results of closed segments in order, waiting until at most `left` are not acknowledged. Raises WriteFailed."""
+        while self._closed and (len(self._closed) > left or self._closed[0].is_written):
+            closed = self._closed[0]
+            result, closed.result = closed.result, None  # one that failed is written again by the next call, in its own thread
+            try:
+                acknowledged = self._write(closed.draft) if result is None else result.result()
+            except Exception:
+                self._forget_failures()
+                raise
+            self._closed.popleft()
+            closed.draft.release()
+            self._acknowledged.append(acknowledged)
+
+    def _forget_failures(self) -> None:
+        """One error is enough for a full disk: what failed beside the first segment is written again by the next call, too."""
+        for closed in self._closed:
+            if closed.result is not None and closed.result.exception() is not None:
+                closed.result = None
+
+    def _taken(self) -> list[Acknowledged]:
+        taken, self._acknowledged = self._acknowledged, []
+        return taken
+
+
+def publish_segment(layout: Layout, entries: Iterable[Entry], *, origin: str) -> Acknowledged:
+    """Write entries as one durable segment. Raises WriteFailed."""
+    return write_segment(layout, draft_of(entries), origin=origin)
+
+
+def write_segment(layout: Layout, draft: SegmentDraft, *, origin: str, edition: int = 0) -> Acknowledged:
+    """Write a segment durably. Raises WriteFailed. Several threads may write segments at once.
 
     If a damaged file or a segment marked for deletion has the segment's name, the next edition gets another name. The damaged file is left
     to `repair`. A name that is marked for deletion is never used again, as its file will be removed.
     """
-    digest, chunks = build_segment(entries, origin=origin, edition=edition)
+    digest, chunks, contents = draft.build(origin=origin, edition=edition)
     if digest in marked_segments(layout):
-        return publish_segment(layout, entries, origin=origin, edition=edition + 1)
+        return write_segment(layout, draft, origin=origin, edition=edition + 1)
     path = layout.segment(digest)
-    file_bytes = sum(len(chunk) for chunk in chunks)
-    contents = parse_contents(parse_header(bytes(chunks[0])[8:], file_bytes, where=path), file_bytes, where=path)
     make_folder(layout, layout.temporary, path.parent)
-    if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest, file_bytes):
-        return publish_segment(layout, entries, origin=origin, edition=edition + 1)
+    if not publish(layout, path, chunks, digest=digest, read_only=True) and not _is_whole(path, digest, contents.size_bytes):
+        return write_segment(layout, draft, origin=origin, edition=edition + 1)
     failpoint("segment.published")
-    ref = ref_of(digest, contents)
-    locations = {entry.key: Location(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum) for entry in contents.entries}
-    return Acknowledged(digest, contents, locations)
+    return Acknowledged(digest, contents)
 
 
 def _is_whole(path: Path, digest: str, file_bytes: int) -> bool:

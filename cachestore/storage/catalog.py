@@ -4,14 +4,15 @@ A catalog says which key belongs to which sample. A row of a key column has one 
 variant, in order. docs/design/files.md describes the columns of the table.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
+from cachestore.core.words import NAMED, did_you_mean
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, decode_name, encode_name, parse_catalog, parse_dropped, to_repair, to_verify
 from cachestore.files.table import Table, never_falls, offsets_of, open_table, read_table
@@ -258,6 +259,13 @@ def _check_shape(catalog: Catalog, path: Path) -> None:
 def list_names(layout: Layout) -> list[str]:
     """The names of all data sets in a store."""
     return [name for name in map(decode_name, names_in(layout.catalogs)) if name is not None]
+
+
+def no_data_set(layout: Layout, name: str, names: Collection[str]) -> BadInput:
+    """Return the error for a name that no data set has; `names` are those that there are."""
+    there = ", ".join(map(repr, sorted(names)[:NAMED])) or "none"
+    lists = layout.command("stats")
+    return BadInput(f"{layout.root} has no data set {name!r}; it has {there} ({lists} lists them){did_you_mean(name, names)}")
 
 
 def list_generations(layout: Layout, name: str) -> list[int]:

@@ -104,7 +104,7 @@ def compact_segments(layout: Layout, groups: Sequence[Group], needs: Needs) -> C
     entries = 0
     for acknowledged in chain.from_iterable(map(copying.copy, groups)):
         written.add(acknowledged.digest)
-        entries += len(acknowledged.locations)
+        entries += len(acknowledged.contents.entries)
     failpoint("compact.before_index")
     if copying.sources:
         commit(layout).close()

@@ -4,8 +4,8 @@ The tensors of an entry follow each other, widest dtype first, so each is aligne
 the key, names, dtypes, shapes and every byte. So intact bytes under a wrong key are noticed.
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -17,6 +17,8 @@ from cachestore.files.checksum import Buffer, Checksum
 from cachestore.files.container import DTYPE_BYTES, is_shape, size_bytes
 
 CHECKSUM_BYTES: Final = 16
+_NAME_LIMIT: Final = 128
+_INTEGERS: Final = frozenset({int})
 
 
 class TensorSpec(NamedTuple):
@@ -35,12 +37,11 @@ class TensorSpec(NamedTuple):
 Specs = tuple[TensorSpec, ...]
 """The tensors of an entry in the order of their bytes."""
 
-_LAYOUTS: Final = 4096
+LAYOUTS: Final = 4096
 """How many layouts are cached with their text and size. A store has one layout for each shape, not for each entry."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """An entry that is about to be written."""
 
     key: Key
@@ -52,30 +53,51 @@ class Entry:
     @property
     def size_bytes(self) -> int:
         """Bytes of all its tensors."""
-        return sum(len(buffer) for buffer in self.buffers)
+        return sum(map(len, self.buffers))
 
 
 def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Json]) -> Entry:
     """Order an entry's tensors and compute its checksum.
 
     Raises BadInput for a bad name, dtype or length, or for a value that is not JSON. An entry may have no tensors, only its JSON value.
+    The value is copied; the tensors' bytes are not.
     """
-    canonical(dict(meta))
+    copied: dict[str, Json] = json.loads(canonical(dict(meta)).decode("utf-8", "surrogatepass")) if meta else {}
     specs: list[TensorSpec] = []
     buffers: list[Buffer] = []
-    for name, (dtype, shape, buffer) in sorted(tensors.items(), key=lambda item: (-DTYPE_BYTES.get(item[1][0], 0), item[0])):
-        if not name or len(name) > 128 or "/" in name or not name.isprintable():
-            raise BadInput(f"a tensor's name has 1 to 128 printable characters and no '/'; {name!r} in entry {key} does not")
-        spec = TensorSpec(name, dtype, tuple(shape))
-        view = memoryview(buffer).cast("B") if memoryview(buffer).nbytes else memoryview(b"")
-        if dtype not in DTYPE_BYTES or not is_shape(spec.shape) or spec.size_bytes != len(view):
-            raise BadInput(f"tensor {name!r} of entry {key}: {len(view)} bytes do not make {dtype} {list(shape)}")
-        specs.append(spec)
+    for name, (dtype, shape, buffer) in sorted(tensors.items(), key=_by_width) if len(tensors) > 1 else tensors.items():
+        view = memoryview(buffer)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        specs.append(_spec_of(key, name, dtype, tuple(shape), len(view)))
         buffers.append(view)
-    return Entry(key, tuple(specs), tuple(buffers), meta, checksum_of(key, specs, buffers))
+    layout = tuple(specs)
+    return Entry(key, layout, tuple(buffers), copied, checksum_of(key, layout, buffers))
 
 
-def checksum_of(key: Key, specs: "Specs | list[TensorSpec]", buffers: Sequence[Buffer]) -> bytes:
+def _by_width(named: tuple[str, RawTensor]) -> tuple[int, str]:
+    return -DTYPE_BYTES.get(named[1][0], 0), named[0]
+
+
+def _spec_of(key: Key, name: str, dtype: str, shape: tuple[int, ...], size: int) -> TensorSpec:
+    spec = TensorSpec(name, dtype, shape)
+    # Types are checked each time: a cache takes (True,) and (1.0,) for (1,).
+    if not (_INTEGERS.issuperset(map(type, shape)) and _is_sound(spec, size)):
+        if not _is_name(name):
+            raise BadInput(f"a tensor's name has 1 to 128 printable characters and no '/'; {name!r} in entry {key} does not")
+        raise BadInput(f"tensor {name!r} of entry {key}: {size} bytes cannot be {dtype} {list(shape)}")
+    return spec
+
+
+@lru_cache(LAYOUTS)
+def _is_sound(spec: TensorSpec, size: int) -> bool:
+    return _is_name(spec.name) and spec.dtype in DTYPE_BYTES and is_shape(spec.shape) and spec.size_bytes == size
+
+
+def _is_name(name: str) -> bool:
+    return bool(name) and len(name) <= _NAME_LIMIT and "/" not in name and name.isprintable()
+
+
+def checksum_of(key: Key, specs: Specs, buffers: Sequence[Buffer]) -> bytes:
     """xxh3_128 over key, names, dtypes, shapes and bytes. `buffers` is one buffer for all bytes, or one for each tensor."""
     state = begin_checksum(key, specs)
     for buffer in buffers:
@@ -83,18 +105,18 @@ def checksum_of(key: Key, specs: "Specs | list[TensorSpec]", buffers: Sequence[B
     return state.digest()
 
 
-def begin_checksum(key: Key, specs: "Specs | list[TensorSpec]") -> Checksum:
+def begin_checksum(key: Key, specs: Specs) -> Checksum:
     """Start an entry's checksum with its key, names, dtypes and shapes. The bytes follow."""
-    return Checksum(key + text_of(tuple(specs)))
+    return Checksum(key + text_of(specs))
 
 
-@lru_cache(_LAYOUTS)
+@lru_cache(LAYOUTS)
 def text_of(specs: Specs) -> bytes:
     """Names, dtypes and shapes as canonical JSON, for the checksum and the index."""
     return canonical([[spec.name, spec.dtype, list(spec.shape)] for spec in specs])
 
 
-@lru_cache(_LAYOUTS)
+@lru_cache(LAYOUTS)
 def size_of(specs: Specs) -> int:
     """Bytes of all these tensors."""
     return sum(spec.size_bytes for spec in specs)

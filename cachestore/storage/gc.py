@@ -162,10 +162,11 @@ def old_indexes(layout: Layout, *, now: float) -> list[Path]:
     return [path for path in paths if is_older(path, GRACE_SECONDS, now=now)]
 
 
-def old_generations(layout: Layout, *, now: float) -> dict[str, list[int]]:
-    """By data set, the generations that are older than 30 days, without the newest three."""
-    earlier = {name: list_generations(layout, name)[:-KEPT_GENERATIONS] for name in list_names(layout)}
-    old = {name: [n for n in some if is_older(layout.catalog(name, n), KEPT_SECONDS, now=now)] for name, some in earlier.items()}
+def old_generations(layout: Layout, *, now: float, keep: int | None = None) -> dict[str, list[int]]:
+    """By data set, the generations that are older than 30 days, without the newest three; with `keep`, all but so many of the newest."""
+    earlier = {name: list_generations(layout, name)[: -(keep or KEPT_GENERATIONS)] for name in list_names(layout)}
+    is_old = {name: [n for n in some if is_older(layout.catalog(name, n), KEPT_SECONDS, now=now)] for name, some in earlier.items()}
+    old = earlier if keep else is_old
     return {name: generations for name, generations in old.items() if generations}
 
 

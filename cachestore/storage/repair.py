@@ -30,7 +30,7 @@ from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import read_stray
 from cachestore.storage.commit import commit, has_news, publish_marker
 from cachestore.storage.entry import Entry
-from cachestore.storage.findings import HARMLESS, Finding
+from cachestore.storage.findings import HARMLESS, Finding, missing_keys
 from cachestore.storage.index import Index, check, is_no_index
 from cachestore.storage.losses import LOST_FORMAT, LOST_VERSION, Sample, needed_samples, vanished_keys, wanted_keys
 from cachestore.storage.marked import NEWER
@@ -192,8 +192,7 @@ def _mend_marker(root: Path) -> None:
 def finish_report(root: Path, report: RepairReport, *, look_further: LookFurther | None = None) -> RepairReport:
     """Return the report with what is still wrong now."""
     left = tuple(finding for finding in verify(root, "quick", look_further=look_further).findings if finding.kind not in HARMLESS)
-    missing = len({finding.key for finding in left if finding.kind == "missing-entry"})
-    return replace(report, missing=missing, findings=left)
+    return replace(report, missing=len(missing_keys(left)), findings=left)
 
 
 def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None:

@@ -1,32 +1,36 @@
-"""Segments: immutable safetensors files of many entries, built in memory and written once. Only segments hold values.
+"""Segments: immutable safetensors files of many entries, laid out in memory and written once. Only segments hold values.
 
 A segment's name is the xxh3_128 of all its bytes. Entries start at multiples of 64 bytes; the gaps are declared tensors `filler/<n>`.
 """
 
 import json
+import mmap
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Json, Key, canonical
 from cachestore.files.checksum import digest_of
-from cachestore.files.container import ALIGNMENT, Header, TensorInfo, build_header, read_header
+from cachestore.files.container import ALIGNMENT, Header, field_start, join_header, read_header
 from cachestore.files.opening import opened
 from cachestore.files.paths import to_repair, to_verify
-from cachestore.storage.entry import CHECKSUM_BYTES, Buffer, Entry, Specs, TensorSpec, size_of
+from cachestore.storage.entry import CHECKSUM_BYTES, LAYOUTS, Buffer, Entry, Specs, TensorSpec, size_of
 
 FORMAT: Final = "cachestore-segment"
 VERSION: Final = 1
 ENTRY_LIMIT: Final = 4096
 """Most entries of one segment. Keeps headers small: opening one takes about 1 ms per thousand tensors."""
 
+BLOCK_BYTES: Final = 16 * 1024 * 1024
+"""Entries are copied into blocks of so many bytes. A larger entry gets a block of its own."""
+
 _FILLER: Final = "filler"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEntry:
+class StoredEntry(NamedTuple):
     """An entry as a segment's header describes it."""
 
     key: Key
@@ -54,41 +58,172 @@ class SegmentContents:
     size_bytes: int
 
 
-def build_segment(entries: Iterable[Entry], *, origin: str = "", edition: int = 0) -> tuple[str, list[Buffer]]:
-    """Lay out a segment; returns (digest, chunks). Pass another `edition` for another digest, if the name is taken."""
-    tensors: dict[str, TensorInfo] = {}
-    table: dict[str, Any] = {}
-    data: list[Buffer] = []
+class Blocks:
+    """The memory in which segments are laid out. Used blocks are kept for the next segment: fresh memory costs more than the copy."""
+
+    def __init__(self) -> None:
+        self._free: list[memoryview] = []
+
+    def take(self, size_bytes: int) -> memoryview:
+        """Return a block with room for an entry of this size. Its bytes are whatever was in it before."""
+        if size_bytes > BLOCK_BYTES:
+            return memoryview(bytearray(size_bytes + -size_bytes % ALIGNMENT))
+        return self._free.pop() if self._free else _fresh_block()
+
+    def give_back(self, blocks: Iterable[memoryview]) -> None:
+        """Keep blocks that are no longer used. Any thread may call this."""
+        self._free += [block for block in blocks if len(block) == BLOCK_BYTES]
+
+
+def _fresh_block() -> memoryview:
+    """Memory that the system gives as it is touched, so a small segment takes little."""
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # Windows has none
+    return memoryview(mmap.mmap(-1, BLOCK_BYTES, **flags))
+
+
+class Built(NamedTuple):
+    """A segment that is ready to be written."""
+
+    digest: str
+    """Its name: the digest of all chunks."""
+    chunks: list[Buffer]
+    contents: SegmentContents
+    """What `read_contents` will return."""
+
+
+class _Laid(NamedTuple):
+    start: int
+    name: str
+    """The key in hex digits. Unique, so sorting compares nothing behind it."""
+    key: Key
+    specs: Specs
+    checksum: bytes
+    meta: Mapping[str, Json]
+
+
+@dataclass(slots=True)
+class SegmentDraft:
+    """Entries that are laid out as a segment. `add` copies their bytes."""
+
+    blocks: Blocks = field(default_factory=Blocks)
+    size_bytes: int = 0
+    """Bytes of the entries and of the gaps between them."""
+    _held: list[memoryview] = field(default_factory=list[memoryview])
+    _filled: list[int] = field(default_factory=list[int])
+    """The bytes used of each block."""
+    _fields: list[str] = field(default_factory=list[str])
+    """The header's fields, in the order of the tensors' bytes."""
+    _rows: dict[str, str] = field(default_factory=dict[str, str])
+    """Rows of the entry table, by key in hex digits."""
+    _laid: list[_Laid] = field(default_factory=list[_Laid])
+
+    def __len__(self) -> int:
+        return len(self._laid)
+
+    def __contains__(self, key: Key) -> bool:
+        return key.hex() in self._rows
+
+    def add(self, entry: Entry, row: str) -> None:
+        """Add an entry behind those before it. `row` is its `row_of`. Raises FormatError for a key that is in the segment already."""
+        name = entry.key.hex()
+        if name in self._rows:
+            raise FormatError(f"a segment holds each key once, but entry {name} was added twice")
+        if gap := -self.size_bytes % ALIGNMENT:
+            text = field_start(f"{_FILLER}/{len(self._rows)}", "U8", (gap,))
+            self._fields.append(f"{text}{self.size_bytes},{self.size_bytes + gap}]}}")
+            self._copy(bytes(gap))
+        start = self.size_bytes
+        for text, first, end in _fields_of(entry.specs):
+            self._fields.append(f'"{name}/{text}{start + first},{start + end}]}}')
+        size = entry.size_bytes
+        if size and (not self._held or self._filled[-1] + size > len(self._held[-1])):
+            self._held.append(self.blocks.take(size))
+            self._filled.append(0)
+        for buffer in entry.buffers:
+            self._copy(buffer)
+        self._rows[name] = row
+        # Readers take an entry without tensors for one at the start of the data.
+        self._laid.append(_Laid(start if entry.specs else 0, name, entry.key, entry.specs, entry.checksum, entry.meta))
+
+    def _copy(self, buffer: Buffer) -> None:
+        # A gap always fits behind the last entry: blocks, too, end at multiples of 64.
+        if size := len(buffer):
+            end = self._filled[-1]
+            self._held[-1][end : end + size] = buffer
+            self._filled[-1] = end + size
+            self.size_bytes += size
+
+    def build(self, *, origin: str = "", edition: int = 0) -> Built:
+        """Complete the segment. Pass another `edition` for another digest, if the name is taken.
+
+        Raises FormatError if the header is above its limits or the JSON values cannot be parsed back.
+        """
+        text = _table_text(self._rows)
+        metadata = {
+            "format": f"{FORMAT}/{VERSION}",
+            "origin": origin,
+            "entries": text,
+            "entries_checksum": digest_of([text.encode("utf-8", "surrogatepass")]),
+        }
+        if edition:
+            metadata["edition"] = str(edition)
+        header = join_header(self._fields, metadata)
+        chunks: list[Buffer] = [header, *(block[:filled] for block, filled in zip(self._held, self._filled, strict=True))]
+        entries = tuple(
+            StoredEntry(laid.key, ordinal, len(header) + laid.start, laid.specs, laid.checksum, laid.meta)
+            for ordinal, laid in enumerate(sorted(self._laid))
+        )
+        return Built(digest_of(chunks), chunks, SegmentContents(origin, entries, len(header) + self.size_bytes))
+
+    def release(self) -> None:
+        """Give the blocks back. The chunks of a `Built` must not be used afterwards."""
+        held, self._held = self._held, []
+        self.blocks.give_back(held)
+
+
+def row_of(entry: Entry) -> str:
+    """An entry's row of the entry table, as JSON."""
+    meta = canonical(dict(entry.meta)).decode("utf-8", "surrogatepass") if entry.meta else "{}"
+    return f'"{entry.key.hex()}":["{entry.checksum.hex()}",{meta}]'
+
+
+@lru_cache(LAYOUTS)
+def _fields_of(specs: Specs) -> tuple[tuple[str, int, int], ...]:
+    """Of each tensor of an entry: its field from the tensor's name to the offsets, and where its bytes start and end in the entry."""
+    fields: list[tuple[str, int, int]] = []
     position = 0
+    for spec in specs:
+        fields.append((field_start(spec.name, spec.dtype, spec.shape)[1:], position, position + spec.size_bytes))
+        position += spec.size_bytes
+    return tuple(fields)
+
+
+def build_segment(entries: Iterable[Entry], *, origin: str = "", edition: int = 0) -> tuple[str, list[Buffer]]:
+    """Lay out a segment; returns (digest, chunks). Raises as `SegmentDraft`."""
+    built = draft_of(entries).build(origin=origin, edition=edition)
+    return built.digest, built.chunks
+
+
+def draft_of(entries: Iterable[Entry]) -> SegmentDraft:
+    """Lay out these entries, in this order."""
+    draft = SegmentDraft()
     for entry in entries:
-        if gap := -position % ALIGNMENT:
-            tensors[f"{_FILLER}/{len(table)}"] = TensorInfo("U8", (gap,), position, position + gap)
-            data.append(bytes(gap))
-            position += gap
-        table[str(entry.key)] = [entry.checksum.hex(), dict(entry.meta)]
-        for spec, buffer in zip(entry.specs, entry.buffers, strict=True):
-            tensors[f"{entry.key}/{spec.name}"] = TensorInfo(spec.dtype, spec.shape, position, position + len(buffer))
-            data.append(buffer)
-            position += len(buffer)
-    text = _table_text(table)
-    metadata = {
-        "format": f"{FORMAT}/{VERSION}",
-        "origin": origin,
-        "entries": text,
-        "entries_checksum": digest_of([text.encode("utf-8", "surrogatepass")]),
-    }
-    if edition:
-        metadata["edition"] = str(edition)
-    chunks: list[Buffer] = [build_header(tensors, metadata), *data]
-    return digest_of(chunks), chunks
+        draft.add(entry, row_of(entry))
+    return draft
 
 
-def _table_text(table: Mapping[str, Any]) -> str:
+def _table_text(rows: Mapping[str, str]) -> str:
     """The entry table as JSON. Lone surrogates (from file names that are not UTF-8) are escaped, as safetensors refuses them raw."""
+    text = f"{{{','.join(rows[name] for name in sorted(rows))}}}"
     try:
-        return canonical(table).decode("utf-8")
-    except UnicodeDecodeError:
+        table = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError("the entries' JSON values are nested too deeply to be parsed back") from error
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
         return json.dumps(table, sort_keys=True, separators=(",", ":"))
+    return text
 
 
 def read_contents(path: Path, *, is_whole: bool = True) -> SegmentContents:

@@ -28,6 +28,8 @@ class SegmentCheck:
     findings: list[Finding] = field(default_factory=list[Finding])
     good: frozenset[Key] = frozenset()
     is_unreadable: bool = False
+    bad: tuple[Key, ...] | None = ()
+    """The damaged entries; None if the header cannot be read, so that all of them are."""
     summary: tuple[SegmentRef, bytes] | None = None
     """By its header, what the index should say of it: `ref_of` and `digest_table`. None if something is wrong with it."""
 
@@ -41,25 +43,28 @@ def check_segment(layout: Layout, digest: str, *, every_byte: bool) -> SegmentCh
 def _check_once(layout: Layout, digest: str, *, every_byte: bool) -> SegmentCheck:
     path = layout.segment(digest)
     where = str(path.relative_to(layout.root))
-    help_text = f"run {layout.command('repair')}"
     try:
         contents = read_contents(path)
         keys = frozenset(entry.key for entry in contents.entries)
         summary = (ref_of(digest, contents), digest_table(contents.entries))
         bad = _bad_entries(path, digest, contents) if every_byte else None
     except FormatError as error:
-        return SegmentCheck(digest, 0, 0, [Finding("corrupt-segment", where, f"{error}; {help_text}")])
+        return SegmentCheck(digest, 0, 0, [Finding("corrupt-segment", where, str(error))], bad=None)
     except OSError as error:
         return SegmentCheck(
             digest, 0, 0, [Finding("unreadable", where, f"{where}: {reason_of(error)}; nothing was moved")], is_unreadable=True
         )
     if bad is None:
         return SegmentCheck(digest, contents.size_bytes, len(keys), [], keys, summary=summary)
-    findings = [
-        Finding("corrupt-entry", where, f"entry {entry.key} does not match its checksum in {where}; {help_text}", str(entry.key))
-        for entry in bad
-    ] or [Finding("corrupt-segment", where, f"{where} does not match the digest in its name, though its entries are intact; {help_text}")]
-    return SegmentCheck(digest, contents.size_bytes, len(keys), findings, keys - {entry.key for entry in bad})
+    if not bad:
+        message = f"{where} does not match the digest in its name, though its entries are intact"
+        return SegmentCheck(digest, contents.size_bytes, len(keys), [Finding("corrupt-segment", where, message)], keys)
+    which = f"entry {bad[0].key} does not match its checksum"
+    if len(bad) > 1:
+        which = f"{len(bad)} of {len(keys)} entries do not match their checksums"
+    found = Finding("corrupt-entry", where, f"{which} in {where}", str(bad[0].key))
+    damaged = tuple(entry.key for entry in bad)
+    return SegmentCheck(digest, contents.size_bytes, len(keys), [found], keys - {*damaged}, bad=damaged)
 
 
 def _bad_entries(path: Path, digest: str, contents: SegmentContents) -> list[StoredEntry] | None:

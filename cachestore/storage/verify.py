@@ -21,7 +21,7 @@ from cachestore.files.paths import Layout, parse_marked, parse_recipe
 from cachestore.files.records import read_record
 from cachestore.storage.catalog import list_generations, list_names, read_catalog
 from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION
-from cachestore.storage.findings import HARMLESS, Finding, Kind, tried
+from cachestore.storage.findings import HARMLESS, DamagedEntry, Finding, Kind, missing_keys, tried
 from cachestore.storage.index import Index, check, digest_table, is_no_index
 from cachestore.storage.locations import SegmentRef
 from cachestore.storage.losses import lost, missing, needed_entries, vanished
@@ -135,19 +135,20 @@ def _check_subset(subset: object) -> None:
 def _all_findings(
     layout: Layout, snapshot: Snapshot, checks: Sequence[SegmentCheck], needed: Mapping[Key, tuple[str, str]]
 ) -> Iterator[Finding]:
-    good = frozenset[Key]().union(*(one.good for one in checks))
-    for finding in chain.from_iterable(one.findings for one in checks):
-        sample = needed.get(Key.parse(finding.key), ("", None))[1] if finding.key is not None else None
-        yield replace(finding, sample=sample)
-    yield from _check_indexes(layout, snapshot, checks)
+    damage = _Damage(layout, snapshot, checks, needed)
+    reported = set[str]()
+    for finding in chain.from_iterable(map(damage.described, checks)):
+        reported.update(entry.key for entry in finding.entries)
+        yield finding
+    yield from _check_indexes(layout, snapshot, checks, damage.described)
     for kind, path, check_one in _file_checks(layout):
         found = tried(kind, str(path.relative_to(layout.root)), check_one)
         if isinstance(found, Finding):
             yield found
     if not any(one.is_unreadable for one in checks):
         # The entries of an unreadable segment are unknown, so nothing can be called missing.
-        yield from missing(layout, needed, good)
-        yield from lost(layout, good)
+        yield from missing(layout, {key: sample for key, sample in needed.items() if str(key) not in reported}, damage.good)
+        yield from lost(layout, damage.good)
         yield from vanished(layout, snapshot, needed)
     yield from strange_names(layout)
 
@@ -164,7 +165,47 @@ def _check_segments(layout: Layout, digests: Sequence[str], level: str, subset: 
         yield from threads.map(check_one, enumerate(digests))
 
 
-def _check_indexes(layout: Layout, snapshot: Snapshot, checks: Sequence[SegmentCheck]) -> Iterator[Finding]:
+Describe = Callable[[SegmentCheck], Iterable[Finding]]
+"""Returns the findings of a segment's check with the entries that they hit."""
+
+
+class _Damage:
+    """Says which entries the damage of a segment hits, which samples need them, and whether another segment has them."""
+
+    def __init__(self, layout: Layout, snapshot: Snapshot, checks: Sequence[SegmentCheck], needed: Mapping[Key, tuple[str, str]]) -> None:
+        self.good = frozenset[Key]().union(*(one.good for one in checks))
+        """Keys that a sound segment holds."""
+        self._layout, self._checks, self._needed = layout, checks, needed
+        unknown = {one.digest: list[Key]() for one in checks if one.bad is None}
+        for key, locations in snapshot.index.items() if unknown and snapshot.index is not None else ():
+            for location in locations:
+                if location.segment.digest in unknown:
+                    unknown[location.segment.digest].append(key)
+        self._by_index = unknown
+
+    def described(self, check: SegmentCheck) -> Iterator[Finding]:
+        """Yield a segment's findings with the entries that they hit."""
+        keys = self._by_index.get(check.digest, ()) if check.bad is None else check.bad
+        entries = tuple(DamagedEntry(str(key), self._sample(key), self._has_copy(key, check.digest)) for key in keys)
+        lost = len(missing_keys([Finding("corrupt-segment", "", "", entries=entries)]))
+        advice = f"run {self._layout.command('repair')}"
+        if lost:
+            advice = f"run {self._layout.command('repair --refill')}, as {lost} of its entries are needed and have no other copy"
+        for finding in check.findings:
+            if finding.kind == "unreadable":
+                yield finding
+                continue
+            sample = entries[0].sample if finding.key is not None and entries else None
+            yield replace(finding, message=f"{finding.message}; {advice}", sample=sample, entries=entries)
+
+    def _sample(self, key: Key) -> str | None:
+        return self._needed[key][1] if key in self._needed else None
+
+    def _has_copy(self, key: Key, digest: str) -> bool:
+        return key in self.good and any(key in one.good for one in self._checks if one.digest != digest)
+
+
+def _check_indexes(layout: Layout, snapshot: Snapshot, checks: Sequence[SegmentCheck], describe: Describe) -> Iterator[Finding]:
     """Compare each index with its digest, and the one in use with the segments too."""
     summaries = {one.digest: one.summary for one in checks if one.summary is not None}
     for name in list_indexes(layout):
@@ -176,7 +217,7 @@ def _check_indexes(layout: Layout, snapshot: Snapshot, checks: Sequence[SegmentC
         try:
             with closing(Index(layout, verdict)) as index:
                 is_in_use = snapshot.index is not None and snapshot.index.verdict.name == name
-                yield from _disagreements(layout, index, summaries) if is_in_use else ()
+                yield from _disagreements(layout, index, summaries, describe) if is_in_use else ()
         except (FormatError, OSError) as error:
             if isinstance(error, FormatError) and is_no_index(error):
                 yield Finding("bad-index", where, str(error))
@@ -185,7 +226,9 @@ def _check_indexes(layout: Layout, snapshot: Snapshot, checks: Sequence[SegmentC
             yield Finding("unreadable", where, message)
 
 
-def _disagreements(layout: Layout, index: Index, summaries: Mapping[str, tuple[SegmentRef, bytes]]) -> Iterator[Finding]:
+def _disagreements(
+    layout: Layout, index: Index, summaries: Mapping[str, tuple[SegmentRef, bytes]], describe: Describe
+) -> Iterator[Finding]:
     """Findings for intact segments of which the index says something else: size, origin, or where an entry lies.
 
     No value is in danger, as each checksum is bound to its key. But reading an entry at a wrong location is an error.
@@ -202,7 +245,7 @@ def _disagreements(layout: Layout, index: Index, summaries: Mapping[str, tuple[S
             what = f"a different content of segment {ref.digest} than the segment's own header"
             bad_index = Finding("bad-index", where, f"{where} records {what}; run {layout.command('repair')}")
             # Only its bytes tell which of the two is right.
-            yield from check_segment(layout, ref.digest, every_byte=True).findings or [bad_index]
+            yield from tuple(describe(check_segment(layout, ref.digest, every_byte=True))) or [bad_index]
 
 
 def _file_checks(layout: Layout) -> Iterator[tuple[Kind, Path, Callable[[], object]]]:

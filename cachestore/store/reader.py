@@ -20,7 +20,7 @@ from cachestore.storage.entry import size_of, split
 from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone, new_buffer
 from cachestore.storage.index import Verdict
 from cachestore.storage.locations import Located, Location
-from cachestore.storage.segment import read_contents
+from cachestore.storage.segment import SegmentContents, read_contents
 from cachestore.storage.snapshot import Handover, Snapshot, hand_over, load_snapshot, open_layout, take_over
 
 _lock = threading.RLock()
@@ -113,8 +113,12 @@ class Reader:
 
     def refresh(self) -> None:
         """Take a new snapshot, to see what was published since the last one."""
+        self._look_again({})
+
+    def _look_again(self, known: Mapping[str, SegmentContents]) -> None:
+        """As `refresh`, without reading the headers of `known` segments."""
         with _lock:
-            self._replace(lambda before: load_snapshot(self.layout, earlier=before))
+            self._replace(lambda before: load_snapshot(self.layout, earlier=replace(before, uncovered={**before.uncovered, **known})))
 
     def _replace(self, newer: Callable[[Snapshot], Snapshot]) -> None:
         before = self.snapshot

@@ -1,8 +1,7 @@
 """A store that can be written: a Reader with `writer` and `commit`. It belongs to one process."""
 
 import os
-from collections.abc import Mapping
-from copy import deepcopy
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -12,9 +11,10 @@ from cachestore.core.errors import CacheStoreError
 from cachestore.core.keys import Json, Key
 from cachestore.core.tensors import to_raw
 from cachestore.files.paths import Mode
-from cachestore.storage.append import Appender
+from cachestore.storage.append import Acknowledged, Appender
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.fetch import Io, Verify
+from cachestore.storage.segment import SegmentContents
 from cachestore.store.reader import AnyKey, Reader
 
 
@@ -24,9 +24,12 @@ class Writer:
     If the block raises, values that are not yet published are discarded. Published ones stay.
     """
 
-    def __init__(self, store: "Store") -> None:
+    def __init__(self, store: "Store", look_again: Callable[[Mapping[str, SegmentContents]], None]) -> None:
+        """`look_again` refreshes the store, given the contents of segments that were published here."""
         self._store = store
+        self._look_again = look_again
         self._appender = Appender(store.layout)
+        self._published: list[Acknowledged] = []
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
         """Collect an entry. `tensors` maps names to torch tensors or numpy arrays, `meta` is a small JSON value; both are copied.
@@ -36,19 +39,22 @@ class Writer:
         _ = self._store.snapshot
         named = as_mapping("tensors", tensors, "a mapping from names to tensors")
         value: Mapping[str, Json] = {} if meta is None else as_mapping("meta", meta, "a mapping that JSON can hold")
-        copied = {name: (dtype, shape, bytes(buffer)) for name, (dtype, shape, buffer) in to_raw(named).items()}
-        self._appender.put(Key.parse(key), copied, deepcopy(dict(value)))
+        self._published += self._appender.put(Key.parse(key), to_raw(named), value)
 
     def __enter__(self) -> Self:
+        self._appender.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Publish what is collected, unless the block raised."""
-        if kind is None:
-            self._appender.close_segment()
-        else:
-            self._appender.discard()
-        self._store.refresh()
+        try:
+            if kind is None:
+                self._published += self._appender.close_segment()
+            else:
+                self._appender.discard()
+        finally:
+            self._appender.__exit__(kind, error, trace)
+        self._look_again({segment.digest: segment.contents for segment in self._published})
 
 
 class Store(Reader):
@@ -77,7 +83,7 @@ class Store(Reader):
     def writer(self) -> Writer:
         """Return a context manager in which you put values. Raises CacheStoreError if this process did not open the store to write."""
         self._check_writable()
-        return Writer(self)
+        return Writer(self, self._look_again)
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
         """Store one value, as `Writer.put` takes it. When this returns, it is durable, acknowledged and readable here.

@@ -142,6 +142,8 @@ class Outline:
     samples: int
     units_at: tuple[int, ...]
     """Where each recipe's units start, and where the last one's end."""
+    encoders: tuple[str, ...] = ()
+    """The encoder of each recipe."""
 
     @property
     def unit_count(self) -> int:
@@ -405,6 +407,7 @@ def read_outline(layout: Layout, name: str) -> Outline:
     path = layout.plan(name)
     header = read_header(path, FORMAT, VERSION)
     try:
-        return Outline(name, str(header["catalog"]), int(header["samples"]), tuple(int(start) for start in header["units_at"]) or (0,))
+        starts, encoders = tuple(int(start) for start in header["units_at"]), tuple(str(one["encoder"]) for one in header["recipes"])
+        return Outline(name, str(header["catalog"]), int(header["samples"]), starts or (0,), encoders)
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{path} does not say how many units it has; run {layout.command('verify')}") from error

@@ -4,8 +4,9 @@ A look lists claims and ledgers and reads the heartbeats of running workers. Wha
 heartbeat of a worker that ended) is read once by each observer. A plan's rows are never read.
 """
 
+import operator
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, cast
 
@@ -20,7 +21,7 @@ from cachestore.work.ledgers import list_ledgers
 from cachestore.work.partition import partition_count
 from cachestore.work.passes import PassRef, list_passes, list_rounds, read_done, read_round_record
 from cachestore.work.plan import Outline, read_outline
-from cachestore.work.workers import COUNTS, SILENT_SECONDS, Watch, age_of, boot_id, host_name, lived, read_heartbeat
+from cachestore.work.workers import COUNTS, SILENT_SECONDS, Watch, age_of, boot_id, doing_of, host_name, lived, read_heartbeat
 
 STILL_SECONDS: Final = 30.0
 """A worker whose count has not risen for longer than this is reported as silent."""
@@ -57,6 +58,12 @@ class RankStatus:
     slowest_batch: float
     still_seconds: float
     """For how long this observer has seen its count stand still; at the first look, the heartbeat's age."""
+    doing: str = ""
+    """What it does, in words, such as "loading text_encoder_2"."""
+    failures: tuple[str, ...] = ()
+    """Descriptions of the newest units that failed."""
+    failures_seen: int = 0
+    """How many units failed so far; `failed` counts them when their partition is finished."""
 
     @property
     def is_at_work(self) -> bool:
@@ -67,6 +74,19 @@ class RankStatus:
     def is_silent(self) -> bool:
         """Whether it should be working but its count has not risen for more than 30 s."""
         return self.alive is not False and self.phase not in {ENDED, WAITING} and self.still_seconds > STILL_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderStatus:
+    """How far one encoder of a pass is."""
+
+    encoder: str
+    total: int
+    """Its units in the plan."""
+    done: int
+    """Those that are published, found or failed."""
+    unpublished: int
+    """Those that running workers have encoded, but not published yet."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -91,6 +111,7 @@ class PassStatus:
     """Units in the newest round."""
     round: int
     ranks: tuple[RankStatus, ...]
+    encoders: tuple[EncoderStatus, ...] = ()
 
     @property
     def done(self) -> int:
@@ -117,8 +138,12 @@ class PassStatus:
         return tuple(one for one in dead if one.launch in running and (one.launch, one.rank) not in again)
 
     def counts(self) -> dict[str, Json]:
-        """What `on_progress` gets: units over all workers (`reused`, `encoded`, `failed`) and in the plan (`total`), `plan`, `pass`."""
-        return {"plan": self.plan, "pass": self.number, **{name: getattr(self, name) for name in (*COUNTS, "total")}}
+        """What `on_progress` gets: units over all workers (`reused`, `encoded`, `failed`, their sum `done`) and in the plan (`total`).
+
+        Also `plan`, `pass`, and `doing`: what the workers do, in words.
+        """
+        counts: dict[str, Json] = {name: getattr(self, name) for name in (*COUNTS, "done", "total")}
+        return {"plan": self.plan, "pass": self.number, **counts, "doing": ", ".join(dict.fromkeys(one.doing for one in self.at_work))}
 
     __repr__ = in_short
 
@@ -129,6 +154,18 @@ class PassStatus:
         return body
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchStatus:
+    """What processes of this machine do, and how far their pass is."""
+
+    ranks: tuple[RankStatus, ...] = ()
+    """Those of the pass once it is known, also on other machines; before, the processes that have a heartbeat."""
+    status: PassStatus | None = None
+    """None until the pass is known, or if it cannot be read."""
+    launch: str = ""
+    """The name of their launch; empty until one of them has joined a pass."""
+
+
 def all_status(layout: Layout) -> list[PassStatus]:
     """Return the newest pass of every plan in a store; damaged plans are left out."""
     observer = Observer(layout)
@@ -136,9 +173,12 @@ def all_status(layout: Layout) -> list[PassStatus]:
     return [status for status in found if status is not None]
 
 
-def pass_status(layout: Layout, ref: PassRef) -> PassStatus:
-    """Return how far a pass is. Raises FormatError or FileNotFoundError if its plan or a round cannot be read."""
-    return Observer(layout).look(ref)
+def pass_status(layout: Layout, ref: PassRef, *, without: str = "") -> PassStatus:
+    """Return how far a pass is; `without` is a launch whose workers are left out.
+
+    Raises FormatError or FileNotFoundError if its plan or a round cannot be read.
+    """
+    return Observer(layout, without=without).look(ref)
 
 
 @dataclass(slots=True)
@@ -149,6 +189,8 @@ class Observer:
     clock: Callable[[], float] = time.monotonic
     began: float = field(default_factory=time.monotonic)
     """When it began, by the clock since boot. `look_at` ignores older workers: their pids were used again."""
+    without: str = ""
+    """A launch whose workers are left out."""
     _outlines: dict[str, Outline] = field(default_factory=dict[str, Outline])
     _rounds: dict[tuple[PassRef, int], tuple[int, ...]] = field(default_factory=dict[tuple[PassRef, int], "tuple[int, ...]"])
     _final: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
@@ -169,8 +211,8 @@ class Observer:
         done = read_done(self.layout, ref)
         heartbeats = [heartbeat for heartbeat in self._heartbeats() if heartbeat["plan"] == ref.plan and heartbeat["pass"] == ref.number]
         ranks = self._name_waiting([self._rank_status(heartbeat) for heartbeat in heartbeats], reader, claims)
-        reused = outline.unit_count - sum(self._sizes(ref, 0)) if rounds else 0
-        counted = _counted(ranks, reused, outline.unit_count, number)
+        first = self._sizes(ref, 0) if rounds else tuple(map(operator.sub, outline.units_at[1:], outline.units_at))
+        counted = _counted(ranks, outline.unit_count - sum(first), outline.unit_count, number)
         return PassStatus(
             plan=ref.plan,
             number=ref.number,
@@ -184,6 +226,7 @@ class Observer:
             units=sum(sizes),
             round=number,
             ranks=tuple(ranks),
+            encoders=_by_encoder(outline, first, heartbeats, {one.worker for one in ranks if one.is_at_work}, is_complete=done is not None),
         )
 
     def newest(self, plan: str) -> PassStatus | None:
@@ -197,20 +240,20 @@ class Observer:
         except (FormatError, OSError):
             return None
 
-    def look_at(self, pids: Collection[int]) -> PassStatus | None:
-        """Return how far the pass is that these processes of this machine work on; None if it is not known yet or cannot be read."""
+    def look_at(self, pids: Collection[int]) -> LaunchStatus:
+        """Return what these processes of this machine do, and how far the pass is that they work on."""
         here = (host_name(), boot_id())
         heartbeats = [
             heartbeat for heartbeat in self._heartbeats() if (heartbeat["host"], heartbeat["boot"]) == here and heartbeat["pid"] in pids
         ]
         # An older heartbeat belongs to an earlier process with the same pid; a second allows for rounding.
         longest = time.monotonic() - self.began + 1
-        newest = min(
-            (heartbeat for heartbeat in heartbeats if age_of(heartbeat) + lived(heartbeat) <= longest),
-            key=lambda heartbeat: age_of(heartbeat) + lived(heartbeat),
-            default=None,
-        )
-        return self._look(PassRef(newest["plan"], newest["pass"])) if newest is not None and newest["plan"] else None
+        ours = [heartbeat for heartbeat in heartbeats if age_of(heartbeat) + lived(heartbeat) <= longest]
+        joined = [heartbeat for heartbeat in ours if heartbeat["plan"]]
+        newest = min(joined, key=lambda heartbeat: age_of(heartbeat) + lived(heartbeat), default=None)
+        status = self._look(PassRef(newest["plan"], newest["pass"])) if newest is not None else None
+        before = tuple(self._rank_status(heartbeat) for heartbeat in ours if status is None or not heartbeat["plan"])
+        return LaunchStatus((*before, *(status.ranks if status else ())), status, newest["launch"] if newest is not None else "")
 
     def following(self, on_progress: Callable[[Mapping[str, Json]], None], *, seconds: float = 1.0) -> Callable[[Mapping[str, Json]], None]:
         """Return a callback for one worker's counts that gives all workers' counts to `on_progress`, at most every `seconds`."""
@@ -249,7 +292,8 @@ class Observer:
         heartbeats = (self._final.get(worker) or read_heartbeat(self.layout, worker) for worker in workers)
         found = [heartbeat for heartbeat in heartbeats if heartbeat is not None]
         self._final |= {heartbeat["worker"]: heartbeat for heartbeat in found if heartbeat["phase"] == ENDED}
-        return sorted(found, key=lambda heartbeat: heartbeat["started"])
+        kept = (heartbeat for heartbeat in found if not self.without or heartbeat["launch"] != self.without)
+        return sorted(kept, key=lambda heartbeat: heartbeat["started"])
 
     def _rank_status(self, heartbeat: Mapping[str, Any]) -> RankStatus:
         alive, heartbeat = self._life(heartbeat)
@@ -264,6 +308,9 @@ class Observer:
             beat_age_seconds=round(age, 1),
             alive=alive,
             still_seconds=round(still, 1),
+            doing=doing_of(heartbeat),
+            failures=tuple(heartbeat.get("failures", ())),
+            failures_seen=heartbeat.get("failures_seen", 0),
         )
 
     def _life(self, heartbeat: Mapping[str, Any]) -> tuple[bool | None, Mapping[str, Any]]:
@@ -291,7 +338,21 @@ class Observer:
         if not any(one.is_silent and one.phase == WORKING for one in ranks):
             return ranks
         busy = set(map(reader.holder, claims))
-        return [replace(one, phase=WAITING) if one.phase == WORKING and one.worker not in busy and one.is_silent else one for one in ranks]
+        idle = [one.phase == WORKING and one.worker not in busy and one.is_silent for one in ranks]
+        return [replace(one, phase=WAITING, doing=WAITING) if is_idle else one for one, is_idle in zip(ranks, idle, strict=True)]
+
+
+def _by_encoder(
+    outline: Outline, first: Sequence[int], heartbeats: Collection[Mapping[str, Any]], at_work: Collection[str], *, is_complete: bool
+) -> tuple[EncoderStatus, ...]:
+    """How far each encoder is. `first` are the sizes of round 0: all other units were there before the pass."""
+    found: list[EncoderStatus] = []
+    for encoder, start, end, size in zip(outline.encoders, outline.units_at, outline.units_at[1:], first, strict=False):
+        counts = [(heartbeat["worker"] in at_work, heartbeat.get("units", {}).get(encoder, (0, 0))) for heartbeat in heartbeats]
+        total = end - start
+        done = total if is_complete else min(total, total - size + sum(units for _runs, (units, _rest) in counts))
+        found.append(EncoderStatus(encoder, total, done, min(total - done, sum(rest for runs, (_units, rest) in counts if runs))))
+    return tuple(found)
 
 
 def _listed(found: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Json
@@ -46,6 +46,10 @@ _FIELDS: Final[Mapping[str, Any]] = {
 """The fields of every heartbeat, and their types."""
 _DURATIONS: Final = ("lived", "pass_seconds", "at")
 """Seconds by a monotonic clock; heartbeats of earlier versions lack them."""
+
+SHOWN_FAILURES: Final = 5
+"""The newest failures of a worker that its heartbeat holds."""
+_REASON_CHARACTERS: Final = 300
 
 FIRST_BATCH_SECONDS: Final = 60.0
 """Used for the slowest batch until there was one."""
@@ -83,6 +87,14 @@ class Heartbeat:
     reused: int = 0
     encoded: int = 0
     failed: int = 0
+    doing: str = PLANNING
+    """What it does, for a person, such as "loading text_encoder_2"."""
+    units: dict[str, list[int]] = field(default_factory=dict[str, "list[int]"])
+    """By encoder: the units that it finished, and those that it has encoded but not published yet."""
+    failures: list[str] = field(default_factory=list[str])
+    """Descriptions of the newest units that failed."""
+    failures_seen: int = 0
+    """How many units have failed so far, also those that `failed` does not count yet."""
     stages: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """How busy its stages were so far (see `stages`)."""
     detail: Mapping[str, Json] = field(default_factory=dict[str, Json])
@@ -125,14 +137,33 @@ class Heartbeat:
         """Return the seconds that the pass has taken: before this worker joined, and since. Pauses between two runs do not count."""
         return 0.0 if self._joined is None else self._pass_before + self.clock() - self._joined
 
-    def rise(self, *, phase: str | None = None) -> None:
-        """Raise the count. A new phase is written at once, a new count at most every max(1, world size / 16) seconds."""
+    def rise(self, *, phase: str | None = None, doing: str | None = None) -> None:
+        """Raise the count. A new phase is written at once, a new count at most every max(1, world size / 16) seconds.
+
+        `doing` says in words what the worker does now; a new phase without it is its own name.
+        """
         self.count += 1
-        changed = phase is not None and phase != self.phase
-        if phase is not None:
-            self.phase = phase
-        if changed or self.clock() - self._written_at >= heartbeat_seconds(self.world_size):
+        before = self.phase, self.doing
+        self.phase = phase or self.phase
+        self.doing = doing or (self.phase if self.phase != before[0] else self.doing)
+        if before != (self.phase, self.doing) or self.clock() - self._written_at >= heartbeat_seconds(self.world_size):
             self.write()
+
+    def show(self, *, doing: str) -> None:
+        """Write what the worker does, if that is new. The count stays: waiting is no work."""
+        if doing != self.doing:
+            self.doing = doing
+            self.write()
+
+    def has_failed(self, what: str, reason: str) -> None:
+        """Show a unit that failed; `what` names it."""
+        self.failures_seen += 1
+        self.failures = [*self.failures, f"{what}: {reason}"[:_REASON_CHARACTERS]][-SHOWN_FAILURES:]
+
+    def has_finished(self, encoder: str, *, units: int = 0, unpublished: int = 0) -> None:
+        """Count units of an encoder that are finished, and by how much the number of encoded, unpublished ones changed."""
+        counts = self.units.setdefault(encoder, [0, 0])
+        counts[:] = counts[0] + units, max(0, counts[1] + unpublished)
 
     def batch_took(self, seconds: float) -> None:
         """Raise the count, and remember the seconds of the slowest batch."""
@@ -142,7 +173,7 @@ class Heartbeat:
     def write(self) -> None:
         """Write the heartbeat now."""
         self._written_at = self.clock()
-        own = ("worker", "rank", "world_size", "launch", "plan", "phase", "count", *COUNTS)
+        own = ("worker", "rank", "world_size", "launch", "plan", "phase", "count", *COUNTS, "doing", "failures_seen")
         seconds = {
             "slowest_batch": self.slowest_batch,
             "started": self._started,
@@ -153,6 +184,7 @@ class Heartbeat:
         }
         body: dict[str, Json] = {name: getattr(self, name) for name in own}
         body |= {"host": host_name(), "boot": boot_id(), "pid": os.getpid(), "pass": self.pass_number, "stages": dict(self.stages)}
+        body |= {"units": {encoder: [*counts] for encoder, counts in self.units.items()}, "failures": [*self.failures]}
         body |= {name: round(value, 3) for name, value in seconds.items()} | dict(self.detail)
         overwrite(self.layout, self.layout.worker(self.worker), encode_record(FORMAT, VERSION, body))
 
@@ -166,11 +198,28 @@ def read_heartbeat(layout: Layout, worker: str) -> Mapping[str, Any] | None:
     return heartbeat if heartbeat.get("worker") == worker and _is_heartbeat(heartbeat) else None
 
 
+def doing_of(heartbeat: Mapping[str, Any]) -> str:
+    """Return what a worker does, in words; its phase if it is of an earlier version."""
+    return str(heartbeat["phase"] if heartbeat["phase"] == "ended" else heartbeat.get("doing", heartbeat["phase"]))
+
+
+def _is_shown(heartbeat: Mapping[str, Any]) -> bool:
+    """Whether the fields for progress, which heartbeats of earlier versions lack, have the right types."""
+    units, failures = heartbeat.get("units", {}), heartbeat.get("failures", [])
+    if not isinstance(units, dict) or not isinstance(failures, list):
+        return False
+    pairs = cast("dict[str, Any]", units).values()
+    are_pairs = all(isinstance(pair, list) and [type(n) for n in cast("list[Any]", pair)] == [int, int] for pair in pairs)
+    is_counted = isinstance(heartbeat.get("failures_seen", 0), int) and isinstance(heartbeat.get("doing", ""), str)
+    return are_pairs and is_counted and all(isinstance(text, str) for text in cast("list[Any]", failures))
+
+
 def _is_heartbeat(heartbeat: Mapping[str, Any]) -> bool:
     is_whole = all(isinstance(heartbeat.get(name), kind) for name, kind in _FIELDS.items())
     is_whole = is_whole and all(isinstance(heartbeat.get(name, 0.0), int | float) for name in _DURATIONS)
     return (
         is_whole
+        and _is_shown(heartbeat)
         and isinstance(heartbeat.get("rank", ""), int | None)
         and (not heartbeat["plan"] or parse_plan(heartbeat["plan"]) is not None)
     )

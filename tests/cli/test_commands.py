@@ -19,7 +19,7 @@ from tests import fakes
 from tests.loading import stores
 
 USAGE = 2
-ON_STORES = ("status", "verify", "repair", "stats", "ls", "show", "why", "report", "gc", "compact", "drop", "doctor")
+ON_STORES = ("status", "verify", "repair", "stats", "ls", "show", "why", "report", "gc", "compact", "relocate", "drop", "doctor")
 OF_SOMETHING = {"show": ["0.png"], "why": ["0.png"], "drop": ["train"]}
 """What commands need that are about a sample or a data set."""
 
@@ -31,8 +31,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def store(tmp_path, data, makers, capsys):
-    assert main(["precompute", str(data), "--model", "model", "--store", str(tmp_path / "store"), "--json"]) == OK
-    capsys.readouterr()
+    assert cs.precompute(data, model="model", store=tmp_path / "store", inline=True).complete
     return tmp_path / "store"
 
 
@@ -66,6 +65,9 @@ def arguments_of(command, store):
     """A command with the least it needs; a report is written beside the store."""
     if command == "report":
         return [command, store, "-o", f"{store}.html"]
+    if command == "relocate":
+        data = store.parent / "data"
+        return [command, store, "--source", f"{data}={data}"]
     return [command, store, *OF_SOMETHING.get(command, [])]
 
 
@@ -87,9 +89,39 @@ def test_gc_drop_and_compact_say_in_words_what_they_did(run, store):
     assert run("drop", store, "train")[0] == ERROR
 
 
+def test_gc_says_why_nothing_goes(run, store, data):
+    for number in range(3):
+        (data / "0.txt").write_text(f"another caption {number}")
+        (data / "0.png").write_bytes(b"another picture %d" % number)
+        assert run("precompute", data, "--model", "model", "--store", store)[0] == OK
+    assert re.search(r"^4 generations are kept \(4 of 'train'\): `--keep 1` frees \d", run("gc", store)[1], re.MULTILINE)
+    assert run("gc", store, "--keep", "1", "--apply")[0] == OK
+    said = run("gc", store)[1]
+    assert re.search(r"marked earlier and not removed yet; they can be removed from \d{4}-\d\d-\d\d \d\d:\d\d on$", said, re.MULTILINE)
+    assert "generations are kept" not in said
+    assert run("gc", store, "--keep", "0")[0] == USAGE
+
+
 @pytest.mark.parametrize("hours", ["-1", "x", "nan", "inf"])
 def test_a_grace_that_is_none_is_refused(run, store, hours):
     assert run("gc", store, f"--grace={hours}")[0] == USAGE
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        (["verfy", "store"], "verify"),
+        (["Precompute"], "precompute"),
+        (["verify", "store", "--jsn"], "--json"),
+        (["gc", "store", "--aply"], "--apply"),
+        (["precompute", "data", "--modle=m"], "--model"),
+        (["precompute", "data", "--batch_sizes", "4"], "--batch-size"),
+    ],
+)
+def test_a_misspelt_command_or_option_is_answered_with_the_one_that_was_meant(run, line, meant):
+    code, _out, err = run(*line)
+    assert code == USAGE
+    assert f"; did you mean {meant!r}" in err
 
 
 def test_no_command_is_a_usage_error(run):
@@ -146,7 +178,8 @@ def test_an_error_with_json_is_an_object_on_stdout_too(run, command, tmp_path):
 @pytest.mark.parametrize("command", ON_STORES)
 def test_every_command_works_on_a_store_of_nothing_but_those_that_name_something(run, command, tmp_path):
     cs.open(tmp_path / "store", mode="a").close()
-    assert run(*arguments_of(command, tmp_path / "store"))[0] == (ERROR if command in OF_SOMETHING else OK)
+    names_something = command in {*OF_SOMETHING, "relocate"}
+    assert run(*arguments_of(command, tmp_path / "store"))[0] == (ERROR if names_something else OK)
 
 
 @pytest.mark.parametrize("command", ON_STORES)
@@ -260,7 +293,7 @@ def test_underscores_work_as_hyphens_in_names_and_are_left_alone_in_values(run_j
     ]
     code, report = run_json(*arguments)
     assert (code, report["name"]) == (OK, "my_name")
-    assert makers.made[0].model == "a_b"
+    assert any('"a_b"' in recipe.read_text() for recipe in (tmp_path / "s" / "recipes").iterdir())
 
 
 def test_who_reads_our_output_may_go_away(store):
@@ -276,7 +309,7 @@ def test_who_reads_our_output_may_go_away(store):
 # JSON
 
 
-FINDING = {"kind", "path", "key", "sample", "message"}
+FINDING = {"kind", "path", "key", "sample", "message", "entries"}
 
 
 def test_precompute_prints_the_contracts_fields(run_json, data, store):
@@ -365,7 +398,16 @@ def test_verify_prints_the_contracts_fields_and_names_key_and_sample(run_json, s
     assert (code, damaged["ok"]) == (DAMAGE, False)
     assert all(set(finding) == FINDING for finding in damaged["findings"])
     assert {(finding["key"], finding["sample"]) for finding in damaged["findings"]} == {(key, "1.png")}
-    assert {finding["kind"] for finding in damaged["findings"]} == {"corrupt-entry", "missing-entry"}
+    assert [finding["kind"] for finding in damaged["findings"]] == ["corrupt-entry"]
+    assert damaged["findings"][0]["entries"] == [{"key": key, "sample": "1.png", "has_copy": False}]
+
+
+def test_verify_lists_the_entries_of_a_damaged_segment_under_it(run, store):
+    key = flip(store)
+    lines = run("verify", store)[1].splitlines()
+    assert lines[0].startswith("corrupt-entry: ")
+    assert lines[1] == f"  entry {key} (sample '1.png'): no other copy"
+    assert lines[2].startswith("DAMAGED: ")
 
 
 def test_verify_says_that_a_store_has_no_index(run, run_json, store):
@@ -469,6 +511,48 @@ def test_why_says_why_a_sample_failed(run, run_json, data, store):
     assert (code, answer["in"][0]["ready"]) == (DAMAGE, False)
     assert (cells["latents"]["state"], cells["latents"]["reason"]) == ("not made", "this is no picture")
     assert cells["text"]["state"] == "present"
+
+
+def test_why_without_a_sample_lists_all_that_are_not_ready_with_their_reasons(run, run_json, data, store):
+    assert run("why", store)[:2] == (OK, "data set 'train' (generation 1): all 3 samples are ready\n")
+    (data / "bad.png").write_bytes(b"undecodable")
+    run("precompute", data, "--model", "model", "--store", store)
+    flip(store)
+    run("repair", store)
+    code, found = run_json("why", store)
+    cells = {one["sample"]: [(cell["encoder"], cell["state"]) for cell in one["cells"]] for one in found["not_ready"]}
+    assert (code, cells) == (DAMAGE, {"1.png": [("latents", "missing")], "bad.png": [("latents", "not made")]})
+    lines = run("why", store)[1].splitlines()
+    assert lines[0].startswith("train  1.png: latents/image at 1024 missing: its entry has no valid copy")
+    assert lines[1] == "train  bad.png: latents/image at 1024 not made: this is no picture"
+    assert lines[2] == "data set 'train' (generation 2): 2 of 4 samples are not ready"
+
+
+def test_why_takes_the_data_sets_name(run, run_json, data, store):
+    run("precompute", data, "--model", "model", "--store", store, "--name", "other")
+    assert [one["name"] for one in run_json("why", store, "1.png")[1]["in"]] == ["other", "train"]
+    assert [one["name"] for one in run_json("why", store, "1.png", "--name", "other")[1]["in"]] == ["other"]
+    assert run("why", store, "--name", "other")[1].count("data set") == 1
+
+
+def test_ls_lists_samples_with_captions_buckets_and_whether_they_are_ready(run, run_json, data, store):
+    (data / "bad.png").write_bytes(b"undecodable")
+    run("precompute", data, "--model", "model", "--store", store)
+    code, listed = run_json("ls", store, "--samples")
+    assert (code, [(one["id"], one["ready"]) for one in listed["samples"]]) == (
+        OK,
+        [("0.png", True), ("1.png", True), ("2.png", True), ("bad.png", False)],
+    )
+    assert listed["samples"][0] == {"name": "train", "id": "0.png", "captions": ["caption 0"], "buckets": ["4x4"], "ready": True}
+    assert listed["samples"][3]["buckets"] == []
+    lines = run("ls", store, "--samples", "--name", "train")[1].splitlines()
+    assert (lines[0], lines[3]) == ("train  0.png  4x4  ready  caption 0", "train  bad.png  -  NOT READY  ")
+
+
+def test_ls_says_that_a_sample_whose_entry_is_gone_is_not_ready(run_json, store):
+    flip(store)
+    run_json("repair", store)
+    assert [one["ready"] for one in run_json("ls", store, "--samples")[1]["samples"]] == [True, False, True]
 
 
 def test_why_says_that_an_entry_was_lost(run_json, store):
@@ -643,6 +727,7 @@ def test_looking_at_a_store_never_imports_torch(store):
 def test_report_writes_one_page_and_says_where(run, run_json, store, tmp_path):
     code, out, _err = run("report", store, "-o", tmp_path / "a" / "page.html")
     assert (code, out.startswith(f"{tmp_path / 'a' / 'page.html'}: data set 'train', 3 samples, 7 entries")) == (OK, True)
+    assert re.search(r"; the page has \d+(\.\d)? Ki?B$", out.strip())
     code, reported = run_json("report", store, "-o", tmp_path / "a" / "page.html", "--name", "train", "--batch_size", "2")
     assert (code, reported["samples"], reported["batch_size"]) == (OK, 3, 2)
     assert reported["page_bytes"] == (tmp_path / "a" / "page.html").stat().st_size

@@ -68,7 +68,7 @@ def test_one_plain_table_is_one_path(tmp_path):
         ("rank = 1", "unknown field 'rank'"),
         ("[[sources]]\ndata = 'x'", "unknown field 'sources' (did you mean [[source]]?); known fields are"),
         ("resolutions = 1", "unknown field 'resolutions' (did you mean resolution?); known fields are"),
-        ("[[source]]\nDATA = 'x'", "[[source]] 1: unknown field 'DATA'; known fields are data"),
+        ("[[source]]\nDATA = 'x'", "[[source]] 1: unknown field 'DATA' (did you mean data?); known fields are data"),
         ("model = 1", "train.toml: model must be a path or a hub id, not 1"),
         ('model = "m"\nstore = "s"\n[captions]\ndropped = 1\n[[source]]\ndata = "d"', "dropped"),
         ('source = "photos"', "write [[source]]"),

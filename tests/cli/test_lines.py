@@ -13,7 +13,6 @@ from cachestore.cli.lines import training_lines
 from cachestore.core.samples import Source
 from cachestore.files.paths import Layout
 from cachestore.jobs.pass_loop import Report
-from tests import fakes
 from tests.fakes import publish_catalog
 from tests.loading.stores import Row, catalog_of, make_store, recipes
 from tests.scenarios.trainers import run_script
@@ -100,8 +99,7 @@ def test_pasted_into_a_script_that_torchrun_starts_each_rank_takes_its_part(tmp_
         ([], ["data = cs.CachedDataset("]),
     ],
 )
-def test_the_command_prints_lines_for_what_it_was_given(tmp_path, monkeypatch, capsys, options, wanted):
-    monkeypatch.setattr("cachestore.jobs.planning._encoders", fakes.Makers())
+def test_the_command_prints_lines_for_what_it_was_given(tmp_path, makers, capsys, options, wanted):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/a.txt").write_text("a")
     (tmp_path / "data/a.png").write_bytes(b"a")

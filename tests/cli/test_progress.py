@@ -1,70 +1,31 @@
-"""One honest bar: units are counted when published, over all ranks, and who is silent or gone is named."""
+"""What is shown: counts of published units over all ranks, who is silent or gone, and rows that fit the terminal."""
 
+import io
+import re
 import sys
+from dataclasses import replace
 
 import pytest
 
 from cachestore.cli import progress
-from cachestore.cli.progress import Bar
+from cachestore.cli.progress import Progress, duration, in_a_line, style_for
 from cachestore.files.records import decode_record, encode_record
 from cachestore.work.passes import join_pass
+from cachestore.work.progress import LaunchStatus, pass_status
 from cachestore.work.workers import FORMAT, VERSION, Heartbeat
 from tests import fakes
 from tests.fakes import FakeEncoder, captions, raising
+from tests.work.test_pace import EMPTY, rank, status
 
 
-@pytest.fixture
-def at_once(monkeypatch):
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(progress, "TERMINAL_SECONDS", 0.0)
+def show(one, heartbeat, **changes):
+    path = one.layout.worker(heartbeat.worker)
+    body = decode_record(FORMAT, VERSION, path.read_bytes(), where=path)
+    path.write_bytes(encode_record(FORMAT, VERSION, body | changes))
 
 
-def counts(one):
-    return {"plan": one.plan.name, "pass": 1, "reused": 0, "encoded": 0, "failed": 0}
-
-
-def test_nothing_is_drawn_before_the_pause_is_over(root, capsys):
-    fakes.run(root, captions("a"), FakeEncoder(), on_progress=Bar(root, is_shown=True).look)
-    assert capsys.readouterr().err == ""
-
-
-def test_nothing_is_drawn_where_it_is_not_wanted(root, capsys, at_once):
-    bar = Bar(root, is_shown=False)
-    fakes.run(root, captions("a"), FakeEncoder(), on_progress=bar.look)
-    bar.end()
-    assert capsys.readouterr().err == ""
-
-
-def test_elsewhere_than_on_a_terminal_lines_are_printed_with_what_is_published(root, capsys, at_once):
-    bar = Bar(root, is_shown=True)
-    fakes.run(root, captions(*map(str, range(100))), FakeEncoder(), on_progress=bar.look)
-    bar.end()
-    lines = capsys.readouterr().err.splitlines()
-    done = [int(line.partition(" of ")[0]) for line in lines]
-    assert done == sorted(done)
-    assert done[-1] == 100
-    assert all(" of 100 units: " in line for line in lines)
-    assert "\r" not in "".join(lines)
-
-
-def test_on_a_terminal_one_line_is_drawn_over_and_left_at_the_end(root, capsys, at_once, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    bar = Bar(root, is_shown=True)
-    fakes.run(root, captions("a", "b"), FakeEncoder(), on_progress=bar.look)
-    bar.end()
-    err = capsys.readouterr().err
-    assert err.startswith("\r")
-    assert err.count("\n") == 1
-    assert err.endswith("\n")
-
-
-def test_a_store_that_cannot_be_read_just_now_draws_nothing(tmp_path, capsys, at_once):
-    Bar(tmp_path / "gone", is_shown=True).look({"plan": "0" * 32, "pass": 1})
-    assert capsys.readouterr().err == ""
-
-
-def shown(one, capsys, **changes):
-    """What the bar says while rank 1's heartbeat has these changes."""
+def shown(one, **changes):
+    """The line about a pass while rank 1's heartbeat has these changes."""
     ref = join_pass(one.layout, one.plan.name, "launch")
     fakes.open_pass(one)
     with (
@@ -72,14 +33,7 @@ def shown(one, capsys, **changes):
         Heartbeat(one.layout, one.plan.name, ref.number, "launch", 1, 2) as other,
     ):
         show(one, other, **changes)
-        Bar(one.layout.root, is_shown=True).look(counts(one))
-    return capsys.readouterr().err
-
-
-def show(one, heartbeat, **changes):
-    path = one.layout.worker(heartbeat.worker)
-    body = decode_record(FORMAT, VERSION, path.read_bytes(), where=path)
-    path.write_bytes(encode_record(FORMAT, VERSION, body | changes))
+        return in_a_line(pass_status(one.layout, ref))
 
 
 def killed(one, **changes):
@@ -94,51 +48,227 @@ def one(root):
     return fakes.job(root, captions("a", "b"), [FakeEncoder()])
 
 
-def test_a_rank_that_is_silent_is_named_with_its_phase(one, capsys, at_once):
-    assert "; rank 1 silent " in (reported := shown(one, capsys, at=-1e6))
+# One line, for status and for plain output
+
+
+def test_a_rank_that_is_silent_is_named_with_what_it_does(one):
+    assert "; rank 1 silent " in (reported := shown(one, at=-1e6))
     assert "(planning)" in reported
 
 
-def test_a_rank_without_a_claim_waits_and_is_not_silent(one, capsys, at_once):
-    assert "silent" not in shown(one, capsys, at=-1e6, phase="working")
+def test_a_rank_without_a_claim_waits_and_is_not_silent(one):
+    assert "silent" not in shown(one, at=-1e6, phase="working")
 
 
-def test_a_rank_that_is_gone_is_named_and_one_that_ended_is_not(one, capsys, at_once):
+def test_a_rank_that_is_gone_is_named_and_one_that_ended_is_not(one):
     killed(one, phase="ended")
-    assert "is gone" not in shown(one, capsys)
+    assert "has stopped" not in shown(one)
     killed(one)
-    assert "; rank 2 has stopped, others do its work" in shown(one, capsys)
+    assert "; rank 2 has stopped, others do its work" in shown(one)
 
 
-def test_nobody_of_a_launch_that_is_over_is_gone(one, capsys, at_once):
+def test_nobody_of_a_launch_that_is_over_is_gone(one):
     killed(one, launch="an earlier one", encoded=1)
-    reported = shown(one, capsys)
-    assert "gone" not in reported
+    reported = shown(one)
+    assert "has stopped" not in reported
     assert "1 of 2 units: 0 reused, 1 encoded" in reported
 
 
-def test_a_rank_that_was_started_again_is_not_gone(one, capsys, at_once):
+def test_a_rank_that_was_started_again_is_not_gone(one):
     killed(one, rank=1)
-    assert "gone" not in shown(one, capsys)
+    assert "has stopped" not in shown(one)
 
 
-def test_workers_without_a_rank_are_told_apart_by_their_processes(one, capsys, at_once):
-    assert "; worker 77 on " in shown(one, capsys, rank=None, pid=77, at=-1e6, started=-1.0)
+def test_workers_without_a_rank_are_told_apart_by_their_processes(one):
+    assert "; worker 77 on " in shown(one, rank=None, pid=77, at=-1e6, started=-1.0)
 
 
-def test_the_slowest_rank_is_named_where_there_are_several(one, capsys, at_once):
-    assert "; slowest rank 0 (0.0/s" in shown(one, capsys, encoded=7, lived=1.0)
+def test_the_slowest_rank_is_named_where_there_are_several(one):
+    assert "; slowest rank 0 (0.0/s" in shown(one, encoded=7, lived=1.0)
 
 
-def test_rates_of_workers_with_one_rank_add_up(one, capsys, at_once):
-    reported = shown(one, capsys, rank=0, encoded=2, lived=100.0)
-    assert "0.0/s, " in reported
+def test_rates_of_workers_with_one_rank_add_up(one):
+    reported = shown(one, rank=0, encoded=2, lived=100.0)
+    assert "0.02/s, " in reported
     assert "slowest rank 0 (0.0/s" in reported
 
 
-def test_a_bar_that_nobody_can_read_any_more_ends_nothing(one, at_once, monkeypatch):
+@pytest.mark.parametrize(("seconds", "words"), [(0, "0:00"), (5.9, "0:05"), (754, "12:34"), (3723, "1:02:03")])
+def test_a_duration_is_written_as_clocks_do(seconds, words):
+    assert duration(seconds) == words
+
+
+# Which style
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "term", "style"), [(True, "xterm", "bar"), (True, "dumb", "plain"), (True, "", "plain"), (False, "xterm", "plain")]
+)
+def test_a_bar_needs_a_terminal_that_can_move_its_cursor(monkeypatch, is_terminal, term, style):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setenv("TERM", term)
+    assert style_for("auto") == style
+    assert style_for("none") == "none"
+    assert style_for("bar") == "bar"
+
+
+def test_without_a_stderr_the_style_is_plain_and_disturbs_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert style_for("auto") == "plain"
+    with Progress(tmp_path, "plain", "listing photos/") as one:
+        one.show(LaunchStatus())
+        one.words("lost")
+
+
+# Plain lines
+
+
+def launch(seen, *ranks):
+    return LaunchStatus(ranks or seen.ranks, seen, "l")
+
+
+def test_plain_lines_begin_at_once_and_come_when_the_pause_is_over(tmp_path, capsys, monkeypatch):
+    clock = fakes.Clock()
+    monkeypatch.setattr(progress.time, "monotonic", clock)
+    with Progress(tmp_path, "plain", "listing photos/") as one:
+        assert capsys.readouterr().err == "listing photos/\n"
+        clock.now += 29
+        one.show(launch(replace(status("encoding text", text=(10, 3)), total=10, encoded=3)))
+        assert capsys.readouterr().err == ""
+        clock.now += 2
+        one.show(launch(replace(status("encoding text", text=(10, 4)), total=10, encoded=4)))
+        assert capsys.readouterr().err == "4 of 10 units: 0 reused, 4 encoded, 0 failed; encoding text\n"
+
+
+def test_before_there_is_a_pass_a_plain_line_says_what_the_ranks_do(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    with Progress(tmp_path, "plain", "listing photos/") as one:
+        one.show(LaunchStatus((rank("planning"), rank("planning"), rank("loading vae"))))
+    assert capsys.readouterr().err == "listing photos/\n2 planning, 1 loading vae\n"
+
+
+def test_with_no_progress_only_words_are_printed(tmp_path, capsys):
+    with Progress(tmp_path, "none", "listing photos/") as one:
+        one.show(launch(replace(status("encoding text", text=(10, 3)), total=10)))
+        one.words("12 samples\n")
+    assert capsys.readouterr().err == "12 samples\n"
+
+
+@pytest.mark.parametrize("style", ["plain", "bar"])
+def test_failures_of_this_launch_are_printed_once_and_those_that_no_heartbeat_holds_are_counted(tmp_path, capsys, style):
+    failing = replace(rank("encoding latents"), failures=("a.png (latents): this is no picture",), failures_seen=1)
+    earlier = replace(failing, worker="earlier", launch="an earlier one", failures=("old.png: why",))
+    with Progress(tmp_path, style, "listing photos/") as one:
+        one.show(launch(EMPTY, failing, earlier))
+        one.show(launch(EMPTY, failing, earlier))
+        one.show(launch(EMPTY, replace(failing, failures=("b.png: why",), failures_seen=9), earlier))
+    err = capsys.readouterr().err
+    assert err.count("failed: a.png (latents): this is no picture") == 1
+    assert err.count("failed: b.png: why") == 1
+    assert "7 units failed; each is listed at the end" in err
+    assert "old.png" not in err
+
+
+def test_where_an_error_ends_the_command_the_last_line_says_how_far_the_pass_is(one, capsys):
     fakes.open_pass(one)
+    with Heartbeat(one.layout, one.plan.name, 1, "launch", 0, 1) as heartbeat:
+        heartbeat.encoded = 1
+    seen = pass_status(one.layout, join_pass(one.layout, one.plan.name, "launch"))
+
+    def interrupted():
+        with Progress(one.layout.root, "plain", "listing photos/") as shown:
+            shown.show(LaunchStatus((), seen, "launch"))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert capsys.readouterr().err.splitlines()[-1] == "1 of 2 units: 0 reused, 1 encoded, 0 failed"
+
+
+# The bar
+
+
+def rows(width, height, *seen):
+    """The rows of a terminal after each look."""
+    import pyte
+
+    screen = pyte.Screen(width, height)
+    stream = pyte.Stream(screen)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", written := io.StringIO())
+        patch.setenv("COLUMNS", str(width))
+        patch.setenv("LINES", str(height))
+        with Progress(fakes.ROOT, "bar", "listing photos/") as one:
+            for each in (None, *seen):
+                if each is not None:
+                    one.show(each)
+                stream.feed(written.getvalue().replace("\n", "\r\n"))
+                written.seek(0)
+                written.truncate()
+                found.append([row.rstrip() for row in screen.display if row.strip()])
+        stream.feed(written.getvalue().replace("\n", "\r\n"))
+    return [*found, [row.rstrip() for row in screen.display if row.strip()]]
+
+
+MANY = tuple(replace(rank("encoding latents" if n > 1 else "loading vae"), rank=n, worker=str(n), done=1000 * n) for n in range(64))
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+@pytest.mark.parametrize("count", [1, 3, 64])
+def test_at_any_width_each_row_is_one_that_was_meant_and_nothing_is_left(width, count):
+    seen = replace(status("", latents=(12_300, 8_204)), total=12_300, encoded=8_201, failed=3, ranks=MANY[:count])
+    first, before, drawn, after = rows(width, 24, LaunchStatus(MANY[:count], None), LaunchStatus(MANY[:count], seen, "l"))
+    assert first == ["listing photos/  0:00"[: width - 3] if width > 23 else first[0]]
+    assert before[0].startswith("rank 0  loading")
+    assert len(drawn) == min(count, 20) + 1, "the bar, and a row for each rank that fits"
+    assert re.match(r"[━╸╺]+ 66%", drawn[0])
+    assert all(len(row) <= width - 3 for row in [*first, *before, *drawn])
+    assert after == []
+    if count == 64:
+        assert drawn[-1].startswith("and 45 more: 45")
+    if width >= 80:
+        assert "8,204 of 12,300 units" in drawn[0]
+        assert "3 failed" in drawn[0]
+
+
+def test_words_of_a_worker_come_above_the_bar_in_whole_lines():
+    import pyte
+
+    screen = pyte.Screen(80, 10)
+    stream = pyte.Stream(screen)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", written := io.StringIO())
+        patch.setenv("COLUMNS", "80")
+        with Progress(fakes.ROOT, "bar", "listing photos/") as one:
+            one.words("12 sam")
+            one.words("ples\nLoading: 10%\rLoading: 100%\nand a colour \x1b[31mred\x1b[0m\nno end")
+            stream.feed(written.getvalue().replace("\n", "\r\n"))
+            meanwhile = [row.rstrip() for row in screen.display if row.strip()]
+            done = len(written.getvalue())
+        stream.feed(written.getvalue()[done:].replace("\n", "\r\n"))
+    words = ["12 samples", "Loading: 100%", "and a colour red"]
+    assert meanwhile == [*words, "listing photos/  0:00"]
+    assert [row.rstrip() for row in screen.display if row.strip()] == [*words, "no end"]
+
+
+def test_a_bar_that_nobody_can_read_any_more_ends_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.stderr, "write", raising(BrokenPipeError))
-    bar = Bar(one.layout.root, is_shown=True)
-    bar.look(counts(one))
-    bar.end()
+    with Progress(tmp_path, "bar", "listing photos/") as one:
+        one.show(launch(status("encoding text", text=(10, 3))))
+        one.words("lost\n")
+
+
+def test_a_rank_that_stopped_and_one_that_is_silent_have_rows_of_their_own():
+    ranks = (
+        rank("encoding latents"),
+        replace(rank("loading vae"), rank=1, worker="v", count=2, still_seconds=40.0),
+        replace(rank("encoding latents"), rank=2, worker="x", alive=False),
+    )
+    seen = replace(status("", latents=(10, 3)), total=10, ranks=ranks)
+    *_rest, drawn, _after = rows(80, 24, LaunchStatus(ranks, seen, "l"))
+    assert drawn[1:] == [
+        "rank 0  encoding latents",
+        "rank 1  silent for 40 s (loading vae)",
+        "rank 2  has stopped; others do its work",
+    ]

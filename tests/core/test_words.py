@@ -1,6 +1,6 @@
 """How counts and lists read in a message."""
 
-from cachestore.core.words import first_of, human_bytes
+from cachestore.core.words import did_you_mean, first_of, human_bytes, nearest
 
 
 def test_of_nothing_nothing_is_named():
@@ -15,3 +15,15 @@ def test_the_first_names_are_listed_and_an_ellipsis_says_that_there_are_more():
 
 def test_a_size_is_reported_in_the_largest_unit_that_leaves_a_whole_part():
     assert [human_bytes(size) for size in (0, 1023, 1024, 18.4 * 2**20, 2**50)] == ["0 B", "1023 B", "1.0 KiB", "18.4 MiB", "1024.0 TiB"]
+
+
+def test_the_nearest_known_word_is_suggested_in_any_case():
+    assert did_you_mean("VERFY", ["verify", "repair"]) == "; did you mean 'verify'?"
+    assert nearest("trainn", ["train1", "train", "train2", "other"]) == "train"
+    assert did_you_mean("x", ["verify"]) == did_you_mean("verify", []) == did_you_mean("", ["verify"]) == ""
+
+
+def test_a_word_is_found_under_its_other_names_if_it_is_known():
+    also = {"kohya": "sd-scripts"}
+    assert did_you_mean("Kohya", ["sd-scripts", "musubi"], also) == "; did you mean 'sd-scripts'?"
+    assert did_you_mean("kohya", ["musubi"], also) == ""

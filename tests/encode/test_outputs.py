@@ -11,8 +11,9 @@ import torch
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import key
 from cachestore.encode import outputs
-from cachestore.encode.outputs import find_fault, in_float32
+from cachestore.encode.outputs import Made, find_fault, in_float32
 from cachestore.encode.recipes import ModelRequest, encoders_for
+from cachestore.encode.transfer import Transfer
 from tests.encode import tiny
 
 pytestmark = pytest.mark.torch
@@ -51,6 +52,38 @@ def test_what_is_not_finite_or_never_varies_is_found_and_named(numbers, fault, d
     assert find(y=tensor(1, 2, dtype=dtype), x=tensor(*numbers, dtype=dtype)) == fault
 
 
+def test_items_of_a_batch_are_looked_at_together():
+    batch = torch.ones(4, 2, 3)
+    batch[1, 0, 2], batch[3, 1, 1] = math.nan, -math.inf
+    assert outputs.finite_items([batch, torch.ones(4, dtype=torch.int64)], 4).tolist() == [True, False, True, False]
+    assert outputs.finite_items([[batch[0], batch[1], batch[2, :1], batch[0]], batch], 4).tolist() == [True, False, True, False]
+    assert outputs.finite_items([torch.zeros(2, 0)], 2).tolist() == [True, True]
+    assert outputs.finite_items([], 2).tolist() == [True, True]
+
+
+def test_of_an_entry_that_is_finite_only_constants_are_looked_for():
+    assert find_fault(Made({"x": tensor(1, 2)}, is_finite=True)) is None
+    assert find_fault(Made({"x": torch.tensor([[5.0, 5.0], [5.0, 6.0]])}, is_finite=True)) is None
+    assert find_fault(Made({"x": torch.full((3, 4), 5.0)}, is_finite=True)) == "only the number 5 in 'x'"
+    assert find_fault(Made({"x": torch.full((3, 1), 5.0), "y": tensor(7.0)}, is_finite=True)) == "only the number 5 in 'x'"
+
+
+def test_on_a_gpu_what_is_not_finite_is_told_with_the_results():
+    transfer = Transfer(torch.device("cpu"))
+    given = {"x": torch.tensor([[1.0, 2.0], [math.nan, 1.0]]), "mask": torch.ones(2)}
+    moved, finite = outputs.fetch(transfer, given, ["x"], 2)()
+    assert (set(moved), list(finite)) == ({"x", "mask"}, [False, False])
+    transfer = AsOfAGpu(torch.device("cpu"))
+    moved, finite = outputs.fetch(transfer, given, ["x"], 2)()
+    assert (set(moved), list(finite)) == ({"x", "mask"}, [True, False])
+
+
+class AsOfAGpu(Transfer):
+    @property
+    def is_gpu(self):
+        return True
+
+
 def test_a_single_number_and_whole_numbers_may_be_constant():
     assert find(x=tensor(3.0), y=tensor(1, 1, 1, dtype="int64"), z=tensor(1, 1, dtype="bool")) is None
 
@@ -73,7 +106,7 @@ class Doubler:
     def make(self, batch):
         dtype = self.module.weight.dtype
         self.asked.append((len(batch), dtype))
-        return {name: {"x": (torch.tensor(numbers, dtype=dtype) * 2)} for name, numbers in batch}
+        return {name: Made({"x": (torch.tensor(numbers, dtype=dtype) * 2)}) for name, numbers in batch}
 
     def make_sound(self, batch):
         from cachestore.encode.outputs import make_sound

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cachestore.core.errors import BadInput
+from cachestore.core.errors import BadInput, MissingExtra
+from cachestore.encode import recipes, text_families
 from cachestore.encode.models import MissingFile
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from tests.encode import tiny
@@ -29,6 +30,18 @@ def change_a_byte(path):
 
 def test_asking_for_nothing_gives_no_encoder_and_opens_no_file(digest):
     assert build(digest, "/no/such/folder", encode=()) == ()
+
+
+def test_a_cleaner_of_captions_that_is_missing_is_told_with_its_extra(monkeypatch):
+    def without(name):
+        if name == "ftfy":
+            raise recipes.PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr(recipes, "version", without)
+    cleaned = next(family for family in text_families.TEXT_FAMILIES.values() if "ftfy" in family.cleaners)
+    with pytest.raises(MissingExtra, match=r"ftfy is not installed\. The extra \[encode\] brings it"):
+        recipes._versions(cleaned)
 
 
 def test_text_comes_before_latents_whatever_the_order_asked(tmp_path, digest):

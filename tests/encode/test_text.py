@@ -109,16 +109,13 @@ def test_flux_keeps_its_constant_ids_out_of_the_store(tiny_model, digest):
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("sd15", "float32"), ("sdxl", "float32"), ("flux", "bfloat16")])
-def test_tensors_own_their_memory_and_have_the_recipes_dtype(tiny_model, digest, name, dtype):
+def test_tensors_have_the_recipes_dtype_and_no_gradient(tiny_model, digest, name, dtype):
     encoder = text_encoder(tiny_model(name).folder, digest)
     assert encoder.recipe.make["dtype"] == dtype
     for entry in encode(encoder, CAPTIONS[:3]).values():
         for tensor in entry.values():
             assert tensor.dtype == getattr(torch, dtype)
-            assert tensor.is_contiguous()
-            assert not tensor.is_inference()
             assert not tensor.requires_grad
-            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def test_another_dtype_is_honoured(tiny_model, digest):

@@ -93,6 +93,19 @@ def test_any_chunks_are_published_as_given(chunks, tmp_path_factory):
     assert digest_file(final) == digest_of(chunks)
 
 
+def test_what_reads_back_as_something_else_than_the_digest_is_not_published(layout, final):
+    with pytest.raises(WriteFailed, match="reads back differently"):
+        publish(layout, final, CONTENT, digest=digest_of([b"another"]))
+    assert not final.exists()
+    assert publish(layout, final, CONTENT, digest=digest_of(CONTENT)) is True
+
+
+def test_large_and_small_chunks_are_placed_in_their_order(layout, final):
+    large = bytes(range(256)) * (5 * 4096)
+    publish(layout, final, [b"head", large, b"small", b"", large, b"tail"])
+    assert final.read_bytes() == b"head" + large + b"small" + large + b"tail"
+
+
 def test_a_taken_name_is_left_as_it_is(layout, final):
     publish(layout, final, [b"first"])
     assert publish(layout, final, [b"second"]) is False

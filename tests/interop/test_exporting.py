@@ -327,7 +327,10 @@ def test_what_has_no_form_in_a_format_is_refused_before_anything_is_written(tmp_
         send("simpletuner", store, out)
     with pytest.raises(BadInput, match="can be imported, but not exported"):
         send("diffusion-pipe", store, out)
-    with pytest.raises(BadInput, match=r"'kohya' is not known; what can be exported is sd-scripts, simpletuner, musubi, ai-toolkit$"):
+    with pytest.raises(
+        BadInput,
+        match=r"'kohya' is not known; what can be exported is sd-scripts, simpletuner, musubi, ai-toolkit; did you mean 'sd-scripts'\?$",
+    ):
         send("kohya", store, out)
     with pytest.raises(BadInput, match="the family 'wam' are not known"):
         send("musubi", store, out, family="wam")

@@ -8,6 +8,7 @@ import pytest
 
 from cachestore.core.errors import EncodeFailed, Incomplete, WriteFailed
 from cachestore.core.keys import Key
+from cachestore.encode.unit import LOADING
 from cachestore.storage.append import Appender
 from cachestore.work.choice import GROUP_UNITS
 from cachestore.work.workers import read_heartbeats
@@ -309,6 +310,45 @@ def test_a_worker_shows_that_it_loads_a_model_before_it_does_and_that_it_has_one
     assert [phase for phase, _count in shown] == ["loading", "working"]
     assert shown[1][1] > shown[0][1] > 0
     assert heartbeat.phase == "ended"
+
+
+def test_a_worker_says_which_component_it_loads_and_what_it_encodes(root):
+    shown = []
+    bench = Bench(root, captions("a", "b"), FakeEncoder())
+
+    def load(_items):
+        LOADING.get()("text_encoder_2")
+        shown.extend(heartbeat["doing"] for heartbeat in read_heartbeats(bench.job.layout))
+
+    def look(items):
+        shown.extend(heartbeat["doing"] for heartbeat in read_heartbeats(bench.job.layout)) if shown else load(items)
+
+    bench.work(encoders=[FakeEncoder(limit=1, before_encode=look)])
+    assert shown == ["loading text_encoder_2", "encoding text"]
+    LOADING.get()("nothing is heard any more")
+
+
+def test_failures_are_shown_with_what_they_are_of_before_their_partition_is_finished(root):
+    shown = []
+    source = fakes.Pictures({"bad.png": b"undecodable", "good.png": b"a"})
+    bench = Bench(root, fakes.pictures("bad.png", "good.png"), FakeEncoder("latents"), source=source)
+
+    def look(_items):
+        [heartbeat] = read_heartbeats(bench.job.layout)
+        shown.append((bench.job.plan.unit_count, heartbeat["failed"]))
+
+    heartbeat = bench.work(encoders=[FakeEncoder("latents", before_encode=look)])
+    assert (heartbeat.failures, heartbeat.failures_seen) == (["bad.png (latents): this is no picture"], 1)
+    assert shown == [(2, 0)]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 16])
+def test_what_a_heartbeat_counts_adds_up_also_where_pictures_have_equal_bytes(root, limit):
+    source = fakes.Pictures({f"{n}.png": b"picture %d" % (n % 3) for n in range(12)})
+    bench = Bench(root, fakes.pictures(*source.files), FakeEncoder("latents", limit=limit), source=source)
+    heartbeat = bench.work()
+    assert (heartbeat.encoded, heartbeat.reused, heartbeat.failed) == (3, 9, 0)
+    assert heartbeat.units == {"latents": [12, 0]}
 
 
 def test_the_batch_that_loads_the_model_is_not_the_slowest(root):

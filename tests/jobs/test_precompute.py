@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from cachestore.cli import main
 from cachestore.cli.lines import training_lines
 from cachestore.core.errors import BadInput, BadUsage, EncodeFailed, Incomplete, RecipeMismatch, Superseded, WriteFailed
 from cachestore.files.paths import Layout
+from cachestore.jobs.forecast import in_words
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import forecast_of, precompute_here
 from cachestore.jobs.processes import Child
@@ -111,6 +113,44 @@ def test_under_a_name_that_has_samples_an_emptied_source_asks_to_be_let(data, ro
         run(data, root)
     assert run(data, root, replace=True).generation == first.generation + 1
     assert verify(root).ok
+
+
+# A folder that moved
+
+
+def test_a_run_that_reuses_everything_from_a_moved_folder_records_the_new_path_and_changes_no_digest(data, root, makers, tmp_path):
+    first = run(data, root)
+    encoded = [len(maker.encoded) for maker in makers.made]
+    moved = data.rename(tmp_path / "moved")
+    second = run(moved, root)
+    assert (second.encoded, second.generation, second.catalog_digest) == (0, first.generation + 1, first.catalog_digest)
+    assert {hints["data"] for hints in catalog(root).request.values()} == {str(moved)}
+    assert sum(len(maker.encoded) for maker in makers.made) == sum(encoded)
+    assert run(moved, root).generation == second.generation, "the path is recorded once"
+    assert verify(root).ok
+
+
+def test_the_new_path_is_recorded_without_starting_a_process_too(data, root, makers, tmp_path, monkeypatch):
+    run(data, root)
+    monkeypatch.setattr("cachestore.jobs.precompute.run_child", lambda *_arguments: pytest.fail("a process was started"))
+    monkeypatch.setattr("cachestore.jobs.precompute._is_model_here", lambda _request: True)
+    moved = data.rename(tmp_path / "moved")
+    assert cs.precompute(moved, model="model", store=root).encoded == 0
+    assert {hints["data"] for hints in catalog(root).request.values()} == {str(moved)}
+
+
+def test_a_path_that_is_still_there_stays_recorded(data, root, makers, tmp_path):
+    first = run(data, root)
+    shutil.copytree(data, tmp_path / "copy")
+    assert run(tmp_path / "copy", root).generation == first.generation
+    assert {hints["data"] for hints in catalog(root).request.values()} == {str(data)}
+
+
+def test_the_run_says_beforehand_which_path_is_gone(data, root, makers, tmp_path):
+    run(data, root)
+    moved = data.rename(tmp_path / "moved")
+    request = PrecomputeRequest(str(moved), "model", str(root))
+    assert f"{data} is no longer there: the data set 'train' records the paths of this run instead" in forecast_of(request).remarks
 
 
 # Columns
@@ -501,7 +541,8 @@ def test_an_unknown_option_is_refused_by_name(data, root):
 def test_progress_within_this_process_counts_over_all_ranks_as_it_does_without(data, root, makers):
     reported = []
     report = cs.precompute(data, model="m", store=root, inline=True, on_progress=reported.append)
-    assert reported[-1] == {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 11, "failed": 0, "total": 11}
+    counts = {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 11, "failed": 0, "total": 11}
+    assert reported[-1] == {**counts, "done": 11, "doing": ""}
     assert all(set(counts) == set(reported[-1]) for counts in reported)
 
 
@@ -545,6 +586,16 @@ def test_a_forecast_counts_and_encodes_nothing(photos, root, makers):
     assert forecast.estimated_bytes == 6 * 16
     assert makers.encoded() == []
     assert list_names(Layout(root)) == []
+
+
+def test_a_forecast_names_no_batch_size_of_its_own_and_says_what_several_leave_out(photos, root, makers):
+    buckets = {"64x64": 5, "64x48": 2}
+    found = replace(look(photos, root, resolution=128), buckets=buckets)
+    [line] = [line for line in in_words(found, root) if "leave out" in line]
+    assert line.endswith(": 1 at 2, 3 at 4, 7 at 8, 7 at 16")
+    assert "buckets (2): 64x64 5, 64x48 2" in in_words(found, root)
+    whole = replace(found, buckets={"64x64": 16})
+    assert not any("leave out" in line for line in in_words(whole, root))
 
 
 def test_buckets_are_those_of_the_pictures_that_are_trained_on(tmp_path, root, makers):
@@ -612,7 +663,7 @@ def test_workers_that_are_asked_for_are_told_their_ranks_and_start_no_more(data,
         reported.append((command, json.loads(Path(path).read_text()), count))
         return [Child(1, 0, report.as_json(), "")] * count
 
-    monkeypatch.setattr("cachestore.jobs.precompute.run_children", children)
+    monkeypatch.setattr("cachestore.jobs.launching.run_children", children)
     assert cs.precompute(data, model="model", store=root, procs=2).wanted == report.wanted
     assert reported == [("work", PrecomputeRequest(str(data), "model", str(root)).as_json(), 2)]
 

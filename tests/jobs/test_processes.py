@@ -128,7 +128,7 @@ def test_a_failed_unit_is_work_and_starts_a_process(data, root, fake, monkeypatc
     (data / "bad.png").write_bytes(b"undecodable")
     cs.precompute(data, model="model", store=root, inline=True)
     monkeypatch.setattr(
-        "cachestore.jobs.precompute.run_child", lambda *_arguments: [Child(1, 1, {"error": "started", "kind": "WriteFailed"}, "")]
+        "cachestore.jobs.launching.run_child", lambda *_arguments: [Child(1, 1, {"error": "started", "kind": "WriteFailed"}, "")]
     )
     with pytest.raises(WriteFailed, match="started"):
         cs.precompute(data, model="model", store=root)
@@ -165,7 +165,8 @@ def test_progress_is_reported_in_the_calling_thread_with_counts_over_all_ranks(d
 
     report = cs.precompute(data, model="model", store=root, procs=2, on_progress=on_progress)
     assert {thread for thread, _counts in reported} == {threading.main_thread()}
-    assert reported[-1][1] == {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 6, "failed": 0, "total": 6}
+    counts = {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 6, "failed": 0, "total": 6}
+    assert reported[-1][1] == {**counts, "done": 6, "doing": ""}
     done = [counts["encoded"] for _thread, counts in reported]
     assert done == sorted(done)
     assert all(set(counts) == set(reported[-1][1]) for _thread, counts in reported)
@@ -462,28 +463,29 @@ def test_without_a_guard_it_encodes_and_shows_the_workers_words_where_the_caller
     assert ended.stdout == "True 6 True 1\n", ended.stderr
 
 
-def test_words_are_copied_whole_as_they_come(tmp_path, capsys):
+def test_words_are_copied_whole_as_they_come(tmp_path):
+    copied = []
     with (tmp_path / "err").open("w+b") as err:
         one = processes._Running(0, None, err, err, 0.0)  # pyright: ignore[reportArgumentType] - no process is needed
         raw = "größer".encode()
         err.write(raw[:3])
         err.flush()
-        one.copy_words()
-        assert capsys.readouterr().err == "gr"
+        one.copy_words(copied.append)
+        assert copied == ["gr"]
         err.write(raw[3:])
         err.flush()
-        one.copy_words()
-        assert capsys.readouterr().err == "ößer"
+        one.copy_words(copied.append)
+        assert copied == ["gr", "ößer"]
         assert one.last_words() == "größer"
 
 
 def test_a_caller_without_a_stderr_or_with_a_closed_one_is_not_disturbed(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
-    processes._say("lost")
+    processes._to_stderr("lost")
     with open(os.devnull, "w") as closed:
         pass
     monkeypatch.setattr(sys, "stderr", closed)
-    processes._say("lost")
+    processes._to_stderr("lost")
 
 
 def test_the_json_of_a_worker_that_printed_none_is_none(tmp_path):

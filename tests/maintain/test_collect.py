@@ -407,6 +407,60 @@ def test_generations_behind_the_newest_three_go_after_a_month_and_their_values_a
     assert readable(root, *"abcde") == ["c", "d", "e"]
 
 
+def test_keep_keeps_so_many_generations_of_any_age(root):
+    for text in "abc":
+        run(root, text)
+    assert collect(root, apply=True).files == ()
+    step = collect(root, apply=True, keep=2)
+    assert [name for name in step.files if name.startswith("catalogs/")] == ["catalogs/train/1.safetensors"]
+    assert list_generations(Layout(root), "train") == [2, 3]
+    sweep(root)
+    assert readable(root, *"abc") == ["b", "c"]
+    assert collect(root, keep=5).files == collect(root, keep=2).files
+
+
+@pytest.mark.parametrize("keep", [0, -1, 1.5, True, "1"])
+def test_at_least_one_generation_is_kept(root, keep):
+    run(root, "a")
+    with pytest.raises(BadInput, match="keep must be"):
+        collect(root, keep=keep)
+
+
+def test_it_says_how_much_only_older_generations_need_and_keeping_one_frees_that(root):
+    for text in "abc":
+        run(root, text)
+    step = collect(root)
+    assert (step.generations, step.condemned.segments, step.held.segments, step.held.entries) == ({"train": 3}, 0, 2, 2)
+    assert collect(root, keep=1).condemned == step.held
+    sweep(root)
+    assert collect(root).held == step.held, "without keep they stay"
+    collect(root, apply=True, keep=1)
+    assert collect(root, apply=True, grace_seconds=0).removed == step.held
+    assert (collect(root).generations, collect(root).held.bytes) == ({"train": 1}, 0)
+
+
+def test_of_entries_that_share_a_segment_with_needed_ones_it_says_that_compact_is_needed(root):
+    run(root, "a", "b", encoder=FakeEncoder(limit=2))
+    run(root, "b")
+    step = collect(root)
+    assert (step.held.segments, step.held_partly.segments, step.held_partly.entries) == (0, 1, 1)
+
+
+def test_it_says_from_when_on_marked_segments_can_be_removed(root):
+    run(root, "a")
+    drop(root, "train")
+    assert collect(root).removable_from is None
+    collect(root, apply=True)
+    [marked] = list_marked(Layout(root))
+    assert collect(root, grace_seconds=DAY).removable_from == marked.written + DAY
+    assert collect(root, grace_seconds=0).removable_from is None
+
+
+def test_it_says_that_an_unfinished_pass_keeps_its_entries(root):
+    open_pass(job(root, "a"))
+    assert collect(root).remarks[-1].startswith("the entries of 1 unfinished passes stay")
+
+
 def test_a_plan_goes_with_its_catalogs_and_not_before(root):
     for text in "abcd":
         run(root, text)

@@ -1,8 +1,10 @@
 """Doctor: it names what stands in the way, says what to do, and leaves nothing behind."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from cachestore.maintain import doctor
 from cachestore.maintain.doctor import NOTE, OK, PROBLEM, default_start_method, examine, file_system_of
 from cachestore.storage.commit import create_store
-from tests.fakes import refusing
+from tests.fakes import ROOT, refusing
 from tests.maintain.test_collect import run
 
 
@@ -99,6 +101,15 @@ def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setattr(doctor, "version", without)
     assert (check("packages").state, "lmdb" in check("packages").advice) == (PROBLEM, True)
     assert (check("encoding").state, "ftfy" in check("encoding").advice) == (PROBLEM, True)
+
+
+def test_the_packages_that_are_looked_for_are_those_that_installing_brings():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed, encode = (
+        {re.split(r"[^\w-]", one)[0] for one in listed} for listed in (project["dependencies"], project["optional-dependencies"]["encode"])
+    )
+    assert set(doctor._NEEDED) == needed
+    assert set(doctor._CLEANERS) <= encode <= set(doctor._ENCODING)
 
 
 @pytest.mark.parametrize(

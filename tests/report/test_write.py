@@ -3,17 +3,18 @@
 import json
 import os
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
+from io import BytesIO
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import cachestore as cs
 from cachestore.core.errors import BadInput, StoreNotFound, WriteFailed
+from cachestore.report.originals import _decoded, _shown
 from cachestore.report.previews import MAX_SAMPLES, Colours
 from cachestore.report.write import write_report
 from cachestore.storage.catalog import Cell, make_column
@@ -22,6 +23,7 @@ from tests import fakes
 from tests.fakes import publish_catalog
 from tests.loading import stores
 from tests.loading.stores import Row
+from tests.report.browser import in_a_browser, look_at
 
 VOID = {"meta", "link", "img", "br", "rect", "path", "line"}
 HOSTILE = "<script>document.title='owned'</script><img src=//a.example/x onerror=alert(1)>\"' & \x00\ud800 \N{RIGHT-TO-LEFT OVERRIDE}x"
@@ -132,7 +134,7 @@ def test_a_report_counts_samples_buckets_entries_and_what_is_shared(tmp_path, ou
     ]
     assert {one["encoder"]: (one["cells"], one["entries"]) for one in reported["kinds"]} == {"text": (5, 3), "latents": (5, 5)}
     assert reported["others"] == 1  # the empty caption
-    assert reported["thumbnails"] == {"shown": 5, "fitted_to": 0, "explained": 0.0}
+    assert reported["thumbnails"] == {"shown": 5, "originals": 0, "changed": [], "fitted_to": 0, "explained": 0.0}
     assert len(page.all("figure")) == 5
     assert reported["page_bytes"] == output.stat().st_size
     assert is_static(page)
@@ -247,9 +249,17 @@ def test_what_users_wrote_is_shown_as_text(tmp_path, output):
     assert "\x00" not in page.text
 
 
-def loud(_catalog, _column, _shown, _source):
+def loud(_shown, _originals):
     """Colours as if pictures had been there to fit to, and of noise: the worst to compress."""
     return Colours(np.random.default_rng(1).normal(60, 60, (stores.CHANNELS + 1, 3)), MAX_SAMPLES, 0.5)
+
+
+def noisy(_catalog, _column, shown, _source):
+    """Originals of noise: the worst to compress."""
+    side = 1024
+    buffer = BytesIO()
+    Image.fromarray(np.random.default_rng(2).integers(0, 256, (side, side, 3), np.uint8)).save(buffer, "PNG")
+    return [_shown(buffer.getvalue(), one, _decoded) for one in shown]
 
 
 @pytest.mark.parametrize(
@@ -292,6 +302,7 @@ def large(tmp_path_factory):
     output = path.parent / "report.html"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cachestore.report.write.find_colours", loud)
+        patch.setattr("cachestore.report.write.find_originals", noisy)
         return write_report(path, output), output
 
 
@@ -304,21 +315,6 @@ def test_the_report_of_10_000_samples_is_under_2_mb_however_noisy_its_pictures_a
     assert is_static(page)
     assert is_accessible(page)
     assert len(page.all("figure")) == MAX_SAMPLES
-
-
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
-in_a_browser = pytest.mark.skipif(BROWSER is None, reason="there is no chromium or google-chrome to open a page in")
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
-
-
-def look_at(page, folder):
-    """(the page as the browser has it, what it wrote to its console)."""
-    command = [str(BROWSER), *FLAGS, f"--user-data-dir={folder}", "--dump-dom", page.as_uri()]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
-    return ended.stdout, [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
 
 
 @in_a_browser

@@ -92,7 +92,7 @@ def test_without_segments_there_is_nothing_to_damage(tmp_path, what):
 @pytest.mark.parametrize("what", ["delete", "shorten", "flip"])
 def test_what_was_damaged_is_what_verify_names(damage, what):
     getattr(damage, what)()
-    found = {(one.kind, one.path, one.key) for one in verify(damage.layout.root).findings}
+    found = chaos.named(verify(damage.layout.root).findings)
     assert found == damage.expected()
     assert bool(found) == (what != "delete")
     assert len(list_segments(damage.layout)) == (0 if what == "delete" else 1)

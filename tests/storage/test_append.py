@@ -4,6 +4,9 @@ import errno
 import os
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -208,6 +211,106 @@ class TestRefusedWrites:
         assert {k for each in acknowledged for k in each.locations} == {key_of(1), key_of(2)}
         assert verify(layout.root).entries == 2
         assert names_in(layout.temporary) == []
+
+
+class TestBesideTheCaller:
+    """`with appender`: full segments are written by threads while the next one is filled."""
+
+    def test_a_full_segment_is_written_while_the_next_one_is_filled(self, layout, monkeypatch):
+        goes_on = hold_back(monkeypatch)
+        with Appender(layout, limits=SegmentLimits(entries=1)) as appender:
+            assert put(appender, 0) == put(appender, 1) == []
+            assert list_segments(layout) == frozenset()
+            goes_on.set()
+            assert keys_in(appender.close_segment()) == [{key_of(0)}, {key_of(1)}]
+
+    def test_no_third_segment_is_begun_while_two_are_written(self, layout, monkeypatch):
+        goes_on, begun = hold_back(monkeypatch), []
+        real = appending.write_segment
+        monkeypatch.setattr(appending, "write_segment", lambda *given, **named: (begun.append(1), real(*given, **named))[1])
+        with Appender(layout, limits=SegmentLimits(entries=1)) as appender, ThreadPoolExecutor(1) as other:
+            put(appender, 0)
+            put(appender, 1)
+            third = other.submit(put, appender, 2)
+            with pytest.raises(TimeoutError):
+                third.result(timeout=0.2)
+            assert len(begun) == 2
+            goes_on.set()
+            acknowledged = third.result(timeout=20) + appender.close_segment()
+        assert keys_in(acknowledged) == [{key_of(n)} for n in range(3)]
+
+    def test_segments_are_acknowledged_in_the_order_in_which_they_were_filled(self, layout, monkeypatch):
+        first_is_held, real = threading.Event(), appending.write_segment
+
+        def write(layout, draft, *, origin):
+            if key_of(0) in draft:
+                assert first_is_held.wait(20)
+            return real(layout, draft, origin=origin)
+
+        monkeypatch.setattr(appending, "write_segment", write)
+        with Appender(layout, limits=SegmentLimits(entries=1)) as appender:
+            put(appender, 0)
+            put(appender, 1)
+            while not list_segments(layout):
+                time.sleep(0.001)
+            assert put(appender, 0) == []  # the second is durable, and waits for the first
+            first_is_held.set()
+            assert keys_in(appender.close_segment()) == [{key_of(0)}, {key_of(1)}]
+
+    def test_a_segment_that_could_not_be_written_is_written_again_by_the_next_call(self, layout, monkeypatch):
+        with Appender(layout, limits=SegmentLimits(entries=1)) as appender:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "write", refusing(errno.ENOSPC))
+                with pytest.raises(WriteFailed, match="make room"):
+                    [put(appender, n) for n in range(4)]
+            acknowledged = [each for n in range(4) for each in put(appender, n)] + appender.close_segment()
+        assert {key for each in acknowledged for key in each.keys} == {key_of(n) for n in range(4)}
+        assert verify(layout.root).ok
+
+    def test_its_threads_end_with_the_block(self, layout):
+        with Appender(layout, limits=SegmentLimits(entries=1)) as appender:
+            put(appender, 0)
+            put(appender, 1)
+            assert any(thread.name.startswith("cachestore-write") for thread in threading.enumerate())
+        assert not any(thread.name.startswith("cachestore-write") for thread in threading.enumerate())
+
+    def test_a_single_segment_needs_no_thread(self, layout):
+        with Appender(layout) as appender:
+            put(appender, 0)
+            appender.close_segment()
+            assert not any(thread.name.startswith("cachestore-write") for thread in threading.enumerate())
+
+
+def hold_back(monkeypatch):
+    """Segments are written once this event is set."""
+    goes_on, real = threading.Event(), appending.write_segment
+
+    def write(*given, **named):
+        assert goes_on.wait(20)
+        return real(*given, **named)
+
+    monkeypatch.setattr(appending, "write_segment", write)
+    return goes_on
+
+
+def test_what_was_put_may_be_changed_afterwards(layout, appender):
+    buffer, meta = bytearray(b"first"), {"list": [1]}
+    appender.put(key_of(1), {"x": ("U8", (5,), buffer)}, meta)
+    buffer[:] = b"other"
+    meta["list"].append(2)
+    [acknowledged] = appender.close_segment()
+    assert plain(read(layout, 1)) == {"x": ("U8", (5,), b"first")}
+    assert acknowledged.contents.entries[0].meta == {"list": [1]}
+
+
+def test_memory_that_a_segment_used_leaves_nothing_in_the_next_one(layout):
+    appender = Appender(layout)
+    appender.put(key_of(1), {"x": ("U8", (999,), b"x" * 999)}, {})
+    appender.close_segment()
+    appender.put(key_of(2), {"x": ("U8", (1,), b"y")}, {})
+    appender.put(key_of(3), {"x": ("U8", (1,), b"z")}, {})
+    [acknowledged] = appender.close_segment()
+    assert b"xx" not in layout.segment(acknowledged.digest).read_bytes()
 
 
 class TestTakenNames:

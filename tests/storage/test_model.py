@@ -188,7 +188,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def verify(self):
         report = verify(self.layout.root)
-        damaged = {(Path(finding.path).stem, finding.key) for finding in report.findings if finding.kind == "corrupt-entry"}
+        corrupt = [finding for finding in report.findings if finding.kind == "corrupt-entry"]
+        damaged = {(Path(finding.path).stem, entry.key) for finding in corrupt for entry in finding.entries}
+        assert len(corrupt) == len({segment for segment, _key in damaged})
         assert damaged == {(segment, str(key_of(n))) for segment, n in self.bad}
         missing = {finding.key for finding in report.findings if finding.kind == "missing-entry"}
         assert missing == {str(key_of(n)) for n in self.lost if not self.values_of(n)}

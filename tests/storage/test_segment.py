@@ -1,6 +1,8 @@
 """Segments: what is built is parsed back, opens in the stock library, and hides no damage."""
 
+import inspect
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key, key
 from cachestore.files.checksum import digest_of
 from cachestore.files.container import ALIGNMENT, TensorInfo, build_header, parse_header
+from cachestore.storage import segment
 from cachestore.storage.entry import checksum_of, make_entry
-from cachestore.storage.segment import build_segment, parse_contents, read_contents
+from cachestore.storage.segment import SegmentDraft, build_segment, draft_of, parse_contents, read_contents, row_of
 from tests.storage.stores import entry_of, key_of, tensors_of
 
 HERE = Path("segments/ab/ab.safetensors")
@@ -101,10 +104,45 @@ def test_fillers_hold_zeros():
     assert all(not any(each["data"]) for name, each in safetensors.deserialize(raw) if name.startswith("filler/"))
 
 
-def test_a_key_given_twice_is_not_written_as_if_it_were_two(tmp_path):
-    raw = whole(build_segment([entry_of(1), entry_of(1)])[1])
-    with pytest.raises(FormatError):
-        parse(raw)
+def test_a_key_given_twice_is_not_written_as_if_it_were_two():
+    with pytest.raises(FormatError, match="twice"):
+        build_segment([entry_of(1), entry_of(1)])
+
+
+@given(given_entries=entries(), origin=st.text(st.characters(exclude_categories=["Cs"]), max_size=8))
+def test_what_is_built_says_what_readers_will_find(given_entries, origin):
+    built = draft_of(given_entries).build(origin=origin)
+    assert built.contents == parse(whole(built.chunks))
+    assert built.digest == digest_of(built.chunks)
+
+
+def test_entries_go_on_in_another_block_where_one_is_full(monkeypatch):
+    monkeypatch.setattr(segment, "BLOCK_BYTES", 128)
+    given_entries = [make_entry(key(str(n)), {"x": ("U8", (n,), bytes([n % 251]) * n)}, {}) for n in (50, 60, 128, 1, 300, 64)]
+    digest, chunks = build_segment(given_entries)
+    assert len(chunks) > 3
+    raw = whole(chunks)
+    assert digest == digest_of([raw])
+    assert [raw[entry.offset : entry.offset + entry.size_bytes] for entry in parse(raw).entries] == [
+        b"".join(e.buffers) for e in given_entries
+    ]
+
+
+def test_a_value_that_is_nested_too_deeply_to_be_read_is_not_written():
+    value = []
+    for _level in range(450):
+        value = [value]
+    deep = make_entry(key("a"), {}, {})._replace(meta={"x": value})
+    limit = sys.getrecursionlimit()
+    row = row_of(deep)
+    draft = SegmentDraft()
+    draft.add(deep, row)
+    sys.setrecursionlimit(len(inspect.stack()) + 200)
+    try:
+        with pytest.raises(FormatError, match="nested too deeply"):
+            draft.build()
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def test_a_value_that_is_not_unicode_leaves_the_segment_readable_for_the_stock_library():

@@ -13,20 +13,43 @@ from cachestore.storage.verify import verify
 from tests.storage.stores import damage, entry_of, flip, found, key_of, put, segment_of, where
 
 
-def test_a_damaged_entry_is_a_corrupt_entry_and_missing_for_its_sample(full):
+def hit(layout, *arguments):
+    """The entries of the only finding, as (key, sample, has_copy)."""
+    [finding] = verify(layout.root, *arguments).findings
+    return [(entry.key, entry.sample, entry.has_copy) for entry in finding.entries]
+
+
+def test_a_damaged_entry_is_one_finding_with_the_sample_that_it_hits(full):
     path, entry = segment_of(full, 1)
     flip(path, entry.offset)
-    assert found(full) == {
-        ("corrupt-entry", where(full, path), str(key_of(1)), "1"),
-        ("missing-entry", "catalogs/train/1.safetensors", str(key_of(1)), "1"),
-    }
+    assert found(full) == {("corrupt-entry", where(full, path), str(key_of(1)), "1")}
+    assert hit(full) == [(str(key_of(1)), "1", False)]
+    assert "repair" in verify(full.root).findings[0].message
+    assert "--refill" in verify(full.root).findings[0].message
 
 
-def test_a_damaged_entry_with_another_copy_is_not_missing(full):
+def test_two_damaged_entries_of_a_segment_are_one_finding_that_lists_both(full):
+    for number in (1, 2):
+        path, entry = segment_of(full, number)
+        flip(path, entry.offset)
+    assert len(verify(full.root).findings) == 1
+    assert sorted(hit(full)) == sorted((str(key_of(number)), str(number), False) for number in (1, 2))
+
+
+def test_damaged_entries_of_two_segments_are_two_findings(full):
+    for number in (1, 3):
+        path, entry = segment_of(full, number)
+        flip(path, entry.offset)
+    assert [finding.kind for finding in verify(full.root).findings] == ["corrupt-entry"] * 2
+
+
+def test_a_damaged_entry_with_another_copy_is_not_lost(full):
     put(full, 1, variant=1)
     path, entry = segment_of(full, 1)
     flip(path, entry.offset)
     assert {kind for kind, *_rest in found(full)} == {"corrupt-entry"}
+    assert hit(full) == [(str(key_of(1)), "1", True)]
+    assert "--refill" not in verify(full.root).findings[0].message
 
 
 def test_quick_looks_at_no_entry(full):
@@ -38,13 +61,23 @@ def test_damage_between_entries_is_a_corrupt_segment_whose_entries_are_good(full
     path, entry = segment_of(full, 1)
     flip(path, entry.offset + entry.size_bytes if entry.ordinal == 0 else entry.offset - 1)
     assert found(full) == {("corrupt-segment", where(full, path), None, None)}
+    assert hit(full) == []
 
 
 @pytest.mark.parametrize("level", ["full", "quick"])
-def test_a_damaged_header_is_a_corrupt_segment_whose_entries_are_missing(full, level):
+def test_a_damaged_header_is_a_corrupt_segment_that_lists_its_entries_as_the_index_knows_them(full, level):
+    path, _entry = segment_of(full, 1)
+    flip(path, 9)
+    assert found(full, level) == {("corrupt-segment", where(full, path), None, None)}
+    assert sorted(hit(full, level)) == sorted((str(key_of(number)), str(number), False) for number in (1, 2))
+
+
+def test_without_an_index_the_entries_of_a_damaged_header_are_found_by_the_catalog(full):
+    for index in full.indexes.iterdir():
+        index.unlink()
     path, _entry = segment_of(full, 3)
     flip(path, 9)
-    assert found(full, level) == {
+    assert found(full) == {
         ("corrupt-segment", where(full, path), None, None),
         ("missing-entry", "catalogs/train/1.safetensors", str(key_of(3)), "3"),
     }

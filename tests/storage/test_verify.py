@@ -179,7 +179,7 @@ class TestIndexes:
         path, entry = segment_of(full, 3)
         path.chmod(0o644)
         path.write_bytes(path.read_bytes().replace(b'"shape":[2,1]', b'"shape":[1,2]'))
-        assert found(full, "quick") == {("corrupt-entry", where(full, path), str(entry.key), None)}
+        assert found(full, "quick") == {("corrupt-entry", where(full, path), str(entry.key), "3")}
 
     def test_one_that_covers_a_segment_without_entries_is_fine(self, full):
         put(full)

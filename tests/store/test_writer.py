@@ -329,3 +329,15 @@ def test_a_store_opened_for_reading_refuses_a_value(tmp_path):
     cs.open(tmp_path, mode="a").close()
     with cs.open(tmp_path) as store, pytest.raises(cs.CacheStoreError, match="open for reading"):
         store.put(cs.key("a"), {"x": np.arange(3)})
+
+
+def test_leaving_a_writer_reads_no_header_of_what_it_published(tmp_path, monkeypatch):
+    with cs.open(tmp_path / "store", mode="a") as store:
+        with monkeypatch.context() as patch:
+            patch.setattr("cachestore.storage.snapshot.read_contents", None)
+            with store.writer() as writer:
+                writer.put(cs.key("a"), {"x": np.arange(3)})
+            assert store.get(cs.key("a"), as_numpy=True)["x"].tolist() == [0, 1, 2]
+            described = store.describe(cs.key("a"))
+        store.refresh()
+        assert store.describe(cs.key("a")) == described

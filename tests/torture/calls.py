@@ -35,6 +35,7 @@ from tests.torture.watching import Call, watch
 WORLDS: Final = (1, 2, 4)
 KILLS: Final = 2_400
 ERRORS: Final = 3_600
+FLIPS: Final = 1_200
 _FEW: Final = 4
 EACH: Final = 16
 """Points that one process judges: in another store each, so that nothing is remembered from one to the next."""
@@ -46,6 +47,9 @@ Kill = Literal["before", "within", "after"]
 _OPENS: Final = {"open", "listdir", "scandir", "lmdb.create", "lmdb.open"}
 _GROWS: Final = {"write", "mkdir", "link", "rename", "replace", "fsync", "lmdb.create", "lmdb.commit"}
 _MAKES: Final = {"mkdir", "link", "rename", "replace", "unlink", "rmdir", "chmod", "lmdb.create"}
+_WRONG: Final = "wrong write"
+"""A write of which one bit arrives flipped, and nobody says so."""
+
 APPLIES: Final[Mapping[str, Callable[[Call], bool]]] = {
     "ENOSPC": lambda call: call.creates or call.name in _GROWS,
     "EDQUOT": lambda call: call.creates or call.name in _GROWS,
@@ -55,6 +59,7 @@ APPLIES: Final[Mapping[str, Callable[[Call], bool]]] = {
     "EACCES": lambda call: call.name in _OPENS | _MAKES | {"stat", "lstat"},
     "ESTALE": lambda call: True,
     "short write": lambda call: call.name == "write",
+    _WRONG: lambda call: call.name == "write",
 }
 """Which calls an error can befall."""
 
@@ -120,6 +125,10 @@ class _Striker:
     def _fail(self, call: Call, real: Callable[..., Any]) -> Any:
         if self.point.strike.error == "short write":
             return real(bytes(call.data)[: max(1, len(call.data) // 2)])
+        if self.point.strike.error == _WRONG:
+            wrong = bytearray(call.data)
+            wrong[len(wrong) // 2] ^= 1
+            return real(wrong)
         code = getattr(errno, self.point.strike.error)
         if call.name in {"write", "read", "pread", "preadv", "fsync", "fstat", "ftruncate", "flock"}:  # these know no name
             raise OSError(code, os.strerror(code))
@@ -150,11 +159,11 @@ class _Notes:
 
 def tell_acknowledged(say: Callable[[list[Key]], None], say_generation: Callable[[str, int], None]) -> None:
     """Have it said, in this process and from now on, when entries and catalogs are acknowledged."""
-    publish_segment, publish_draft = append.publish_segment, reconcile.publish_draft
+    write_segment, publish_draft = append.write_segment, reconcile.publish_draft
 
     def segment(*given: Any, **named: Any) -> append.Acknowledged:
-        acknowledged = publish_segment(*given, **named)
-        say(list(acknowledged.locations))
+        acknowledged = write_segment(*given, **named)
+        say(acknowledged.keys)
         return acknowledged
 
     def catalog(layout: Any, draft: Any, *, after: int) -> bool:
@@ -163,7 +172,7 @@ def tell_acknowledged(say: Callable[[list[Key]], None], say_generation: Callable
             say_generation(draft.catalog.name, after + 1)
         return published
 
-    append.publish_segment, reconcile.publish_draft = segment, catalog
+    append.write_segment, reconcile.publish_draft = segment, catalog
 
 
 def say_to(path: Path) -> Callable[[str], None]:
@@ -302,7 +311,7 @@ def _strikes_of_kills() -> list[Strike]:
 
 
 def _strikes_of_errors() -> list[Strike]:
-    return [Strike(error=error, is_sticky=is_sticky) for error in APPLIES for is_sticky in (False, True)]
+    return [Strike(error=error, is_sticky=is_sticky) for error in APPLIES if error != _WRONG for is_sticky in (False, True)]
 
 
 def _all_points(job: Job, template: Path, folder: Path, strikes: Sequence[Strike], world: int) -> Iterator[Point]:
@@ -371,7 +380,7 @@ def _of_processes(point: Point, codes: Sequence[int | str], notes: _Notes) -> li
 
 def _of_words(error: str, text: str, root: Path) -> list[str]:
     """What a sentence about a refused call lacks."""
-    reason = os.strerror(getattr(errno, error, 0))
+    reason = "reads back differently" if error == _WRONG else os.strerror(getattr(errno, error, 0))
     lacks = [what for what, is_there in (("the path", str(root) in text), (f"the reason {reason!r}", reason in text)) if not is_there]
     return [f"{' and '.join(lacks)} is missing in: {text}"] if lacks else []
 
@@ -463,4 +472,5 @@ def _every_job() -> list[str]:
 CAMPAIGNS: Final[Mapping[str, Campaign]] = {
     "kills": Campaign(lambda number, seed: play(_strikes_of_kills(), _every_job(), WORLDS, number, seed), KILLS),
     "errors": Campaign(lambda number, seed: play(_strikes_of_errors(), _every_job(), WORLDS, number, seed), ERRORS),
+    "flips": Campaign(lambda number, seed: play([Strike(error=_WRONG)], _every_job(), WORLDS, number, seed), FLIPS),
 }

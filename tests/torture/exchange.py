@@ -8,7 +8,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import permutations, product
 from pathlib import Path
@@ -48,7 +48,7 @@ def _exchange_in_index(layout: Layout, one: int, other: int) -> None:
 def _exchange_in_segment(layout: Layout, one: int, other: int) -> None:
     """A segment in which each of two keys stands with the other's tensors and checksum, in place of all that there were."""
     entries = {n: make_entry(own(n), raw_of(own(n)), {"n": n}) for n in _NUMBERS}
-    entries[one], entries[other] = replace(entries[other], key=own(one)), replace(entries[one], key=own(other))
+    entries[one], entries[other] = entries[other]._replace(key=own(one)), entries[one]._replace(key=own(other))
     for folder in (layout.segments, layout.indexes):
         shutil.rmtree(folder)
     digest, chunks = build_segment(entries.values())

@@ -41,20 +41,21 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "files/publish.py", "        _remove(temporary)\n        sync_folder(final.parent)\n", "        _remove(temporary)\n", *_CRASHES
     ),
     "second look": Mutant("files/publish.py", "    with _still_in(layout, final):\n", "    with contextlib.nullcontext():\n", "gone", 200),
+    "read-back": Mutant(
+        "files/publish.py", "if digest_file(temporary) != (digest or digest_of(chunks)):", "if temporary is None:", "flips", 150
+    ),
     "checksum": Mutant(
         "storage/fetch.py",
         "if checksum_of(key, located.specs[row], buffers) != located.checksums[row]:",
         "if not located.checksums[row]:",
         *_EXCHANGE,
     ),
-    "key bound to checksum": Mutant(
-        "storage/entry.py", "Checksum(key + text_of(tuple(specs)))", "Checksum(text_of(tuple(specs)))", *_EXCHANGE
-    ),
+    "key bound to checksum": Mutant("storage/entry.py", "Checksum(key + text_of(specs))", "Checksum(text_of(specs))", *_EXCHANGE),
     "acknowledgement order": Mutant(
         "storage/append.py",
-        "    if not publish(layout, path, chunks, read_only=True) and not _is_whole(path, digest, file_bytes):\n"
-        "        return publish_segment(layout, entries, origin=origin, edition=edition + 1)\n",
-        '    __import__("threading").Thread(target=publish, args=(layout, path, chunks)).start()\n',
+        "    if not publish(layout, path, chunks, digest=digest, read_only=True) and not _is_whole(path, digest, contents.size_bytes):\n"
+        "        return write_segment(layout, draft, origin=origin, edition=edition + 1)\n",
+        '    __import__("threading").Thread(target=publish, args=(layout, path, [bytes(chunk) for chunk in chunks])).start()\n',
         *_CRASHES,
     ),
     "order of listings": Mutant(

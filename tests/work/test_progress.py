@@ -1,5 +1,6 @@
 """How far a pass is, seen from outside."""
 
+import os
 from contextlib import closing
 
 import pytest
@@ -11,10 +12,10 @@ from cachestore.storage.commit import create_store
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work import progress
 from cachestore.work.passes import PassRef, Round, join_pass, publish_round
-from cachestore.work.progress import Observer, all_status, pass_status
+from cachestore.work.progress import LaunchStatus, Observer, all_status, pass_status
 from cachestore.work.workers import FORMAT, VERSION, Heartbeat
 from tests import fakes
-from tests.fakes import Clock, FakeEncoder, captions
+from tests.fakes import Clock, FakeEncoder, captions, pictures
 
 
 def begun(root, samples, encoder):
@@ -210,16 +211,47 @@ def test_work_done_twice_counts_once(three, heartbeats, number, expected):
 def test_processes_are_found_by_their_numbers_and_not_by_those_of_others(three):
     one, _ref = three
     observer = Observer(one.layout)
-    assert observer.look_at([1]) is None
+    nothing = LaunchStatus()
+    assert observer.look_at([1]) == nothing
     with heartbeat_of(one) as heartbeat:
         show(one, heartbeat, pid=77)
-        assert observer.look_at([1]) is None
-        assert observer.look_at([]) is None
-        assert observer.look_at([1, 77]).plan == one.plan.name
+        assert observer.look_at([1]) == observer.look_at([]) == nothing
+        seen = observer.look_at([1, 77])
+        assert (seen.status.plan, seen.launch, [rank.pid for rank in seen.ranks]) == (one.plan.name, "launch", [77])
         show(one, heartbeat, pid=77, lived=60.0)
-        assert observer.look_at([77]) is None, "another process had that number before"
+        assert observer.look_at([77]) == nothing, "another process had that number before"
         show(one, heartbeat, pid=77, host="elsewhere")
-        assert observer.look_at([77]) is None
+        assert observer.look_at([77]) == nothing
+
+
+def test_processes_say_what_they_do_before_there_is_a_pass(layout):
+    observer = Observer(layout)
+    with Heartbeat(layout, "", 0, "launch", 0, 1) as heartbeat:
+        heartbeat.show(doing="listing photos/")
+        seen = observer.look_at([os.getpid()])
+        assert (seen.status, seen.launch, [rank.doing for rank in seen.ranks]) == (None, "", ["listing photos/"])
+    assert [rank.phase for rank in observer.look_at([os.getpid()]).ranks] == ["ended"]
+
+
+def test_each_encoder_has_its_own_counts_and_only_running_workers_have_units_that_are_not_published(root):
+    one = fakes.job(root, pictures("a", "b", "c"), [FakeEncoder(), FakeEncoder("latents")])
+    ref = fakes.open_pass(one)
+    with heartbeat_of(one) as gone:
+        gone.has_finished("text", units=2, unpublished=1)
+    with heartbeat_of(one) as running:
+        running.has_finished("latents", units=1, unpublished=9)
+        running.write()
+        found = [(it.encoder, it.total, it.done, it.unpublished) for it in pass_status(one.layout, ref).encoders]
+    assert found == [("text", 3, 2, 0), ("latents", 3, 1, 2)]
+
+
+def test_a_launch_can_be_left_out(three):
+    one, ref = three
+    for launch, encoded in (("before", 2), ("mine", 1)):
+        with heartbeat_of(one, launch=launch) as heartbeat:
+            heartbeat.encoded = encoded
+    assert pass_status(one.layout, ref).encoded == 3
+    assert pass_status(one.layout, ref, without="mine").encoded == 2
 
 
 def test_a_worker_on_another_machine_may_live_and_one_not_heard_of_for_long_does_not_count(three, clock):
@@ -244,7 +276,8 @@ def test_the_counts_of_one_worker_become_those_of_all_at_most_once_a_second(thre
         tell({"plan": ref.plan, "pass": 1, "encoded": 0})
         clock.now += 1
         tell({"plan": "0" * 32, "pass": 1})
-    assert reported == [{"plan": ref.plan, "pass": 1, "reused": 0, "encoded": 2, "failed": 0, "total": 3}]
+    counts = {"plan": ref.plan, "pass": 1, "reused": 0, "encoded": 2, "failed": 0, "total": 3}
+    assert reported == [{**counts, "done": 2, "doing": "planning"}]
 
 
 def test_a_round_of_other_recipes_is_refused_and_has_no_status(three):

@@ -16,6 +16,7 @@ from cachestore.work.workers import (
     Life,
     Watch,
     boot_id,
+    doing_of,
     heartbeat_seconds,
     host_name,
     is_proved_dead,
@@ -48,6 +49,41 @@ def show(layout, worker, **changes):
 def test_without_workers_there_are_no_heartbeats(layout):
     assert read_heartbeats(layout) == []
     assert read_heartbeat(layout, "0" * 32) is None
+
+
+def test_a_heartbeat_says_in_words_what_its_worker_does(layout):
+    with heartbeat(layout) as one:
+        for act, phase, doing in (
+            (lambda: one.rise(phase="loading", doing="loading vae"), "loading", "loading vae"),
+            (lambda: one.show(doing="waiting for other ranks"), "loading", "waiting for other ranks"),
+            (lambda: one.rise(phase="working"), "working", "working"),
+        ):
+            act()
+            [shown] = read_heartbeats(layout)
+            assert (shown["phase"], doing_of(shown)) == (phase, doing)
+    [shown] = read_heartbeats(layout)
+    assert doing_of(shown) == "ended"
+
+
+def test_waiting_does_not_raise_the_count(layout):
+    with heartbeat(layout) as one:
+        one.show(doing="waiting for other ranks")
+        assert one.count == 0
+
+
+def test_a_heartbeat_of_an_earlier_version_does_what_its_phase_says(layout):
+    show(layout, "a" * 32)
+    assert [doing_of(one) for one in read_heartbeats(layout)] == ["working"]
+
+
+def test_only_the_newest_failures_are_shown_and_long_ones_are_cut(layout):
+    with heartbeat(layout) as one:
+        for number in range(9):
+            one.has_failed(f"{number}.png", "x" * 1000)
+        one.write()
+        shown = read_heartbeat(layout, one.worker)
+    assert (shown["failures_seen"], [failure[:5] for failure in shown["failures"]]) == (9, [f"{n}.png" for n in range(4, 9)])
+    assert max(map(len, shown["failures"])) == 300
 
 
 def test_a_worker_is_shown_only_after_its_lock_is_held(layout, monkeypatch):

@@ -8,6 +8,7 @@ from typing import Final, Literal
 from cachestore.core.errors import BadInput
 from cachestore.core.raw_tensors import Contents, Latents, Text
 from cachestore.core.samples import Sample
+from cachestore.core.words import did_you_mean
 from cachestore.interop.formats import ai_toolkit, diffusion_pipe, musubi, sd_scripts, simpletuner
 from cachestore.interop.formats.families import AI_TOOLKIT, DIFFUSION_PIPE, MUSUBI, SD_SCRIPTS, SIMPLETUNER, Family
 from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Matches, Named, ParsedName, Rule
@@ -158,10 +159,14 @@ FORMATS: Final = {
 }
 
 
+_ALSO_CALLED: Final = {"kohya": SD_SCRIPTS, "kohya_ss": SD_SCRIPTS, "ostris": AI_TOOLKIT}
+"""Other names under which people know these trainers, for suggestions."""
+
+
 def format_named(name: str) -> Format:
     """Return a format by its name. Raises BadInput that lists the known ones."""
     if name not in FORMATS:
-        raise BadInput(f"the format {name!r} is not known; known are {', '.join(FORMATS)}")
+        raise BadInput(f"the format {name!r} is not known; known are {', '.join(FORMATS)}{did_you_mean(name, FORMATS, _ALSO_CALLED)}")
     return FORMATS[name]
 
 
@@ -172,4 +177,5 @@ def written_format(name: str) -> tuple[Format, Writing]:
         return able[name]
     if name in FORMATS:
         raise BadInput(f"{name} can be imported, but not exported: it deletes a cache that its own code did not make")
-    raise BadInput(f"the format {name!r} is not known; what can be exported is {', '.join(able)}")
+    meant = did_you_mean(name, able, _ALSO_CALLED)
+    raise BadInput(f"the format {name!r} is not known; what can be exported is {', '.join(able)}{meant}")

@@ -1,0 +1,35 @@
+"""`cachestore relocate`: record that the sources of data sets have moved."""
+
+import argparse
+from pathlib import Path
+
+from cachestore.cli import add_store, tell
+
+HELP = "record that a source of data sets has moved"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_store(parser)
+    moved = "the old and the new path of a source, or of a folder above it; may be given several times"
+    parser.add_argument("--source", metavar="OLD=NEW", action="append", required=True, type=_move, help=moved)
+    parser.add_argument("--name", metavar="NAME", help="only this data set (default: all)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the data sets that record the new paths."""
+    from cachestore.maintain.relocate import relocate
+
+    report = relocate(arguments.store, dict(arguments.source), name=arguments.name)
+    lines = [f"{old} is now {new}" for old, new in report.paths.items()]
+    lines += [f"data set {name!r}: recorded in generation {number}, same rows" for name, number in report.generations.items()]
+    return tell(arguments, report.as_json(), lines or ["nothing to do: the data sets record these paths already"])
+
+
+def _move(text: str) -> tuple[str, str]:
+    """Split OLD=NEW. If a path contains `=`, the split at which NEW exists is taken."""
+    at = [index for index, letter in enumerate(text) if letter == "=" and 0 < index < len(text) - 1]
+    if not at:
+        raise argparse.ArgumentTypeError(f"must be OLD=NEW, the old and the new path, not {text!r}")
+    index = next((index for index in at if Path(text[index + 1 :]).exists()), at[0])
+    return text[:index], text[index + 1 :]
