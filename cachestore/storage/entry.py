@@ -127,7 +127,7 @@ def split(specs: Specs, run: memoryview) -> dict[str, RawTensor]:
     return {name: (dtype, shape, run[part]) for (name, dtype, shape), part in zip(specs, _parts(specs), strict=True)}
 
 
-@lru_cache(_LAYOUTS)
+@lru_cache(LAYOUTS)
 def _parts(specs: Specs) -> tuple[slice, ...]:
     """Where each tensor lies among the entry's bytes."""
     ends = tuple(accumulate(spec.size_bytes for spec in specs))

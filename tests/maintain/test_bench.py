@@ -84,7 +84,7 @@ class Timed(bench._Passes):
     def _run(self, work, count):
         counts = {"wanted": count, "reused": 0, "encoded": count, "failed": 0, "missing": 0, "encoded_here": count, "bytes": 10 * count}
         about = {"complete": True, "samples": count, "seconds": 0.0, "store": "", "name": "", "plan": "", "generation": 1}
-        return bench._Pass(Report(**counts, **about, stages={"limiting": "append"}), 1 + count / 10)
+        return bench._Pass(Report.from_json({**counts, **about, "stages": {"limiting": "append"}}), 1 + count / 10)
 
 
 def test_a_rate_leaves_out_what_a_pass_does_once(tmp_path):
