@@ -49,8 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.folder is not None and not Path(arguments.folder).is_dir():
         raise BadUsage(f"--folder {arguments.folder} is not a folder")
     folder = None if arguments.folder is None else Path(arguments.folder)
-    with stopping(to_stderr, (), is_parent=True):
-        found = bench(arguments.model, device=device, host_only=arguments.host_only, folder=folder, say=to_stderr)
+    with stopping(to_stderr, ()) as stop:
+        found = bench(arguments.model, device=device, host_only=arguments.host_only, folder=folder, say=to_stderr, cancel=stop)
     return tell(arguments, found.as_json(), _lines(found))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from cachestore.core.errors import BadInput, EncodeFailed
+from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
 from cachestore.core.keys import KEY_BYTES, Json, Key, Recipe
 from cachestore.core.ranks import RankInfo
 from cachestore.encode.environment import set_library_defaults
@@ -25,7 +25,7 @@ from cachestore.jobs.pass_loop import Report, run_pass
 from cachestore.jobs.planning import Wanted, look_at_request
 from cachestore.jobs.processes import processors
 from cachestore.jobs.ranks import Say, threads_for
-from cachestore.jobs.task import Job, UnitReader
+from cachestore.jobs.task import Cancel, Job, UnitReader
 from cachestore.maintain.bench_samples import list_captions, list_pictures, write_jpeg
 from cachestore.storage.commit import create_store
 from cachestore.storage.model_digests import load_digests, publish_digests
@@ -105,12 +105,12 @@ class BenchReport:
         return asdict(self) | {"remarks": list(self.remarks)}
 
 
-def bench(model: str | None, *, device: str, host_only: bool, folder: Path | None, say: Say) -> BenchReport:
+def bench(model: str | None, *, device: str, host_only: bool, folder: Path | None, say: Say, cancel: Cancel) -> BenchReport:
     """Measure this machine. Temporary files lie in `folder`, else in TMPDIR, and are removed. `say` gets lines about the progress.
 
     Without a `model`, one with random weights is measured: FLUX.1's real sizes on a GPU with room for them, else a tiny one.
 
-    Raises BadInput for a model or device that cannot be used, MissingExtra without the extra [encode].
+    Raises BadInput for a model or device that cannot be used, MissingExtra without the extra [encode], Incomplete once `cancel` is set.
     """
     set_library_defaults(os.environ)
     from cachestore.encode import random_model
@@ -118,12 +118,12 @@ def bench(model: str | None, *, device: str, host_only: bool, folder: Path | Non
 
     cpu, chosen = choose_device("cpu"), choose_device("cpu" if host_only else device)
     with TemporaryDirectory(prefix="cachestore-bench-", dir=folder) as name:
-        given = None if model is None else _Passes(Path(name), model, str(chosen), _Kept, say)
+        given = None if model is None else _Passes(Path(name), model, str(chosen), _Kept, say, cancel)
         if given is not None:
             given.works()  # raises now, before anything is measured
         tiny = random_model.random_model(random_model.TINY, cpu)
         with tiny.evaluating():
-            host = [_Passes(Path(name), tiny, "cpu", _Free, say).measure(work) for work in HOST]
+            host = [_Passes(Path(name), tiny, "cpu", _Free, say, cancel).measure(work) for work in HOST]
         if host_only:
             return _report("", "cpu", host, ([], [], []))
         if given is not None:
@@ -132,7 +132,7 @@ def bench(model: str | None, *, device: str, host_only: bool, folder: Path | Non
         loaded = tiny if size is random_model.TINY and chosen == cpu else random_model.random_model(size, chosen)
         label = f"{size.name}{'; its rates say nothing about a real model' if size is random_model.TINY else ''}"
         with loaded.evaluating():
-            return _report(label, str(chosen), host, _Passes(Path(name), loaded, str(chosen), _Kept, say).measure_model())
+            return _report(label, str(chosen), host, _Passes(Path(name), loaded, str(chosen), _Kept, say, cancel).measure_model())
 
 
 _OfModel = tuple[list[Row], list[Row], list[str]]
@@ -220,6 +220,7 @@ class _Passes:
     device: str
     wrap: Callable[[Encoder], _Kept]
     say: Say
+    cancel: Cancel
     kept: dict[str, _Kept] = field(default_factory=dict[str, _Kept])
     """Encoders by fingerprint."""
     digests: dict[str, str] = field(default_factory=dict[str, str])
@@ -281,6 +282,8 @@ class _Passes:
         encoder.submit(batch)()
         began, batches, pending = time.perf_counter(), 1, encoder.submit(batch)
         while time.perf_counter() - began < SECONDS:
+            if self.cancel.is_set():
+                raise Incomplete("stopped on request; the temporary files are removed")
             following = encoder.submit(batch)
             pending()
             pending, batches = following, batches + 1
@@ -297,7 +300,8 @@ class _Passes:
             wanted = self._wanted(Path(name), work, count)
             launch = f"bench:{secrets.token_hex(8)}"
             encoders, threads = self._kept(wanted), threads_for(None, 1)
-            report = run_pass(Job(wanted.layout, wanted.plan, encoders, wanted.listing, RankInfo(), launch, threads=threads))
+            job = Job(wanted.layout, wanted.plan, encoders, wanted.listing, RankInfo(), launch, threads=threads, cancel=self.cancel)
+            report = run_pass(job)
             seconds = time.perf_counter() - began
         if report.failures or not report.encoded:
             raise EncodeFailed(

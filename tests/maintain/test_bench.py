@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ def test_the_host_alone_loads_no_model_of_the_users(run):
 
 
 def test_of_a_vae_pictures_are_measured_and_a_remark_says_what_is_not(tmp_path):
-    works, remarks = bench._Passes(tmp_path, str(ROOT / "scripts/demo_model/vae"), "cpu", bench._Kept, print).works()
+    works, remarks = bench._Passes(tmp_path, str(ROOT / "scripts/demo_model/vae"), "cpu", bench._Kept, print, threading.Event()).works()
     assert works == [PHOTOS]
     assert [remark for remark in remarks if "cannot encode text" in remark] == remarks
     assert list(tmp_path.iterdir()) == []
@@ -88,7 +89,7 @@ class Timed(bench._Passes):
 
 
 def test_a_rate_leaves_out_what_a_pass_does_once(tmp_path):
-    row = Timed(tmp_path, "model", "cpu", bench._Kept, print).measure(PHOTOS)
+    row = Timed(tmp_path, "model", "cpu", bench._Kept, print, threading.Event()).measure(PHOTOS)
     assert (row.per_second, row.limiting, row.bytes_each) == (10.0, "append", 10)
 
 
@@ -118,14 +119,19 @@ def test_the_random_model_has_the_real_sizes_and_a_cpu_gets_the_tiny_one():
     assert random_model.fitting(torch.device("cpu")) is random_model.TINY
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_and_nothing_is_left(short, tmp_path, monkeypatch, number):
-    def interrupt(self, work, count):
-        assert list(tmp_path.iterdir()) != []
-        os.kill(os.getpid(), number)
+@pytest.mark.parametrize(("number", "method"), [(signal.SIGINT, "_run"), (signal.SIGTERM, "_run"), (signal.SIGINT, "measure_alone")])
+def test_a_signal_ends_it_and_nothing_is_left(short, tmp_path, monkeypatch, number, method):
+    real = getattr(bench._Passes, method)
 
-    monkeypatch.setattr(bench._Passes, "_run", interrupt)
+    def interrupted(self, *arguments):
+        assert list(tmp_path.iterdir()) != []
+        monkeypatch.setattr(bench, "SECONDS", 1e9)
+        os.kill(os.getpid(), number)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(bench, "HOST", HOST[2:])
+    monkeypatch.setattr(bench._Passes, method, interrupted)
     with pytest.raises(SystemExit) as ended:
-        main(["bench", "--host-only", "--folder", str(tmp_path)])
+        main(["bench", "--device", "cpu", "--folder", str(tmp_path)])
     assert ended.value.code == 128 + number
     assert list(tmp_path.iterdir()) == []
