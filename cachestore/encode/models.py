@@ -160,7 +160,7 @@ def processor(name: str, folder: Path, library: str, class_name: str) -> Compone
     held = tokenizer(name, folder, library, class_name)
     files = {file: folder / file for file in PICTURE_FILES if (folder / file).is_file()}
     if not files:
-        raise MissingFile(f"{folder} does not say how {name!r} prepares pictures: neither of {', '.join(PICTURE_FILES)} is there")
+        raise MissingFile(f"{folder} needs {' or '.join(PICTURE_FILES)}, to prepare pictures for {name!r}: download the model again")
     settings = [read_json(path) for path in files.values()]
     inner: list[Mapping[str, Json]] = [one.get("image_processor", one) for one in settings]
     return replace(held, files={**files, **held.files}, config={**inner[0], **held.config})

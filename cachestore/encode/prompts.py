@@ -301,9 +301,8 @@ def _default_of_call(pipeline: Foreign, name: str, value: Json) -> Json:
     default = inspect.signature(pipeline.__call__).parameters[name].default
     if digest_bytes(canonical(default)) != value[DEFAULT_OF_CALL]:
         raise BadInput(
-            f"the installed diffusers has another default of {name} for {type(pipeline).__name__} than this cachestore knows, and"
-            " it gives other embeddings; install a version of diffusers that this cachestore knows, or pass --encode-arg"
-            f" {name}=..."
+            f"the installed diffusers has a new default of {name} for {type(pipeline).__name__}, which gives other embeddings; install the"
+            f" diffusers of before, or choose the value with --encode-arg {name}=..."
         )
     return default
 

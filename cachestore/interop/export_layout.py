@@ -129,7 +129,8 @@ class ExportLayout:
             of = f"{self.format.name} keeps one crop of each picture, but {self.catalog.name!r} has {crops}"
             raise BadInput(f"{of}: pass --variant-only with a number from 0 to {crops - 1}")
         if crop_number is not None and not 0 <= crop_number < crops:
-            raise BadInput(f"--variant-only must be a number from 0 to {crops - 1} for {self.catalog.name!r}, not {crop_number}")
+            known = f"from 0 to {crops - 1}" if crops > 1 else "0"
+            raise BadInput(f"--variant-only must be {known}, not {crop_number}: {self.catalog.name!r} has {crops} crops of each picture")
 
     def _check_takes(self, what: Extra, words: str) -> None:
         if what not in self.writing.takes:

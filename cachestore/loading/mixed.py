@@ -269,10 +269,8 @@ def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
         what = [f"{', '.join(sorted(data.fields)) or 'nothing'} (latents={data.latents_form!r})" for data in (one, other)]
         raise BadInput(f"{names} cannot be mixed: one returns {what[0]}, the other {what[1]}; pass both the same fields= and latents=")
     if len(one) and len(other) and one.has_control_lists != other.has_control_lists:
-        raise BadInput(
-            f"{names} cannot be mixed: one returns exactly one control image for each sample, the other lists of them (a part"
-            " does what its whole data set does)"
-        )
+        counts = "the samples of one have exactly one control image each, those of the other have lists of them"
+        raise BadInput(f"{names} cannot be mixed: {counts}. Encode both with one for each sample, or train on them one after the other")
     if one.dtype != other.dtype:
         raise BadInput(
             f"{names} cannot be mixed: one was opened with dtype={one.dtype}, the other with dtype={other.dtype}; pass both the same"

@@ -131,7 +131,7 @@ class Selection:
             return
         if difference := policy.differs_from(self.encoded):
             raise BadInput(
-                f"it was not encoded for this caption policy: {difference}; run `cachestore precompute` (or `cs.precompute`)"
+                f"the caption policy needs texts that were not encoded: {difference}; run `cachestore precompute` (or `cs.precompute`)"
                 " again with this policy as captions=, which encodes only what is new"
             )
         if any(list(text.column.at) != list(self.catalog.captions_at) for text in self.texts):
@@ -139,7 +139,9 @@ class Selection:
         if policy.dropout:
             self.check_alone()
         if policy.dropout and not all(holds(key_of_caption(text, "")) for text in self.texts):
-            raise MissingEntry("the caption policy drops captions, but the empty caption is not encoded; run `cachestore precompute` again")
+            raise MissingEntry(
+                "the caption policy drops captions, but the empty caption is not encoded; run `cachestore precompute` with it as --captions"
+            )
 
     def check_alone(self) -> None:
         """Raise BadInput if text encoders saw each sample's pictures, so that captions have no embeddings of their own."""

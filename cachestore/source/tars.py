@@ -169,8 +169,10 @@ def _expanded(name: str) -> Iterator[str]:
         yield name
         return
     first, last = found.groups()
-    if not int(first) <= int(last) <= int(first) + _MOST:
-        raise BadInput(f"{name}: the range {found.group()} goes down, or is longer than {_MOST:,}")
+    if int(first) > int(last):
+        raise BadInput(f"{name}: the range {found.group()} goes down: write the smaller number first")
+    if int(last) > int(first) + _MOST:
+        raise BadInput(f"{name}: the range {found.group()} is longer than {_MOST:,}: use shorter ones")
     for number in range(int(first), int(last) + 1):
         yield from _expanded(f"{name[: found.start()]}{number:0{len(first)}}{name[found.end() :]}")
 

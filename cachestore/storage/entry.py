@@ -84,7 +84,8 @@ def _spec_of(key: Key, name: str, dtype: str, shape: tuple[int, ...], size: int)
     if not (_INTEGERS.issuperset(map(type, shape)) and _is_sound(spec, size)):
         if not _is_name(name):
             raise BadInput(f"a tensor's name has 1 to 128 printable characters and no '/'; {name!r} in entry {key} does not")
-        raise BadInput(f"tensor {name!r} of entry {key}: {size} bytes cannot be {dtype} {list(shape)}")
+        wanted = "its dtype, shape and bytes must agree, with at most 16 dimensions"
+        raise BadInput(f"tensor {name!r} of entry {key} cannot be {dtype} {list(shape)} of {size} bytes: {wanted}")
     return spec
 
 

@@ -66,9 +66,7 @@ class ReadThrough:
         if encode is not None:
             check_function("encode", encode)
         if on_miss == "encode" and (encode is None or store.mode != "a"):
-            raise BadInput(
-                f'on_miss="encode" needs encode= and a store open with mode="a" in the process that encodes: {store.layout.root}'
-            )
+            raise BadInput(f'on_miss="encode" needs encode=, and {store.layout.root} opened with mode="a" in the process that encodes')
         self._store = store
         self._encode = encode
         self._on_miss: OnMiss = on_miss

@@ -292,7 +292,7 @@ def test_sana_is_given_calls_own_instruction_which_is_not_written_into_the_recip
 
 def test_another_default_of_call_than_the_recipe_knows_is_refused(built, digest):
     pipeline = built("sana").pipeline
-    with pytest.raises(BadInput, match="another default of complex_human_instruction for SanaPipeline"):
+    with pytest.raises(BadInput, match="a new default of complex_human_instruction for SanaPipeline"):
         _default_of_call(pipeline, "complex_human_instruction", {DEFAULT_OF_CALL: "0" * 64})
     assert _default_of_call(pipeline, "max_sequence_length", 300) == 300
 

@@ -168,7 +168,7 @@ def test_parts_have_their_control_images_as_their_whole_has_and_mix(tmp_path):
     mixed = cs.MixedDataset([data.select([0, 2]), data.select([1])], [1, 2])
     assert [len(controls) for controls in mixed.read_batch([0, 2, 1])["control_latents"]] == [1, 2, 1]
     single = cs.CachedDataset(make_store(tmp_path / "single", rows[:1], recipes()))
-    with pytest.raises(cs.BadInput, match="exactly one control image for each sample"):
+    with pytest.raises(cs.BadInput, match="exactly one control image each"):
         cs.MixedDataset([data, single])
     assert len(cs.MixedDataset([data.select([]), single])) == 1
     assert len(cs.MixedDataset([single.select([]), data])) == 3

@@ -123,13 +123,14 @@ class Matches:
             return
         names = first_of((sample.id for sample in samples), _NAMED)
         self.doubt_text(
-            captions, f"{location.path} belongs to a picture that {len(samples)} samples with different captions share ({names})"
+            captions,
+            f"{location.path} is of one caption, but the {len(samples)} samples of its picture ({names}) have several",
         )
 
     def doubt_text(self, captions: Iterable[str], reason: str) -> None:
         """Note why a file that may belong to each of these captions is used for none."""
         for caption in captions:
-            self.doubtful.setdefault(caption, f"{reason}, so it is not used")
+            self.doubtful.setdefault(caption, f"{reason}, so it is not used: encode the text with `cachestore precompute`")
 
     def take_latents(self, reference: str, locations: Sequence[FileLocation]) -> None:
         """Assign files to this picture; one of them will be used. Earlier doubts about the picture are dropped."""
