@@ -7,6 +7,7 @@
     cold      batches of 16 of the large latents after POSIX_FADV_DONTNEED, against the raw file read record by record
     loaders   torch's DataLoader with 0 and 2 workers, and read_batch in the trainer's process, with an idle consumer and with one that
               runs 2 ms of Python for each batch
+    single    single entries of 32 KiB, 1.5 KiB and 128 bytes against LMDB values
     scale     10,000, 100,000 and 1,000,000 tiny entries: opening, looking up, getting, and the private memory of a worker
 
 Files are brought into the page cache by reading them from their start to their end before anything is measured: what was read at
@@ -103,6 +104,8 @@ KINDS: Final = (
     Kind("ragged text", 192, _ragged, "bfloat16", is_text=True),
     Kind("tiny vectors", 20_000, lambda _n: {"latents": (64,)}, "float16"),
 )
+SINGLE: Final = (KINDS[1], Kind("pooled text 1.5 KiB", 8000, lambda _n: {"latents": (768,)}, "bfloat16"), KINDS[3])
+"""What single reads alone are measured with."""
 
 
 # What items are kept in
@@ -453,11 +456,12 @@ def measure_batches(folder: Path, kind: Kind) -> list[Row]:
     return rows
 
 
-def measure_gets(store: Path, kind: Kind, peers: Sequence[Any]) -> list[Row]:
+def measure_gets(store: Path, kind: Kind, peers: Sequence[Any], look: Callable[[Mapping[str, Any]], None] | None = None) -> list[Row]:
     """Single entries: the median and the 99th percentile of the time of one, ours and each peer's in turn.
 
-    One byte of each page is looked at, as some of what peers return is a view of a file that was not read yet.
+    One byte of each page is looked at, as some of what peers return is a view of a file that was not read yet. `look` does something else.
     """
+    look = look or touch
     import cachestore as cs
 
     numbers = Random(1).choices(range(kind.items), k=2000 if kind.size_bytes(0) < 1 << 16 else 400)
@@ -467,7 +471,7 @@ def measure_gets(store: Path, kind: Kind, peers: Sequence[Any]) -> list[Row]:
         for peer in peers:
             times: tuple[list[float], list[float]] = ([], [])
             for number in numbers:
-                ours, theirs = (lambda n=number: touch(reading.get(keys[n]))), (lambda n=number, p=peer: touch(p.read(n)))
+                ours, theirs = (lambda n=number: look(reading.get(keys[n]))), (lambda n=number, p=peer: look(p.read(n)))
                 for side, function in enumerate((ours, theirs)):
                     times[side].append(_seconds(function, lambda: None))
             for name, quantile in (("p50", 50), ("p99", 99)):
@@ -475,6 +479,13 @@ def measure_gets(store: Path, kind: Kind, peers: Sequence[Any]) -> list[Row]:
                 ratio = round(other / mine, 2)
                 rows.append(Row(f"{kind.name}, get {name} / {peer.name}", round(mine, 1), round(other, 1), "us", ratio, ratio, ratio))
     return rows
+
+
+def measure_single(folder: Path, kind: Kind) -> list[Row]:
+    """Single entries beside LMDB's values, whose bytes are copied too, so that nothing else has to be looked at."""
+    (folder / kind.name).mkdir()
+    store = make_store(folder / kind.name, kind)
+    return measure_gets(store, kind, [LmdbValues(folder / kind.name, kind)], lambda _tensors: None)
 
 
 def touch(tensors: Mapping[str, Any]) -> None:
@@ -767,6 +778,7 @@ PARTS: Final[Mapping[str, Callable[[Path], list[Row]]]] = {
     **{kind.name: lambda folder, kind=kind: measure_batches(folder, kind) for kind in KINDS},
     "cold": lambda folder: measure_cold(folder, KINDS[0]),
     "loaders": lambda folder: measure_loaders(folder, KINDS[0]),
+    "single": lambda folder: [row for kind in SINGLE for row in measure_single(folder, kind)],
     "scale": lambda folder: measure_scale(folder, (10_000, 100_000, 1_000_000)),
 }
 

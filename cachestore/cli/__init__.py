@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COMMANDS: Final = (
     *("precompute", "status", "verify", "repair", "stats", "ls", "show", "report", "why"),
-    *("gc", "compact", "drop", "relocate", "doctor", "import", "export"),
+    *("gc", "compact", "drop", "relocate", "doctor", "bench", "import", "export"),
 )
 HIDDEN: Final = ("read-torch-files", "work")
 """Commands that `import` and `precompute` start themselves. `--help` and messages do not list them."""

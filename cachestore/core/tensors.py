@@ -5,7 +5,7 @@ torch is imported only if torch tensors are asked for or passed in.
 
 import sys
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from cachestore.core.arguments import as_text
@@ -91,23 +91,25 @@ def to_torch(raw: Mapping[str, RawTensor]) -> "dict[str, torch.Tensor]":
 
     Raises FormatError for a BOOL with bytes other than 0 or 1, MissingExtra without torch.
     """
+    _check_bools(raw)
+    return {name: _torch_of(*tensor) for name, tensor in raw.items()}
+
+
+def _torch_of(name: str, shape: tuple[int, ...], buffer: bytes | bytearray | memoryview) -> "torch.Tensor":
+    dtype = torch_dtype(name)
+    import torch
+
+    if len(buffer) == 0:
+        return torch.empty(shape, dtype=dtype)
+    own = bytearray(buffer) if memoryview(buffer).readonly else buffer
+    return torch.frombuffer(own, dtype=dtype).view(shape)  # pyright: ignore[reportUnknownMemberType]
+
+
+@cache
+def torch_dtype(name: str) -> "torch.dtype":
+    """Return the torch dtype for a safetensors dtype name. Raises MissingExtra without torch."""
     with naming_extras():
         import torch
-
-    _check_bools(raw)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, (dtype, shape, buffer) in raw.items():
-        if len(buffer) == 0:
-            tensors[name] = torch.empty(shape, dtype=torch_dtype(dtype))
-        else:
-            own = bytearray(buffer) if memoryview(buffer).readonly else buffer
-            tensors[name] = torch.frombuffer(own, dtype=torch_dtype(dtype)).reshape(shape)  # pyright: ignore[reportUnknownMemberType]
-    return tensors
-
-
-def torch_dtype(name: str) -> "torch.dtype":
-    """Return the torch dtype for a safetensors dtype name."""
-    import torch
 
     return getattr(torch, DTYPES[name].torch)
 
@@ -117,7 +119,11 @@ def to_numpy(raw: Mapping[str, RawTensor]) -> "dict[str, np.ndarray[Any, Any]]":
     import numpy as np
 
     _check_bools(raw)
-    return {
-        name: np.frombuffer(buffer, dtype=np.dtype(DTYPES[dtype].numpy).newbyteorder("<")).reshape(shape)
-        for name, (dtype, shape, buffer) in raw.items()
-    }
+    return {name: np.frombuffer(buffer, _numpy_dtype(dtype)).reshape(shape) for name, (dtype, shape, buffer) in raw.items()}
+
+
+@cache
+def _numpy_dtype(name: str) -> "np.dtype[Any]":
+    import numpy as np
+
+    return np.dtype(DTYPES[name].numpy).newbyteorder("<")

@@ -7,6 +7,7 @@ the key, names, dtypes, shapes and every byte. So intact bytes under a wrong key
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from cachestore.core.dtypes import RawTensor
@@ -124,10 +125,11 @@ def size_of(specs: Specs) -> int:
 
 def split(specs: Specs, run: memoryview) -> dict[str, RawTensor]:
     """Cut an entry's bytes into its tensors, without copying."""
-    tensors: dict[str, RawTensor] = {}
-    position = 0
-    for spec in specs:
-        end = position + spec.size_bytes
-        tensors[spec.name] = (spec.dtype, spec.shape, run[position:end])
-        position = end
-    return tensors
+    return {name: (dtype, shape, run[part]) for (name, dtype, shape), part in zip(specs, _parts(specs), strict=True)}
+
+
+@lru_cache(LAYOUTS)
+def _parts(specs: Specs) -> tuple[slice, ...]:
+    """Where each tensor lies among the entry's bytes."""
+    ends = tuple(accumulate(spec.size_bytes for spec in specs))
+    return tuple(map(slice, (0, *ends), ends))

@@ -140,12 +140,13 @@ class Fetcher:
 
         Raises CorruptEntry if they are not what was stored under this key, FileNotFoundError, ReadFailed.
         """
-        segment = self._segment(location.segment)
+        ref, offset, size = location.segment, location.offset, size_of(location.specs)
+        segment = self._segment(ref)
         if segment.view is not None:
-            run = segment.view[location.offset : location.offset + location.size_bytes]
+            run = segment.view[offset : offset + size]
         else:
-            run = memoryview(bytearray(location.size_bytes))
-            self._read_waiting(segment, location.segment, [run], location.offset, location.size_bytes)
+            run = new_buffer(size)
+            self._read_waiting(segment, ref, [run], offset, size)
         if self._verify == "always" or (self._verify == "first" and not self.checked.holds(location)):
             self._check(key, Located.of([location]), 0, [run])
         return run
@@ -287,6 +288,13 @@ class Fetcher:
     def _complain(self, what: str, ref: SegmentRef) -> str:
         where = self._layout.segment(ref.digest).relative_to(self._layout.root)
         return f"{what} {where}; run {self._layout.command('repair')}"
+
+
+def new_buffer(size: int) -> memoryview:
+    """Return memory for an entry. numpy does not clear it first, which in a bytearray takes a third of the time of a read."""
+    import numpy as np
+
+    return np.empty(size, np.uint8).data
 
 
 def _plan_reads(located: Located) -> list[_Read]:

@@ -17,7 +17,7 @@ from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import is_of_a_signal
 from cachestore.files.paths import Layout
 from cachestore.storage.entry import size_of, split
-from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone
+from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone, new_buffer
 from cachestore.storage.index import Verdict
 from cachestore.storage.locations import Located, Location
 from cachestore.storage.segment import SegmentContents, read_contents
@@ -128,7 +128,15 @@ class Reader:
 
     def get(self, key: AnyKey, *, as_numpy: bool = False) -> dict[str, Any]:
         """Return the tensors of one entry, writable and the caller's own. Raises MissingEntry, CorruptEntry."""
-        return self.get_many([key], as_numpy=as_numpy)[0]
+        parsed = Key.parse(key)
+        location = self.locate([parsed]).location(0)
+        try:
+            raw = self._fetch(parsed, location)
+        except (CorruptEntry, FormatError, OSError) as error:
+            if is_of_a_signal(error):
+                raise
+            raw = self._read(parsed, self._find_all([parsed])[0], self._fetch)
+        return to_numpy(raw) if as_numpy else to_torch(raw)
 
     def get_many(self, keys: Sequence[AnyKey], *, as_numpy: bool = False) -> list[dict[str, Any]]:
         """Return the tensors of many entries in the order of `keys`, but read in the order of their locations. No keys give an empty list.
@@ -142,7 +150,7 @@ class Reader:
         """As `get_many`, with each tensor as (dtype, shape, buffer)."""
         if self._io == "pread":
             located = self.locate(keys)
-            runs = [_fresh(size_of(specs)) for specs in located.specs]
+            runs = [new_buffer(size_of(specs)) for specs in located.specs]
             if self.fill(keys, located, [[run] for run in runs]):
                 return list(map(split, located.specs, runs))
         # After a failure each entry is looked for by itself, as its other copies may be elsewhere.
@@ -281,13 +289,6 @@ class Reader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _fresh(size: int) -> memoryview:
-    """Return memory for an entry. numpy does not clear it first, which in a bytearray takes a third of the time of a read."""
-    import numpy as np
-
-    return np.empty(size, np.uint8).data
 
 
 def _look_at_any(key: Key, locations: list[Location], look: Callable[[Key, Location], T]) -> T:

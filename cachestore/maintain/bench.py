@@ -1,0 +1,330 @@
+"""`cachestore bench`: how many pictures and captions this machine encodes in a second, and which stage limits it.
+
+There are three kinds of rates: of the host with an encoder that costs nothing, of the encoder alone, and of the whole. The first and the
+last come from real passes over made-up samples into temporary stores. What a pass does once (planning, the catalog) is taken off: the
+times of a small and a large pass are subtracted. Loads torch.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
+from cachestore.core.keys import KEY_BYTES, Json, Key, Recipe
+from cachestore.core.ranks import RankInfo
+from cachestore.encode.environment import set_library_defaults
+from cachestore.encode.unit import Encoder, Prepared, Read, Resolved, Result
+from cachestore.files.opening import free_bytes
+from cachestore.jobs.options import LOADED, PrecomputeRequest
+from cachestore.jobs.pass_loop import Report, run_pass
+from cachestore.jobs.planning import Wanted, look_at_request
+from cachestore.jobs.processes import processors
+from cachestore.jobs.ranks import Say, threads_for
+from cachestore.jobs.task import Cancel, Job, UnitReader
+from cachestore.maintain.bench_samples import list_captions, list_pictures, write_jpeg
+from cachestore.storage.commit import create_store
+from cachestore.storage.model_digests import load_digests, publish_digests
+from cachestore.work.workers import host_name
+
+if TYPE_CHECKING:
+    from cachestore.encode.loaded import LoadedModel
+
+Kind = Literal["latents", "text"]
+
+SECONDS: Final = 4.0
+"""Passes grow until one takes this long."""
+FIRST_COUNT: Final = 8
+"""Samples of the smallest pass."""
+MOST_BYTES: Final = 1 << 30
+"""About the most bytes that one pass writes; never more than a quarter of the free space."""
+BATCH: Final = 8
+"""Pictures or captions in a batch of the encoder that costs nothing."""
+CAPTION_WORDS: Final = 72
+MILLION: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a row measures."""
+
+    name: str
+    kind: Kind
+    size: tuple[int, int] = (0, 0)
+    """(width, height) of the JPEGs, which are encoded at a resolution of 1024."""
+
+
+PHOTOS: Final = Work("jpeg 3000x2000 to 1216x832", "latents", (3000, 2000))
+CAPTIONS: Final = Work("captions", "text")
+T5_CAPTIONS: Final = Work("captions of 512x4096 bf16", "text")
+HOST: Final = (
+    PHOTOS,
+    Work("jpeg 2048x2048 to 1024x1024", "latents", (2048, 2048)),
+    Work("jpeg 1024x1024", "latents", (1024, 1024)),
+    T5_CAPTIONS,
+)
+T5_SHAPE: Final = (512, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured rate."""
+
+    work: str
+    per_second: float
+    cores: int
+    """Processors that this process may use."""
+    limiting: str = ""
+    """The stage that was busiest; empty for an encoder alone."""
+    bytes_each: int = 0
+    """Bytes of an entry; 0 for an encoder alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """What `cachestore bench --json` prints."""
+
+    model: str
+    """What was measured; empty for the host alone."""
+    device: str
+    host: tuple[Row, ...]
+    encoder: tuple[Row, ...]
+    whole: tuple[Row, ...]
+    limiting: str
+    """The stage that limits photographs, or captions if the model has no VAE: in the whole, or in the host if it alone was measured."""
+    million: Mapping[str, float]
+    """What a million photographs with one caption each take: `hours` on one device, and `bytes`."""
+    remarks: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Json]:
+        """Return the report as one JSON object."""
+        return asdict(self) | {"remarks": list(self.remarks)}
+
+
+def bench(model: str | None, *, device: str, host_only: bool, folder: Path | None, say: Say, cancel: Cancel) -> BenchReport:
+    """Measure this machine. Temporary files lie in `folder`, else in TMPDIR, and are removed. `say` gets lines about the progress.
+
+    Without a `model`, one with random weights is measured: FLUX.1's real sizes on a GPU with room for them, else a tiny one.
+
+    Raises BadInput for a model or device that cannot be used, MissingExtra without the extra [encode], Incomplete once `cancel` is set.
+    """
+    set_library_defaults(os.environ)
+    from cachestore.encode import random_model
+    from cachestore.encode.modules import choose_device
+
+    cpu, chosen = choose_device("cpu"), choose_device("cpu" if host_only else device)
+    with TemporaryDirectory(prefix="cachestore-bench-", dir=folder) as name:
+        given = None if model is None else _Passes(Path(name), model, str(chosen), _Kept, say, cancel)
+        if given is not None:
+            given.works()  # raises now, before anything is measured
+        tiny = random_model.random_model(random_model.TINY, cpu)
+        with tiny.evaluating():
+            host = [_Passes(Path(name), tiny, "cpu", _Free, say, cancel).measure(work) for work in HOST]
+        if host_only:
+            return _report("", "cpu", host, ([], [], []))
+        if given is not None:
+            return _report(str(model), str(chosen), host, given.measure_model())
+        size = random_model.fitting(chosen)
+        loaded = tiny if size is random_model.TINY and chosen == cpu else random_model.random_model(size, chosen)
+        label = f"{size.name}{'; its rates say nothing about a real model' if size is random_model.TINY else ''}"
+        with loaded.evaluating():
+            return _report(label, str(chosen), host, _Passes(Path(name), loaded, str(chosen), _Kept, say, cancel).measure_model())
+
+
+_OfModel = tuple[list[Row], list[Row], list[str]]
+"""The rows of the encoder alone, those of the whole, and remarks."""
+
+
+def _report(model: str, device: str, host: Sequence[Row], of_model: _OfModel) -> BenchReport:
+    """Return the report. A pass encodes its captions and then its pictures, so their times add up."""
+    encoder, whole, remarks = of_model
+    rows = {row.work: row for row in whole or host}
+    photos, captions = rows.get(PHOTOS.name), rows.get(CAPTIONS.name) or rows.get(T5_CAPTIONS.name)
+    both = [row for row in (photos, captions) if row is not None]
+    hours = sum(MILLION / row.per_second for row in both) / 3600
+    million = {"hours": round(hours, 2), "bytes": MILLION * sum(row.bytes_each for row in both)}
+    return BenchReport(model, device, tuple(host), tuple(encoder), tuple(whole), both[0].limiting, million, tuple(remarks))
+
+
+@dataclass(slots=True)
+class _Kept:
+    """An encoder whose model stays loaded from pass to pass: `close` does nothing."""
+
+    real: Encoder
+    recipe: Recipe = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.recipe = self.real.recipe
+
+    @property
+    def window(self) -> int:
+        return self.real.window
+
+    def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
+        return self.real.resolve(request, read)
+
+    def prepare(self, resolved: Resolved) -> Prepared:
+        return self.real.prepare(resolved)
+
+    def batch_limit(self, group: Hashable) -> int:
+        return self.real.batch_limit(group)
+
+    def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
+        return self.real.submit(batch)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Free(_Kept):
+    """The encoder that costs nothing: it reads and prepares as the real one, then gives the same tensors for every unit of a size."""
+
+    made: dict[tuple[int, ...], dict[str, Any]] = field(default_factory=dict[tuple[int, ...], dict[str, Any]])
+    """Tensors by shape."""
+
+    def batch_limit(self, group: Hashable) -> int:
+        del group
+        return BATCH
+
+    def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
+        shape = T5_SHAPE
+        if self.recipe.encoder == "latents":
+            height, width, _colours = batch[0][1].shape
+            shape = (32, height // 8, width // 8)
+        if shape not in self.made:
+            from cachestore.encode.random_model import noise
+
+            self.made[shape] = {"values": noise(shape)}
+        return lambda: {key: self.made[shape] for key, _payload in batch}
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A pass that has ended."""
+
+    report: Report
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Passes:
+    """Measures with one model. The model is loaded once, in the first pass."""
+
+    folder: Path
+    model: "LoadedModel | str"
+    device: str
+    wrap: Callable[[Encoder], _Kept]
+    say: Say
+    cancel: Cancel
+    kept: dict[str, _Kept] = field(default_factory=dict[str, _Kept])
+    """Encoders by fingerprint."""
+    digests: dict[str, str] = field(default_factory=dict[str, str])
+    """Digests of the model's files."""
+
+    def works(self) -> tuple[list[Work], list[str]]:
+        """Return what the model encodes of photographs and captions, and why not the rest. Raises BadInput if it encodes neither."""
+        found: list[Work] = []
+        refused: list[BadInput] = []
+        for work in (PHOTOS, CAPTIONS):
+            with TemporaryDirectory(dir=self.folder) as name:
+                try:
+                    self._wanted(Path(name), work, 1)
+                    found.append(work)
+                except BadInput as error:  # such as a VAE, which encodes no captions
+                    refused.append(error)
+        if not found:
+            raise refused[0]
+        return found, list(map(str, refused))
+
+    def measure_model(self) -> _OfModel:
+        """Measure the encoder alone and the whole. Raises as `works`."""
+        alone: list[Row] = []
+        whole: list[Row] = []
+        works, remarks = self.works()
+        for work in works:
+            whole.append(self.measure(work))
+            alone.append(self.measure_alone(work))
+            for encoder in self.kept.values():
+                encoder.real.close()
+        return alone, whole, remarks
+
+    def measure(self, work: Work) -> Row:
+        """Return the rate of passes: their growth divided by the time that it took."""
+        self.say(f"measuring {work.name}: {'the whole' if self.wrap is _Kept else 'the host alone'} …")
+        self._run(work, 1)  # loads the model
+        first = self._run(work, FIRST_COUNT)
+        last, count = first, FIRST_COUNT
+        each = first.report.bytes // first.report.encoded
+        most = min(MOST_BYTES, free_bytes(self.folder) // 4)
+        while last is first or (last.seconds < SECONDS and 2 * count * each <= most):
+            count *= 2
+            last = self._run(work, count)
+        more, longer = last.report.encoded - first.report.encoded, last.seconds - first.seconds
+        rate = more / longer if longer > 0 else last.report.encoded / last.seconds  # a short pass on a busy machine
+        return Row(work.name, round(rate, 2), processors(), str(last.report.stages.get("limiting", "")), each)
+
+    def measure_alone(self, work: Work) -> Row:
+        """Return the rate of the encoder on batches that are ready, one of them ahead as in a pass."""
+        self.say(f"measuring {work.name}: the encoder alone …")
+        with TemporaryDirectory(dir=self.folder) as name:
+            wanted = self._wanted(Path(name), work, 1)
+        units = map(wanted.plan.unit, range(wanted.plan.unit_count))
+        unit = next(unit for unit in units if unit.request.get("caption") != "")
+        encoder = self._kept(wanted)[unit.recipe]
+        prepared = encoder.prepare(encoder.resolve(unit.request, UnitReader(wanted.listing)))
+        keys = [Key(number.to_bytes(KEY_BYTES, "big")) for number in range(encoder.batch_limit(prepared.group))]
+        batch = [(key, prepared.payload) for key in keys]
+        encoder.submit(batch)()
+        began, batches, pending = time.perf_counter(), 1, encoder.submit(batch)
+        while time.perf_counter() - began < SECONDS:
+            if self.cancel.is_set():
+                raise Incomplete("stopped on request; the temporary files are removed")
+            following = encoder.submit(batch)
+            pending()
+            pending, batches = following, batches + 1
+        pending()
+        rate = batches * len(batch) / (time.perf_counter() - began)
+        return Row(work.name.rpartition(" to ")[2], round(rate, 2), processors())
+
+    def _run(self, work: Work, count: int) -> _Pass:
+        """Run a pass into a store of its own, which is removed. Raises EncodeFailed if a sample failed."""
+        if work.kind == "latents" and not self._jpeg(work).exists():
+            write_jpeg(self._jpeg(work), *work.size)
+        with TemporaryDirectory(dir=self.folder) as name:
+            began = time.perf_counter()
+            wanted = self._wanted(Path(name), work, count)
+            launch = f"bench:{secrets.token_hex(8)}"
+            encoders, threads = self._kept(wanted), threads_for(None, 1)
+            job = Job(wanted.layout, wanted.plan, encoders, wanted.listing, RankInfo(), launch, threads=threads, cancel=self.cancel)
+            report = run_pass(job)
+            seconds = time.perf_counter() - began
+        if report.failures or not report.encoded:
+            raise EncodeFailed(
+                f"{work.name} cannot be measured: {report.failures[0]['reason'] if report.failures else 'nothing to encode'}"
+            )
+        return _Pass(report, seconds)
+
+    def _jpeg(self, work: Work) -> Path:
+        return self.folder / "{}x{}.jpg".format(*work.size)
+
+    def _kept(self, wanted: Wanted) -> list[_Kept]:
+        return [self.kept.setdefault(one.recipe.fingerprint, self.wrap(one)) for one in wanted.encoders]
+
+    def _wanted(self, folder: Path, work: Work, count: int) -> Wanted:
+        from cachestore.encode.random_model import WORDS
+
+        layout = create_store(folder / "store")
+        publish_digests(layout, host_name(), self.digests)
+        jpeg = self._jpeg(work)
+        listing = list_pictures(jpeg, count) if work.kind == "latents" else list_captions(jpeg, count, CAPTION_WORDS, WORDS)
+        loaded = None if isinstance(self.model, str) else self.model
+        named = self.model if isinstance(self.model, str) else f"{LOADED}{self.model.class_name})"
+        asked = {"data": "bench", "model": named, "store": str(layout.root), "encode": [work.kind], "device": self.device}
+        wanted = look_at_request(layout, PrecomputeRequest.from_json(asked), loaded=loaded, listing=listing)
+        self.digests = load_digests(layout, host_name())
+        return wanted

@@ -1,0 +1,164 @@
+"""The table of docs/models.md: `python3 scripts/models_table.py` prints it. Loads no model and no torch.
+
+What is stored, and its bytes, come from the families of the package and from the forecast of `precompute`. The sizes of the models are
+stated here: widths by their published configurations, and the parameters that modules of these configurations have.
+"""
+
+import environment
+
+if __name__ == "__main__":
+    environment.enter()
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cachestore.core.keys import Recipe
+from cachestore.core.words import human_bytes
+from cachestore.encode.buckets import Size
+from cachestore.encode.families import latents_read, vae_family
+from cachestore.encode.family import MAX_LENGTH_ARG
+from cachestore.encode.latents import LatentsEncoder
+from cachestore.encode.models import Component
+from cachestore.encode.setup import LatentsSetup, TextSetup
+from cachestore.encode.text import TextEncoder
+from cachestore.encode.text_families import TEXT_FAMILIES
+
+TOKENS = 72
+"""The length of a usual caption."""
+SIDE = 1024
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A text encoder or VAE: its name, its parameters, and the fields of its configuration that decide the size of entries."""
+
+    name: str
+    parameters: int
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A published model of a family."""
+
+    hub_id: str
+    pipeline: str
+    texts: tuple[Module, ...]
+    vae: Module
+
+
+def _text(name: str, parameters: int, width: int) -> Module:
+    return Module(name, parameters, {"hidden_size": width})
+
+
+def _kl(channels: int, parameters: int) -> Module:
+    return Module("AutoencoderKL", parameters, {"latent_channels": channels, "block_out_channels": [128, 256, 512, 512]})
+
+
+CLIP_L = _text("CLIP-L", 123_060_480, 768)
+CLIP_L_PROJECTED = replace(CLIP_L, parameters=123_650_304)
+BIG_G = _text("CLIP bigG", 694_659_840, 1280)
+T5_XXL = _text("T5-XXL", 4_762_310_656, 4096)
+UMT5_XXL = _text("UMT5-XXL", 5_680_910_336, 4096)
+GEMMA_2B = _text("Gemma 2 2B", 2_614_341_888, 2304)
+QWEN3_4B = _text("Qwen3 4B", 4_022_468_096, 2560)
+QWEN_VL_7B = _text("Qwen2.5-VL 7B", 8_292_166_656, 3584)
+LLAMA_8B = _text("Llama 3 8B", 7_505_186_816, 4096)
+GLM_9B = _text("GLM-4 9B", 8_779_194_368, 4096)
+PILE_T5_XL = _text("Pile-T5-XL", 1_223_550_976, 2048)
+BYT5_SMALL = _text("ByT5 small", 219_314_944, 1472)
+SD_VAE, FLUX_VAE = _kl(4, 83_653_863), _kl(16, 83_819_683)
+WAN_VAE = Module("AutoencoderKLWan", 126_892_531)
+QWEN_VAE = replace(WAN_VAE, name="AutoencoderKLQwenImage")
+
+MODELS = (
+    Published("stable-diffusion-v1-5/stable-diffusion-v1-5", "StableDiffusionPipeline", (CLIP_L,), SD_VAE),
+    Published("stabilityai/stable-diffusion-xl-base-1.0", "StableDiffusionXLPipeline", (CLIP_L, BIG_G), SD_VAE),
+    Published("stabilityai/stable-diffusion-3.5-large", "StableDiffusion3Pipeline", (CLIP_L_PROJECTED, BIG_G, T5_XXL), FLUX_VAE),
+    Published("black-forest-labs/FLUX.1-dev", "FluxPipeline", (CLIP_L, T5_XXL), FLUX_VAE),
+    Published("black-forest-labs/FLUX.1-Kontext-dev", "FluxKontextPipeline", (CLIP_L, T5_XXL), FLUX_VAE),
+    Published("black-forest-labs/FLUX.2-klein-4B", "Flux2KleinPipeline", (QWEN3_4B,), Module("AutoencoderKLFlux2", 84_046_115)),
+    Published("PixArt-alpha/PixArt-Sigma-XL-2-1024-MS", "PixArtSigmaPipeline", (T5_XXL,), SD_VAE),
+    Published("Efficient-Large-Model/Sana_1600M_1024px_diffusers", "SanaPipeline", (GEMMA_2B,), Module("AutoencoderDC", 312_250_275)),
+    Published("Alpha-VLLM/Lumina-Image-2.0", "Lumina2Pipeline", (GEMMA_2B,), FLUX_VAE),
+    Published("Wan-AI/Wan2.1-T2V-14B-Diffusers", "WanPipeline", (UMT5_XXL,), WAN_VAE),
+    Published("Qwen/Qwen-Image", "QwenImagePipeline", (QWEN_VL_7B,), QWEN_VAE),
+    Published("Qwen/Qwen-Image-Edit", "QwenImageEditPipeline", (QWEN_VL_7B,), QWEN_VAE),
+    Published("Qwen/Qwen-Image-Edit-2509", "QwenImageEditPlusPipeline", (QWEN_VL_7B,), QWEN_VAE),
+    Published("Lightricks/LTX-Video", "LTXPipeline", (T5_XXL,), Module("AutoencoderKLLTXVideo", 419_193_649)),
+    Published("zai-org/CogVideoX-5b", "CogVideoXPipeline", (T5_XXL,), Module("AutoencoderKLCogVideoX", 215_583_907)),
+    Published("Tongyi-MAI/Z-Image-Turbo", "ZImagePipeline", (QWEN3_4B,), FLUX_VAE),
+    Published("lodestones/Chroma1-HD", "ChromaPipeline", (T5_XXL,), FLUX_VAE),
+    Published(
+        "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
+        "HunyuanVideo15Pipeline",
+        (QWEN_VL_7B, BYT5_SMALL),
+        Module("AutoencoderKLHunyuanVideo15", 1_260_634_115),
+    ),
+    Published("zai-org/CogView4-6B", "CogView4Pipeline", (GLM_9B,), FLUX_VAE),
+    Published(
+        "hunyuanvideo-community/HunyuanVideo", "HunyuanVideoPipeline", (LLAMA_8B, CLIP_L), Module("AutoencoderKLHunyuanVideo", 246_478_803)
+    ),
+    Published("genmo/mochi-1-preview", "MochiPipeline", (T5_XXL,), Module("AutoencoderKLMochi", 459_748_611)),
+    Published("fal/AuraFlow", "AuraFlowPipeline", (PILE_T5_XL,), SD_VAE),
+)
+
+
+def _components(modules: Mapping[str, Module]) -> dict[str, Component]:
+    return {name: Component(name, "", "", Path(), {}, config=module.config) for name, module in modules.items()}
+
+
+def text_bytes(model: Published, tokens: int) -> int:
+    """The forecast of one caption's entry."""
+    family = TEXT_FAMILIES[model.pipeline]
+    components = _components({**dict.fromkeys(family.components, Module("", 0)), **dict(zip(family.encoders, model.texts, strict=True))})
+    limit = int(family.args.get(MAX_LENGTH_ARG, family.max_tokens))
+    setup = TextSetup(family, components, max_tokens=limit, args=family.args, dtype=family.text_dtype)
+    encoder = TextEncoder(Recipe("text"), setup)
+    return encoder.entry_bytes(tokens + encoder.image_tokens)
+
+
+def latents_bytes(model: Published) -> int:
+    """The forecast of the latents of one picture of SIDE x SIDE."""
+    family, row = TEXT_FAMILIES[model.pipeline], vae_family(model.vae.name)
+    read = latents_read(row, model.vae.config, "moments")
+    setup = LatentsSetup(
+        _components({"vae": model.vae}),
+        dtype=family.vae_dtype,
+        stored=read["stored"],
+        channels=read["channels"],
+        factor=read["spatial_factor"],
+        patch=1,
+    )
+    return LatentsEncoder(Recipe("latents"), setup).entry_bytes(Size(SIDE, SIDE))
+
+
+def table() -> list[str]:
+    """The lines of the table."""
+    lines = [
+        "| `MODEL` | text encoders | their weights | VAE's weights | a caption of 72 tokens | latents of a picture | a million samples |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for model in MODELS:
+        family = TEXT_FAMILIES[model.pipeline]
+        weights = sum(module.parameters for module in model.texts) * DTYPE_BYTES[family.text_dtype]
+        vae = model.vae.parameters * DTYPE_BYTES[family.vae_dtype]
+        text, latents = text_bytes(model, TOKENS), latents_bytes(model)
+        cells = [
+            f"`{model.hub_id}`",
+            ", ".join(module.name for module in model.texts),
+            f"{human_bytes(weights)}, {family.text_dtype}",
+            f"{human_bytes(vae)}, {family.vae_dtype}",
+            human_bytes(text),
+            human_bytes(latents),
+            human_bytes(1_000_000 * (text + latents)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))
