@@ -5,7 +5,7 @@ Called when a plan is built, and again before its catalog replaces one that was 
 
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Final, cast
 
@@ -18,6 +18,9 @@ from cachestore.core.samples import CAPTION
 from cachestore.jobs.columns import has_same_rows, has_same_texts, inputs, numbers
 from cachestore.storage.catalog import Catalog, KeyColumn
 from cachestore.work.plan import Plan
+
+Compare = Callable[[Plan, Catalog | None], tuple[str, ...]]
+"""Describes what a plan changes in a catalog. Raises CacheStoreError if the plan may not replace it."""
 
 _OPTIONS: Final = {"transform.pixels": "--resample"}
 """The option that decides a setting of a recipe, if its name says more to a user."""

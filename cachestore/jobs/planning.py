@@ -19,7 +19,7 @@ from cachestore.encode.resamplers import FIRST, NEW, RESAMPLERS, Resample, check
 from cachestore.encode.unit import Encoder
 from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
-from cachestore.jobs.comparison import compare
+from cachestore.jobs.comparison import Compare, compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
 from cachestore.jobs.recorded_paths import gone_paths
 from cachestore.source.combined import IN_MEMORY, InMemory, files_of, files_of_sources, list_path, list_sources, resolutions_of
@@ -57,6 +57,8 @@ class Wanted:
     """What a user should know before the run."""
     intent: Intent
     """What other invocations see of it."""
+    compare: Compare
+    """Compares the plan with a catalog that it would replace, now and before it is published."""
     not_made_here: tuple[str, ...] = ()
     """Descriptions of inputs that the model is trained with but that are not made here."""
     unlike_scripts: tuple[str, ...] = ()
@@ -99,11 +101,13 @@ def look_at_request(
     loaded: "LoadedModel | None" = None,
     in_memory: InMemory | None = None,
     listing: Listing | None = None,
+    compare_with: Compare | None = None,
 ) -> Wanted:
     """List the source, digest the model's files and build the plan; publish the plan if it is not published yet.
 
     `in_memory` are the listings of sources in memory; `listing` is that of all sources, if it was made already. With a `heartbeat`,
     others see what this invocation is about to do, and a rank other than 0 waits for rank 0 to build the plan.
+    `compare_with` says what the plan may change in the newest catalog; without it only `--replace` allows another model.
 
     Raises BadInput for a source or model that cannot be used, BadUsage if the source has nothing to encode, RecipeMismatch if the name
     is used already for something else.
@@ -138,13 +142,14 @@ def look_at_request(
         publish_plan(layout, plan)
         plan = _published(layout, name) or plan  # as it is read from disk, it takes less memory
     encoders = encoders[: len(plan.recipes)]
-    changes = (*compare(plan, previous, replace_allowed=request.replace), *_what_moved(plan, previous, request))
+    comparing = compare_with or partial(compare, replace_allowed=request.replace)
+    changes = (*comparing(plan, previous), *_what_moved(plan, previous, request))
     remarks = (*plan.remarks, *_what_lacks(plan, request), *changes)
     not_made = _not_made(needs, plan)
     if request.strict and not_made:
         _refuse(not_made)
     unlike = tuple(words for encoder in encoders for words in unlike_script(encoder))
-    return Wanted(layout, request, listing, encoders, plan, remarks, intent, not_made, unlike)
+    return Wanted(layout, request, listing, encoders, plan, remarks, intent, comparing, not_made, unlike)
 
 
 def _intent_of(

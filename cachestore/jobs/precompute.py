@@ -21,7 +21,7 @@ from cachestore.encode.unit import Encoder
 from cachestore.files.marker import noticing_its_end
 from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
-from cachestore.jobs.comparison import compare
+from cachestore.jobs.comparison import Compare
 from cachestore.jobs.launching import run_workers
 from cachestore.jobs.options import LOADED, Options, PrecomputeRequest, allowed_failures
 from cachestore.jobs.pass_loop import Report, count_invocation, held_to, invocation_of, key_without_reading, numbered, run_pass
@@ -304,11 +304,13 @@ def precompute_here(
     in_memory: InMemory | None = None,
     number: int | None = None,
     store_id: str = "",
+    compare_with: Compare | None = None,
 ) -> Report:
     """Do one worker's part of `precompute` in this process; return the report. `say` gets lines for a person.
 
     `loaded` replaces the request's model; `in_memory` are the listings of its sources in memory. `number` is the number of the caller's
     listing; without it this process takes a new number. With a `store_id`, only that store is written, and none is made.
+    `compare_with` as for `look_at_request`.
     """
     from cachestore.encode.environment import set_library_defaults
 
@@ -324,7 +326,9 @@ def precompute_here(
     numbered = nullcontext(number) if number is not None else listing_number(layout, request.name)
     context = Heartbeat(layout, "", 0, launch_of(rank_info), rank_info.rank, rank_info.world_size)
     with noticing_its_end(layout), numbered as listed, context as heartbeat:
-        wanted = look_at_request(layout, request, heartbeat=heartbeat, loaded=loaded, in_memory=in_memory, listing=listing)
+        wanted = look_at_request(
+            layout, request, heartbeat=heartbeat, loaded=loaded, in_memory=in_memory, listing=listing, compare_with=compare_with
+        )
         return _run(wanted, rank_info, heartbeat, listed, say=say, on_progress=on_progress, cancel=cancel)
 
 
@@ -361,7 +365,7 @@ def _run(
         on_loaded=partial(_look_again, wanted, heartbeat, say),
         heartbeat=heartbeat,
         listing=listed,
-        compare=partial(compare, wanted.plan, replace_allowed=request.replace),
+        compare=partial(wanted.compare, wanted.plan),
     )
     return replace(_held_to(run_pass(job), request), not_made_here=wanted.not_made_here)
 

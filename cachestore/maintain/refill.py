@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from cachestore.core.arguments import as_switch, check_calls
@@ -13,6 +14,7 @@ from cachestore.core.ranks import RankInfo
 from cachestore.core.words import first_of
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import MARKER, Layout
+from cachestore.jobs.comparison import compare
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.planning import Wanted, look_at_request
 from cachestore.jobs.precompute import precompute_here
@@ -26,7 +28,7 @@ from cachestore.storage.losses import needed_by
 from cachestore.storage.repair import RepairReport, finish_report, note_unmade, repair_store
 from cachestore.storage.snapshot import load_snapshot, open_layout
 from cachestore.work.passes import read_done
-from cachestore.work.plan import read_plan
+from cachestore.work.plan import Plan, read_plan
 from cachestore.work.retention import ReportedCatalog, generation_of_pass, reported_catalogs
 
 _log = logging.getLogger("cachestore")
@@ -48,7 +50,8 @@ def repair(
 
     Args:
         path: the store.
-        refill: encode again the entries that data sets need and that have no valid copy, with the same source and model.
+        refill: encode again the entries that data sets need and that have no valid copy, with the same source and model. Samples and
+            captions of a data set stay as they are: a source that lists others is refused. With `dry_run` no source is opened.
         source: the new path of a source that was moved; for several sources a mapping from name to path. Without `refill` it is only
             used to build a lost catalog again.
         model: with `refill`, the new path of the model; it must have the fingerprint of the data set.
@@ -61,7 +64,7 @@ def repair(
         StoreNotFound: there is no store at this path.
         FormatError: the store was written by a newer version; nothing was changed.
         RecipeMismatch: the model is not the one of the data set.
-        BadInput: the source or model cannot be found; pass its new path.
+        BadInput: the source or model cannot be found (pass its new path), or the source lists other samples or captions now.
     """
     refill, dry_run = as_switch("refill", refill), as_switch("dry_run", dry_run)
     check_calls(on_progress, None)
@@ -143,7 +146,7 @@ def _unmade(layout: Layout, name: str, lacking: Sequence[tuple[Key, str]]) -> di
 
 
 def _refill(layout: Layout, catalog: Catalog, moved: NewPaths, on_progress: OnProgress | None) -> int:
-    """Run each request of a catalog again, for the encoders whose columns it made. Only missing entries are encoded."""
+    """Run each request of a catalog again, for the encoders whose columns it made. Encodes what is missing; samples and captions stay."""
     encoders: dict[bytes, list[str]] = {}
     for encoder, hints in catalog.request.items():
         encoders.setdefault(canonical(hints), []).append(encoder)
@@ -153,31 +156,52 @@ def _refill(layout: Layout, catalog: Catalog, moved: NewPaths, on_progress: OnPr
 
 
 def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest, on_progress: OnProgress | None) -> int:
-    made_with = {column.fingerprint for column in catalog.columns}
-    wanted = look_at_request(layout, request)
-    for encoder in wanted.encoders:
-        if encoder.recipe.fingerprint not in made_with:
-            made = f"{encoder.recipe.encoder} of {catalog.name!r}"
-            raise RecipeMismatch(f"{request.model} is not the model that {made} was made with; pass --model with the right one")
+    unchanged = partial(_check_unchanged, request)
+    wanted = look_at_request(layout, request, compare_with=unchanged)
     if gone := _gone(layout, catalog, wanted):
         raise BadInput(
-            f"{len(gone)} samples of {catalog.name!r} that lack entries are no longer in the source ({first_of(gone)}), and a new"
-            " pass would leave them out; nothing was encoded: put them back, or pass --source with their new path (`cachestore"
-            " precompute` continues without them)"
+            f"the pictures of {len(gone)} samples of {catalog.name!r} that lack entries are gone ({first_of(gone)}); nothing was encoded:"
+            " put them back, or pass --source with their new path (`cachestore precompute` continues without them)"
         )
-    return precompute_here(request, store_id=layout.store_id, on_progress=on_progress).encoded_here
+    return precompute_here(request, store_id=layout.store_id, on_progress=on_progress, compare_with=unchanged).encoded_here
+
+
+def _check_unchanged(request: PrecomputeRequest, plan: Plan, catalog: Catalog | None) -> tuple[str, ...]:
+    """Raise BadInput for a plan with other samples or captions than the catalog, RecipeMismatch for one of another model.
+
+    What is encoded again must not change what a data set holds: half a source would shrink it.
+    """
+    if catalog is None:
+        raise BadInput(f"the data set {request.name!r} is gone; nothing was replaced: run `cachestore precompute` to make it again")
+    made_with = {column.fingerprint for column in catalog.columns}
+    for recipe in plan.recipes:
+        if recipe.fingerprint not in made_with:
+            made = f"{recipe.encoder} of {catalog.name!r}"
+            raise RecipeMismatch(f"{request.model} is not the model that {made} was made with; pass --model with the right one")
+    changes = list(compare(plan, catalog, replace_allowed=True))
+    if dict(plan.texts) != dict(catalog.texts):
+        changes.append("captions are chosen in another way")
+    if changes:
+        listed, held = set(plan.ids), set(catalog.ids)
+        differ = [sample for sample in (*catalog.ids, *plan.ids) if (sample in held) != (sample in listed)]
+        named = f" ({first_of(differ)})" if differ else ""
+        raise BadInput(
+            f"{request.named_data} is not as it was when {catalog.name!r} was made: {'; '.join(changes)}{named}. --refill keeps the"
+            " samples and captions of a data set: put back what is missing, or pass --source with its new path; or run `cachestore"
+            " precompute`, which encodes what was lost and makes a next generation from the source as it is now"
+        )
+    return compare(plan, catalog, replace_allowed=False)
 
 
 def _gone(layout: Layout, catalog: Catalog, wanted: Wanted) -> list[str]:
-    """Return the samples with missing entries that the source no longer lists, or whose picture is gone."""
+    """Return the samples with missing entries whose picture is gone."""
     lacking = {key for key, _sample in _lacking(layout, catalog)}
-    listed = set(wanted.plan.ids)
     gone: dict[str, None] = {}
     for column in catalog.columns:
         at, references = catalog.images.get(column.role, ((), ()))
         for row, sample in enumerate(catalog.ids):
             if not lacking.isdisjoint(key for key in column.row_keys(row) if key is not None):
                 made_of = references[at[row] : at[row + 1]] if at else ()
-                if sample not in listed or any(wanted.listing.stat(reference) is None for reference in made_of):
+                if any(wanted.listing.stat(reference) is None for reference in made_of):
                     gone[sample] = None
     return list(gone)

@@ -12,6 +12,7 @@ from cachestore.core.errors import BadInput, RecipeMismatch, StoreNotFound
 from cachestore.files.paths import Layout
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import precompute_here
+from cachestore.maintain import refill
 from cachestore.maintain.collect import drop
 from cachestore.storage.snapshot import list_segments
 from tests import fakes
@@ -135,9 +136,67 @@ def test_a_store_that_moved_is_refilled_where_it_is(store, makers, tmp_path):
 
 def test_another_model_is_refused_and_nothing_is_encoded(store, makers):
     flip_entry(store, "2.png", "latents")
-    with pytest.raises(RecipeMismatch, match="other"):
+    with pytest.raises(RecipeMismatch, match="other is not the model that"):
         cs.repair(store, refill=True, model="other")
     assert makers.encoded() == []
+
+
+def half_mounted(data):
+    """Two of four pictures are away; the one to be encoded again is there."""
+    for n in (0, 1):
+        (data / f"{n}.png").unlink()
+        (data / f"{n}.txt").unlink()
+
+
+def added(data):
+    (data / "9.png").write_bytes(b"picture 9")
+
+
+def edited(data):
+    (data / "1.txt").write_text("another caption")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ([half_mounted], r"2 samples are no longer listed.*0\.png, 1\.png"),
+        ([added], r"1 new samples.*9\.png"),
+        ([edited], "1 captions changed"),
+        ([half_mounted, added], r"1 new samples.*2 samples are no longer listed"),
+        ([shutil.rmtree, lambda data: data.mkdir()], "4 samples are no longer listed"),
+    ],
+)
+def test_a_source_that_lists_something_else_is_refused_and_the_data_set_stays(tmp_path, data, makers, capsys, change, says):
+    root = tmp_path / "store"
+    precompute_here(PrecomputeRequest(str(data), "model", str(root)))
+    makers.encoded()
+    flip_entry(root, "2.png", "latents")
+    before = (catalog(root).generation, catalog(root).digest)
+    for each in change:
+        each(data)
+    with pytest.raises(BadInput, match=f"{says}.*`cachestore precompute`"):
+        cs.repair(root, refill=True)
+    assert main(["repair", str(root), "--refill"]) == ERROR
+    assert (catalog(root).generation, catalog(root).digest) == before
+    assert makers.encoded() == []
+    assert [finding.sample for finding in cs.verify(root).findings] == ["2.png"]
+
+
+def test_a_source_that_changes_while_refilling_publishes_no_other_data_set(store, data, makers, monkeypatch):
+    """The second listing is of the source that is encoded: it is held to the data set too."""
+    flip_entry(store, "2.png", "latents")
+    look = refill.look_at_request
+
+    def look_and_add(*arguments, **named):
+        found = look(*arguments, **named)
+        added(data)
+        return found
+
+    monkeypatch.setattr(refill, "look_at_request", look_and_add)
+    before = catalog(store).digest
+    with pytest.raises(BadInput, match="1 new samples"):
+        cs.repair(store, refill=True)
+    assert catalog(store).digest == before
 
 
 def test_a_picture_that_changed_since_is_encoded_as_it_is_now_and_the_lost_value_leaves(store, data, makers):
