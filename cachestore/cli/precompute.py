@@ -1,6 +1,7 @@
 """`cachestore precompute`: encode a data set into a store, on any number of ranks."""
 
 import argparse
+import time
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -75,12 +76,13 @@ def run(arguments: argparse.Namespace) -> int:
     style = style_for(arguments.progress) if speaks and not arguments.quiet else "none"
     progress = Progress(Path(request.store), style, f"listing {request.named_data}")
     # The signal only asks to stop, as an exception in the middle of drawing would leave half a bar. Rank 0 says that it stops.
+    began = time.monotonic()
     with stopping(silence, arguments.line) as stop, progress:
         report = _run(request, rank_info, progress, stop, is_quiet=arguments.quiet)
     if arguments.json and speaks:
         print_json(report.as_json())
     elif speaks:
-        _print_report(report, None if arguments.quiet else request)
+        _print_report(report, None if arguments.quiet else request, time.monotonic() - began)
     return OK if report.complete else FAILURES
 
 
@@ -144,15 +146,22 @@ def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest")
         print(printable("\n".join(in_words(forecast, Path(request.store)))))
 
 
-def _print_report(report: "Report", request: "PrecomputeRequest | None") -> None:
-    """Print the counts, each failure, and the lines of Python that train from the data set (none if `request` is None)."""
+def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds: float) -> None:
+    """Print the counts, each failure, and the lines of Python that train from the data set (none if `request` is None).
+
+    The report counts over the whole pass; `seconds` is the time of this run, and is told only if others had a part in the pass.
+    """
     from cachestore.cli.lines import training_lines
     from cachestore.encode.needs import in_words as not_made
     from cachestore.work.stages import stages_in_words
 
-    counts = f"{report.wanted} units: {report.reused} reused, {report.encoded} encoded, {report.failed} failed, {report.missing} missing"
+    others = max(report.encoded - report.encoded_here, 0)
+    whose = f" ({report.encoded_here} by this run, {others} by earlier or other runs)" if others else ""
+    encoded = f"{report.encoded} encoded{whose}"
+    counts = f"{report.wanted} units: {report.reused} reused, {encoded}, {report.failed} failed, {report.missing} missing"
+    told = f" over all runs, {seconds:.1f} s in this one" if others else ""
     usable = "" if report.usable is None else f", {report.usable} of them complete and ready to train on"
-    print(f"{counts}; {report.samples} samples{usable}; {human_bytes(report.bytes)} new, {report.seconds:.1f} s")
+    print(f"{counts}; {report.samples} samples{usable}; {human_bytes(report.bytes)} new, {report.seconds:.1f} s{told}")
     if report.stages:
         print(printable(stages_in_words(report.stages)))
     for failure in report.failures:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -187,6 +188,15 @@ def test_a_signal_publishes_what_is_encoded_and_prints_the_command_that_goes_on(
     returned, out, err = ended(command(*arguments, "--json"))
     report = json.loads(out)
     assert (returned, report["complete"], report["encoded"], report["encoded_here"]) == (OK, True, 13, 12), err
+
+
+def test_a_run_that_goes_on_says_what_it_did_itself(asked, gate):
+    process = command(*asked, FAKE_ENCODER_GATE=str(gate.folder))
+    assert interrupted(process, gate, lambda process: process.send_signal(signal.SIGINT))[0] == 130
+    code, out, err = ended(command(*asked))
+    assert code == OK, err
+    assert "13 units: 0 reused, 13 encoded (12 by this run, 1 by earlier or other runs), 0 failed" in out
+    assert re.search(r" new, [0-9.]+ s over all runs, [0-9.]+ s in this one\n", out)
 
 
 def interrupted(process, gate, send):
