@@ -12,6 +12,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.inputs import FRAMED, RANDOM, WITHIN, cells_each, framing_of
 
 if TYPE_CHECKING:
+    from cachestore.files.paths import Layout
     from cachestore.storage.catalog import Catalog
     from cachestore.store.reader import Reader
 
@@ -43,7 +44,8 @@ def _tell_one(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
     if not answers:
         lists = reader.layout.command("stats")
         message = f"no data set in {reader.layout.root} contains the sample {sample!r} ({lists} lists the data sets)"
-        raise BadInput(message + near_to(sample, (catalog.ids for catalog in catalogs)))
+        message += near_to(sample, (catalog.ids for catalog in catalogs))
+        raise BadInput("; ".join([message, *_unfinished(reader.layout)]))
     lines = (line for answer in answers for line in _lines_of(answer))
     is_ready = all(answer["ready"] for answer in answers)
     return tell(arguments, {"sample": sample, "in": answers}, lines, is_ok=is_ready, otherwise=DAMAGE)
@@ -66,7 +68,24 @@ def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
             lines += [f"{catalog.name}  {catalog.ids[row]}: {what}" for what in states]
         state = f"{len(not_ready)} of {len(catalog)} samples are not ready" if not_ready else f"all {len(catalog)} samples are ready"
         lines.append(f"data set {catalog.name!r} (generation {catalog.generation}): {state}")
-    return tell(arguments, {"not_ready": lacking}, lines or ["there is no data set here"], is_ok=not lacking, otherwise=DAMAGE)
+    lines += [] if catalogs else ["there is no data set here"]
+    lines += _unfinished(reader.layout)
+    return tell(arguments, {"not_ready": lacking}, lines, is_ok=not lacking, otherwise=DAMAGE)
+
+
+def _unfinished(layout: "Layout") -> list[str]:
+    """Describe the passes that have not ended, of data sets that have no generation yet."""
+    from cachestore.storage.catalog import list_names
+    from cachestore.work.progress import all_status
+
+    named = set(list_names(layout))
+    passes = [one for one in all_status(layout) if one.name and one.name not in named and not one.complete]
+    return [
+        f"a pass of {one.name!r} is running and has {one.done} of {one.total} units ({layout.command('status')} follows it)"
+        if one.at_work
+        else f"an unfinished pass of {one.name!r} has {one.done} of {one.total} units: run `cachestore precompute` again"
+        for one in passes
+    ]
 
 
 def _answer(reader: "Reader", catalog: "Catalog", row: int, reasons: "_Reasons") -> dict[str, Any]:

@@ -357,7 +357,10 @@ def _find_generation(layout: Layout, name: str, generation: int | None) -> int:
     generations = list_generations(layout, name)
     if not generations:
         names = ", ".join(map(repr, list_names(layout))) or "none"
-        raise BadInput(f"{layout.root} has no data set {name!r}; it has {names} (`cachestore precompute --name` makes one)")
+        raise BadInput(
+            f"{layout.root} has no data set {name!r}; it has {names} (`cachestore precompute --name` makes one, and"
+            f" {layout.command('status')} shows whether a pass is unfinished)"
+        )
     if generation is None:
         return generations[-1]
     if generation not in generations:
