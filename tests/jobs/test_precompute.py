@@ -923,6 +923,8 @@ def test_the_segments_of_a_store_open_in_the_stock_library(encoded):
 def test_a_lost_entry_is_refilled_with_source_and_model_elsewhere_and_with_no_other_model(encoded, model, tmp_path):
     folder, _store, _report = encoded
     data = shutil.copytree(folder, tmp_path / "moved", symlinks=True)
+    (data / "loop").unlink()
+    (data / "loop").symlink_to(data)  # as in the original, and not to it
     moved, other = shutil.copytree(model, tmp_path / "moved model"), shutil.copytree(model, tmp_path / "other model")
     weights = next((other / "vae").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x07")
