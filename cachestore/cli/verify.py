@@ -68,8 +68,8 @@ def _in_words(report: "VerifyReport") -> Iterator[str]:
     again: Mapping[str, Any] = report.recomputed or {}
     yield from (f"note: {remark}" for remark in (*report.remarks, *again.get("remarks", ())))
     if again:
-        chosen = f"{again['chosen']} of {again['of']} entries encoded again (seed {again['seed']})"
-        yield f"{chosen}: {again['equal']} equal up to rounding, {again['wrong']} wrong"
+        compared = f"{again['equal'] + again['wrong']} of {again['chosen']} chosen entries encoded again"
+        yield f"{compared} (of {again['of']}, seed {again['seed']}): {again['equal']} equal up to rounding, {again['wrong']} wrong"
     rate = f", {human_bytes(report.bytes / report.seconds)}/s" if report.seconds and report.level == "full" else ""
     counts = f"{report.entries} entries in {report.segments} segments, {human_bytes(report.bytes)}{rate} ({report.level})"
     yield f"{'ok' if report.ok else 'DAMAGED'}: {counts}"

@@ -347,13 +347,21 @@ def run(capsys):
     return call
 
 
+def test_the_command_counts_as_encoded_again_only_what_was(run, store, data):
+    (data / "2.png").unlink()
+    code, out, _err = run("verify", store, "--recompute", 2 * COUNT)
+    assert code == OK
+    assert f"{2 * COUNT - 1} of {2 * COUNT} chosen entries encoded again (of {2 * COUNT}, seed 0): {2 * COUNT - 1} equal" in out
+
+
 def test_the_command_is_4_on_a_wrong_value_and_tells_what_it_chose(run, store):
     assert run("verify", store, "--recompute", 100)[0] == OK
     put_instead(store, swap(key_of(store, "1.png", "text"), key_of(store, "4.png", "text")))
     code, out, _err = run("verify", store, "--recompute=100", "--seed", "3")
     assert code == DAMAGE
     assert out.count("wrong-value: ") == 2
-    assert f"{2 * COUNT} of {2 * COUNT} entries encoded again (seed 3): {2 * COUNT - 2} equal up to rounding, 2 wrong" in out
+    again = f"{2 * COUNT} of {2 * COUNT} chosen entries encoded again (of {2 * COUNT}, seed 3)"
+    assert f"{again}: {2 * COUNT - 2} equal up to rounding, 2 wrong" in out
     code, out, _err = run("verify", store, "--recompute=100", "--json")
     assert (code, json.loads(out)["recomputed"]["wrong"]) == (DAMAGE, 2)
 
