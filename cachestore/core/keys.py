@@ -29,13 +29,15 @@ class Key(bytes):
 
     __slots__ = ()
 
-    def __new__(cls, raw: bytes) -> Self:
-        """Wrap exactly 16 bytes. Raises BadInput for anything else."""
+    def __new__(cls, raw: bytes | str) -> Self:
+        """Wrap exactly 16 bytes, or read 32 hex digits, as its repr has them. Raises BadInput for anything else."""
         try:
             length = len(raw)
-            key = super().__new__(cls, raw)
+            key = super().__new__(cls, raw)  # pyright: ignore[reportArgumentType, reportCallIssue] - a text is a TypeError
         except TypeError:
-            refuse("a key", f"made of {KEY_BYTES} bytes", raw)
+            if isinstance(raw, str):
+                return cls.parse(raw)  # here, as most keys are made of bytes
+            refuse("a key", f"made of {KEY_BYTES} bytes or {2 * KEY_BYTES} hex digits", raw)
         if length != KEY_BYTES:
             raise BadInput(f"a key has {KEY_BYTES} bytes, but this value has {length}")
         return key
@@ -52,7 +54,8 @@ class Key(bytes):
         try:
             return cls(bytes.fromhex(text) if len(text) == 2 * KEY_BYTES else b"")
         except ValueError as error:
-            raise BadInput(f"a key is 32 hex digits; {text!r} is not (`cachestore ls STORE --keys` lists them)") from error
+            known = "`cachestore ls STORE --keys` lists those in a store"
+            raise BadInput(f"a key is 32 hex digits; {text!r} is not (cs.key({text!r}) makes one of this text; {known})") from error
 
     def __str__(self) -> str:
         return self.hex()

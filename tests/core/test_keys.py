@@ -53,6 +53,7 @@ class TestKeys:
         assert str(one) == raw.hex()
         assert Key.parse(str(one)) == Key.parse(raw) == Key.parse(one) == one
         assert repr(one) == f"Key({raw.hex()!r})"
+        assert eval(repr(one), {"Key": Key}) == one
         assert f"{one}" == raw.hex()
 
     @pytest.mark.parametrize(
