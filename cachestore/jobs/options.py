@@ -329,7 +329,9 @@ class PrecomputeRequest:
         " epoch), or sample (drawn once, the same in each epoch)",
         "moments|mean|sample",
     )
-    procs: int | None = _option(None, _whole_from(1), "how", "start N processes (ranks) on this machine (default: one for each GPU, else 1)", "N")
+    procs: int | None = _option(
+        None, _whole_from(1), "how", "start N processes (ranks) on this machine (default: one for each GPU, else 1)", "N"
+    )
     device: str = _option("auto", OptionType(f"one of {_DEVICES}", _device), "how", "auto, cpu, cuda or cuda:i")
     batch_size: int | Literal["auto"] = _option("auto", _BATCH, "how", "samples in a batch: a number, or auto, which finds a fast one", "N")
     compile: bool = _switch("how", "compile the VAE's encoder (torch.compile) for each size with so many pictures that it saves time")
