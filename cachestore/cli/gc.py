@@ -10,7 +10,7 @@ from cachestore.core.words import human_bytes
 if TYPE_CHECKING:
     from cachestore.maintain.collect import Amount, GcReport
 
-HELP = "remove entries that no data set needs; without --apply only show what would be removed"
+HELP = "remove entries that no data set needs, a day after marking them; without --apply only show which"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
