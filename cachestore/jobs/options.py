@@ -264,8 +264,8 @@ class PrecomputeRequest:
         None,
         _TEXT,
         "what",
-        "the caption of samples without one; by default the empty caption, with a warning, but it is an error if no row of a manifest"
-        " or of a Hugging Face data set has one",
+        "the caption for samples that have none (default: the empty caption, with a warning). Without this option, a manifest or a"
+        " Hugging Face data set in which no row has a caption is an error",
         "TEXT",
     )
     sources: tuple[Source, ...] = _option(
@@ -279,7 +279,7 @@ class PrecomputeRequest:
     """Used for several sources, or one with its own settings. The `data` of each is a path or IN_MEMORY."""
     replace: bool = _switch(
         "what",
-        "allow a source, model or resolution that does not fit the data set of this name; without this it is an error",
+        "change the source, model or resolution of a data set that exists; without this, a change is an error",
         is_hint=False,
     )
     resolution: int | tuple[int, ...] = _option(
@@ -306,7 +306,11 @@ class PrecomputeRequest:
         "|".join(RESAMPLERS),
     )
     frames: tuple[int, ...] = _option(
-        (), _NUMBERS, "videos", "counts of frames: each video gets the largest that it can fill; without this, no video is encoded", "F[,F]"
+        (),
+        _NUMBERS,
+        "videos",
+        "lengths of clips in frames: a video gets the longest that it has; without this no video is encoded",
+        "F[,F]",
     )
     fps: float | None = _option(None, _RATE, "videos", "frames a second to take (default: the file's own frame rate)", "R")
     clips: int = _option(1, _whole_from(1), "videos", "clips from each video, evenly spread; 1 takes its beginning", "N")
@@ -334,7 +338,7 @@ class PrecomputeRequest:
     )
     device: str = _option("auto", OptionType(f"one of {_DEVICES}", _device), "how", "auto, cpu, cuda or cuda:i")
     batch_size: int | Literal["auto"] = _option("auto", _BATCH, "how", "samples in a batch: a number, or auto, which finds a fast one", "N")
-    compile: bool = _switch("how", "compile the VAE's encoder (torch.compile) for each size with so many pictures that it saves time")
+    compile: bool = _switch("how", "compile the VAE's encoder (torch.compile) for sizes of pictures that are frequent enough to save time")
     workers: int | None = _option(
         None, _THREADS, "how", "threads in each rank that read and decode files (default: by the number of processors)", "N"
     )
@@ -342,14 +346,14 @@ class PrecomputeRequest:
     world_size: int | None = _option(None, _whole_from(1), "how", "the number of ranks, with --rank", "W", is_for_files=False)
     strict: bool = _switch(
         "how",
-        "end with exit code 1 instead of 3 if more failed than --max-failures; also refuse a model whose training needs inputs that"
-        " cachestore does not make, such as an inpainting model",
+        "if more failed than --max-failures, end with exit code 1 instead of 3. And refuse (exit code 2) a model whose training needs"
+        " inputs that cachestore does not make, such as an inpainting model",
     )
     max_failures: str = _option(
         "0",
         _FAILURES,
         "how",
-        "how many captions and pictures may fail, as a number or a share: with more of them, the run ends with exit code 3",
+        "captions and pictures that may fail, a number or a share. With more, all others are encoded, and the exit code is 3",
         "N|P%",
     )
 
