@@ -149,7 +149,7 @@ def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest")
 def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds: float) -> None:
     """Print the counts, each failure, and the lines of Python that train from the data set (none if `request` is None).
 
-    The report counts over the whole pass; `seconds` is the time of this run, and is told only if others had a part in the pass.
+    The report counts over the whole pass; `seconds` is the time of this run, and is printed only if others had a part in the pass.
     """
     from cachestore.cli.lines import training_lines
     from cachestore.encode.needs import in_words as not_made
@@ -159,9 +159,9 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds
     whose = f" ({report.encoded_here} by this run, {others} by earlier or other runs)" if others else ""
     encoded = f"{report.encoded} encoded{whose}"
     counts = f"{report.wanted} units: {report.reused} reused, {encoded}, {report.failed} failed, {report.missing} missing"
-    told = f" over all runs, {seconds:.1f} s in this one" if others else ""
+    whose_seconds = f" over all runs, {seconds:.1f} s in this one" if others else ""
     usable = "" if report.usable is None else f", {report.usable} of them complete and ready to train on"
-    print(f"{counts}; {report.samples} samples{usable}; {human_bytes(report.bytes)} new, {report.seconds:.1f} s{told}")
+    print(f"{counts}; {report.samples} samples{usable}; {human_bytes(report.bytes)} new, {report.seconds:.1f} s{whose_seconds}")
     if report.stages:
         print(printable(stages_in_words(report.stages)))
     for failure in report.failures:
