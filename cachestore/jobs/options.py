@@ -264,8 +264,8 @@ class PrecomputeRequest:
         None,
         _TEXT,
         "what",
-        "the caption for samples that have none (default: the empty caption, with a warning). Without this option, a manifest or a"
-        " Hugging Face data set in which no row has a caption is an error",
+        "the caption for samples that have none (default: the empty caption, with a warning; but an error if no row of a manifest or of a"
+        " Hugging Face data set has a caption)",
         "TEXT",
     )
     sources: tuple[Source, ...] = _option(
@@ -309,7 +309,7 @@ class PrecomputeRequest:
         (),
         _NUMBERS,
         "videos",
-        "lengths of clips in frames: a video gets the longest that it has; without this no video is encoded",
+        "lengths of clips in frames; of each video, the longest for which it has enough. Without this, no video",
         "F[,F]",
     )
     fps: float | None = _option(None, _RATE, "videos", "frames a second to take (default: the file's own frame rate)", "R")
@@ -353,7 +353,7 @@ class PrecomputeRequest:
         "0",
         _FAILURES,
         "how",
-        "captions and pictures that may fail, a number or a share. With more, all others are encoded, and the exit code is 3",
+        "how many captions and pictures may fail, as a number or a percentage. All others are encoded; with more the exit code is 3",
         "N|P%",
     )
 
