@@ -158,6 +158,8 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None") -> None
     for failure in report.failures:
         print(printable(f"failed: {failure['sample'] or '(the empty caption)'} ({failure['encoder']}): {failure['reason']}"))
     print(printable(f"data set {report.name!r} generation {report.generation} in {report.store}"))
+    if report.without_picture:
+        print(printable(report.without_picture))
     if report.not_made_here:
         print(printable(not_made(report.not_made_here)))
     if report.samples and request is not None:

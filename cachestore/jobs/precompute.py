@@ -25,7 +25,7 @@ from cachestore.jobs.comparison import compare
 from cachestore.jobs.launching import run_workers
 from cachestore.jobs.options import LOADED, Options, PrecomputeRequest, allowed_failures
 from cachestore.jobs.pass_loop import Report, count_invocation, held_to, invocation_of, key_without_reading, numbered, run_pass
-from cachestore.jobs.planning import Wanted, check_listing, list_request, look_at_request, needs_of_request
+from cachestore.jobs.planning import NO_LATENTS, Wanted, check_listing, list_request, look_at_request, needs_of_request
 from cachestore.jobs.processes import LISTING, Care, showing
 from cachestore.jobs.ranks import (
     Say,
@@ -363,7 +363,8 @@ def _run(
         listing=listed,
         compare=partial(compare, wanted.plan, replace_allowed=request.replace),
     )
-    return replace(_held_to(run_pass(job), request), not_made_here=wanted.not_made_here)
+    without = next((remark for remark in wanted.remarks if remark.endswith(NO_LATENTS)), "")
+    return replace(_held_to(run_pass(job), request), not_made_here=wanted.not_made_here, without_picture=without)
 
 
 def forecast_of(request: PrecomputeRequest, loaded: "LoadedModel | None" = None, in_memory: InMemory | None = None) -> "Forecast":
