@@ -73,9 +73,11 @@ def run(arguments: argparse.Namespace) -> int:
         _print_forecast(arguments, request)
         return OK
     style = style_for(arguments.progress) if speaks and not arguments.quiet else "none"
-    progress = Progress(Path(request.store), style, f"listing {request.named_data}")
     # The signal only asks to stop, as an exception in the middle of drawing would leave half a bar. Rank 0 says that it stops.
-    with stopping(silence, arguments.line) as stop, progress:
+    with (
+        stopping(silence, arguments.line) as stop,
+        Progress(Path(request.store), style, "starting workers", stop.is_set) as progress,
+    ):
         report = _run(request, rank_info, progress, stop, is_quiet=arguments.quiet)
     if arguments.json and speaks:
         print_json(report.as_json())
