@@ -61,7 +61,7 @@ def precompute(
     *,
     model: object,
     store: str | Path,
-    encode: Iterable[str] = ("text", "latents"),
+    encode: str | Iterable[str] = ("text", "latents"),
     encode_args: Mapping[str, Json] | None = None,
     max_failures: int | str = 0,
     on_progress: OnProgress | None = None,
@@ -82,7 +82,7 @@ def precompute(
             left unchanged, and no reference to it is kept.
         store: the store's folder; made if it does not exist.
         encode: "text", "latents" or both. Instead of "text", names of some of the model's text encoders ("text_encoder_2"), if its
-            family can call them alone.
+            family can call them alone. Several are a list, or one text with commas.
         encode_args: arguments for the pipeline's `encode_prompt`.
         max_failures: how many units may fail (a count, or a share such as "2%"). If more fail, `complete` is False.
         on_progress: called in the calling thread, about once a second and at the end, with the counts of units over all ranks:
@@ -138,7 +138,7 @@ def plan(
     *,
     model: object,
     store: str | Path,
-    encode: Iterable[str] = ("text", "latents"),
+    encode: str | Iterable[str] = ("text", "latents"),
     encode_args: Mapping[str, Json] | None = None,
     **options: Unpack[Options],
 ) -> "Forecast":
