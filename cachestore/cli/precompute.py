@@ -122,12 +122,13 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
         from cachestore.cli.config import read_config
 
         values = read_config(arguments.config) | values
-    for name in ("model", "store"):
-        if not values.get(name):
-            raise BadInput(f"--{name} is missing" + (f", on the command line and in {arguments.config}" if arguments.config else ""))
     sources = [Source(data) for data in arguments.data] or values.get("sources", ())
-    if not sources:
-        raise BadInput("DATA is missing: a path, or several, or --config with a [[source]] table for each")
+    missing = [f"--{name}" for name in ("model", "store") if not values.get(name)] + (["DATA"] if not sources else [])
+    if missing:
+        where = f", on the command line and in {arguments.config}" if arguments.config else ""
+        data = ": a path, or several, or --config with a [[source]] table for each" if missing[-1] == "DATA" else ""
+        named = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
+        raise BadInput(f"{named} {'is' if len(missing) == 1 else 'are'} missing{where}{data}")
     is_one_path = len(sources) == 1 and sources[0] == Source(sources[0].data)
     values |= {"data": sources[0].data, "sources": ()} if is_one_path else {"data": "", "sources": tuple(sources)}
     request = PrecomputeRequest(**values)

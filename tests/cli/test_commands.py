@@ -520,6 +520,9 @@ def test_why_says_why_a_sample_failed(run, run_json, data, store):
     assert (code, answer["in"][0]["ready"]) == (DAMAGE, False)
     assert (cells["latents"]["state"], cells["latents"]["reason"]) == ("not made", "this is no picture")
     assert cells["text"]["state"] == "present"
+    said = run("why", store, "bad.png")[1]
+    assert "None" not in said
+    assert "0000000000" not in said
 
 
 def test_why_without_a_sample_lists_all_that_are_not_ready_with_their_reasons(run, run_json, data, store):

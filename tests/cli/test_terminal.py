@@ -20,8 +20,11 @@ from tests.fakes import Gate
 
 pytestmark = pytest.mark.processes
 
-DRAWN = {"bar": r"[━╸╺]+ +\d+%", "idle": r"(starting workers|finishing|stopping)  \d+:\d\d$"}
-DRAWN |= {f"rank {n}": rf"rank {n}  (?!.*hung)" for n in range(3)}
+DRAWN = {
+    "bar": r"[━╸╺]+ +\d+%",
+    "idle": r"(starting workers|finishing|stopping)  \d+:\d\d$",
+    **{f"rank {n}": rf"rank {n}  (?!.*hung)" for n in range(3)},
+}
 """Rows that are drawn over: each stands on the screen at most once, and not at all at the end."""
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
