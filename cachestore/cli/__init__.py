@@ -44,9 +44,9 @@ EXIT_CODES: Final = """exit codes:
   0         complete
   1         an error, in one line on stderr
   2         a wrong command line, a source with nothing to encode, or a model that --strict refuses
-  3         finished, but some samples or files failed: each is listed
-  4         damage, or missing entries
-  5         another run listed the source later and published it: this run replaced nothing
+  3         finished, but some samples or files failed: each is listed with its reason
+  4         damaged or missing entries: run cachestore repair
+  5         a run that started later finished first and made the data set; what you encoded is stored: run the command again
   10        there is no store at that path
   130, 143  interrupted by SIGINT or SIGTERM: run the same command again to continue
 """
@@ -105,7 +105,7 @@ def make_parser(names: Sequence[str] = COMMANDS, *, spelled: Collection[str] = C
     """Return the parser of some commands. Only those in `spelled` get their arguments, as these take time to load."""
     parser = argparse.ArgumentParser(
         prog="cachestore",
-        description="The store for text embeddings and VAE latents.",
+        description="A store for the text embeddings and VAE latents of diffusion training.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -5,7 +5,7 @@ import argparse
 from cachestore.cli import add_store, tell
 from cachestore.core.errors import BadUsage
 
-HELP = "check this machine and a store's file system, and say what to fix"
+HELP = "check this machine, and the file system of a store if one is given, and say what to fix"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ import argparse
 
 from cachestore.cli import add_store, tell
 
-HELP = "remove a data set's catalogs and plans; `gc` then removes the entries that nothing else needs"
+HELP = "remove a data set with all its generations; `gc` then removes the entries that nothing else needs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from cachestore.core.words import human_bytes
 if TYPE_CHECKING:
     from cachestore.maintain.collect import Amount, GcReport
 
-HELP = "remove entries that no data set needs; without --apply only show what would be removed"
+HELP = "show entries that no data set needs; --apply marks them, and removes those that it marked a day ago or earlier"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cachestore.storage.catalog import Catalog
     from cachestore.store.reader import Reader
 
-HELP = "list entries, or samples"
+HELP = "list the entries of a store, or with --samples the samples of its data sets"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

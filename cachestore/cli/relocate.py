@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cachestore.cli import add_store, tell
 
-HELP = "record that a source of data sets has moved"
+HELP = "record the new path of a source that has moved, so that repair and report find its files"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cachestore.cli import DAMAGE, PROGRESS, PROGRESS_HELP, add_moved, add_store, options_of, source_of, tell
 
-HELP = "save good entries of damaged files, move these files aside and rebuild what is lost; with --refill encode lost entries again"
+HELP = "save the good entries of damaged files, move these files aside and rebuild the index; with --refill also encode lost entries again"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

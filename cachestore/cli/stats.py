@@ -5,7 +5,7 @@ import argparse
 from cachestore.cli import add_store, tell
 from cachestore.core.words import human_bytes
 
-HELP = "count entries, segments, bytes, recipes and data sets"
+HELP = "count entries and bytes, and list the data sets with their newest generation"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

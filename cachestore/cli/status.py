@@ -8,7 +8,7 @@ from cachestore.cli import add_store, tell
 if TYPE_CHECKING:
     from cachestore.work.progress import PassStatus, RankStatus
 
-HELP = "how far running and unfinished passes are"
+HELP = "show the progress of runs that are under way, and of runs that did not finish"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

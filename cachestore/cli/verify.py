@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _MAX_LISTED: Final = 20
 _AGAIN: Final = ("seed", "source", "model", "vae", "text_encoder")
 
-HELP = "check a store and change nothing"
+HELP = "look for damaged and missing entries; change nothing"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cachestore.storage.catalog import Catalog
     from cachestore.store.reader import Reader
 
-HELP = "explain why a sample is or is not ready; without SAMPLE, list all that are not"
+HELP = "say which values of a sample are in the store, and why others are not; without SAMPLE, list all samples that lack a value"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

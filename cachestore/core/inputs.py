@@ -26,7 +26,7 @@ IMAGES: Final = "images"
 SOURCE: Final = "source"
 """The column with the name of a sample's source, if there are several sources."""
 SOURCE_WEIGHT: Final = "source_weight"
-"""The column that says how often a sample comes in an epoch, if that differs between sources."""
+"""The column that says how often a sample comes in an epoch, if that is not once for all sources."""
 
 RESOLUTIONS: Final = "resolutions"
 """Option of an image column: the resolution by source, if it differs between sources."""

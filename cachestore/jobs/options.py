@@ -233,13 +233,26 @@ class PrecomputeRequest:
 
     data: str = _option(MISSING, _TEXT, "", "a path; empty if `sources` lists the sources", is_for_files=False)
     model: str = _option(
-        MISSING, _MODEL, "", "a diffusers folder or hub id, or a transformers text encoder; the denoiser's weights are never read"
+        MISSING,
+        _MODEL,
+        "",
+        "a diffusers folder or hub id, or a transformers text encoder; the weights of the UNet or transformer are never read",
     )
     store: str = _option(MISSING, _STORE, "", "the store's folder; made if it does not exist", is_hint=False)
-    encode: tuple[str, ...] = _option(("text", LATENTS), _ENCODERS, "what", "text, latents or both; some encoders alone by name", "LIST")
+    encode: tuple[str, ...] = _option(
+        ("text", LATENTS),
+        _ENCODERS,
+        "what",
+        "text, latents, or both; or only some text encoders by their names in the model, such as text_encoder_2",
+        "LIST",
+    )
     name: str = _option("train", _TEXT, "what", "the data set's name")
     captions: Literal["first", "all"] | CaptionPolicy = _option(
-        "first", _POLICY, "what", "which captions of a sample are encoded; or a CaptionPolicy as JSON", "first|all"
+        "first",
+        _POLICY,
+        "what",
+        'which captions of a sample are encoded; or a CaptionPolicy as JSON, such as \'{"choose":"all","dropout":0.1}\'',
+        "first|all",
     )
     caption_lines: CaptionLines = _option(
         "whole",
@@ -252,34 +265,53 @@ class PrecomputeRequest:
         None,
         _TEXT,
         "what",
-        "the caption of samples without one (default: the empty caption, with a warning; if no row has a caption, an error)",
+        "the caption for samples that have none (default: the empty caption, with a warning; but an error if no row of a manifest or of a"
+        " Hugging Face data set has a caption)",
         "TEXT",
     )
     sources: tuple[Source, ...] = _option(
-        (), _SOURCES, "what", "instead of DATA: a list of objects with the fields of cs.Source", "JSON", is_for_files=False
+        (),
+        _SOURCES,
+        "what",
+        'instead of DATA: a list of objects with the fields of cs.Source, such as \'[{"data":"a/","repeats":2},{"data":"b/"}]\'',
+        "JSON",
+        is_for_files=False,
     )
     """Used for several sources, or one with its own settings. The `data` of each is a path or IN_MEMORY."""
-    replace: bool = _switch("what", "allow this source, model or resolution to replace the earlier one of this name", is_hint=False)
-    resolution: int | tuple[int, ...] = _option(
-        1024, _SIZES, "pictures", "buckets have an area of about R*R pixels; with several, each sample is encoded at each of them", "R[,R]"
+    replace: bool = _switch(
+        "what",
+        "change the source, model or resolution of a data set that exists; without this, a change is an error",
+        is_hint=False,
     )
-    bucket_step: int = _option(64, _whole_from(1), "pictures", "sides of buckets are multiples of N pixels", "N")
+    resolution: int | tuple[int, ...] = _option(
+        1024,
+        _SIZES,
+        "pictures",
+        "pictures are scaled to buckets of about R*R pixels; with several R, each picture is encoded at each of them",
+        "R[,R]",
+    )
+    bucket_step: int = _option(64, _whole_from(1), "pictures", "the sides of buckets are multiples of N pixels", "N")
     no_upscale: bool = _switch("pictures", "put small pictures into smaller buckets instead of scaling them up")
     crop: Crop = _option(
         "center", _word(*get_args(Crop)), "pictures", "which part of a picture to keep if it is larger than its bucket", "center|random"
     )
-    variants: int = _option(1, _whole_from(1), "pictures", "how many random crops of each picture", "N")
+    variants: int = _option(1, _whole_from(1), "pictures", "encode N random crops of each picture; more than 1 needs --crop random", "N")
     crop_seed: int = _option(0, _whole_from(0), "pictures", "the seed of random crops", "N")
     flip: bool = _switch("pictures", "also encode each picture mirrored")
     resample: Resample | None = _option(
         None,
         _word(*RESAMPLERS),
         "pictures",
-        "how to resize (default: as the data set was made; new ones by lanczos)",
+        "how to resize: lanczos, bicubic and bilinear by torch, area by OpenCV (as sd-scripts), pillow by Pillow's slower Lanczos (default:"
+        " lanczos for a new data set, else as it was made)",
         "|".join(RESAMPLERS),
     )
     frames: tuple[int, ...] = _option(
-        (), _NUMBERS, "videos", "counts of frames: each video gets the largest that it can fill; without this, no video is encoded", "F[,F]"
+        (),
+        _NUMBERS,
+        "videos",
+        "lengths of clips in frames; of each video, the longest for which it has enough. Without this, no video",
+        "F[,F]",
     )
     fps: float | None = _option(None, _RATE, "videos", "frames a second to take (default: the file's own frame rate)", "R")
     clips: int = _option(1, _whole_from(1), "videos", "clips from each video, evenly spread; 1 takes its beginning", "N")
@@ -294,18 +326,37 @@ class PrecomputeRequest:
     )
     text_dtype: str = _option("auto", _DTYPE, "model", "float32, bfloat16 or float16; auto chooses by model family", "D")
     vae_dtype: str = _option("auto", _DTYPE, "model", "float32, bfloat16 or float16; auto chooses by model family", "D")
-    latents: Latents = _option("moments", _word(*get_args(Latents)), "model", "what to store of the VAE's posterior", "moments|mean|sample")
-    procs: int | None = _option(None, _whole_from(1), "how", "start N local ranks (default: one for each GPU, else 1)", "N")
+    latents: Latents = _option(
+        "moments",
+        _word(*get_args(Latents)),
+        "model",
+        "what to store of each picture: moments (mean and variance: training draws a new sample in each epoch), mean (the same in each"
+        " epoch), or sample (drawn once, the same in each epoch)",
+        "moments|mean|sample",
+    )
+    procs: int | None = _option(
+        None, _whole_from(1), "how", "start N processes (ranks) on this machine (default: one for each GPU, else 1)", "N"
+    )
     device: str = _option("auto", OptionType(f"one of {_DEVICES}", _device), "how", "auto, cpu, cuda or cuda:i")
-    batch_size: int | Literal["auto"] = _option("auto", _BATCH, "how", "auto or a number", "N")
-    compile: bool = _switch("how", "compile the VAE's encoder for shapes with enough pictures")
-    workers: int | None = _option(None, _THREADS, "how", "threads that read and decode (default: by the number of processors)", "N")
+    batch_size: int | Literal["auto"] = _option("auto", _BATCH, "how", "samples in a batch: a number, or auto, which finds a fast one", "N")
+    compile: bool = _switch("how", "compile the VAE's encoder (torch.compile) for sizes of pictures that are frequent enough to save time")
+    workers: int | None = _option(
+        None, _THREADS, "how", "threads in each rank that read and decode files (default: by the number of processors)", "N"
+    )
     rank: int | None = _option(None, _whole_from(0), "how", "this process's rank, if no launcher sets it", "R", is_for_files=False)
     world_size: int | None = _option(None, _whole_from(1), "how", "the number of ranks, with --rank", "W", is_for_files=False)
     strict: bool = _switch(
-        "how", "end with an error if more units failed than --max-failures; refuse a model that needs inputs which are not made here"
+        "how",
+        "if more failed than --max-failures, end with exit code 1 instead of 3. And refuse (exit code 2) a model whose training needs"
+        " inputs that cachestore does not make, such as an inpainting model",
     )
-    max_failures: str = _option("0", _FAILURES, "how", "how many units may fail", "N|P%")
+    max_failures: str = _option(
+        "0",
+        _FAILURES,
+        "how",
+        "how many captions and pictures may fail, as a number or a percentage. All others are encoded; with more the exit code is 3",
+        "N|P%",
+    )
 
     @property
     def policy(self) -> CaptionPolicy:
