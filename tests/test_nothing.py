@@ -37,6 +37,7 @@ FILES = {
     "prompts.txt": "a cat\na dog\n",
     "misspelt.jsonl": '{"image": "pictures/00.png", "captoin": "a cat"}\n',
     "neither.jsonl": '{"imgae": "pictures/00.png", "captoin": "a cat"}\n',
+    "pictureless.jsonl": '{"imgae": "pictures/00.png", "caption": "a cat"}\n',
     "both.jsonl": '{"image": "pictures/00.png", "caption": "a cat", "text": "a dog"}\n',
     "table.csv": "a,b\n",
     "none/metadata.csv": "file_name,text\n",

@@ -74,10 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
         _print_forecast(arguments, request)
         return OK
     style = style_for(arguments.progress) if speaks and not arguments.quiet else "none"
-    progress = Progress(Path(request.store), style, f"listing {request.named_data}")
     # The signal only asks to stop, as an exception in the middle of drawing would leave half a bar. Rank 0 says that it stops.
     began = time.monotonic()
-    with stopping(silence, arguments.line) as stop, progress:
+    with (
+        stopping(silence, arguments.line) as stop,
+        Progress(Path(request.store), style, "starting workers", stop.is_set) as progress,
+    ):
         report = _run(request, rank_info, progress, stop, is_quiet=arguments.quiet)
     if arguments.json and speaks:
         print_json(report.as_json())
@@ -122,12 +124,13 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
         from cachestore.cli.config import read_config
 
         values = read_config(arguments.config) | values
-    for name in ("model", "store"):
-        if not values.get(name):
-            raise BadInput(f"--{name} is missing" + (f", on the command line and in {arguments.config}" if arguments.config else ""))
     sources = [Source(data) for data in arguments.data] or values.get("sources", ())
-    if not sources:
-        raise BadInput("DATA is missing: a path, or several, or --config with a [[source]] table for each")
+    missing = [f"--{name}" for name in ("model", "store") if not values.get(name)] + (["DATA"] if not sources else [])
+    if missing:
+        where = f", on the command line and in {arguments.config}" if arguments.config else ""
+        data = ": a path, or several, or --config with a [[source]] table for each" if missing[-1] == "DATA" else ""
+        named = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
+        raise BadInput(f"{named} {'is' if len(missing) == 1 else 'are'} missing{where}{data}")
     is_one_path = len(sources) == 1 and sources[0] == Source(sources[0].data)
     values |= {"data": sources[0].data, "sources": ()} if is_one_path else {"data": "", "sources": tuple(sources)}
     request = PrecomputeRequest(**values)
@@ -167,6 +170,8 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds
     for failure in report.failures:
         print(printable(f"failed: {failure['sample'] or '(the empty caption)'} ({failure['encoder']}): {failure['reason']}"))
     print(printable(f"data set {report.name!r} generation {report.generation} in {report.store}"))
+    if report.without_picture:
+        print(printable(report.without_picture))
     if report.not_made_here:
         print(printable(not_made(report.not_made_here)))
     if report.samples and request is not None:

@@ -69,12 +69,16 @@ class _Screen(Protocol):
 
 
 class Progress:
-    """Shows what the workers of one command do. For use in one thread, inside `with`; `first` is shown until a worker says more."""
+    """Shows what the workers of one command do. For use in one thread, inside `with`; `first` is shown until a worker says more.
 
-    def __init__(self, store: Path, style: Style, first: str) -> None:
+    When no worker has anything left to do, it says that the command finishes, or stops.
+    """
+
+    def __init__(self, store: Path, style: Style, first: str, is_stopping: Callable[[], bool] = lambda: False) -> None:
         self._observer = Observer(Layout(store.absolute()))
         self._style = style
         self._first = first
+        self._is_stopping = is_stopping
         self._pace = Pace()
         self._screen: _Screen = _Lines(first, seconds=float("inf"))
         self._status: PassStatus | None = None
@@ -86,7 +90,7 @@ class Progress:
     def __enter__(self) -> Self:
         """Show the first line."""
         if self._style == "bar":
-            self._screen = _Bar(self._first)
+            self._screen = _Bar(self._first, self._is_stopping)
         elif self._style == "plain":
             self._screen = _Lines(self._first, seconds=LINE_SECONDS)
         self._screen.draw(LaunchStatus(), self._pace)
@@ -167,12 +171,14 @@ class _Lines:
 class _Bar:
     """A bar and a row for each rank, drawn over until it is closed; what is printed meanwhile comes above."""
 
-    def __init__(self, first: str) -> None:
+    def __init__(self, first: str, is_stopping: Callable[[], bool]) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._first = first
+        self._idle = self._first = first
         self._since = time.monotonic()
+        """Since when it shows what is done while no worker says it."""
+        self._is_stopping = is_stopping
         self._partial = ""
         self._console = Console(file=sys.stderr, force_terminal=True, markup=False, emoji=False, highlight=False)
         # rich would end the process, and send its stdout to nowhere.
@@ -190,7 +196,11 @@ class _Bar:
 
     def draw(self, seen: LaunchStatus, pace: Pace) -> None:
         width, rows = self._console.width - _MARGIN, self._console.height - _LINES_BESIDE_ROWS
-        drawn = _drawn(seen, pace, self._first, time.monotonic() - self._since, width=max(width, _LEAST_BAR), rows=max(rows, 1))
+        now = time.monotonic()
+        idle = "" if _at_work(seen) else "stopping" if self._is_stopping() else self._first if seen == LaunchStatus() else "finishing"
+        self._since = self._since if idle == self._idle else now
+        self._idle = idle
+        drawn = _drawn(seen, pace, f"{idle}  {duration(now - self._since)}", width=max(width, _LEAST_BAR), rows=max(rows, 1))
         self._safely(partial(self._live.update, drawn, refresh=True))
 
     def write(self, text: str) -> None:
@@ -218,13 +228,17 @@ class _Bar:
 # What is shown
 
 
-def _drawn(seen: LaunchStatus, pace: Pace, first: str, seconds: float, *, width: int, rows: int) -> "RenderableType":
-    """The bar, once there is a pass, and at most `rows` rows of ranks."""
+def _at_work(seen: LaunchStatus) -> list[RankStatus]:
+    return [one for one in _of_launch(seen) if one.phase != ENDED and (one.alive is not False or seen.status is None)]
+
+
+def _drawn(seen: LaunchStatus, pace: Pace, idle: str, *, width: int, rows: int) -> "RenderableType":
+    """The bar, once there is a pass, and at most `rows` rows of ranks; `idle` if no rank works."""
     from rich.console import Group
 
-    ranks = [one for one in _of_launch(seen) if one.phase != ENDED and (one.alive is not False or seen.status is None)]
+    ranks = _at_work(seen)
     gone = seen.status.gone if seen.status is not None else ()
-    listed = [_row(one, seen) for one in ranks] or [_clipped(f"{first}  {duration(seconds)}", width)]
+    listed = [_row(one, seen) for one in ranks] or [_clipped(idle, width)]
     listed += [_clipped(f"{named(one)}  has stopped; others do its work", width, "yellow") for one in gone if one.launch == seen.launch]
     if len(listed) > rows:
         rest = ranks[rows - 1 :]

@@ -138,7 +138,9 @@ def _text(value: Any) -> str:
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    names = tuple(value) if not isinstance(value, str | bytes | Mapping) else _refuse()
+    if isinstance(value, str):
+        value = [one.strip() for one in value.split(",") if one.strip()]
+    names = tuple(value) if not isinstance(value, bytes | Mapping) else _refuse()
     are_names = all(isinstance(name, str) and (name in {"text", LATENTS} or is_text_encoder(name)) for name in names)
     return names if names and are_names else _refuse()
 
@@ -221,7 +223,6 @@ _POLICY: Final = OptionType("first, all, random, or a CaptionPolicy (as JSON, or
 _ENCODERS: Final = OptionType(
     "a list of names, such as text,latents or text_encoder,text_encoder_2",
     _names,
-    lambda text: [one.strip() for one in text.split(",") if one.strip()],
 )
 _SOURCES: Final = OptionType('a list of objects with the fields of cs.Source, such as [{"data": PATH, "repeats": 2}]', _sources, json.loads)
 

@@ -59,6 +59,8 @@ class Report:
     """Samples of the data set for which every encoder succeeded, also in earlier passes: `len` of a CachedDataset. None for `fill`."""
     not_made_here: tuple[str, ...] = ()
     """Descriptions of inputs that the model is trained with but that are not made here."""
+    without_picture: str = ""
+    """How many samples have no picture, and which; empty if none, or if only text was asked for."""
 
     __repr__ = in_short
 

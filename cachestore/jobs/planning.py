@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 PLAN_SECONDS: Final = 5.0
 """How long a rank other than 0 waits for the plan if it sees no rank 0. Then it builds the plan itself."""
 
+NO_LATENTS: Final = "batches of such samples hold no latents"
+"""How the remark on samples without a picture ends."""
+
 _PYAV: Final = "av"
 
 
@@ -134,8 +137,9 @@ def look_at_request(
     if plan is None:
         seen = Remarks()
         samples = listing.samples(seen) if heartbeat is None else counted(listing.samples(seen), heartbeat)
-        plan = replace(_build(request, samples, encoders, columns, (asked, content)), remarks=seen.in_words())
-        _refuse_without_captions(request, seen)
+        plan = _build(request, samples, encoders, columns, (asked, content))
+        plan = replace(plan, remarks=(*seen.in_words(), *_what_lacks(plan, request, seen)))
+        _refuse_rows(request, seen)
     _refuse_nothing(request, plan, previous)
     _check_resampler(plan, encoders)
     if published is None:
@@ -144,7 +148,7 @@ def look_at_request(
     encoders = encoders[: len(plan.recipes)]
     comparing = compare_with or partial(compare, replace_allowed=request.replace)
     changes = (*comparing(plan, previous), *_what_moved(plan, previous, request))
-    remarks = (*plan.remarks, *_what_lacks(plan, request), *changes)
+    remarks = (*plan.remarks, *changes)
     not_made = _not_made(needs, plan)
     if request.strict and not_made:
         _refuse(not_made)
@@ -414,24 +418,30 @@ def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
 
     Only for a data set that does not exist yet: all samples may leave an existing one.
     """
-    count, seen, is_wanted, needs_text = 0, Remarks(), False, _asks_for_text(request)
+    count, seen, is_wanted, has_pictures = 0, Remarks(), False, False
+    needs_text, needs_pictures = _asks_for_text(request), LATENTS in request.encode
     for sample in _of_asked_kinds(request, listing.samples(seen)):
         count += 1
         is_wanted |= needs_text or bool({IMAGE, CONTROL, VIDEO} & sample.images.keys())
-        if is_wanted and not (needs_text and seen.missing):
+        has_pictures |= not sample.images.keys().isdisjoint((IMAGE, VIDEO))
+        may_lack = (needs_text and seen.missing) or (needs_pictures and seen.columns and not has_pictures)
+        if is_wanted and not may_lack:
             return
+    _refuse_rows(request, seen)
     if not is_wanted:
         raise BadUsage(_nothing_in_words(request, count, seen.in_words()))
-    _refuse_without_captions(request, seen)
 
 
 def _asks_for_text(request: PrecomputeRequest) -> bool:
     return any(name != LATENTS for name in request.encode)
 
 
-def _refuse_without_captions(request: PrecomputeRequest, seen: Remarks) -> None:
+def _refuse_rows(request: PrecomputeRequest, seen: Remarks) -> None:
+    """Raise BadUsage for sources of which no row has a caption, or none a picture, if these are to be encoded."""
     if seen.uncaptioned and _asks_for_text(request):
         raise BadUsage("; ".join(seen.uncaptioned))
+    if seen.pictureless and LATENTS in request.encode:
+        raise BadUsage("; ".join([*seen.pictureless, "rename the column, or pass --encode text for captions alone", *seen.misspelt]))
 
 
 def _refuse_nothing(request: PrecomputeRequest, plan: Plan, previous: Catalog | None) -> None:
@@ -451,7 +461,7 @@ def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequenc
     return "; ".join((f"there is nothing to encode in {names}: no picture ({kinds}), no row, no prompt", *remarks))
 
 
-def _what_lacks(plan: Plan, request: PrecomputeRequest) -> tuple[str, ...]:
+def _what_lacks(plan: Plan, request: PrecomputeRequest, listed: Remarks) -> tuple[str, ...]:
     """Remarks if a data set loses all samples, or if only some samples have a picture: a column's name may be misspelt.
 
     A data set of captions alone gets no remark.
@@ -463,5 +473,5 @@ def _what_lacks(plan: Plan, request: PrecomputeRequest) -> tuple[str, ...]:
     lacking = [row for row, each in enumerate(counts) if not any(each)]
     if not lacking or (len(lacking) == len(plan.ids) and plan.unit_count):
         return ()
-    named = first_of(plan.ids[row] for row in lacking)
-    return (f"{len(lacking)} samples have no picture ({named}): their batches hold no latents",)
+    named = first_of(listed.rows_without_picture or (plan.ids[row] for row in lacking))
+    return (f"{len(lacking)} {'sample has' if len(lacking) == 1 else 'samples have'} no picture ({named}): {NO_LATENTS}",)

@@ -25,7 +25,7 @@ from cachestore.jobs.comparison import Compare
 from cachestore.jobs.launching import run_workers
 from cachestore.jobs.options import LOADED, Options, PrecomputeRequest, allowed_failures
 from cachestore.jobs.pass_loop import Report, count_invocation, held_to, invocation_of, key_without_reading, numbered, run_pass
-from cachestore.jobs.planning import Wanted, check_listing, list_request, look_at_request, needs_of_request
+from cachestore.jobs.planning import NO_LATENTS, Wanted, check_listing, list_request, look_at_request, needs_of_request
 from cachestore.jobs.processes import LISTING, Care, showing
 from cachestore.jobs.ranks import (
     Say,
@@ -61,7 +61,7 @@ def precompute(
     *,
     model: object,
     store: str | Path,
-    encode: Iterable[str] = ("text", "latents"),
+    encode: str | Iterable[str] = ("text", "latents"),
     encode_args: Mapping[str, Json] | None = None,
     max_failures: int | str = 0,
     on_progress: OnProgress | None = None,
@@ -82,7 +82,7 @@ def precompute(
             left unchanged, and no reference to it is kept.
         store: the store's folder; made if it does not exist.
         encode: "text", "latents" or both. Instead of "text", names of some of the model's text encoders ("text_encoder_2"), if its
-            family can call them alone.
+            family can call them alone. Several are a list, or one text with commas.
         encode_args: arguments for the pipeline's `encode_prompt`.
         max_failures: how many units may fail (a count, or a share such as "2%"). If more fail, `complete` is False.
         on_progress: called in the calling thread, about once a second and at the end, with the counts of units over all ranks:
@@ -138,7 +138,7 @@ def plan(
     *,
     model: object,
     store: str | Path,
-    encode: Iterable[str] = ("text", "latents"),
+    encode: str | Iterable[str] = ("text", "latents"),
     encode_args: Mapping[str, Json] | None = None,
     **options: Unpack[Options],
 ) -> "Forecast":
@@ -367,7 +367,8 @@ def _run(
         listing=listed,
         compare=partial(wanted.compare, wanted.plan),
     )
-    return replace(_held_to(run_pass(job), request), not_made_here=wanted.not_made_here)
+    without = next((remark for remark in wanted.remarks if remark.endswith(NO_LATENTS)), "")
+    return replace(_held_to(run_pass(job), request), not_made_here=wanted.not_made_here, without_picture=without)
 
 
 def forecast_of(request: PrecomputeRequest, loaded: "LoadedModel | None" = None, in_memory: InMemory | None = None) -> "Forecast":

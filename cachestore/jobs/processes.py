@@ -291,7 +291,8 @@ def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None, answ
                 one.ask_to_stop(_CANCELLED)
         if (now := time.monotonic()) >= look_at:
             _look(left, care)
-            took = time.monotonic() - now
+            # The first look also imports what it needs: that says nothing about how long the next ones take.
+            took = time.monotonic() - now if look_at > 0 else 0.0
             look_at = now + max(WATCH_SECONDS if care.show is None else care.seconds, LOOKS_APART * took)
         for one in left:
             _judge(one, time.monotonic())

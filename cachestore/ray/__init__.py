@@ -40,7 +40,7 @@ def precompute(
     workers: int = 8,
     num_gpus: float = 1,
     num_cpus: float = 4,
-    encode: Iterable[str] = ("text", "latents"),
+    encode: str | Iterable[str] = ("text", "latents"),
     encode_args: Mapping[str, Json] | None = None,
     max_failures: int | str = 0,
     on_progress: OnProgress | None = None,

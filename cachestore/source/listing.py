@@ -12,7 +12,7 @@ from typing import BinaryIO, Final
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import canonical, digest_parts
-from cachestore.core.samples import Sample
+from cachestore.core.samples import IMAGE, VIDEO, Sample
 from cachestore.source.captions import CaptionLines, normal
 from cachestore.source.files import Files, Folder, Stat
 from cachestore.source.remarks import Remarks
@@ -98,7 +98,7 @@ def _checked(parse: Parse, where: Path | str, caption: str | None, remarks: Rema
     for sample in parse(remarks):
         has_captions |= bool(sample.captions)
         has_text = has_text or any(text.strip() for text in sample.captions)
-        has_files |= bool(sample.images)
+        has_files |= not sample.images.keys().isdisjoint((IMAGE, VIDEO))
         if sample.id in ids:
             one, two = _what(next(other for other in parse(Remarks()) if other.id == sample.id)), _what(sample)
             shown = ascii if normal(one) == normal(two) else repr  # two spellings of one letter look the same

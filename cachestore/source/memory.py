@@ -281,7 +281,8 @@ def write_rows(layout: Layout, listing: Listing, prefix: str) -> Path:
     make_folder(layout, layout.temporary)
     path, remarks = layout.new_temporary(), Remarks()
     samples = listing.samples(remarks)
-    counts = {name: getattr(remarks, name) for name in ("missing", "multi_line", "collapsed", "uncaptioned", "pictureless")}
+    kept = ("missing", "multi_line", "collapsed", "uncaptioned", "pictureless", "rows_without_picture", "misspelt")
+    counts = {name: getattr(remarks, name) for name in kept}
     head = {"format": _FORMAT, "asked_as": prefix, **counts}
     with path.open("xb") as file:
         file.write(canonical(head) + b"\n")

@@ -38,6 +38,10 @@ class Remarks:
     """One sentence for each source whose rows have no caption at all."""
     pictureless: list[str] = field(default_factory=list[str])
     """One sentence for each source whose rows have no picture or video at all: a column may be misspelt."""
+    rows_without_picture: list[str] = field(default_factory=list[str])
+    """Where the first rows without a picture or video are, with their columns."""
+    misspelt: list[str] = field(default_factory=list[str])
+    """One sentence for each column that is nearly called as a known one."""
 
     def take(self, other: "Remarks") -> None:
         """Replace all counts by those of an earlier listing."""
@@ -48,7 +52,7 @@ class Remarks:
         """Add the counts of one of several sources. `prefix` is put before the ids of its samples."""
         for name in ("missing", "multi_line", "replaced", "again", "dead"):
             getattr(self, name).extend(f"{prefix}{one}" for one in getattr(other, name))
-        for name in ("wordless", "uncaptioned", "pictureless", "collapsed", "videos"):
+        for name in ("wordless", "uncaptioned", "pictureless", "rows_without_picture", "misspelt", "collapsed", "videos"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def in_words(self, *, of_videos: str = "pass --frames to say how many frames of each to encode") -> tuple[str, ...]:
@@ -64,7 +68,7 @@ class Remarks:
             (self.dead, "{} broken links are ignored ({})"),
             (range(self.videos), "{} videos are ignored (" + of_videos + ")"),
         )
-        return (*(words.format(len(some), first_of([*map(str, some[:4])])) for some, words in lines if some), *self.pictureless)
+        return (*(words.format(len(some), first_of([*map(str, some[:4])])) for some, words in lines if some), *self.misspelt)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.inputs import CROP, SIZE, are_whole
 from cachestore.core.keys import Json, digest_text
 from cachestore.core.samples import IMAGE, ROLES, VIDEO, Sample
-from cachestore.core.words import first_of
+from cachestore.core.words import NAMED, first_of, misspelt
 from cachestore.source.captions import CaptionLines, captions_in, lines_of, normal, read_text
 from cachestore.source.files import VIDEO_SUFFIXES
 from cachestore.source.remarks import Remarks, taken
@@ -111,16 +111,19 @@ def check_row(named: Mapping[str, Any], where: str, row: Mapping[str, Any]) -> N
 
 
 def look_at_columns(where: Path | str, remarks: Remarks, *, has_captions: bool, has_files: bool) -> None:
-    """Add remarks if no row of a source has a caption or a file: a column may be misspelt."""
+    """Add remarks if no row of a source has a caption or a picture, and on columns that are nearly called as known ones."""
     columns = _listed_columns(remarks.columns)
     if not has_captions:
         remarks.uncaptioned.append(
             f"no row of {where} has a caption: its columns are {columns}; a caption's column is called {' or '.join(_CAPTIONS)}: rename it,"
             " or pass --caption TEXT for what each sample gets ('' is the empty caption)"
         )
-    if not has_files and remarks.columns.keys() - {"id", *_KNOWN}:
+    if not has_files and remarks.columns.keys() - {"id", *_CAPTIONS}:  # captions alone are meant as such
         known = ", ".join(name for name in _KNOWN if name not in _CAPTIONS)
         remarks.pictureless.append(f"no row of {where} has a picture or a video: its columns are {columns}; the known ones are {known}")
+    known = ("id", *_KNOWN, CROP, SIZE)
+    slips = {column: meant for column in remarks.columns.keys() - known if (meant := misspelt(column, known))}
+    remarks.misspelt += [f"{where} has a column {column!r}; did you mean {meant!r}?" for column, meant in sorted(slips.items())]
 
 
 def _listed_columns(columns: Iterable[str]) -> str:
@@ -147,6 +150,8 @@ def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, re
     images = {role: references for role in ROLES if (references := _texts(row.get(role), f"{where}: {role}"))}
     if empty := next((role for role, references in images.items() if "" in references), None):
         raise BadInput(f"{where}: the reference in the column {empty} is empty; leave the column out, or write null")
+    if images.keys().isdisjoint((IMAGE, VIDEO)) and len(remarks.rows_without_picture) <= NAMED:
+        remarks.rows_without_picture.append(f"{where} (columns {_listed_columns(row)})")
     given = row.get("id")
     if given is not None and (given == "" or isinstance(given, bool) or not isinstance(given, str | int)):
         raise BadInput(f"{where}: an id must be a text or a whole number, not {given!r}")

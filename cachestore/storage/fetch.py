@@ -264,7 +264,8 @@ class Fetcher:
         descriptor, status = open_regular(path)
         if status.st_size != ref.size_bytes:
             os.close(descriptor)
-            raise CorruptEntry(f"{path} has {status.st_size} bytes, {ref.size_bytes} were published; run {self._layout.command('repair')}")
+            mend = self._layout.command("repair --refill")
+            raise CorruptEntry(f"{path} has {status.st_size} bytes, {ref.size_bytes} were published; run {mend}")
         try:
             mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if self._io == "mmap" else None
         except BaseException as error:
@@ -287,7 +288,7 @@ class Fetcher:
 
     def _complain(self, what: str, ref: SegmentRef) -> str:
         where = self._layout.segment(ref.digest).relative_to(self._layout.root)
-        return f"{what} {where}; run {self._layout.command('repair')}"
+        return f"{what} {where}; run {self._layout.command('repair --refill')}"
 
 
 def new_buffer(size: int) -> memoryview:

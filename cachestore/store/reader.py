@@ -255,7 +255,8 @@ class Reader:
             self._values[digest] = {entry.key: entry.meta for entry in read_contents(path).entries}
         where = path.relative_to(self.layout.root)
         if key not in self._values[digest]:
-            raise CorruptEntry(f"entry {key} is missing in {where}, where it was published; run {self.layout.command('repair')}")
+            mend = self.layout.command("repair --refill")
+            raise CorruptEntry(f"entry {key} is missing in {where}, where it was published; run {mend}")
         tensors = {spec.name: (spec.dtype, spec.shape) for spec in location.specs}
         return Description(key, tensors, self._values[digest][key], location.size_bytes, str(where))
 

@@ -363,6 +363,15 @@ def test_the_summary_says_how_many_samples_are_usable(run, run_json, data, tmp_p
     assert [found.is_complete(row) for row in range(3)] == [True, False, True]
 
 
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_the_result_names_the_line_of_a_row_without_a_picture(run, data, tmp_path, makers, quiet):
+    rows = [{"image": "0.png", "caption": "x"}, {"imgae": "1.png", "caption": "y"}]
+    (data / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, _err = run("precompute", data / "m.jsonl", "--model", "m", "--store", tmp_path / "s", *quiet)
+    assert code == OK
+    assert f"1 sample has no picture ({data / 'm.jsonl'}, line 2 (columns imgae, caption)): batches of such samples hold no latents" in out
+
+
 def test_quiet_prints_no_lines_of_python(run, data, tmp_path, makers):
     _code, out, err = run("precompute", data, "--model", "m", "--store", tmp_path / "s", "--quiet")
     assert ("CachedDataset" in out, "7 units" in out, "generation" in out, err) == (False, True, True, "")
@@ -511,6 +520,9 @@ def test_why_says_why_a_sample_failed(run, run_json, data, store):
     assert (code, answer["in"][0]["ready"]) == (DAMAGE, False)
     assert (cells["latents"]["state"], cells["latents"]["reason"]) == ("not made", "this is no picture")
     assert cells["text"]["state"] == "present"
+    said = run("why", store, "bad.png")[1]
+    assert "None" not in said
+    assert "0000000000" not in said
 
 
 def test_why_without_a_sample_lists_all_that_are_not_ready_with_their_reasons(run, run_json, data, store):

@@ -232,6 +232,39 @@ def test_at_any_width_each_row_is_one_that_was_meant_and_nothing_is_left(width, 
         assert "3 failed" in drawn[0]
 
 
+def test_while_no_worker_does_anything_it_says_why_with_a_clock_of_its_own(monkeypatch):
+    clock, stopped = fakes.Clock(), []
+    monkeypatch.setattr(progress.time, "monotonic", clock)
+    monkeypatch.setattr(progress._Bar, "_safely", lambda _bar, _act: None)
+    working = replace(status("encoding text", text=(10, 3)), total=10, encoded=10)
+    ended = replace(working, ranks=tuple(replace(one, phase="ended", alive=False) for one in working.ranks))
+    drawn = []
+    monkeypatch.setattr(progress, "_drawn", lambda _seen, _pace, idle, **_size: drawn.append(idle))
+    with Progress(fakes.ROOT, "bar", "starting workers", lambda: bool(stopped)) as one:
+        for seconds, seen in ((5, LaunchStatus()), (60, launch(working)), (0, launch(ended)), (3, launch(ended))):
+            clock.now += seconds
+            one.show(seen)
+        stopped.append(True)
+        for seconds in (0, 2):
+            clock.now += seconds
+            one.show(launch(ended))
+    assert [drawn[0], drawn[1], *drawn[3:]] == [
+        "starting workers  0:00",
+        "starting workers  0:05",
+        "finishing  0:00",
+        "finishing  0:03",
+        "stopping  0:00",
+        "stopping  0:02",
+    ]
+
+
+def test_the_bar_of_workers_that_have_ended_stands_above_finishing():
+    seen = replace(status("", latents=(601, 601)), total=601, encoded=601, ranks=())
+    *_rest, drawn, _after = rows(40, 24, LaunchStatus((), seen, "l"))
+    assert drawn[0].endswith("100%  601 of 601 units")
+    assert drawn[1:] == ["finishing  0:00"]
+
+
 def test_words_of_a_worker_come_above_the_bar_in_whole_lines():
     import pyte
 

@@ -1,6 +1,6 @@
 """How counts and lists read in a message."""
 
-from cachestore.core.words import did_you_mean, first_of, human_bytes, nearest
+from cachestore.core.words import did_you_mean, first_of, human_bytes, misspelt, nearest
 
 
 def test_of_nothing_nothing_is_named():
@@ -27,3 +27,10 @@ def test_a_word_is_found_under_its_other_names_if_it_is_known():
     also = {"kohya": "sd-scripts"}
     assert did_you_mean("Kohya", ["sd-scripts", "musubi"], also) == "; did you mean 'sd-scripts'?"
     assert did_you_mean("kohya", ["musubi"], also) == ""
+
+
+def test_a_slip_is_letters_in_another_order_or_one_too_many_or_too_few():
+    known = ("image", "mask", "crop", "id", "text")
+    slips = [misspelt(given, known) for given in ("imgae", "imag", "Maks", "crop_", "textt")]
+    assert slips == ["image", "image", "mask", "crop", "text"]
+    assert [given for given in ("image", "task", "image_path", "i", "", "test", "texture") if misspelt(given, known)] == []

@@ -116,6 +116,14 @@ def test_python_has_every_option_by_its_name():
     assert set(get_type_hints(Options)) == {one.name for one in fields(PrecomputeRequest)} - written_out
 
 
+@pytest.mark.parametrize("given", ["text,latents", " text , latents", ["text", "latents"]])
+def test_what_to_encode_may_be_spelt_as_on_the_command_line(given):
+    assert PrecomputeRequest.from_json({"data": "d", "model": "m", "store": "s", "encode": given}).encode == ("text", "latents")
+    for refused in ("", ",", "txt", b"text"):
+        with pytest.raises(BadInput, match="encode must be a list of names, such as text,latents"):
+            PrecomputeRequest.from_json({"data": "d", "model": "m", "store": "s", "encode": refused})
+
+
 def test_what_decides_what_is_made_is_a_hint_and_what_only_changes_how_is_not():
     assert {one.name for one in fields(PrecomputeRequest) if not option_of(one).is_hint} == {
         *("store", "procs", "rank", "world_size", "device", "batch_size", "compile", "workers", "strict", "max_failures", "replace")

@@ -232,23 +232,58 @@ def test_samples_of_which_only_some_have_a_picture_are_counted_aloud(tmp_path, m
     def remarks(*rows, **options):
         (tmp_path / "m.jsonl").write_text("".join(json.dumps({"caption": "x"} | row) + "\n" for row in rows))
         wanted = look_at_request(create_store(tmp_path / "store"), asked(tmp_path / "m.jsonl", tmp_path / "store", **options))
-        return [remark for remark in wanted.remarks if "no picture (" in remark and "samples have" in remark]
+        return [remark for remark in wanted.remarks if "no picture (" in remark]
 
     (tmp_path / "a.png").write_bytes(b"a picture")
     whole, misspelt = {"id": "a", "image": "a.png"}, [{"id": name, "img": "a.png"} for name in "bcde"]
     both = {"encode": ("text", "latents")}
-    assert remarks(whole, **both) == remarks(*misspelt, **both) == remarks(whole, *misspelt, encode=("text",)) == []
-    assert remarks(whole, *misspelt, **both) == ["4 samples have no picture (b, c, d, …): their batches hold no latents"]
-    with pytest.raises(BadUsage, match="none of 1 samples has a picture"):
-        remarks(*misspelt[:1], encode=("latents",))
+    assert remarks(whole, **both) == remarks(*misspelt, encode=("text",)) == remarks(whole, *misspelt, encode=("text",)) == []
+    lines = [f"{tmp_path / 'm.jsonl'}, line {number} (columns caption, id, img)" for number in (2, 3, 4)]
+    for _ in range(2):  # the second time the plan is read from disk
+        assert remarks(whole, *misspelt, **both) == [
+            f"4 samples have no picture ({', '.join(lines)}, …): batches of such samples hold no latents"
+        ]
+    assert remarks(whole, misspelt[0], **both) == [f"1 sample has no picture ({lines[0]}): batches of such samples hold no latents"]
 
 
-def test_a_manifest_whose_pictures_are_in_a_column_that_is_not_known_is_reported(tmp_path, makers):
-    (tmp_path / "m.jsonl").write_text('{"id": "a", "img": "a.png", "caption": "x"}\n')
-    wanted = look_at_request(create_store(tmp_path / "store"), asked(tmp_path / "m.jsonl", tmp_path / "store"))
-    assert [words for words in wanted.remarks if "no row of" in words and "img, caption; the known ones are image, control" in words]
+@pytest.mark.parametrize("encode", [("text", "latents"), ("latents",)])
+@pytest.mark.parametrize("is_store", [True, False])
+def test_a_manifest_without_any_picture_is_refused_before_anything_is_made(tmp_path, makers, encode, is_store):
+    store = tmp_path / "store"
+    if is_store:
+        create_store(store)
+    (tmp_path / "m.jsonl").write_text('{"id": "a", "imgae": "a.png", "caption": "x"}\n')
+    says = r"m\.jsonl has a picture or a video: its columns are id, imgae, caption; .*pass --encode text .*; did you mean 'image'\?"
+    for _ in range(2):
+        with pytest.raises(BadUsage, match=says):
+            done(tmp_path, tmp_path / "m.jsonl", encode=encode)
+    assert store.exists() == is_store
+    assert not list(tmp_path.glob("store/plans/*/*"))
+    text = done(tmp_path, tmp_path / "m.jsonl", encode=("text",))
+    assert (text.complete, text.without_picture) == (True, "")
+
+
+def test_captions_alone_are_meant_as_such(tmp_path, makers):
     plain = look_at_request(create_store(tmp_path / "other"), asked(manifest(tmp_path / "p.jsonl", a="x"), tmp_path / "other"))
     assert plain.remarks == ()
+
+
+def test_a_column_that_is_nearly_called_as_a_known_one_is_remarked_on(tmp_path, makers):
+    (tmp_path / "a.png").write_bytes(b"a picture")
+    row = {
+        "image": "a.png",
+        "caption": "x",
+        "maks": "a.png",
+        "contrl": "a.png",
+        "corp": [0, 0, 1, 1],
+        "task": "x",
+        "video_id": 1,
+        "side": 2,
+    }
+    (tmp_path / "m.jsonl").write_text(json.dumps(row) + "\n")
+    wanted = look_at_request(create_store(tmp_path / "store"), asked(tmp_path / "m.jsonl", tmp_path / "store"))
+    pairs = (("contrl", "control"), ("corp", "crop"), ("maks", "mask"))
+    assert wanted.remarks == tuple(f"{tmp_path / 'm.jsonl'} has a column {one!r}; did you mean {other!r}?" for one, other in pairs)
 
 
 def test_an_emptied_source_empties_the_data_set_when_it_may_replace_it(tmp_path, makers):

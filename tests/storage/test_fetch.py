@@ -94,7 +94,7 @@ def test_what_to_run_can_be_pasted_also_for_a_store_with_a_space_in_its_path(tmp
     damage(layout, 1)
     with closing(load_snapshot(layout)) as snapshot:
         reading = Fetcher(layout, Checked(snapshot.segments()))
-    with closing(reading), pytest.raises(CorruptEntry, match=re.escape(f"run `cachestore repair '{layout.root}'`")):
+    with closing(reading), pytest.raises(CorruptEntry, match=re.escape(f"run `cachestore repair '{layout.root}' --refill`")):
         reading.fetch(key_of(1), location_of(layout, 1))
 
 
