@@ -51,7 +51,6 @@ IN_PYTHON = [
     *((name, "2", WHOLE) for name in ("variants", "procs")),
     ("batch_size", "8", f"auto or {WHOLE}"),
     ("fps", float("nan"), "a number of frames a second"),
-    ("encode", "text", "a list of names"),
     ("encode_args", [1], "a mapping of arguments"),
     ("name", None, "a text"),
     ("rank", "0", "a whole number of at least 0"),

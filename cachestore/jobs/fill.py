@@ -10,7 +10,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, Key, Recipe, by_key
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.files.marker import noticing_its_end
-from cachestore.jobs.options import allowed_failures
+from cachestore.jobs.option_types import allowed_failures
 from cachestore.jobs.pass_loop import Report, held_to, run_pass
 from cachestore.jobs.ranks import find_rank, launch_of, say_conflict
 from cachestore.jobs.task import Cancel, Job, OnProgress

@@ -4,32 +4,50 @@ Each field of PrecomputeRequest is an option. From its metadata come the command
 of Python arguments, the JSON for workers, and the hints in a catalog. Imports neither torch nor numpy, to keep `--help` fast.
 """
 
-import json
-import operator
 import os
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from math import isfinite
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, cast, get_args
 
 from cachestore.core.arguments import refuse_address
-from cachestore.core.captions import CHOICES, CaptionPolicy
+from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import RANDOM
 from cachestore.core.keys import Json
 from cachestore.core.samples import MASK, Source
-from cachestore.encode.family import DTYPES, encoder_of, is_text_encoder
+from cachestore.encode.family import encoder_of
 from cachestore.encode.resamplers import RESAMPLERS, Resample
 from cachestore.files.paths import is_temporary
+from cachestore.jobs.option_types import (
+    ARGUMENTS,
+    BATCH,
+    DEVICES,
+    DTYPE,
+    ENCODERS,
+    FAILURES,
+    LATENTS,
+    MODEL,
+    NUMBERS,
+    PATHS,
+    POLICY,
+    RATE,
+    SIZES,
+    SOURCES,
+    STORE,
+    TEXT,
+    THREADS,
+    OptionType,
+    make_option,
+    make_switch,
+    one_of,
+    option_of,
+    read_device,
+    whole_from,
+)
 from cachestore.source.captions import CaptionLines
 from cachestore.source.combined import IN_MEMORY, labelled
 from cachestore.source.tars import SUFFIX
-
-LATENTS: Final = "latents"
-"""The value of `encode` for pictures and videos."""
 
 LOADED: Final = "(loaded "
 """How the name of a model in memory begins, such as "(loaded FluxPipeline)"."""
@@ -37,322 +55,137 @@ LOADED: Final = "(loaded "
 Latents = Literal["moments", "mean", "sample"]
 Crop = Literal["center", "random"]
 
-_LEAST_FPS, _MOST_FPS = 0.1, 1000
-_DEVICES: Final = "auto, cpu, cuda, cuda:N, mps, xpu, xpu:N"
-_DEVICE: Final = re.compile(r"auto|cpu(:0)?|mps(:0)?|(cuda|xpu)(:(0|[1-9][0-9]{0,3}))?")
-_WAYS: Final = "|".join(RESAMPLERS)
-_PATHS: Final = ("model", "vae", "text_encoder")
-
-
-@dataclass(frozen=True, slots=True)
-class OptionType:
-    """How an option's values are read and checked."""
-
-    wanted: str
-    """What a value must be, for messages."""
-    read: Callable[[Any], Any]
-    """Turns a value from Python, TOML or JSON into that of a request. Raises TypeError, ValueError or BadInput if it is wrong."""
-    parse: Callable[[Any], Any] = str
-    """Turns the text of a command line into what `read` takes. Raises ValueError."""
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option's metadata; its default is that of the field."""
-
-    kind: OptionType
-    group: str
-    """Its heading in `--help`; empty for options above all groups."""
-    help: str
-    metavar: str | None = None
-    is_hint: bool = True
-    """Whether a catalog keeps it. True for options that decide what is made, False for the group "how"."""
-    is_for_files: bool = True
-    """Whether a TOML file may contain it."""
-
-
-def _option(
-    default: Any, kind: OptionType, group: str, words: str, metavar: str | None = None, *, is_hint: bool = True, is_for_files: bool = True
-) -> Any:
-    about = {"option": Option(kind, group, words, metavar, is_hint=is_hint and group != "how", is_for_files=is_for_files)}
-    return field(default_factory=default, metadata=about) if isinstance(default, type) else field(default=default, metadata=about)
-
-
-def _switch(group: str, words: str, *, is_hint: bool = True) -> Any:
-    return _option(default=False, kind=_SWITCH, group=group, words=words, is_hint=is_hint)
-
-
-def option_of(one: "Field[Any]") -> Option:
-    """Return the metadata of a field of PrecomputeRequest."""
-    return one.metadata["option"]
-
-
-def _refuse() -> Any:
-    raise ValueError
-
-
-def _whole(least: int, value: Any) -> int:
-    number = _refuse() if isinstance(value, bool) else operator.index(value)
-    return number if number >= least else _refuse()
-
-
-def _whole_from(least: int) -> OptionType:
-    return OptionType(f"a whole number of at least {least}", lambda value: _whole(least, value), int)
-
-
-def _numbers(value: Any) -> tuple[int, ...]:
-    several = cast("Sequence[Any]", value) if isinstance(value, list | tuple | range) else [value]
-    return tuple(_whole(1, one) for one in several)
-
-
-def _parse_numbers(text: str) -> list[int]:
-    return [int(part) if part.strip().isdecimal() else _refuse() for part in text.split(",")]
-
-
-def _sizes(value: Any) -> int | tuple[int, ...]:
-    found = _numbers(value)
-    return found if len(found) > 1 else found[0] if found else _refuse()
-
-
-def _rate(value: Any) -> float:
-    is_number = hasattr(value, "__float__") and not isinstance(value, bool)
-    rate = float(value) if is_number else _refuse()
-    return (value if type(value) is int else rate) if isfinite(rate) and _LEAST_FPS <= rate <= _MOST_FPS else _refuse()
-
-
-def _word(*words: str) -> OptionType:
-    return OptionType(f"{', '.join(words[:-1])} or {words[-1]}", lambda value: value if value in words else _refuse())
-
-
-def _path(value: Any) -> str:
-    path = os.fspath(cast("os.PathLike[Any]", value))
-    return path if isinstance(path, str) and path else _refuse()
-
-
-def _switched(value: Any) -> bool:
-    return bool(value) if type(value).__name__ in {"bool", "bool_"} else _refuse()  # numpy's type has either name, depending on the version
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else _refuse()
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        value = [one.strip() for one in value.split(",") if one.strip()]
-    names = tuple(value) if not isinstance(value, bytes | Mapping) else _refuse()
-    are_names = all(isinstance(name, str) and (name in {"text", LATENTS} or is_text_encoder(name)) for name in names)
-    return names if names and are_names else _refuse()
-
-
-def _device(value: Any) -> str:
-    return value if _DEVICE.fullmatch(value) else _refuse()
-
-
-def _batch_size(value: Any) -> int | Literal["auto"]:
-    return "auto" if isinstance(value, str) and value == "auto" else _whole(1, value)
-
-
-def _captions(value: Any) -> str | CaptionPolicy:
-    return value if isinstance(value, str) and value in CHOICES else CaptionPolicy.parse(value)
-
-
-def _parse_captions(text: str) -> Any:
-    return text if text in CHOICES else json.loads(text)
-
-
-def _arguments(value: Any) -> dict[str, Json]:
-    given = cast("Mapping[Any, Json]", value) if isinstance(value, Mapping) else _refuse()
-    return {_text(name): one for name, one in given.items()}
-
-
-def _parse_arguments(texts: Sequence[str]) -> dict[str, Json]:
-    found: dict[str, Json] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise ValueError(f"{text!r} must be NAME=VALUE")
-        found[name] = value
-        with suppress(ValueError):
-            found[name] = json.loads(value)
-    return found
-
-
-def _failures(value: Any) -> str:
-    text = str(value) if isinstance(value, str) else str(_whole(0, value))
-    return text if _allowed(text) is not None else _refuse()
-
-
-def _allowed(text: str) -> tuple[float, bool] | None:
-    """The number in `3` or `2%`, and whether it is a percentage; None for anything else."""
-    number, is_percent = text.removesuffix("%"), text.endswith("%")
-    try:
-        value = float(number) if is_percent else int(number)
-    except ValueError:
-        return None
-    return (value, is_percent) if value >= 0 and not (is_percent and value > 100) else None
-
-
-def allowed_failures(text: str, units: int) -> int:
-    """Return how many of `units` may fail. `text` is a count, or a share such as `2%`. Raises BadInput."""
-    found = _allowed(text)
-    if found is None:
-        raise BadInput(f"max_failures must be {_FAILURES.wanted}, not {text!r}")
-    value, is_percent = found
-    return int(units * value / 100) if is_percent else int(value)
-
-
-def _sources(value: Any) -> tuple[Source, ...]:
-    listed = cast("Sequence[Any]", value) if isinstance(value, list | tuple) else _refuse()
-    return tuple(one if isinstance(one, Source) else Source(**one) for one in listed)
-
-
-_MODEL: Final = OptionType("a path or a hub id", _path)
-_STORE: Final = OptionType("a path (str or pathlib.Path, and not empty)", _path)
-_TEXT: Final = OptionType("a text", _text)
-_SWITCH: Final = OptionType("true or false", _switched, lambda given: given)
-_DTYPE: Final = OptionType(f"auto or one of {', '.join(DTYPES)}", _word("auto", *DTYPES).read)
-_FAILURES: Final = OptionType("a count or a share such as 2%", _failures)
-_NUMBERS: Final = OptionType("a whole number of at least 1, or several of them", _numbers, _parse_numbers)
-_SIZES: Final = OptionType(_NUMBERS.wanted, _sizes, _parse_numbers)
-_RATE: Final = OptionType(f"a number of frames a second from {_LEAST_FPS} to {_MOST_FPS}", _rate, float)
-_THREADS: Final = OptionType("a number of threads, 0 or more", lambda value: _whole(0, value), int)
-_BATCH: Final = OptionType("auto or a whole number of at least 1", _batch_size, lambda text: text if text == "auto" else int(text))
-_ARGUMENTS: Final = OptionType("NAME=VALUE (in a file a table, from Python a mapping)", _arguments, _parse_arguments)
-_POLICY: Final = OptionType("first, all, random, or a CaptionPolicy (as JSON, or as a table)", _captions, _parse_captions)
-_ENCODERS: Final = OptionType(
-    "a list of names, such as text,latents or text_encoder,text_encoder_2",
-    _names,
-)
-_SOURCES: Final = OptionType('a list of objects with the fields of cs.Source, such as [{"data": PATH, "repeats": 2}]', _sources, json.loads)
-
 
 @dataclass(frozen=True, slots=True)
 class PrecomputeRequest:
     """All options of `precompute` that can be sent to another process; one field for each option of the command."""
 
-    data: str = _option(MISSING, _TEXT, "", "a path; empty if `sources` lists the sources", is_for_files=False)
-    model: str = _option(
+    data: str = make_option(MISSING, TEXT, "", "a path; empty if `sources` lists the sources", is_for_files=False)
+    model: str = make_option(
         MISSING,
-        _MODEL,
+        MODEL,
         "",
         "a diffusers folder or hub id, or a transformers text encoder; the weights of the UNet or transformer are never read",
     )
-    store: str = _option(MISSING, _STORE, "", "the store's folder; made if it does not exist", is_hint=False)
-    encode: tuple[str, ...] = _option(
+    store: str = make_option(MISSING, STORE, "", "the store's folder; made if it does not exist", is_hint=False)
+    encode: tuple[str, ...] = make_option(
         ("text", LATENTS),
-        _ENCODERS,
+        ENCODERS,
         "what",
         "text, latents, or both; or only some text encoders by their names in the model, such as text_encoder_2",
         "LIST",
     )
-    name: str = _option("train", _TEXT, "what", "the data set's name")
-    captions: Literal["first", "all"] | CaptionPolicy = _option(
+    name: str = make_option("train", TEXT, "what", "the data set's name")
+    captions: Literal["first", "all"] | CaptionPolicy = make_option(
         "first",
-        _POLICY,
+        POLICY,
         "what",
         'which captions of a sample are encoded; or a CaptionPolicy as JSON, such as \'{"choose":"all","dropout":0.1}\'',
         "first|all",
     )
-    caption_lines: CaptionLines = _option(
+    caption_lines: CaptionLines = make_option(
         "whole",
-        _word(*get_args(CaptionLines)),
+        one_of(*get_args(CaptionLines)),
         "what",
         "what counts as a caption in a caption file: the whole text, each line, or the first line",
         "whole|each|first",
     )
-    caption: str | None = _option(
+    caption: str | None = make_option(
         None,
-        _TEXT,
+        TEXT,
         "what",
         "the caption for samples that have none (default: the empty caption, with a warning; but an error if no row of a manifest or of a"
         " Hugging Face data set has a caption)",
         "TEXT",
     )
-    sources: tuple[Source, ...] = _option(
+    sources: tuple[Source, ...] = make_option(
         (),
-        _SOURCES,
+        SOURCES,
         "what",
         'instead of DATA: a list of objects with the fields of cs.Source, such as \'[{"data":"a/","repeats":2},{"data":"b/"}]\'',
         "JSON",
         is_for_files=False,
     )
     """Used for several sources, or one with its own settings. The `data` of each is a path or IN_MEMORY."""
-    replace: bool = _switch(
+    replace: bool = make_switch(
         "what",
         "change the source, model or resolution of a data set that exists; without this, a change is an error",
         is_hint=False,
     )
-    resolution: int | tuple[int, ...] = _option(
+    resolution: int | tuple[int, ...] = make_option(
         1024,
-        _SIZES,
+        SIZES,
         "pictures",
         "pictures are scaled to buckets of about R*R pixels; with several R, each picture is encoded at each of them",
         "R[,R]",
     )
-    bucket_step: int = _option(64, _whole_from(1), "pictures", "the sides of buckets are multiples of N pixels", "N")
-    no_upscale: bool = _switch("pictures", "put small pictures into smaller buckets instead of scaling them up")
-    crop: Crop = _option(
-        "center", _word(*get_args(Crop)), "pictures", "which part of a picture to keep if it is larger than its bucket", "center|random"
+    bucket_step: int = make_option(64, whole_from(1), "pictures", "the sides of buckets are multiples of N pixels", "N")
+    no_upscale: bool = make_switch("pictures", "put small pictures into smaller buckets instead of scaling them up")
+    crop: Crop = make_option(
+        "center", one_of(*get_args(Crop)), "pictures", "which part of a picture to keep if it is larger than its bucket", "center|random"
     )
-    variants: int = _option(1, _whole_from(1), "pictures", "encode N random crops of each picture; more than 1 needs --crop random", "N")
-    crop_seed: int = _option(0, _whole_from(0), "pictures", "the seed of random crops", "N")
-    flip: bool = _switch("pictures", "also encode each picture mirrored")
-    resample: Resample | None = _option(
+    variants: int = make_option(1, whole_from(1), "pictures", "encode N random crops of each picture; more than 1 needs --crop random", "N")
+    crop_seed: int = make_option(0, whole_from(0), "pictures", "the seed of random crops", "N")
+    flip: bool = make_switch("pictures", "also encode each picture mirrored")
+    resample: Resample | None = make_option(
         None,
-        _word(*RESAMPLERS),
+        one_of(*RESAMPLERS),
         "pictures",
         "how to resize: lanczos, bicubic and bilinear by torch, area by OpenCV (as sd-scripts), pillow by Pillow's slower Lanczos (default:"
         " lanczos for a new data set, else as it was made)",
         "|".join(RESAMPLERS),
     )
-    frames: tuple[int, ...] = _option(
+    frames: tuple[int, ...] = make_option(
         (),
-        _NUMBERS,
+        NUMBERS,
         "videos",
         "lengths of clips in frames; of each video, the longest for which it has enough. Without this, no video",
         "F[,F]",
     )
-    fps: float | None = _option(None, _RATE, "videos", "frames a second to take (default: the file's own frame rate)", "R")
-    clips: int = _option(1, _whole_from(1), "videos", "clips from each video, evenly spread; 1 takes its beginning", "N")
-    vae: str | None = _option(None, _MODEL, "model", "where to take the VAE from: a folder, a hub id, or one .safetensors file", "PATH")
-    text_encoder: str | None = _option(
-        None, _MODEL, "model", "take the text encoder from here: a folder, a hub id, or one .safetensors file", "PATH"
+    fps: float | None = make_option(None, RATE, "videos", "frames a second to take (default: the file's own frame rate)", "R")
+    clips: int = make_option(1, whole_from(1), "videos", "clips from each video, evenly spread; 1 takes its beginning", "N")
+    vae: str | None = make_option(None, MODEL, "model", "where to take the VAE from: a folder, a hub id, or one .safetensors file", "PATH")
+    text_encoder: str | None = make_option(
+        None, MODEL, "model", "take the text encoder from here: a folder, a hub id, or one .safetensors file", "PATH"
     )
-    revision: str | None = _option(None, _TEXT, "model", "the revision of a hub model", "R")
-    variant: str | None = _option(None, _TEXT, "model", "the variant of the weights, such as fp16", "V")
-    encode_arg: Mapping[str, Json] = _option(
-        dict, _ARGUMENTS, "model", "an argument for encode_prompt, such as clip_skip=1; JSON or text", "NAME=VALUE"
+    revision: str | None = make_option(None, TEXT, "model", "the revision of a hub model", "R")
+    variant: str | None = make_option(None, TEXT, "model", "the variant of the weights, such as fp16", "V")
+    encode_arg: Mapping[str, Json] = make_option(
+        dict, ARGUMENTS, "model", "an argument for encode_prompt, such as clip_skip=1; JSON or text", "NAME=VALUE"
     )
-    text_dtype: str = _option("auto", _DTYPE, "model", "float32, bfloat16 or float16; auto chooses by model family", "D")
-    vae_dtype: str = _option("auto", _DTYPE, "model", "float32, bfloat16 or float16; auto chooses by model family", "D")
-    latents: Latents = _option(
+    text_dtype: str = make_option("auto", DTYPE, "model", "float32, bfloat16 or float16; auto chooses by model family", "D")
+    vae_dtype: str = make_option("auto", DTYPE, "model", "float32, bfloat16 or float16; auto chooses by model family", "D")
+    latents: Latents = make_option(
         "moments",
-        _word(*get_args(Latents)),
+        one_of(*get_args(Latents)),
         "model",
         "what to store of each picture: moments (mean and variance: training draws a new sample in each epoch), mean (the same in each"
         " epoch), or sample (drawn once, the same in each epoch)",
         "moments|mean|sample",
     )
-    procs: int | None = _option(
-        None, _whole_from(1), "how", "start N processes (ranks) on this machine (default: one for each GPU, else 1)", "N"
+    procs: int | None = make_option(
+        None, whole_from(1), "how", "start N processes (ranks) on this machine (default: one for each GPU, else 1)", "N"
     )
-    device: str = _option("auto", OptionType(f"one of {_DEVICES}", _device), "how", "auto, cpu, cuda or cuda:i")
-    batch_size: int | Literal["auto"] = _option("auto", _BATCH, "how", "samples in a batch: a number, or auto, which finds a fast one", "N")
-    compile: bool = _switch("how", "compile the VAE's encoder (torch.compile) for sizes of pictures that are frequent enough to save time")
-    workers: int | None = _option(
-        None, _THREADS, "how", "threads in each rank that read and decode files (default: by the number of processors)", "N"
+    device: str = make_option("auto", OptionType(f"one of {DEVICES}", read_device), "how", "auto, cpu, cuda or cuda:i")
+    batch_size: int | Literal["auto"] = make_option(
+        "auto", BATCH, "how", "samples in a batch: a number, or auto, which finds a fast one", "N"
     )
-    rank: int | None = _option(None, _whole_from(0), "how", "this process's rank, if no launcher sets it", "R", is_for_files=False)
-    world_size: int | None = _option(None, _whole_from(1), "how", "the number of ranks, with --rank", "W", is_for_files=False)
-    strict: bool = _switch(
+    compile: bool = make_switch(
+        "how", "compile the VAE's encoder (torch.compile) for sizes of pictures that are frequent enough to save time"
+    )
+    workers: int | None = make_option(
+        None, THREADS, "how", "threads in each rank that read and decode files (default: by the number of processors)", "N"
+    )
+    rank: int | None = make_option(None, whole_from(0), "how", "this process's rank, if no launcher sets it", "R", is_for_files=False)
+    world_size: int | None = make_option(None, whole_from(1), "how", "the number of ranks, with --rank", "W", is_for_files=False)
+    strict: bool = make_switch(
         "how",
         "if more failed than --max-failures, end with exit code 1 instead of 3. And refuse (exit code 2) a model whose training needs"
         " inputs that cachestore does not make, such as an inpainting model",
     )
-    max_failures: str = _option(
+    max_failures: str = make_option(
         "0",
-        _FAILURES,
+        FAILURES,
         "how",
         "how many captions and pictures may fail, as a number or a percentage. All others are encoded; with more the exit code is 3",
         "N|P%",
@@ -404,7 +237,7 @@ class PrecomputeRequest:
 
     def absolute(self) -> "PrecomputeRequest":
         """Return the request with absolute paths, for a process in another folder. Paths that do not exist stay as they are."""
-        paths = {name: str(Path(path).absolute()) for name in _PATHS if (path := getattr(self, name)) and Path(path).exists()}
+        paths = {name: str(Path(path).absolute()) for name in PATHS if (path := getattr(self, name)) and Path(path).exists()}
         sources = tuple(replace(source, data=_as_hint(source.data)) for source in self.sources)
         return replace(self, data=_as_hint(self.data), sources=sources, store=str(Path(self.store).absolute()), **paths)
 

@@ -23,7 +23,8 @@ from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
 from cachestore.jobs.comparison import Compare
 from cachestore.jobs.launching import run_workers
-from cachestore.jobs.options import LOADED, Options, PrecomputeRequest, allowed_failures
+from cachestore.jobs.option_types import allowed_failures
+from cachestore.jobs.options import LOADED, Options, PrecomputeRequest
 from cachestore.jobs.pass_loop import Report, count_invocation, held_to, invocation_of, key_without_reading, numbered, run_pass
 from cachestore.jobs.planning import NO_LATENTS, Wanted, check_listing, list_request, look_at_request, needs_of_request
 from cachestore.jobs.processes import LISTING, Care, showing

@@ -15,7 +15,8 @@ from cachestore.core.errors import BadInput, naming_extras
 from cachestore.core.keys import Json, Key
 from cachestore.files.paths import Layout
 from cachestore.jobs.fill import fill as fill_here
-from cachestore.jobs.options import PrecomputeRequest, SharedOptions, allowed_failures
+from cachestore.jobs.option_types import allowed_failures
+from cachestore.jobs.options import PrecomputeRequest, SharedOptions
 from cachestore.jobs.pass_loop import Report, held_to
 from cachestore.jobs.precompute import precompute_here, read_arguments
 from cachestore.jobs.task import Cancel, OnProgress

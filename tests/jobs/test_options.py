@@ -15,7 +15,8 @@ from cachestore.cli.precompute import request_from
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import canonical
-from cachestore.jobs.options import Options, PrecomputeRequest, allowed_failures, option_of, read_value
+from cachestore.jobs.option_types import allowed_failures
+from cachestore.jobs.options import Options, PrecomputeRequest, option_of, read_value
 from cachestore.jobs.planning import look_at_request
 from cachestore.storage.commit import create_store
 from tests.core.test_captions import policies
