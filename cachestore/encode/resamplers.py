@@ -29,7 +29,7 @@ class Resampler:
     pictures: str
     """Names everything that turns the bytes of a picture into pixels. Stands in the recipe of latents, and so in every key."""
     videos: str
-    """Likewise for videos. Stands in each video's key."""
+    """Names the same for a video. Stands in each video's key."""
 
 
 RESAMPLERS: Final[Mapping[Resample, Resampler]] = {

@@ -93,7 +93,7 @@ class Claiming:
 
     def _waits_for(self, claims: Mapping[Slot, ClaimName]) -> str:
         named = [f"{self._name_of(slot)} held by {self._owner(claim)}" for slot, claim in list(claims.items())[:3]]
-        what = f"{len(claims)} partitions: {'; '.join(named)}" if named else "partitions that nobody claims"
+        what = f"{len(claims)} partitions: {'; '.join(named)}" if named else "partitions that no worker has claimed"
         return f"pass {self._ref.origin} of {self._job.layout.root} waits for {what}"
 
     def _name_of(self, slot: Slot) -> str:
@@ -104,7 +104,7 @@ class Claiming:
 
     def _owner(self, claim: ClaimName) -> str:
         holder = self._claims.holder(claim)
-        return "nobody (the claim cannot be read)" if holder is None else f"{self._claims.watch.last_heartbeat(holder)} (worker {holder})"
+        return "an unknown worker (damaged claim)" if holder is None else f"{self._claims.watch.last_heartbeat(holder)} (worker {holder})"
 
 
 @dataclass(slots=True)

@@ -55,7 +55,7 @@ LOOK_SECONDS: Final = 1.0
 """How often `on_progress` is called."""
 
 WATCH_SECONDS: Final = 10.0
-"""How often the workers are looked at if nobody wants to see them, to notice one that hangs."""
+"""How often the workers are looked at if no progress is shown, to notice one that hangs."""
 
 LOOKS_APART: Final = 20.0
 """Looks take at most one part of this many of the time: with hundreds of ranks on a slow file system, one takes long."""

@@ -10,7 +10,7 @@ MEMORY_SECONDS: Final = 60.0
 """What was seen so long ago counts for about a third of what is seen now."""
 
 FIRST_SECONDS: Final = 3.0
-"""How long an encoder is watched before its rate is told."""
+"""How long an encoder is watched before its rate is shown."""
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ STILL_SECONDS: Final = 30.0
 
 WORKING: Final = "working"
 WAITING: Final = "waiting"
-"""The phase of a worker that has nothing to do until others finish: its count stands still, but it is not silent."""
+"""The phase of a worker that has nothing to do until others finish: its count does not rise, but it is not silent."""
 ENDED: Final = "ended"
 
 _OF_HEARTBEATS: Final = ("rank", "host", "pid", "phase", "worker", "launch", "count", "slowest_batch", *COUNTS)
@@ -42,7 +42,7 @@ class RankStatus:
     host: str
     pid: int
     rate: float
-    """Units per second since it started; falls while the worker stands still."""
+    """Units per second since it started; falls while the worker publishes nothing."""
     done: int
     beat_age_seconds: float
     """By a monotonic clock; for a worker on another machine, by the clocks of both machines."""

@@ -322,7 +322,7 @@ class Watch:
     _dead: set[str] = field(default_factory=set[str])
 
     def look(self, worker: str) -> Life:
-        """Return whether a worker lives, as far as is known now. A missing heartbeat counts as one that stands still."""
+        """Return whether a worker lives, as far as is known now. A missing heartbeat counts as one whose count does not rise."""
         if worker in self._dead:
             return Life.DEAD
         heartbeat = self.read(self.layout, worker)

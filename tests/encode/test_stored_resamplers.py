@@ -110,25 +110,23 @@ def test_replacing_the_samples_alone_keeps_the_way(older, run, tmp_path):
 def test_values_are_checked_and_refilled_in_the_way_in_which_they_were_made(run, tmp_path, name):
     pytest.importorskip("cv2")
     run(resample=name)
-    store = tmp_path / "store"
-    before = _values(store)
-    assert cs.verify(store, recompute=3).ok
-    for segment in (store / "segments").rglob("*.safetensors"):
-        segment.unlink()
-    assert cs.repair(store, refill=True).refilled == 3
-    assert _values(store) == before
-    assert cs.verify(store, recompute=3).ok
+    check_recompute_and_refill(tmp_path / "store")
 
 
 def test_values_of_older_versions_are_checked_and_refilled_by_pillow(older, tmp_path):
     del older
-    store = tmp_path / "store"
+    check_recompute_and_refill(tmp_path / "store")
+
+
+def check_recompute_and_refill(store):
+    """The values that are made again, by verify and by repair, are those that were stored."""
     before = _values(store)
     assert cs.verify(store, recompute=3).ok
     for segment in (store / "segments").rglob("*.safetensors"):
         segment.unlink()
     assert cs.repair(store, refill=True).refilled == 3
     assert _values(store) == before
+    assert cs.verify(store, recompute=3).ok
 
 
 def _values(store):

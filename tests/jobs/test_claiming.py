@@ -205,5 +205,5 @@ def test_where_nobody_claims_what_cannot_be_taken_the_wait_ends_too(root, monkey
     clock = Clock()
     bench = Bench(root, captions("a"), FakeEncoder())
     monkeypatch.setattr("cachestore.work.claims.note", lambda *_arguments: False)
-    with pytest.raises(Incomplete, match="partitions that nobody claims"):
+    with pytest.raises(Incomplete, match="partitions that no worker has claimed"):
         bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))

@@ -1,7 +1,7 @@
 """Small stores, written without any encoder: values are a function of caption or sample id, so that tests can say what must come out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,15 @@ def recipes(family: Any = SDXL, stored: Any = "moments", **vae) -> Recipes:
     text = Recipe("text", {"model": family.name}, families.text_read(family)) if family is not None else None
     read = families.latents_read(families.vae_family("AutoencoderKL"), {**VAE, **vae}, stored) if stored is not None else None
     return Recipes(text, Recipe("latents", {"vae": 1, "stored": stored}, read) if read is not None else None)
+
+
+def recipes_of_model(model: Path) -> Recipes:
+    """Write the files of a model, and return recipes that say that they made the entries."""
+    (model / "vae").mkdir(parents=True)
+    (model / "vae/config.json").write_bytes(b"{}")
+    files = {"files": {"vae/config.json": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"}}
+    plain = recipes()
+    return Recipes(*(replace(recipe, make={**recipe.make, **files}) for recipe in (plain.text, plain.latents)))
 
 
 def noise(*parts, shape, dtype: Any = np.float32):

@@ -12,7 +12,7 @@ import pytest
 import cachestore as cs
 from cachestore.files.paths import Layout
 from tests.fakes import ROOT, publish_catalog
-from tests.loading.stores import Recipes, Row, catalog_of, make_store, recipes
+from tests.loading.stores import Row, catalog_of, make_store, recipes_of_model
 
 pytestmark = pytest.mark.torch
 
@@ -28,11 +28,7 @@ def lines():
 def names(tmp_path, monkeypatch):
     """What the lines suppose: a store in this folder, and the model that it was made with."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "path/of/the/model/vae").mkdir(parents=True)
-    (tmp_path / "path/of/the/model/vae/config.json").write_bytes(b"{}")
-    files = {"files": {"vae/config.json": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"}}
-    plain = recipes()
-    made = Recipes(*(replace(recipe, make={**recipe.make, **files}) for recipe in (plain.text, plain.latents)))
+    made = recipes_of_model(tmp_path / "path/of/the/model")
     make_store(tmp_path / "cache", ROWS, made)
     photos = cs.CachedDataset("cache/")
     encode = lambda batch: {key: {"embeds": np.zeros(2, np.float32)} for key, _item in batch}  # noqa: E731 - a name of the page

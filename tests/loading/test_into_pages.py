@@ -1,7 +1,6 @@
 """The lines of `docs/into-a-diffusers-script.md` and `docs/into-your-own-loop.md`, run where a store of a few samples stands."""
 
 import re
-from dataclasses import replace
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 
 import cachestore as cs
 from tests.fakes import ROOT
-from tests.loading.stores import FLUX, SDXL, Recipes, Row, make_store, recipes
+from tests.loading.stores import FLUX, SDXL, Row, make_store, recipes, recipes_of_model
 
 pytestmark = pytest.mark.torch
 
@@ -61,11 +60,7 @@ def test_the_lines_for_a_diffusers_script_hand_its_denoiser_what_was_encoded_in_
 
 def test_the_lines_for_a_loop_of_your_own_train_stop_and_go_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "path/of/the/model/vae").mkdir(parents=True)
-    (tmp_path / "path/of/the/model/vae/config.json").write_bytes(b"{}")
-    files = {"files": {"vae/config.json": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"}}
-    plain = recipes()
-    made = Recipes(*(replace(recipe, make={**recipe.make, **files}) for recipe in (plain.text, plain.latents)))
+    made = recipes_of_model(tmp_path / "path/of/the/model")
     make_store(tmp_path / "cache", ROWS, made)
     seen = []
     names: dict[str, Any] = {"epochs": 2, "device": "cpu", "model": torch.nn.Linear(1, 1)}
