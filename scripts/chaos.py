@@ -227,6 +227,7 @@ def _go_wrong(order: Order) -> None:
 def _publish_segments_late(scratch: Path) -> None:
     """A segment is acknowledged when it is built, and published after its ledgers, as long after as a busy disk makes one wait."""
     really, listing = append.write_segment, worker.list_ledgers
+    scratch.mkdir(exist_ok=True)
     waiting: list[tuple[Layout, str, list[bytes]]] = []
 
     def later(layout: Layout, draft: SegmentDraft, *, origin: str) -> append.Acknowledged:
@@ -244,7 +245,8 @@ def _publish_segments_late(scratch: Path) -> None:
         return listing(*arguments)
 
     _patch(append, "write_segment", later)
-    _patch(worker, "list_ledgers", first_publish)
+    for module in (claiming, worker):
+        _patch(module, "list_ledgers", first_publish)
 
 
 def _trust_ledgers() -> None:
@@ -558,15 +560,26 @@ def _judge(trial: Trial, crowd: Crowd, damage: Damage, seen: Seen) -> None:
 
 
 def _run_undisturbed(trial: Trial, crowd: Crowd, seen: Seen) -> None:
-    """One worker of a new launch, alone, after the views have forgotten what they knew."""
+    """One worker of a new launch, alone, after the views have forgotten what they knew.
+
+    It may join the pass before it, in which two workers died on a unit; the next pass tries that unit again.
+    """
+    report = _run_alone(trial, crowd, seen)
+    if report is not None and any("died encoding it" in failure["reason"] for failure in report["failures"]):
+        report = _run_alone(trial, crowd, seen)
+    if report is None or not report["complete"]:
+        seen.remarks.append("the undisturbed run was not complete")
+
+
+def _run_alone(trial: Trial, crowd: Crowd, seen: Seen) -> dict[str, Any] | None:
+    """Run one worker of a new launch; return its report, None if it left none."""
     if trial.views > 1:
         time.sleep(STALE_SECONDS + 0.1)
     crowd.launch += 1
     pid = crowd.start(0, 1)
     seen.remarks += crowd.settle(SETTLE_SECONDS)
     report = crowd.folder / f"{pid}.report"
-    if not report.exists() or not json.loads(report.read_text())["complete"]:
-        seen.remarks.append("the undisturbed run was not complete")
+    return json.loads(report.read_text()) if report.exists() else None
 
 
 def _look(trial: Trial, root: Path) -> tuple[int, int, set[str]]:

@@ -116,8 +116,9 @@ def test_a_small_seed_is_complete():
     assert seen["workers"] > 3
 
 
-def test_workers_that_trust_their_ledgers_lose_keys_in_it():
-    code, body = run("--seeds", "1", "--keys", "200", "--variant", "trust-ledgers")
+@pytest.mark.parametrize("variant", ["ledger-first", "trust-ledgers"])
+def test_workers_that_trust_their_ledgers_lose_keys_in_it(variant):
+    code, body = run("--seeds", "1", "--keys", "200", "--variant", variant)
     [seen] = body["seeds"]
     assert code == 1
     assert seen["lost"] > 0
