@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cachestore.core.errors import MissingExtra as MissingExtra
     from cachestore.core.errors import ReadFailed as ReadFailed
     from cachestore.core.errors import RecipeMismatch as RecipeMismatch
+    from cachestore.core.errors import RemoteFailed as RemoteFailed
     from cachestore.core.errors import StoreNotFound as StoreNotFound
     from cachestore.core.errors import Superseded as Superseded
     from cachestore.core.errors import WriteFailed as WriteFailed
@@ -74,7 +75,7 @@ _NAMES = {
     "core.captions": "CaptionPolicy",
     "core.errors": (
         "BadInput BadUsage CacheStoreError CorruptEntry EncodeFailed FormatError Incomplete LockTimeout "
-        "MissingEntry MissingExtra ReadFailed RecipeMismatch StoreNotFound Superseded WriteFailed"
+        "MissingEntry MissingExtra ReadFailed RecipeMismatch RemoteFailed StoreNotFound Superseded WriteFailed"
     ),
     "core.keys": "Key Recipe key",
     "core.samples": "Sample Source",
