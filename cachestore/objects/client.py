@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import IO, Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
 
 from cachestore.core.errors import BadInput, RemoteFailed, naming_extras
 from cachestore.objects.address import Address
@@ -52,6 +52,18 @@ class ObjectRef(NamedTuple):
     size: int
 
 
+class Readable(Protocol):
+    """A file that is uploaded. It is read again from its start if the upload fails."""
+
+    def seek(self, position: int, /) -> int:
+        """Set where the next `read` begins."""
+        ...
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next bytes; all that follow if `size` is negative."""
+        ...
+
+
 class Client(Protocol):
     """One store in an object store. Keys are paths within that store. All errors are RemoteFailed; a missing object has `errno` ENOENT."""
 
@@ -83,7 +95,7 @@ class Client(Protocol):
         """
         ...
 
-    def put(self, key: str, file: IO[bytes], size: int) -> None:
+    def put(self, key: str, file: Readable, size: int) -> None:
         """Upload a file of this size from its start, replacing an object of that key. Holds `PIECE_BYTES` of it at a time in memory."""
         ...
 
@@ -198,7 +210,7 @@ class _ObstoreClient:
 
         return self._call("write", key, create)
 
-    def put(self, key: str, file: IO[bytes], size: int) -> None:
+    def put(self, key: str, file: Readable, size: int) -> None:
         def upload() -> None:
             file.seek(0)
             whole = {"file": file.read(), "use_multipart": False} if size <= PIECE_BYTES else {"file": file, "use_multipart": True}
