@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from cachestore.maintain.relocate import relocate as relocate
     from cachestore.maintain.status import StatusReport as StatusReport
     from cachestore.maintain.status import status as status
+    from cachestore.remote.pull import pull as pull
+    from cachestore.remote.push import push as push
+    from cachestore.remote.transfer import TransferReport as TransferReport
     from cachestore.storage.findings import DamagedEntry as DamagedEntry
     from cachestore.storage.findings import Finding as Finding
     from cachestore.storage.repair import RepairReport as RepairReport
@@ -97,6 +100,9 @@ _NAMES = {
     "maintain.refill": "repair",
     "maintain.relocate": "RelocateReport relocate",
     "maintain.status": "StatusReport status",
+    "remote.pull": "pull",
+    "remote.push": "push",
+    "remote.transfer": "TransferReport",
     "storage.findings": "DamagedEntry Finding",
     "storage.repair": "RepairReport",
     "storage.stats": "CatalogStats StoreStats stats",

@@ -4,6 +4,7 @@ It reads catalogs first, then what they name, and publishes in the order of a jo
 visible only when all that it names is. A killed pull leaves files that the same command finds; parts of files lie in `tmp/`.
 """
 
+import errno
 import tempfile
 import time
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cachestore.core.arguments import as_path
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import FormatError, MissingEntry, RemoteFailed
 from cachestore.files.checksum import digest_file
 from cachestore.files.marker import check_for_writing
 from cachestore.files.opening import look_at, names_in
@@ -23,6 +24,7 @@ from cachestore.objects.address import parse_address
 from cachestore.objects.client import Client, connect
 from cachestore.remote.transfer import (
     JOBS,
+    TRIES,
     FileRef,
     Mover,
     Shown,
@@ -97,12 +99,19 @@ def pull_from(client: Client, root: Path, request: TransferRequest) -> TransferR
     """`pull` with a client."""
     began = time.monotonic()
     require_store(client)
-    with tempfile.TemporaryDirectory(prefix="cachestore-pull-") as scratch:
-        return _Pull(client, root, request, Path(scratch)).run(began)
+    for tries_left in reversed(range(TRIES)):
+        try:
+            with tempfile.TemporaryDirectory(prefix="cachestore-pull-") as scratch:
+                return _Pull(client, root, request, Path(scratch)).run(began)
+        except (MissingEntry, RemoteFailed) as error:
+            # At the address a segment was replaced, or in the folder `gc` removed one that no catalog named yet. The rest is still there.
+            if not tries_left or (isinstance(error, RemoteFailed) and error.errno != errno.ENOENT):
+                raise
+    raise AssertionError  # the last try returns or raises
 
 
 @dataclass(slots=True)
-class _Plan:
+class _ToReceive:
     """What is to be received, in the order of writes."""
 
     generations: dict[str, list[int]]
@@ -143,9 +152,9 @@ class _Pull:
             applied=not self._request.dry_run,
         )
 
-    def _plan(self) -> _Plan:
+    def _plan(self) -> _ToReceive:
         there = self._inventory
-        plan = _Plan(choose(there.catalogs, self._request.name, self._request.generation, where=self._client.address))
+        plan = _ToReceive(choose(there.catalogs, self._request.name, self._request.generation, where=self._client.address))
         for name, some in plan.generations.items():
             listed = names_in(self._layout.catalog_folder(name))
             for generation in some:
@@ -164,7 +173,7 @@ class _Pull:
         if catalog_digest(self._layout.catalog(name, generation)) != there:
             raise other_catalog(name, generation, there=self._layout.root, here=self._client.address)
 
-    def _of_data_set(self, plan: _Plan) -> tuple[set[str], set[str]]:
+    def _of_data_set(self, plan: _ToReceive) -> tuple[set[str], set[str]]:
         """Return the segments and recipes that the chosen generation needs, by the index at the address and the headers it lacks."""
         [(name, [generation])] = plan.generations.items()
         is_here = not plan.catalogs
@@ -173,13 +182,16 @@ class _Pull:
         fetch_index(self._client, self._inventory, self._outline)
         draw_segments(self._outline, self._inventory.segments, remote_header(self._client))
         with closing(load_snapshot(self._outline)) as snapshot:
-            needed = segments_of(catalog, snapshot, where=self._client.address, command="push it again from a store that has it")
+            needed = self._require_values(catalog, snapshot)
         return needed, set(catalog.recipes) & set(self._inventory.recipes)
+
+    def _require_values(self, catalog: Catalog, snapshot: Snapshot) -> set[str]:
+        return segments_of(catalog, snapshot, where=self._client.address, command="push it again from a store that has it")
 
     def _fetch_catalog(self, name: str, generation: int) -> Catalog:
         return fetch_catalog(self._client, self._inventory, name, generation, self._outline)
 
-    def _plan_files(self, plan: _Plan, digests: Iterable[str], fingerprints: Iterable[str]) -> None:
+    def _plan_files(self, plan: _ToReceive, digests: Iterable[str], fingerprints: Iterable[str]) -> None:
         present: list[Path] = []
         for digest in digests:
             file = FileRef(key_of(KEYS.segment(digest)), self._inventory.segments[digest])
@@ -208,7 +220,7 @@ class _Pull:
     def _damaged_here(self, path: Path) -> FormatError:
         return FormatError(f"{path} is damaged: {self._layout.command('repair')} moves it aside, and then this command brings it again")
 
-    def _receive(self, plan: _Plan, mover: Mover) -> None:
+    def _receive(self, plan: _ToReceive, mover: Mover) -> None:
         layout = self._layout = create_store(self._layout.root)
         folders = {layout.root / Path(file.key).parent for file in plan.segments}
         make_folder(layout, layout.temporary, layout.recipes, *sorted(folders))
@@ -223,6 +235,10 @@ class _Pull:
                 mover.show("receiving catalogs")
                 self._publish_catalog(name, generation, snapshot)
                 mover.moved(self._inventory.catalogs[name][generation])
+        # A `gc` that read the catalogs before these were published may have removed segments since.
+        with closing(load_snapshot(layout)) as snapshot:
+            for name, generation in plan.catalogs:
+                self._require_values(read_catalog(layout.catalog(name, generation), generation=generation), snapshot)
         check_for_writing(layout)
 
     def _receive_segment(self, mover: Mover, file: FileRef) -> None:
@@ -240,8 +256,7 @@ class _Pull:
     def _publish_catalog(self, name: str, generation: int, snapshot: Snapshot) -> None:
         """Publish a catalog that was fetched, if all it names is here."""
         copy, final = self._outline.catalog(name, generation), self._layout.catalog(name, generation)
-        catalog = read_catalog(copy, generation=generation)
-        segments_of(catalog, snapshot, where=self._client.address, command="push it again from a store that has it")
+        self._require_values(read_catalog(copy, generation=generation), snapshot)
         make_folder(self._layout, final.parent)
         with copy.open("rb") as file:
             pieces = iter(lambda: file.read(1 << 20), b"")

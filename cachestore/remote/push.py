@@ -14,7 +14,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import copyfile
-from typing import Final
 
 from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed
 from cachestore.files.checksum import digest_file, digest_of
@@ -27,6 +26,7 @@ from cachestore.objects.address import parse_address
 from cachestore.objects.client import Client, connect
 from cachestore.remote.transfer import (
     JOBS,
+    TRIES,
     FileRef,
     Mover,
     Shown,
@@ -56,8 +56,6 @@ from cachestore.store.outline import (
     start_of,
     take_inventory,
 )
-
-_TRIES: Final = 3
 
 
 def push(
@@ -102,7 +100,7 @@ def push(
 def push_to(client: Client, layout: Layout, request: TransferRequest) -> TransferReport:
     """`push` with a client."""
     began = time.monotonic()
-    for tries_left in reversed(range(_TRIES)):
+    for tries_left in reversed(range(TRIES)):
         try:
             with tempfile.TemporaryDirectory(prefix="cachestore-push-") as scratch:
                 return _Push(client, layout, request, Path(scratch)).run(began)
@@ -117,7 +115,7 @@ def push_to(client: Client, layout: Layout, request: TransferRequest) -> Transfe
 
 
 @dataclass(slots=True)
-class _Plan:
+class _ToSend:
     """What is to be sent, in the order of writes."""
 
     generations: dict[str, list[int]]
@@ -168,13 +166,13 @@ class _Push:
             applied=not self._request.dry_run,
         )
 
-    def _plan(self) -> _Plan:
+    def _plan(self) -> _ToSend:
         layout, there = self._layout, self._inventory
         generations = {name: list_generations(layout, name) for name in list_names(layout)}
         chosen = choose(
             {name: some for name, some in generations.items() if some}, self._request.name, self._request.generation, where=layout
         )
-        plan = _Plan(chosen)
+        plan = _ToSend(chosen)
         digests: set[str] = set()
         fingerprints: set[str] = set()
         with closing(load_snapshot(layout)) as snapshot:
@@ -196,7 +194,7 @@ class _Push:
         self._plan_files(plan, sorted(digests), sorted(fingerprints))
         return plan
 
-    def _plan_files(self, plan: _Plan, digests: Iterable[str], fingerprints: Iterable[str]) -> None:
+    def _plan_files(self, plan: _ToSend, digests: Iterable[str], fingerprints: Iterable[str]) -> None:
         files = {digest: self._file(KEYS.segment(digest)) for digest in digests}
         same = [digest for digest, file in files.items() if self._inventory.segments.get(digest) == file.size]
         good = set(same) - (self._damaged(same) if self._request.check else set())
@@ -232,7 +230,6 @@ class _Push:
             raise FormatError(f"{path} does not match the digest in its name, and was not sent: run {self._layout.command('repair')}")
         with opened(path) as (descriptor, _status):
             self._client.put(file.key, UploadedFile(descriptor, mover), file.size)
-        mover.moved(file.size)
 
     def _send_new(self, mover: Mover, file: FileRef, limit_bytes: int) -> bool:
         is_new = self._client.put_new(file.key, bytes(read_whole(self._layout.root / file.key, limit_bytes=limit_bytes)))
@@ -245,7 +242,7 @@ class _Push:
         if there != catalog_digest(self._layout.catalog(name, generation)):
             raise other_catalog(name, generation, there=self._client.address, here=self._layout.root)
 
-    def _send_index(self, plan: _Plan) -> None:
+    def _send_index(self, plan: _ToSend) -> None:
         """Publish an index that covers what is at the address now. Other pushers' newer segments are read without it."""
         outline = self._outline
         fetch_index(self._client, self._inventory, outline)

@@ -22,6 +22,8 @@ from cachestore.storage.snapshot import Snapshot
 JOBS: Final = 8
 """How many files move at once by default."""
 
+TRIES: Final = 3
+"""How often push and pull look again at what is there, if files vanish meanwhile."""
 _SHOW_SECONDS: Final = 0.25
 _LOCATED_AT_ONCE: Final = 4096
 
@@ -191,7 +193,7 @@ class Mover:
 
 
 class UploadedFile:
-    """An open file as a client reads it while it uploads. Reading raises once the mover stops."""
+    """An open file as a client reads it while it uploads. What was read counts as moved; reading raises once the mover stops."""
 
     def __init__(self, descriptor: int, mover: Mover | None = None) -> None:
         self._descriptor = descriptor
@@ -200,19 +202,22 @@ class UploadedFile:
 
     def seek(self, position: int) -> int:
         """Set where the next `read` begins."""
-        if self._mover is not None:
-            self._mover.go_on()
+        self._count(position - self._position)
         self._position = position
         return position
 
     def read(self, size: int = -1) -> bytes:
         """Return the next bytes; all that follow if `size` is negative."""
-        if self._mover is not None:
-            self._mover.go_on()
         wanted = size if size >= 0 else max(0, os.fstat(self._descriptor).st_size - self._position)
         found = bytes(read_at(self._descriptor, wanted, self._position))
+        self._count(len(found))
         self._position += len(found)
         return found
+
+    def _count(self, size: int) -> None:
+        if self._mover is not None:
+            self._mover.go_on()
+            self._mover.moved(size)
 
 
 def pieces_of_remote(client: Client, file: FileRef, mover: Mover) -> Iterator[bytes]:
