@@ -44,6 +44,8 @@ _FREE_FRACTION: Final = 0.9
 """How much of a disk's free space a cache takes if it has no limit."""
 _GRANTS: Final = 64
 """A process takes a 64th of the room that is left, and measures again when that is used up: so several processes keep the limit."""
+_EDGES: Final = 8192
+"""What the blocks at both ends of a range may take beyond its bytes."""
 _LIMIT_BYTES: Final = 1 << 20
 _DIGEST: Final = re.compile("[0-9a-f]{32}")
 _KINDS: Final = ("have", "parts")
@@ -265,20 +267,27 @@ class Room:
     def __init__(self, folder: Path, limit: int) -> None:
         self._folder = folder
         self._limit = limit
-        self._left = 0
+        self._granted = 0
+        self._pending = 0
+        """Bytes that were taken and are not written yet."""
         self.is_full = limit <= 0
         """Whether nothing more is written. That stays so until the data set is opened again."""
 
     def take(self, size: int) -> bool:
-        """Return whether so many bytes may be written, and count them."""
-        if self._left < size and not self.is_full:
-            left = self._limit - used_bytes(self._folder)
-            self._left = max(left // _GRANTS, size)
-            self.is_full = left < size
+        """Return whether so many bytes may be written, and count them. Call `written` later."""
+        if self._granted < size + _EDGES and not self.is_full:
+            left = self._limit - used_bytes(self._folder) - self._pending
+            self._granted = max(left // _GRANTS, size + _EDGES)
+            self.is_full = left < size + _EDGES
         if self.is_full:
             return False
-        self._left -= size
+        self._granted -= size + _EDGES
+        self._pending += size + _EDGES
         return True
+
+    def written(self, size: int) -> None:
+        """Note that bytes that were taken are on the disk, or that writing them failed."""
+        self._pending -= size + _EDGES
 
 
 def look_into_cache(folder: Path, *, clear: bool = False) -> CacheReport:

@@ -73,6 +73,8 @@ class Downloads:
         self._is_reading = False
         """Whether a thread reads answers now; the others wait for it."""
         self._helper: subprocess.Popen[bytes] | None = None
+        self._environment: dict[str, str] = {}
+        """The environment in which the helper was started."""
         self._rest = bytearray()
         self._open: dict[int, HelperRequest] = {}
         self._numbers = 0
@@ -83,9 +85,12 @@ class Downloads:
         """When an answer came last, or a part of one."""
 
     def hold(self, user: object) -> None:
-        """Let the helper live as long as this object, at least."""
-        self._users += 1
-        weakref.finalize(user, self._release)
+        """Let the helper live as long as this object, at least. One that was started in another environment is replaced."""
+        with self._turn:
+            self._users += 1
+            weakref.finalize(user, self._release)
+            if self._environment != os.environ and not self._is_reading:
+                self.end()  # endpoint or credentials may be other ones
 
     def _release(self) -> None:
         self._users -= 1
@@ -222,6 +227,7 @@ class Downloads:
                 return
             command = [sys.executable, "-m", "cachestore.objects.helper", str(os.getpid()), *map(str, _LIMITS), str(_parallel())]
             try:
+                self._environment = dict(os.environ)
                 self._helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
                 requests, answers = self._descriptors()
                 os.set_blocking(requests, False)

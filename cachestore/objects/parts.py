@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,13 +34,15 @@ class Span(NamedTuple):
 class _RangeRead:
     """One request for the bytes of neighbouring entries."""
 
-    __slots__ = ("left", "request", "size", "start")
+    __slots__ = ("has_part", "left", "request", "size", "spans")
 
-    def __init__(self, request: HelperRequest, start: int, size: int, left: int) -> None:
+    def __init__(self, request: HelperRequest, spans: Sequence[Span], size: int, *, has_part: bool) -> None:
         self.request = request
-        self.start = start
+        self.spans = spans
         self.size = size
-        self.left = left
+        self.has_part = has_part
+        """Whether the bytes are written into a part."""
+        self.left = len(spans)
         """How many of its entries were not taken yet."""
 
 
@@ -52,7 +55,11 @@ class _Here:
         self.guard = threading.Lock()
         """Held while the rest changes."""
         self.reads: dict[Span, _RangeRead] = {}
+        """The request for each entry that was not taken yet."""
+        self.order: deque[_RangeRead] = deque()
+        """Requests of which the answer was not seen yet."""
         self.bytes = 0
+        """Bytes that were requested and are not in a part."""
 
     def let_go(self, span: Span) -> None:
         read = self.reads.pop(span, None)
@@ -95,13 +102,8 @@ class PartsSource:
             with here.guard:
                 for span in spans:
                     here.let_go(span)
-        found: dict[Span, memoryview] = {}
-        for span, read in mine.items():
-            body = read.request.result()
-            self._note(read)
-            if body:
-                found[span] = memoryview(body)[span.start - read.start :][: span.size]
-        return found
+        bodies = ((span, read.spans[0].start, read.request.result()) for span, read in mine.items())
+        return {span: memoryview(body)[span.start - start :][: span.size] for span, start, body in bodies if body}
 
     def clear(self, span: Span) -> None:
         """Note that an entry is not in its part."""
@@ -124,11 +126,7 @@ class PartsSource:
         here = self._state()
         here.helper.take()
         with here.guard:
-            if here.bytes >= WINDOW_BYTES:
-                for span, read in list(here.reads.items()):
-                    if not read.request.is_open and not read.request.body:  # it is in its part, or it failed
-                        self._note(read)
-                        here.let_go(span)
+            self._see_answers(here)
             return here.bytes < WINDOW_BYTES
 
     def forget(self) -> None:
@@ -138,23 +136,35 @@ class PartsSource:
             here.reads.clear()
             here.bytes = 0
 
-    def _note(self, read: _RangeRead) -> None:
-        if read.request.head is not None and "full" in read.request.head:
-            self.room.is_full = True
+    def _see_answers(self, here: _Here) -> None:
+        """Let go of what is in its part now, or failed. Answers come nearly in the order of their requests."""
+        while here.order and not here.order[0].request.is_open:
+            read = here.order.popleft()
+            head = read.request.head or {}
+            if read.has_part:
+                self.room.written(read.size)
+            self.room.is_full |= "full" in head
+            if not read.request.body:
+                for span in read.spans:
+                    if here.reads.get(span) is read:
+                        here.let_go(span)
 
     def _request(
         self, here: _Here, spans: Sequence[Span], sizes: Mapping[str, int], *, both: bool = False, soon: bool = True
     ) -> dict[Span, _RangeRead]:
+        self._see_answers(here)
         reads: dict[Span, _RangeRead] = {}
         for joined in _join(spans):
             digest, start = joined[0].digest, joined[0].start
             size = joined[-1].start + joined[-1].size - start
             body = {"do": "range", "address": str(self.address), "key": _key(digest), "start": start, "size": size, "soon": soon}
-            if self.room.take(size):
+            has_part = self.room.take(size)
+            if has_part:
                 ordinals = [span.ordinal for span in joined]
                 paths = {"path": str(self.cache.part(digest)), "have": str(self.cache.have(digest))}
                 body |= {"part": {**paths, "bytes": sizes[digest], "ordinals": ordinals}, "both": both}
-            read = _RangeRead(here.helper.send(body), start, size, len(joined))
+            read = _RangeRead(here.helper.send(body), joined, size, has_part=has_part)
+            here.order.append(read)
             reads |= dict.fromkeys(joined, read)
             here.bytes += size
         for span in reads:

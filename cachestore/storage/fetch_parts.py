@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple
 
-from cachestore.core.errors import CorruptEntry, FormatError
+from cachestore.core.errors import CorruptEntry
 from cachestore.core.keys import Key
-from cachestore.files.opening import ask_for, descriptor_limit, is_of_a_signal, open_regular, read_present, read_scattered
+from cachestore.files.opening import READ_FLAGS, ask_for, descriptor_limit, is_of_a_signal, read_present, read_scattered
 from cachestore.objects.cache import TOUCH_SECONDS
 from cachestore.objects.parts import OpenPart, PartsSource, Span
 from cachestore.storage.entry import checksum_of, size_of
@@ -199,17 +200,12 @@ class PartsFetcher:
 
     def _open_part(self, ref: SegmentRef) -> OpenPart | None:
         self._make_space()
-        cache = self._source.cache
-        try:
-            have, _status = open_regular(cache.have(ref.digest))
-            try:
-                descriptor, _status = open_regular(cache.part(ref.digest))
-            except BaseException:
-                os.close(have)
-                raise
-        except (FormatError, OSError) as error:
-            if is_of_a_signal(error):
-                raise
+        have = _open(self._source.cache.have(ref.digest))
+        if have is None:
+            return None
+        descriptor = _open(self._source.cache.part(ref.digest))
+        if descriptor is None:
+            os.close(have)
             return None
         self._open[ref.digest] = part = OpenPart(descriptor, have, ref.entries, next(self._uses))
         return part
@@ -222,6 +218,16 @@ class PartsFetcher:
     def close(self) -> None:
         """Close every part. May be called twice; fetching afterwards opens them again."""
         self._open.clear()
+
+
+def _open(path: Path) -> int | None:
+    """Open a file of the cache; None if there is none, or what is there cannot be opened. Reading then fails if it is no file."""
+    try:
+        return os.open(path, READ_FLAGS | getattr(os, "O_NOFOLLOW", 0))
+    except OSError as error:
+        if is_of_a_signal(error):
+            raise
+        return None
 
 
 def _span(located: Located, row: int) -> Span:

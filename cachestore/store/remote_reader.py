@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.core.arguments import as_path, as_whole, as_word, refuse
 from cachestore.core.errors import BadInput, FormatError
@@ -25,7 +25,6 @@ from cachestore.storage.catalog import NO_KEY, Catalog
 from cachestore.storage.fetch import Io, Verify
 from cachestore.storage.fetch_parts import PartsFetcher
 from cachestore.storage.index import Index, check
-from cachestore.storage.locations import SegmentRef
 from cachestore.storage.segment import SegmentContents, read_contents
 from cachestore.storage.snapshot import Handover, Snapshot, hand_over, snapshot_of
 from cachestore.store.outline import (
@@ -42,6 +41,9 @@ from cachestore.store.outline import (
     write_sparse,
 )
 from cachestore.store.reader import Reader
+
+if TYPE_CHECKING:
+    from cachestore.storage.locations import SegmentRef
 
 _log = logging.getLogger(__name__)
 
@@ -207,7 +209,7 @@ class RemoteReader(Reader):
         with self._scratch() as scratch:
             digest = remote_digest(self._client, name, found, sizes[found], Layout(scratch))
         with suppress(FormatError, OSError):
-            if catalog_digest(path) == digest and path.stat().st_size == sizes[found]:
+            if path.exists() and catalog_digest(path) == digest and path.stat().st_size == sizes[found]:
                 return found
         path.unlink(missing_ok=True)
         key = key_of(KEYS.catalog(name, found))
