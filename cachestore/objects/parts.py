@@ -22,7 +22,7 @@ _GAP_BYTES: Final = 16 * 1024
 _KEYS: Final = Layout(Path())
 
 
-class Span(NamedTuple):
+class EntrySpan(NamedTuple):
     """The bytes of an entry in its segment."""
 
     digest: str
@@ -36,7 +36,7 @@ class _RangeRead:
 
     __slots__ = ("has_part", "left", "request", "size", "spans")
 
-    def __init__(self, request: HelperRequest, spans: Sequence[Span], size: int, *, has_part: bool) -> None:
+    def __init__(self, request: HelperRequest, spans: Sequence[EntrySpan], size: int, *, has_part: bool) -> None:
         self.request = request
         self.spans = spans
         self.size = size
@@ -54,14 +54,14 @@ class _Here:
         self.helper.hold(user)
         self.guard = threading.Lock()
         """Held while the rest changes."""
-        self.reads: dict[Span, _RangeRead] = {}
+        self.reads: dict[EntrySpan, _RangeRead] = {}
         """The request for each entry that was not taken yet."""
         self.order: deque[_RangeRead] = deque()
         """Requests of which the answer was not seen yet."""
         self.bytes = 0
         """Bytes that were requested and are not in a part."""
 
-    def let_go(self, span: Span) -> None:
+    def let_go(self, span: EntrySpan) -> None:
         read = self.reads.pop(span, None)
         if read is not None:
             read.left -= 1
@@ -86,7 +86,7 @@ class PartsSource:
         """Return the address of a segment, for messages."""
         return self.address.of(_key(digest))
 
-    def bring(self, spans: Sequence[Span], sizes: Mapping[str, int], *, again: bool = False) -> dict[Span, memoryview]:
+    def bring(self, spans: Sequence[EntrySpan], sizes: Mapping[str, int], *, again: bool = False) -> dict[EntrySpan, memoryview]:
         """Bring entries and wait for them. `sizes` has the sizes of their segments.
 
         They are in their parts afterwards, but for those that are returned: for these the cache had no room. With `again` all are fetched
@@ -105,7 +105,7 @@ class PartsSource:
         bodies = ((span, read.spans[0].start, read.request.result()) for span, read in mine.items())
         return {span: memoryview(body)[span.start - start :][: span.size] for span, start, body in bodies if body}
 
-    def clear(self, span: Span) -> None:
+    def clear(self, span: EntrySpan) -> None:
         """Note that an entry is not in its part."""
         with suppress(OSError):
             descriptor = os.open(self.cache.have(span.digest), os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
@@ -114,7 +114,7 @@ class PartsSource:
             finally:
                 os.close(descriptor)
 
-    def prefetch(self, spans: Iterable[Span], sizes: Mapping[str, int]) -> None:
+    def prefetch(self, spans: Iterable[EntrySpan], sizes: Mapping[str, int]) -> None:
         """Ask for entries that will be needed, without waiting."""
         here = self._state()
         with here.guard:
@@ -150,10 +150,10 @@ class PartsSource:
                         here.let_go(span)
 
     def _request(
-        self, here: _Here, spans: Sequence[Span], sizes: Mapping[str, int], *, both: bool = False, soon: bool = True
-    ) -> dict[Span, _RangeRead]:
+        self, here: _Here, spans: Sequence[EntrySpan], sizes: Mapping[str, int], *, both: bool = False, soon: bool = True
+    ) -> dict[EntrySpan, _RangeRead]:
         self._see_answers(here)
-        reads: dict[Span, _RangeRead] = {}
+        reads: dict[EntrySpan, _RangeRead] = {}
         for joined in _join(spans):
             digest, start = joined[0].digest, joined[0].start
             size = joined[-1].start + joined[-1].size - start
@@ -177,9 +177,9 @@ def _key(digest: str) -> str:
     return _KEYS.segment(digest).as_posix()
 
 
-def _join(spans: Sequence[Span]) -> list[list[Span]]:
+def _join(spans: Sequence[EntrySpan]) -> list[list[EntrySpan]]:
     """Group neighbouring entries, each group in the order of its bytes."""
-    groups: list[list[Span]] = []
+    groups: list[list[EntrySpan]] = []
     for span in sorted(set(spans)):
         last = groups[-1][-1] if groups else None
         is_near = last is not None and last.digest == span.digest and span.start - (last.start + last.size) <= _GAP_BYTES

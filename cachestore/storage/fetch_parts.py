@@ -16,7 +16,7 @@ from cachestore.core.errors import CorruptEntry
 from cachestore.core.keys import Key
 from cachestore.files.opening import READ_FLAGS, ask_for, descriptor_limit, is_of_a_signal, read_present, read_scattered
 from cachestore.objects.cache import TOUCH_SECONDS
-from cachestore.objects.parts import OpenPart, PartsSource, Span
+from cachestore.objects.parts import EntrySpan, OpenPart, PartsSource
 from cachestore.storage.entry import checksum_of, size_of
 from cachestore.storage.fetch import DESCRIPTORS, SHARED_BYTES, Read, Verify, join_buffers, new_buffer, plan_reads
 from cachestore.storage.locations import Located, Location, SegmentRef
@@ -230,8 +230,8 @@ def _open(path: Path) -> int | None:
         return None
 
 
-def _span(located: Located, row: int) -> Span:
-    return Span(located.segments[row].digest, located.offsets[row], size_of(located.specs[row]), located.ordinals[row])
+def _span(located: Located, row: int) -> EntrySpan:
+    return EntrySpan(located.segments[row].digest, located.offsets[row], size_of(located.specs[row]), located.ordinals[row])
 
 
 def _rows_of(located: Located, rows: Sequence[int]) -> Located:

@@ -3,6 +3,7 @@
 So any good index is correct, and races between index writers are harmless. A snapshot never changes; `load_snapshot` takes a newer one.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from cachestore.files.marker import check_for_reading, read_marker
 from cachestore.files.opening import is_link, is_of_a_signal, look_at, names_in
 from cachestore.files.paths import IndexName, Layout, Mode, parse_index, parse_segment
 from cachestore.files.records import NEWER
+from cachestore.objects.cache import CACHE_MARKER
 from cachestore.storage.index import Index, Verdict, check
 from cachestore.storage.locations import Located, Location, SegmentRef
 from cachestore.storage.marked import marked_segments
@@ -121,7 +123,9 @@ def open_layout(layout_root: Layout) -> Layout:
         body = read_marker(layout_root)
     except (FileNotFoundError, NotADirectoryError) as error:
         help_text = "`cachestore precompute … --store` makes one"
-        if list_segments(layout_root):
+        if (layout_root.root / CACHE_MARKER).exists():
+            help_text = f"it has copies of stores at addresses: `cachestore cache {shlex.quote(str(layout_root.root))}` lists them"
+        elif list_segments(layout_root):
             help_text = f"it holds segments: {layout_root.command('repair')} makes it a store again"
         raise StoreNotFound(
             f"there is no store at {layout_root.root} (no {path.name} in it{_folder_hint(layout_root.root)}); {help_text}"

@@ -64,9 +64,7 @@ def open_reader(path: str | Path, *, verify: Verify, io: Io, local: str | Path |
         raise BadInput('io="mmap" is for a store in a folder: parts of a local cache may be cut while they are mapped; leave io out')
     folder = os.environ.get(LOCAL, "") if local is None else local
     if not folder:
-        raise BadInput(
-            f"{path} is an address: pass local=, the folder of a disk of this machine for copies of what is read, or set {LOCAL}"
-        )
+        raise BadInput(f"{path} is an address: pass local=, a folder of this machine for copies of what is read, or set {LOCAL}")
     return RemoteReader.open(parse_address("path", path), as_path("local", folder).absolute(), as_limit(limit), verify)
 
 

@@ -1,5 +1,6 @@
 """Training from an address: every batch is the one that the folder gives, whatever happens to helper, cache and server."""
 
+import gc
 import os
 import pickle
 import resource
