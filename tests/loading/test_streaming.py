@@ -1,15 +1,19 @@
 """Training from an address: every batch is the one that the folder gives, whatever happens to helper, cache and server."""
 
 import gc
+import json
 import os
 import pickle
+import re
 import resource
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
 import cachestore as cs
+from cachestore.cli import main
 from cachestore.core.errors import BadInput, CorruptEntry, MissingEntry, RemoteFailed, StoreNotFound
 from cachestore.objects import downloads
 from cachestore.objects.cache import used_bytes
@@ -449,3 +453,44 @@ for number, _batch in enumerate(cs.make_loader(data, batch_size=2)):
         reader.communicate(timeout=50)
         assert reader.returncode == -9
     assert agree(*open_both(path, tmp_path), epochs=1)
+
+
+def test_opening_makes_room_by_what_other_data_sets_left_and_says_what_fits(path, tmp_path, bucket, caplog):
+    data, own = open_both(path, tmp_path, ADDRESS)
+    assert agree(data, own, epochs=1)
+    serve_folder(bucket, make(tmp_path / "other", [replace(row, id=f"other {row.id}") for row in ROWS]), prefix="other")
+    full = used_bytes(tmp_path / "local") + 100_000
+    options = {"local": tmp_path / "local", "limit": full}
+    other = cs.CachedDataset("s3://bucket/other", **options)
+    words = rf"\d+ % of the data set 'train' of s3://bucket/other fits in {tmp_path}/local.+ every epoch downloads about \d+\.\d KiB"
+    assert re.search(words, caplog.text)
+    there = parts(tmp_path / "local")[0]
+    caplog.clear()
+    for path_ in there:  # as if it had been used yesterday
+        os.utime(path_, (time.time() - 86400,) * 2)
+        os.utime(path_.parent.parent / "have" / path_.name, (time.time() - 86400,) * 2)
+    other = cs.CachedDataset("s3://bucket/other", **options)
+    assert caplog.text == ""
+    assert parts(tmp_path / "local")[0] == []
+    assert agree(other, cs.CachedDataset(tmp_path / "other"))
+    assert agree(data, own)
+    assert used_bytes(tmp_path / "local") <= full
+
+
+def test_the_command_lists_and_clears_and_others_refuse_the_folder(path, tmp_path, bucket, capsys):
+    data, own = open_both(path, tmp_path, ADDRESS)
+    assert agree(data, own, epochs=1)
+    local = str(tmp_path / "local")
+    assert main(["cache", local]) == 0
+    assert re.match(
+        rf"{ADDRESS}: train \(generation 1\), values of 1 segments, \d+\.\d KiB\n\d+\.\d KiB in {local}\n", capsys.readouterr().out
+    )
+    assert main(["verify", local]) == 10
+    assert f"it has copies of stores at addresses: `cachestore cache {local}` lists them" in capsys.readouterr().err
+    with pytest.raises(BadInput, match="is not a store and not an empty folder"):
+        cs.open(local, mode="a")
+    assert main(["cache", local, "--clear", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["stores"], report["freed_bytes"] > 100_000) == ([], True)
+    assert agree(data, own, epochs=1)
+    assert agree(*open_both(path, tmp_path, ADDRESS), epochs=1)
