@@ -161,7 +161,9 @@ def tiny_model(pipeline: str, folder: Path) -> Path:
 
 def values_of(driver: Driver, case: Case, store: Path, its: Loaded) -> Loaded:
     """Return what a store holds for the samples of `its`, as the trainer names it."""
-    data, raw = cs.CachedDataset(store), cs.CachedDataset(store, latents="raw") if not _is_scaled(store) else None
+    captions = cs.CaptionPolicy.parse(case.precompute.get("captions", "first") if store.name == "encoded" else "first")
+    data = cs.CachedDataset(store, captions=captions)
+    raw = None if data.recipes["latents"].read.get("scaled") else cs.CachedDataset(store, latents="raw", captions=captions)
     sides = _both_sides(store) if any(is_flipped for _name, is_flipped in its) else {}
     found: Loaded = {}
     for (name, is_flipped), arrays in its.items():
@@ -173,12 +175,12 @@ def values_of(driver: Driver, case: Case, store: Path, its: Loaded) -> Loaded:
             sample["raw"] = raw[index]["latents"]
         if name in sides:  # a data set draws one of them
             sample["latents"] = sample["raw"] = sides[name][is_flipped]
+            read = data.recipes["latents"].read
+            if not read.get("scaled"):
+                shift, factor = read.get("shift_factor") or 0.0, read["scaling_factor"]
+                sample["latents"] = (sample["raw"].float() - shift) * factor
         found[name, is_flipped] = dict(driver.ours(case, sample, arrays))
     return found
-
-
-def _is_scaled(store: Path) -> bool:
-    return bool(cs.CachedDataset(store).recipes["latents"].read.get("scaled"))
 
 
 def _both_sides(store: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -241,7 +243,7 @@ def run_case(driver: Driver, case: Case, trainer: str, folder: Path, count: int,
     store = folder / "encoded"
     model = tiny_model(case.pipeline, folder / "model")
     asked = {"resolution": driver.resolution, "buckets": trainer, "latents": "sample", "flip": case.flips, "inline": True}
-    asked |= {"caption_lines": case.importing.get("caption_lines", "whole"), **case.precompute}
+    asked |= {name: case.importing[name] for name in ("caption_lines", "captions") if name in case.importing} | dict(case.precompute)
     asked |= {"vae_dtype": "float32", "text_dtype": "float32"}
     with quiet():
         made = cs.precompute(manifest(data, case), model=model, store=store, encode=case.kinds, **asked)
@@ -251,11 +253,13 @@ def run_case(driver: Driver, case: Case, trainer: str, folder: Path, count: int,
 
 def _exported(driver: Driver, case: Case, trainer: str, folder: Path, store: str, its: Loaded | None) -> Iterator[Outcome]:
     """Export a store, and let the trainer load it in batches of 1 and 4."""
-    data = folder / f"data for {store}"
-    data.mkdir()
-    for path in (folder / "data").iterdir():
-        if path.suffix in {".png", ".txt"}:
-            shutil.copy2(path, data / path.name)
+    data = folder / "data"
+    if driver.is_beside:
+        data = folder / f"data for {store}"
+        data.mkdir()
+        for path in (folder / "data").iterdir():
+            if path.suffix in {".png", ".txt"}:
+                shutil.copy2(path, data / path.name)
     cache = data if driver.is_beside else folder / f"cache for {store}"
     report = cs.export_cache(folder / store, format=trainer, folder=cache, family=case.family)
     for size in (1, 4):
@@ -285,7 +289,12 @@ def quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-DRIVERS = {"sd-scripts": "trainer_sd_scripts", "musubi": "trainer_musubi"}
+DRIVERS = {
+    "sd-scripts": "trainer_sd_scripts",
+    "musubi": "trainer_musubi",
+    "simpletuner": "trainer_simpletuner",
+    "ai-toolkit": "trainer_ai_toolkit",
+}
 
 
 def main() -> int:
@@ -300,6 +309,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     asked = parser.parse_args()
     driver: Driver = importlib.import_module(DRIVERS[asked.trainer]).DRIVER
+    importlib.import_module("tests.encode.tiny_families")  # before a checkout that has a package `tests` of its own
     driver.resolution = asked.resolution or driver.resolution
     replaced = use_checkout(asked.trainer, asked.checkout, driver.stand_ins)
     outcomes: list[Outcome] = []

@@ -46,16 +46,20 @@ class BucketRule:
     """Returns the step between buckets, if none is given, for a VAE whose buckets must be multiples of this many pixels."""
     centre: Callable[[int], int] = lambda excess: excess // 2
     """Returns how many of the excess pixels a centre crop cuts off at the left or top."""
+    mirrors_first: bool = False
+    """Whether a picture is mirrored before it is cropped. If an odd number of pixels is cut off, that is another part of the picture."""
     has_own_step: bool = False
     """Whether the trainer has no setting for the step."""
     may_not_upscale: bool = False
     """Whether the trainer has a setting by which small pictures are not scaled up."""
 
 
-def fit_box(name: Buckets, size: Size, settings: BucketSettings, at: Fraction | None = None) -> tuple[Size, CropBox]:
+def fit_box(
+    name: Buckets, size: Size, settings: BucketSettings, at: Fraction | None = None, *, is_flipped: bool = False
+) -> tuple[Size, CropBox]:
     """Return the bucket of a picture, and how it is resized and cropped. `at` says where, as for `crop_box`; None is the centre.
 
-    Raises BadInput if there are no buckets, EncodeFailed if the rule has none for a picture of this size.
+    The crop box of a mirrored picture is that in the picture before it is mirrored. Raises BadInput if there are no buckets, EncodeFailed if the rule has none for a picture of this size.
     """
     rule = RULES[name]
     bucket = rule.bucket(size, settings)
@@ -65,7 +69,10 @@ def fit_box(name: Buckets, size: Size, settings: BucketSettings, at: Fraction | 
             f"the rule of {name} has no bucket for a picture of {size.width} x {size.height} pixels at the resolution"
             f" {settings.resolution}: leave the picture out, or use another --buckets"
         )
-    left, top = (rule.centre(one - other) if at is None else offset(one - other, at) for one, other in zip(resized, bucket, strict=True))
+    across, down = resized.width - bucket.width, resized.height - bucket.height
+    left, top = (rule.centre(across), rule.centre(down)) if at is None else (offset(across, at), offset(down, at))
+    if is_flipped and at is None and rule.mirrors_first:
+        left = across - left
     return bucket, CropBox(resized, (left, top, left + bucket.width, top + bucket.height))
 
 
@@ -262,6 +269,6 @@ RULES: Final[Mapping[Buckets, BucketRule]] = {
     "sd-scripts": BucketRule(_sd_scripts, _sd_scripts_resized, lambda _multiple: STEP, may_not_upscale=True),
     "musubi": BucketRule(_musubi, _covering, lambda _multiple: _FINEST, has_own_step=True, may_not_upscale=True),
     "simpletuner": BucketRule(_simpletuner, _simpletuner_resized, lambda _multiple: STEP),
-    "ai-toolkit": BucketRule(_ai_toolkit, _ai_toolkit_resized, lambda multiple: 2 * multiple),
+    "ai-toolkit": BucketRule(_ai_toolkit, _ai_toolkit_resized, lambda multiple: 2 * multiple, mirrors_first=True),
     "diffusers": BucketRule(_diffusers, _diffusers_resized, _by_vae, centre=lambda excess: round(excess / 2), has_own_step=True),
 }

@@ -104,7 +104,7 @@ def bucket_of(request: Mapping[str, Json], size: Size) -> Size:
 
 def _fitted(request: Mapping[str, Json], size: Size, at: Fraction | None = None) -> tuple[Size, CropBox]:
     settings = BucketSettings(int(request["resolution"]), int(request.get("step", STEP)), bool(request.get("upscale", True)))
-    return fit_box(rule_named(str(request.get(BUCKETS, OWN))), size, settings, at)
+    return fit_box(rule_named(str(request.get(BUCKETS, OWN))), size, settings, at, is_flipped=bool(request.get("flip", False)))
 
 
 def variant_of(request: Mapping[str, Json], size: Size, digest: str) -> Variant:
