@@ -3,7 +3,6 @@
 Its `AiToolkitDataset` lists, caches and loads, and its own classes collate batches. The model is a stand-in.
 """
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from conformance_trainers import Case, Loaded, as_bits
+from conformance_trainers import Case, Loaded, as_bits, latents_of, noise_of
 
 _STEPS = {"sd15": 16, "sdxl": 16, "sd3": 32, "flux": 32}
 _TRIGGER = "sks"
@@ -21,8 +20,7 @@ _SPACES = {"sd15": ("sd1", "sd1"), "sdxl": ("sdxl", "sdxl"), "sd3": ("sd3", "sd3
 
 
 def _noise(caption: str, what: str, *shape: int) -> torch.Tensor:
-    seed = int.from_bytes(hashlib.sha256(f"{what} {caption}".encode()).digest()[:6], "little")
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+    return noise_of(caption, what, *shape).to(torch.bfloat16)
 
 
 class _Model:
@@ -37,8 +35,7 @@ class _Model:
         self.is_xl, self.is_v3, self.is_flux = family == "sdxl", family == "sd3", family == "flux"
         self.latent_space_version, self.text_embedding_space_version = _SPACES[family]
         self.model_config = SimpleNamespace(latent_space_version=None, arch=family, is_pixart_sigma=False)
-        channels = 4 if family in {"sd15", "sdxl"} else 16
-        self.mix = torch.randn(channels, 3, 1, 1, generator=torch.Generator().manual_seed(7))
+        self.channels = 4 if family in {"sd15", "sdxl"} else 16
 
     def __getattr__(self, _name: str) -> bool:
         """Return false: all that is not named here is off."""
@@ -57,7 +54,7 @@ class _Model:
 
     def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
         self.driver.encoded += 1
-        return torch.nn.functional.conv2d(torch.nn.functional.avg_pool2d(pixels.float(), 8), self.mix).to(torch.bfloat16)
+        return latents_of(pixels, self.channels).to(torch.bfloat16)
 
     def encode_prompt(self, prompts: str | list[str], *_more: object, **_options: object) -> Any:
         from toolkit.prompt_utils import PromptEmbeds
@@ -82,7 +79,9 @@ class AiToolkit:
     cases = (
         Case("sd15", "sd15", "sd15", kinds=("latents",), precompute={"bucket_step": 16}),
         Case("sdxl", "sdxl", "sdxl", precompute={"bucket_step": 16}),
-        Case("sdxl with flips", "sdxl", "sdxl", flips=True, precompute={"bucket_step": 16}),
+        Case(
+            "sdxl with flips", "sdxl", "sdxl", flips=True, left_out="an import leaves mirrored versions out", precompute={"bucket_step": 16}
+        ),
         Case("sd3", "sd3", "sd3", precompute={"bucket_step": 32}),
         Case("flux", "flux", "flux", precompute={"bucket_step": 32}),
         Case("flux with a trigger word", "flux", "flux", importing={"trigger_word": _TRIGGER}, precompute=_PREFIX),

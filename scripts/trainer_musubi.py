@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from conformance_trainers import Case, Loaded, as_bits
+from conformance_trainers import Case, Loaded, as_bits, latents_of, noise_of
 
 _ARCHITECTURES = {"z-image": "zi", "qwen-image": "qi", "flux": "fk", "wan": "wan"}
 
 
-def _noise(caption: str, what: str, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    seed = int.from_bytes(hashlib.sha256(f"{what} {caption}".encode()).digest()[:6], "little")
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+def _noise(caption: str, what: str, *shape: int) -> torch.Tensor:
+    return noise_of(caption, what, *shape).to(torch.bfloat16)
 
 
 def _rows(caption: str) -> int:
@@ -26,17 +25,16 @@ def _rows(caption: str) -> int:
 
 
 class _Vae:
-    """Makes latents of pixels: the mean of 8 x 8, mixed into the channels."""
+    """Makes latents of pixels."""
 
     device = torch.device("cpu")
 
     def __init__(self, driver: "Musubi", dtype: torch.dtype = torch.float32) -> None:
         self.driver, self.dtype = driver, dtype
-        self.mix = torch.randn(16, 3, 1, 1, generator=torch.Generator().manual_seed(7))
 
     def mean(self, pixels: torch.Tensor) -> torch.Tensor:
         self.driver.encoded += 1
-        return torch.nn.functional.conv2d(torch.nn.functional.avg_pool2d(pixels.float(), 8), self.mix).to(self.dtype)
+        return latents_of(pixels, 16).to(self.dtype)
 
     def framed(self, pixels: torch.Tensor) -> torch.Tensor:
         """Encode `[B, 3, 1, H, W]`."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from conformance_trainers import Case, Loaded
+from conformance_trainers import Case, Loaded, latents_of, noise_of
 
 _FIRST = {"caption_lines": "first"}
 _TOKENS = 8
@@ -36,8 +36,7 @@ class _Text:
         self.driver.encoded += 1
 
         def noise(what: int, *shape: int) -> torch.Tensor:
-            seeds = [int.from_bytes(bytes(ids.tolist()), "little") % (1 << 48) + what for ids in tokens[0]]
-            return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+            return torch.stack([noise_of(str(ids.tolist()), str(what), *shape) for ids in tokens[0]])
 
         both = noise(1, 77, 2048)
         match self.family:
@@ -50,18 +49,17 @@ class _Text:
 
 
 class _Vae:
-    """Makes latents of pixels: the mean of 8 x 8, mixed into the channels."""
+    """Makes latents of pixels."""
 
     device, dtype = torch.device("cpu"), torch.float32
 
     def __init__(self, driver: "SdScripts", family: str) -> None:
         self.driver, self.is_diffusers = driver, family in {"sd15", "sdxl"}
-        channels = 4 if self.is_diffusers else 16
-        self.mix = torch.randn(channels, 3, 1, 1, generator=torch.Generator().manual_seed(7))
+        self.channels = 4 if self.is_diffusers else 16
 
     def encode(self, pixels: torch.Tensor) -> Any:
         self.driver.encoded += 1
-        latents = torch.nn.functional.conv2d(torch.nn.functional.avg_pool2d(pixels, 8), self.mix)
+        latents = latents_of(pixels, self.channels)
         return SimpleNamespace(latent_dist=SimpleNamespace(sample=lambda: latents)) if self.is_diffusers else latents
 
 
@@ -128,7 +126,7 @@ class SdScripts:
             batch_size=batch_size,
             resolution=(self.resolution, self.resolution),
             enable_bucket=True,
-            min_bucket_reso=256,
+            min_bucket_reso=min(256, self.resolution // 2),
             max_bucket_reso=2 * self.resolution,
             bucket_reso_steps=64,
             bucket_no_upscale=False,

@@ -5,7 +5,6 @@ The outputs of text encoders and VAEs are stand-ins.
 """
 
 import contextlib
-import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from conformance_trainers import Case, Loaded, as_bits
+from conformance_trainers import Case, Loaded, as_bits, latents_of, noise_of
 
 _LINES = {"caption_lines": "each", "captions": "all"}
 _ID = "train"
@@ -31,12 +30,11 @@ _SCALES = {"sd15": (0.18215, None), "sdxl": (0.13025, None), "sd3": (1.5305, 0.0
 
 
 def _noise(caption: str, what: str, *shape: int) -> torch.Tensor:
-    seed = int.from_bytes(hashlib.sha256(f"{what} {caption}".encode()).digest()[:6], "little")
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+    return noise_of(caption, what, *shape).to(torch.bfloat16)
 
 
 class _Vae:
-    """Makes latents of pixels: the mean of 8 x 8, mixed into the channels."""
+    """Makes latents of pixels."""
 
     device, dtype = torch.device("cpu"), torch.bfloat16
 
@@ -48,7 +46,6 @@ class _Vae:
         if family == "qwen-image":
             mean = torch.linspace(-1, 1, 16).tolist()
             self.config = SimpleNamespace(z_dim=16, latents_mean=mean, latents_std=[2 + one for one in mean])
-        self.mix = torch.randn(self.channels, 3, 1, 1, generator=torch.Generator().manual_seed(7))
 
     def to(self, *_where: object, **_more: object) -> "_Vae":
         return self
@@ -57,7 +54,7 @@ class _Vae:
         self.driver.encoded += 1
         framed = pixels.ndim == 5
         flat = pixels[:, :, 0] if framed else pixels
-        latents = torch.nn.functional.conv2d(torch.nn.functional.avg_pool2d(flat.float(), 8), self.mix).to(torch.bfloat16)
+        latents = latents_of(flat, self.channels).to(torch.bfloat16)
         latents = latents[:, :, None] if framed else latents
         return SimpleNamespace(latent_dist=SimpleNamespace(sample=lambda: latents))
 
