@@ -25,7 +25,7 @@ import sys
 import tarfile
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -105,6 +105,7 @@ class Outcome:
 
     @property
     def works(self) -> bool:
+        """Whether everything is equal, and nothing was encoded again."""
         return not self.unequal and not self.encoded_again
 
 
@@ -196,7 +197,7 @@ def _both_sides(store: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     found: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     with cs.open(store) as reader:
         for row, name in enumerate(catalog.ids):
-            entries = [dict(reader.get(key)) for key in column.row_keys(row)]
+            entries = [dict(reader.get(key)) for key in column.row_keys(row) if key is not None]
             own = [one for one in entries[0] if "flipped" in one]
             plain = next(tensor for one, tensor in entries[0].items() if "flipped" not in one and tensor.ndim == 3)
             found[Path(name).stem] = (plain, entries[0][own[0]] if own else next(iter(entries[-1].values())))
@@ -236,7 +237,7 @@ def differing(its: Loaded, other: Loaded) -> list[str]:
     return found
 
 
-def run_case(driver: Driver, case: Case, trainer: str, folder: Path, count: int, keep: Path | None) -> Iterator[Outcome]:
+def run_case(driver: Driver, case: Case, trainer: str, folder: Path, *, count: int, keep: Path | None) -> Iterator[Outcome]:
     """Run one case and yield the result of each step."""
     sizes = (driver.resolution // 2, 2 * driver.resolution)
     data, cache = folder / "data", folder / ("data" if driver.is_beside else "cache")
@@ -248,7 +249,9 @@ def run_case(driver: Driver, case: Case, trainer: str, folder: Path, count: int,
     if case.left_out:
         its = {name: arrays for name, arrays in its.items() if not name[1]}
     if keep is not None:
-        arrays = {f"{name} {int(is_flipped)} {key}": one for (name, is_flipped), some in its.items() for key, one in some.items()}
+        arrays: dict[str, Any] = {
+            f"{name} {int(is_flipped)} {key}": one for (name, is_flipped), some in its.items() for key, one in some.items()
+        }
         for path in dict.fromkeys((data, cache)):
             shutil.copytree(path, keep / case.name / path.name)
         np.savez(keep / case.name / "loaded.npz", **arrays)  # not compressed, so that xz finds the same bytes in the cache
@@ -260,19 +263,19 @@ def run_case(driver: Driver, case: Case, trainer: str, folder: Path, count: int,
     outcome.unequal += differing(its, values_of(driver, case, folder / "imported", its))
     yield outcome
     if not case.left_out:
-        yield from _exported(driver, case, trainer, folder, "imported", its)
+        yield from _exported(driver, case, trainer, folder, "imported", its=its)
     store = folder / "encoded"
     model = tiny_model(case.pipeline, folder / "model")
-    asked = {"resolution": driver.resolution, "buckets": trainer, "latents": "sample", "flip": case.flips, "inline": True}
+    asked: dict[str, Any] = {"resolution": driver.resolution, "buckets": trainer, "latents": "sample", "flip": case.flips, "inline": True}
     asked |= {name: case.importing[name] for name in ("caption_lines", "captions") if name in case.importing} | dict(case.precompute)
     asked |= {"vae_dtype": "float32", "text_dtype": "float32"}
     with quiet():
         made = cs.precompute(manifest(data, case), model=model, store=store, encode=case.kinds, **asked)
     assert made.complete, made
-    yield from _exported(driver, case, trainer, folder, "encoded", None)
+    yield from _exported(driver, case, trainer, folder, "encoded", its=None)
 
 
-def _exported(driver: Driver, case: Case, trainer: str, folder: Path, store: str, its: Loaded | None) -> Iterator[Outcome]:
+def _exported(driver: Driver, case: Case, trainer: str, folder: Path, store: str, *, its: Loaded | None) -> Iterator[Outcome]:
     """Export a store, and let the trainer load it in batches of 1 and 4."""
     data = folder / "data"
     if driver.is_beside:
@@ -295,7 +298,7 @@ def _exported(driver: Driver, case: Case, trainer: str, folder: Path, store: str
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> Generator[None]:
     """Keep the trainer's own output away, unless it fails."""
     text = io.StringIO()
     logging.disable(logging.WARNING)
@@ -320,7 +323,7 @@ DRIVERS = {
 
 def main() -> int:
     """Run the cases of a trainer and print their results."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("trainer", choices=DRIVERS)
     parser.add_argument("--checkout", type=Path, required=True, help="a checkout of the trainer")
     parser.add_argument("--case", action="append", help="run only this case")
@@ -340,7 +343,9 @@ def main() -> int:
             if asked.case and case.name not in asked.case:
                 continue
             (Path(folder) / str(number)).mkdir()
-            for outcome in run_case(driver, case, asked.trainer, Path(folder, str(number)), asked.pictures, kept if asked.keep else None):
+            for outcome in run_case(
+                driver, case, asked.trainer, Path(folder, str(number)), count=asked.pictures, keep=kept if asked.keep else None
+            ):
                 outcomes.append(outcome)
                 if not asked.json:
                     _print(outcome)

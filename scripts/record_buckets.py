@@ -4,6 +4,8 @@
 
 `diffusers` needs no checkout: it is what diffusers' training scripts do, with the transforms of torchvision that they call.
 """
+# The trainer's modules are in its checkout.
+# pyright: reportMissingImports=false
 
 import argparse
 import random
@@ -13,9 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from trainers_code import commit_of, use_checkout
+from trainers_code import commit_of, import_torchvision, use_checkout
 
-Row = tuple[int, int, int, int, int, int]
+Row = tuple[int, ...]
 """Width and height of the bucket, width and height of the resized picture, left and top of the crop."""
 Decide = Callable[[int, int], Row]
 
@@ -49,7 +51,7 @@ def sizes() -> list[tuple[int, int]]:
 
 def sd_scripts() -> Iterator[tuple[str, Decide]]:
     """Its `BucketManager`, with the limits that people set: from 256 to twice the resolution; the crop as its loader cuts it."""
-    from library import train_util  # type: ignore[import-not-found]
+    from library import train_util
 
     def decide(manager: Any, width: int, height: int) -> Row:
         bucket, resized, _error = manager.select_bucket(width, height)
@@ -66,10 +68,7 @@ def sd_scripts() -> Iterator[tuple[str, Decide]]:
 
 def musubi() -> Iterator[tuple[str, Decide]]:
     """Its `BucketSelector`, and its `resize_image_to_bucket`, which is watched while it resizes and cuts."""
-    from musubi_tuner.dataset import bucket, media_utils  # type: ignore[import-not-found]
-
-    class Watched(np.ndarray):
-        """An array of one size that tells how it is cut."""
+    from musubi_tuner.dataset import bucket, media_utils
 
     def decide(selector: Any, width: int, height: int) -> Row:
         chosen = tuple(map(int, selector.get_bucket_resolution((width, height))))
@@ -107,7 +106,7 @@ def musubi() -> Iterator[tuple[str, Decide]]:
 
 def ai_toolkit() -> Iterator[tuple[str, Decide]]:
     """Its `BucketsMixin.setup_buckets`, for one picture at a time."""
-    from toolkit import dataloader_mixins  # type: ignore[import-not-found]
+    from toolkit import dataloader_mixins
 
     def decide(resolution: int, step: int, width: int, height: int) -> Row:
         config = SimpleNamespace(scale=1.0, square_crop=False, random_crop=False, resolution=resolution, bucket_tolerance=step)
@@ -128,8 +127,8 @@ def simpletuner() -> Iterator[tuple[str, Decide]]:
 
     The table of sizes by aspect ratio, which it fills in the order of the pictures, is emptied for each picture.
     """
-    from simpletuner.helpers.image_manipulation import training_sample  # type: ignore[import-not-found]
-    from simpletuner.helpers.training.state_tracker import StateTracker  # type: ignore[import-not-found]
+    from simpletuner.helpers.image_manipulation import training_sample
+    from simpletuner.helpers.training.state_tracker import StateTracker
 
     model = SimpleNamespace(MAXIMUM_CANVAS_SIZE=None, get_transforms=lambda: None)
     StateTracker._save_to_disk = classmethod(lambda *_args, **_more: None)
@@ -153,8 +152,8 @@ def simpletuner() -> Iterator[tuple[str, Decide]]:
 
 def diffusers() -> Iterator[tuple[str, Decide]]:
     """What `train_text_to_image_lora_sdxl.py --center_crop` does, by the arithmetic of torchvision's transforms."""
-    from torchvision.transforms import functional  # type: ignore[import-not-found]
-    from torchvision.transforms.functional import _compute_resized_output_size  # type: ignore[import-not-found]
+    from torchvision.transforms import functional
+    from torchvision.transforms.functional import _compute_resized_output_size
 
     def decide(resolution: int, width: int, height: int) -> Row:
         down, across = _compute_resized_output_size((height, width), [resolution])
@@ -183,26 +182,24 @@ RECORDERS = {
 
 def main() -> None:
     """Record and write."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("trainer", choices=RECORDERS)
     parser.add_argument("--checkout", type=Path, help="a checkout of the trainer")
     parser.add_argument("--out", type=Path, required=True, help="the .npz to write")
     asked = parser.parse_args()
     recorder, stand_ins = RECORDERS[asked.trainer]
     if asked.trainer == "diffusers":
-        use_checkout_of = ""
-        from trainers_code import _import_torchvision
-
-        _import_torchvision()
+        commit = ""
+        import_torchvision()
     else:
         use_checkout(asked.trainer, asked.checkout, stand_ins)
-        use_checkout_of = commit_of(asked.checkout)
+        commit = commit_of(asked.checkout)
     taken = sizes()
-    tables: dict[str, np.ndarray] = {}
+    tables: dict[str, Any] = {}
     for name, decide in recorder():
         tables[name] = np.array([_row(decide, *size) for size in taken], np.int32).T
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(asked.out, commit=np.array(use_checkout_of), sizes=np.array(taken, np.int32).T, **tables)
+    np.savez_compressed(asked.out, commit=np.array(commit), sizes=np.array(taken, np.int32).T, **tables)
     print(f"{asked.out}: {len(tables)} settings of {len(taken)} sizes, {asked.out.stat().st_size} bytes")
 
 

@@ -2,6 +2,8 @@
 
 Its `AiToolkitDataset` lists, caches and loads, and its own classes collate batches. The model is a stand-in.
 """
+# The trainer's modules are in its checkout.
+# pyright: reportMissingImports=false
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -2,6 +2,8 @@
 
 Its `ImageDataset` lists, resizes and loads; the `encode_and_save_batch` of each architecture caches. Text encoders and VAEs are stand-ins.
 """
+# The trainer's modules are in its checkout.
+# pyright: reportMissingImports=false
 
 import hashlib
 from collections.abc import Callable, Mapping

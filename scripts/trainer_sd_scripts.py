@@ -2,6 +2,8 @@
 
 Its `DreamBoothDataset` caches and loads, by its own caching strategies. Tokenizers, text encoders and VAEs are stand-ins.
 """
+# The trainer's modules are in its checkout.
+# pyright: reportMissingImports=false
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -153,7 +155,7 @@ class SdScripts:
 
         del cache
         dataset = self._dataset(case, data, batch_size)
-        names = {"sdxl": ("hidden1", "hidden2", "pooled"), "flux": ("pooled", "t5", None, None)}
+        names: dict[str, tuple[str | None, ...]] = {"sdxl": ("hidden1", "hidden2", "pooled"), "flux": ("pooled", "t5", None, None)}
         names["sd3"] = ("clips", "t5", "pooled", None, None, None)
         found: Loaded = {}
         for is_flipped in (False, True) if case.flips else (False,):

@@ -1,12 +1,14 @@
 """Runs the caching and loading code of SimpleTuner, for `conformance_trainers.py`.
 
-Its metadata backend scans and crops, its `VAECache` and `TextEmbeddingCache` write and read, and the classes of its models scale and format.
-The outputs of text encoders and VAEs are stand-ins.
+Its metadata backend scans and crops, its `VAECache` and `TextEmbeddingCache` write and read, and its models' classes scale and format. The
+outputs of text encoders and VAEs are stand-ins.
 """
+# The trainer's modules are in its checkout.
+# pyright: reportMissingImports=false
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,7 +78,7 @@ class SimpleTuner:
         import importlib
 
         family, module, name = _MODELS[case.family]
-        vae = _Vae(self, case.family)
+        vae, driver = _Vae(self, case.family), self
         base = getattr(importlib.import_module(f"simpletuner.helpers.models.{module}"), name)
 
         class Model(base):
@@ -89,8 +91,8 @@ class SimpleTuner:
             def get_vae(self) -> _Vae:
                 return vae
 
-            def _encode_prompts(driver_model, prompts: list[str], is_negative_prompt: bool = False) -> Any:  # noqa: FBT001, FBT002, N805
-                self.encoded += 1
+            def _encode_prompts(self, prompts: list[str], is_negative_prompt: bool = False) -> Any:
+                driver.encoded += 1
 
                 def rows(what: str, *shape: int) -> torch.Tensor:
                     return torch.stack([_noise(prompt, what, *shape) for prompt in prompts])
@@ -107,8 +109,18 @@ class SimpleTuner:
 
         return Model()
 
+    def _settings(self, case: Case, cache: Path) -> SimpleNamespace:
+        """Return the options of SimpleTuner's command line that its caches ask for."""
+        step = int(case.precompute.get("bucket_step", 64))
+        settings: dict[str, Any] = {"aspect_bucket_alignment": step, "aspect_bucket_rounding": 2, "output_dir": str(cache / "state")}
+        settings |= {"aspect_bucket_worker_count": 1, "enable_multiprocessing": False, "ignore_missing_files": False}
+        settings |= {"preserve_data_backend_cache": False, "resolution": self.resolution, "resolution_type": "area"}
+        settings |= {"cache_file_suffix": None, "skip_file_discovery": "", "framerate": 25, "allow_multiscale": True}
+        settings |= {"pretrained_model_name_or_path": "", "pretrained_vae_model_name_or_path": None, "max_train_steps": 1, "seed": 0}
+        return SimpleNamespace(**settings)
+
     @contextlib.contextmanager
-    def _running(self, case: Case, data: Path, cache: Path) -> Iterator[tuple[Any, Any, Any, Any]]:
+    def _running(self, case: Case, data: Path, cache: Path) -> Generator[tuple[Any, Any, Any, Any]]:
         """Yield metadata backend, VAE cache, text cache and image backend, as SimpleTuner sets them up."""
         from simpletuner.helpers.caching.text_embeds import TextEmbeddingCache
         from simpletuner.helpers.caching.vae import VAECache
@@ -120,18 +132,12 @@ class SimpleTuner:
         accelerator = SimpleNamespace(device=torch.device("cpu"), num_processes=1, process_index=0, is_main_process=True)
         accelerator.is_local_main_process, accelerator.wait_for_everyone = True, lambda: None
         accelerator.split_between_processes = contextlib.nullcontext
-        step = int(case.precompute.get("bucket_step", 64))
         (cache / "state").mkdir(parents=True, exist_ok=True)
-        settings = {"aspect_bucket_alignment": step, "aspect_bucket_rounding": 2, "output_dir": str(cache / "state")}
-        settings |= {"aspect_bucket_worker_count": 1, "enable_multiprocessing": False, "ignore_missing_files": False}
-        settings |= {"preserve_data_backend_cache": False, "resolution": self.resolution, "resolution_type": "area"}
-        settings |= {"cache_file_suffix": None, "skip_file_discovery": "", "framerate": 25, "allow_multiscale": True}
-        settings |= {"pretrained_model_name_or_path": "", "pretrained_vae_model_name_or_path": None, "max_train_steps": 1, "seed": 0}
         StateTracker.all_image_files, StateTracker.all_vae_cache_files, StateTracker.all_text_cache_files = {}, {}, {}
         StateTracker.data_backends, StateTracker.aspect_resolution_map = {}, {}
         StateTracker._save_to_disk = classmethod(lambda *_args, **_more: None)
         StateTracker._load_from_disk = classmethod(lambda *_args, **_more: None)
-        StateTracker.set_args(SimpleNamespace(**settings))
+        StateTracker.set_args(self._settings(case, cache))
         StateTracker.set_model_family(family)
         StateTracker.set_model(model)
         StateTracker.vae_dtype = torch.bfloat16

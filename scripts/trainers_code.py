@@ -63,11 +63,11 @@ def use_checkout(trainer: str, checkout: Path, stand_ins: Sequence[str] = ()) ->
     lacking = [name for name in stand_ins if "." in name or importlib.util.find_spec(name) is None]
     sys.meta_path.insert(0, _StandIns(lacking))
     if importlib.util.find_spec("torchvision") is not None and "torchvision" not in sys.modules:
-        _import_torchvision()
+        import_torchvision()
     return lacking
 
 
-def _import_torchvision() -> None:
+def import_torchvision() -> None:
     """Import torchvision, whose transforms alone are used, even if its compiled part was built for another torch."""
     try:
         importlib.import_module("torchvision")

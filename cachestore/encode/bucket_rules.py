@@ -59,7 +59,8 @@ def fit_box(
 ) -> tuple[Size, CropBox]:
     """Return the bucket of a picture, and how it is resized and cropped. `at` says where, as for `crop_box`; None is the centre.
 
-    The crop box of a mirrored picture is that in the picture before it is mirrored. Raises BadInput if there are no buckets, EncodeFailed if the rule has none for a picture of this size.
+    The crop box of a mirrored picture is that in the picture before it is mirrored. Raises BadInput if there are no buckets, EncodeFailed
+    if the rule has none for a picture of this size.
     """
     rule = RULES[name]
     bucket = rule.bucket(size, settings)

@@ -77,9 +77,11 @@ def test_a_square_of_diffusers_scripts_is_centred_and_random_crops_stay_inside(d
     fixed: dict[str, Any] = {**SETTINGS, "model": built("flux").folder, "store": tmp_path / "store", "buckets": "diffusers"}
     assert cs.precompute(data, **fixed).complete
     assert set(map(tuple, cs.CachedDataset(tmp_path / "store").buckets)) == {(128, 128)}
-    assert cs.precompute(data, **fixed, crop="random", variants=2, flip=True, name="drawn").complete
+    drawn: dict[str, Any] = {**fixed, "crop": "random", "variants": 2, "flip": True, "name": "drawn"}
+    assert cs.precompute(data, **drawn).complete
+    odd: dict[str, Any] = fixed | {"resolution": 127, "name": "odd"}
     with pytest.raises(BadInput, match="--buckets diffusers at resolution 127 does not suit this VAE: use a multiple of 4"):
-        cs.precompute(data, **fixed | {"resolution": 127, "name": "odd"})
+        cs.precompute(data, **odd)
 
 
 def test_other_buckets_under_a_used_name_need_replace(run, data, built, tmp_path):
