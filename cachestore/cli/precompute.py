@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cachestore.cli import FAILURES, OK, PROGRESS, PROGRESS_HELP, USAGE, print_error, print_json, printable
 from cachestore.cli.stopping import Stop, silence, stopping
 from cachestore.core.errors import BadInput
-from cachestore.core.words import human_bytes
+from cachestore.core.words import human_bytes, plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -161,10 +161,10 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds
     others = max(report.encoded - report.encoded_here, 0)
     whose = f" ({report.encoded_here} by this run, {others} by earlier or other runs)" if others else ""
     encoded = f"{report.encoded} encoded{whose}"
-    counts = f"{report.wanted} units: {report.reused} reused, {encoded}, {report.failed} failed, {report.missing} missing"
+    counts = f"{plural(report.wanted, 'unit')}: {report.reused} reused, {encoded}, {report.failed} failed, {report.missing} missing"
     whose_seconds = f" over all runs, {seconds:.1f} s in this one" if others else ""
     usable = "" if report.usable is None else f", {report.usable} of them complete and ready to train on"
-    print(f"{counts}; {report.samples} samples{usable}; {human_bytes(report.bytes)} new, {report.seconds:.1f} s{whose_seconds}")
+    print(f"{counts}; {plural(report.samples, 'sample')}{usable}; {human_bytes(report.bytes)} new, {report.seconds:.1f} s{whose_seconds}")
     if report.stages:
         print(printable(stages_in_words(report.stages)))
     for failure in report.failures:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
 
 from cachestore.cli import printable
 from cachestore.core.errors import CacheStoreError
+from cachestore.core.words import plural
 from cachestore.files.paths import Layout
 from cachestore.work.pace import Pace
 from cachestore.work.passes import PassRef
@@ -119,7 +120,7 @@ class Progress:
             new = one.failures_seen - self._failures.get(one.worker, 0)
             self._failures[one.worker] = one.failures_seen
             if new > len(one.failures):
-                self.say(f"{new - len(one.failures)} units failed; each is listed at the end")
+                self.say(f"{plural(new - len(one.failures), 'unit')} failed; each is listed at the end")
             for failure in one.failures[max(0, len(one.failures) - new) :] if new > 0 else ():
                 self.say(f"failed: {failure}")
         self._screen.draw(seen, self._pace)
@@ -257,7 +258,7 @@ def _bar(status: PassStatus, pace: Pace, width: int) -> "RenderableType":
     parts = [f"{100 * status.done // max(status.total, 1)}%"]
     parts += [f"{duration(left)} left"] if left is not None and status.done < status.total else []
     parts += [f"{_short(rate)}/s"] if rate is not None else []
-    parts += [f"{status.done:,} of {status.total:,} units"]
+    parts += [f"{status.done:,} of {plural(status.total, 'unit', form=',')}"]
     parts += [f"{status.failed:,} failed"] if status.failed else []
     shown = parts[:1]
     for part in parts[1:]:
@@ -315,7 +316,7 @@ def duration(seconds: float) -> str:
 
 def counts_in_words(status: PassStatus) -> str:
     """Return the counts of a pass, in the words of its report."""
-    return f"{status.done} of {status.total} units: {status.reused} reused, {status.encoded} encoded, {status.failed} failed"
+    return f"{status.done} of {plural(status.total, 'unit')}: {status.reused} reused, {status.encoded} encoded, {status.failed} failed"
 
 
 def in_a_line(status: PassStatus, pace: Pace | None = None) -> str:

@@ -19,6 +19,16 @@ def first_of(names: Iterable[object], limit: int = NAMED) -> str:
     return ", ".join(first[:limit]) + (", …" if len(first) > limit else "")
 
 
+def plural(number: int, one: str, many: str = "", *, form: str = "") -> str:
+    """Return a count with its noun: `1 entry`, `2 entries`. `many` is an irregular plural; `form` is that of the number."""
+    return f"{number:{form}} {noun(number, one, many)}"
+
+
+def noun(number: int, one: str, many: str = "") -> str:
+    """Return the form of a word for a count: `one` for 1, else its plural, or `many`."""
+    return one if number == 1 else many or (one.removesuffix("y") + "ies" if one.endswith("ry") else one + "s")
+
+
 def nearest(given: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str | None:
     """Return the known word that is most similar to a given one; None if none is similar. `also` has other names of some of them."""
     from difflib import get_close_matches

@@ -18,6 +18,7 @@ from cachestore.core.inputs import WITHIN, framing_of, request_for
 from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.ranks import RankInfo
 from cachestore.core.samples import CAPTION, IMAGE, Sample
+from cachestore.core.words import plural
 from cachestore.files.paths import Layout
 from cachestore.interop.file_encoder import FileEncoder
 from cachestore.interop.formats.table import format_named
@@ -228,5 +229,6 @@ def _check_name(plan: Plan, request: ImportRequest, previous: Catalog | None) ->
             )
     if previous.ids and plan.ids and not set(previous.ids) & set(plan.ids):
         raise RecipeMismatch(
-            f"the data set {plan.catalog!r} has {len(previous.ids)} samples, and none of them is in {request.data}: pass another --name"
+            f"the data set {plan.catalog!r} has {plural(len(previous.ids), 'sample')}, and none of them is in {request.data}: pass another"
+            " --name"
         )

@@ -15,6 +15,7 @@ from cachestore.core.errors import RecipeMismatch
 from cachestore.core.inputs import RESOLUTIONS, SOURCE, options_for
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION
+from cachestore.core.words import plural
 from cachestore.jobs.columns import has_same_rows, has_same_texts, inputs, numbers
 from cachestore.storage.catalog import Catalog, KeyColumn
 from cachestore.work.plan import Plan
@@ -35,17 +36,17 @@ def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> t
     ids, before = (set[str](), set[str]()) if is_same else (set(plan.ids), set(previous.ids))
     if before and not ids & before and not replace_allowed:
         raise RecipeMismatch(
-            f"the data set {plan.catalog!r} has {len(before)} samples, and none of them is in this source, which lists"
+            f"the data set {plan.catalog!r} has {plural(len(before), 'sample')}, and none of them is in this source, which lists"
             f" {len(ids)}: pass another --name, or --replace to replace them with this source"
         )
     for column in () if replace_allowed else previous.columns:
         _compare_column(plan, column, previous)
     if ids - before:
-        words.append(f"{len(ids - before)} new samples under the name {plan.catalog!r}")
+        words.append(f"{plural(len(ids - before), 'new sample')} under the name {plan.catalog!r}")
     if changed := _count_changed_captions(plan, previous):
-        words.append(f"{changed} captions changed")
+        words.append(f"{plural(changed, 'caption')} changed")
     if before - ids:
-        words.append(f"{len(before - ids)} samples are no longer listed and leave {plan.catalog!r}")
+        words.append(f"{plural(len(before - ids), 'sample is', 'samples are')} no longer listed and removed from {plan.catalog!r}")
     return tuple(words)
 
 

@@ -16,6 +16,7 @@ from cachestore.core.arguments import as_many, as_text, as_whole
 from cachestore.core.captions import CaptionPolicy, Choose
 from cachestore.core.errors import BadInput, CacheStoreError
 from cachestore.core.keys import Recipe
+from cachestore.core.words import plural
 from cachestore.files.paths import Layout
 from cachestore.loading.batch_slice import BatchSlice, read_or
 from cachestore.loading.buffers import BatchBuffers
@@ -140,7 +141,7 @@ class CachedDataset(Dataset[SampleDict]):
 
     def __repr__(self) -> str:
         root = str(self._reader.layout.root)
-        return f"CachedDataset({root!r}, {self.name!r}, generation={self.generation}: {len(self)} samples)"
+        return f"CachedDataset({root!r}, {self.name!r}, generation={self.generation}: {plural(len(self), 'sample')})"
 
     def __len__(self) -> int:
         """How many samples are complete."""

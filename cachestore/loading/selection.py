@@ -22,6 +22,7 @@ from cachestore.core.errors import BadInput, FormatError, MissingEntry
 from cachestore.core.inputs import IMAGES, SOURCE, SOURCE_WEIGHT, caption_key
 from cachestore.core.keys import Key, digest_parts
 from cachestore.core.samples import CONTROL, MASK
+from cachestore.core.words import plural
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
 from cachestore.loading.columns import NO_EXTRAS, SIZES, Bucket, bucket_groups, control_keys, has_extras, is_one_a_bucket, variant_keys
@@ -187,7 +188,7 @@ class Selection:
         except IndexError:
             count = len(rows)
             outside = next(index for index in indices if not -count <= index < count)
-            raise IndexError(f"{self.options.called} has {count} samples, but none at {outside}") from None
+            raise IndexError(f"{self.options.called} has {plural(count, 'sample')}, but none at {outside}") from None
 
     @cached_property
     def ids(self) -> Sequence[str]:

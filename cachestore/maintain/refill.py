@@ -11,7 +11,7 @@ from cachestore.core.arguments import as_switch, check_calls
 from cachestore.core.errors import BadInput, FormatError, RecipeMismatch, naming_extras
 from cachestore.core.keys import Json, Key, canonical
 from cachestore.core.ranks import RankInfo
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, plural
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import MARKER, Layout
 from cachestore.jobs.comparison import compare
@@ -160,7 +160,8 @@ def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest, on_
     wanted = look_at_request(layout, request, compare_with=unchanged)
     if gone := _gone(layout, catalog, wanted):
         raise BadInput(
-            f"the pictures of {len(gone)} samples of {catalog.name!r} that lack entries are gone ({first_of(gone)}); nothing was encoded:"
+            f"the pictures of {plural(len(gone), 'sample')} of {catalog.name!r} with lost entries are gone ({first_of(gone)});"
+            " nothing was encoded:"
             " put them back, or pass --source with their new path (`cachestore precompute` continues without them)"
         )
     return precompute_here(request, store_id=layout.store_id, on_progress=on_progress, compare_with=unchanged).encoded_here

@@ -81,7 +81,7 @@ def flip(store):
 
 def test_gc_drop_and_compact_say_in_words_what_they_did(run, store):
     assert "rewritten" in run("compact", store, "--dry-run")[1]
-    assert run("drop", store, "train")[1].startswith("train: 1 catalogs and 1 plans removed")
+    assert run("drop", store, "train")[1].startswith("train: 1 catalog and 1 plan removed")
     assert "would be marked for deletion" in run("gc", store)[1]
     assert "readable for 0 h" in run("gc", store, "--apply", "--grace", "0")[1]
     assert " 0 segments" not in run("gc", store, "--apply", "--grace", "0")[1].splitlines()[0]

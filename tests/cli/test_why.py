@@ -1,8 +1,10 @@
 """`cachestore why` of a store without a data set: what is unfinished there."""
 
+import json
+
 import pytest
 
-from cachestore.cli import ERROR, OK, main
+from cachestore.cli import DAMAGE, ERROR, OK, main
 from cachestore.work.workers import Heartbeat
 from tests import fakes
 from tests.fakes import FakeEncoder, captions
@@ -37,3 +39,22 @@ def test_a_pass_that_runs_is_not_called_unfinished(begun, capsys):
 def test_a_data_set_that_is_there_is_told_without_its_passes(begun, capsys):
     fakes.run_pass(begun)
     assert said(capsys, begun.layout.root) == "data set 'train' (generation 1): all 2 samples are ready\n"
+
+
+@pytest.mark.parametrize("lacking", [1, 3])
+def test_samples_without_a_picture_are_not_ready_if_others_have_one(tmp_path, makers, capsys, lacking):
+    rows = [{"id": f"{n}", "caption": f"{n}"} | ({"image": f"{n}.png"} if n >= lacking else {}) for n in range(3)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for n in range(3):
+        (tmp_path / f"{n}.png").write_bytes(b"%d" % n)
+    asked = ["--encode", "text,latents" if lacking < 3 else "text", "--store", str(tmp_path / "store")]
+    assert main(["precompute", str(tmp_path / "rows.jsonl"), "--model", "m", *asked]) == OK
+    capsys.readouterr()
+    if lacking == 3:
+        assert "all 3 samples are ready" in said(capsys, tmp_path / "store")
+        return
+    reported = said(capsys, tmp_path / "store", code=DAMAGE)
+    assert "train  0: no picture" in reported
+    assert "1 of 3 samples is not ready" in reported
+    assert "NOT READY\n  no picture" in said(capsys, tmp_path / "store", "0", code=DAMAGE)
+    assert ": ready" in said(capsys, tmp_path / "store", "2")

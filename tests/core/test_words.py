@@ -1,6 +1,6 @@
 """How counts and lists read in a message."""
 
-from cachestore.core.words import did_you_mean, first_of, human_bytes, misspelt, nearest
+from cachestore.core.words import did_you_mean, first_of, human_bytes, misspelt, nearest, noun, plural
 
 
 def test_of_nothing_nothing_is_named():
@@ -34,3 +34,9 @@ def test_a_slip_is_letters_in_another_order_or_one_too_many_or_too_few():
     slips = [misspelt(given, known) for given in ("imgae", "imag", "Maks", "crop_", "textt")]
     assert slips == ["image", "image", "mask", "crop", "text"]
     assert [given for given in ("image", "task", "image_path", "i", "", "test", "texture") if misspelt(given, known)] == []
+
+
+def test_a_count_stands_with_the_form_of_its_noun():
+    assert [plural(number, "entry") for number in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
+    assert [plural(number, "caption is", "captions are") for number in (1, 2)] == ["1 caption is", "2 captions are"]
+    assert (plural(1003, "segment", form=","), noun(1, "day"), noun(2, "day")) == ("1,003 segments", "day", "days")

@@ -149,8 +149,8 @@ def test_captions_whose_files_say_other_words_now_are_counted_and_end_with_3(dat
     (data / "a" / "one.txt").unlink()
     assert main(["export", str(store), "--format", "ai-toolkit", "-o", str(out)]) == FAILURES
     words = capsys.readouterr().out
-    assert "ai-toolkit reads other text from the files of 1 captions, and encodes that again itself (two.png)" in words
-    assert "1 captions have no caption file here" in words
+    assert "ai-toolkit reads other text from the files of 1 caption, and encodes that again itself (two.png)" in words
+    assert "1 caption has no caption file here" in words
 
 
 @pytest.mark.parametrize("options", [{}, {"trigger_word": "sks"}])

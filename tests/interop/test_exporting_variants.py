@@ -228,7 +228,7 @@ def test_groups_that_musubi_cannot_stack_are_counted_and_end_with_3(tmp_path, ou
     report = send("musubi", without_text(make_store(tmp_path / "store", Wanted((512,), family="z-image"))), out)
     assert (report.complete, report.failures, report.written) == (False, (), 3)
     assert in_words(report.not_taken).startswith(
-        "1 of the 2 groups from which musubi makes batches hold latents of several shapes (2 pictures)"
+        "1 of 2 groups from which musubi makes batches holds latents of several shapes (2 pictures)"
     )
 
 
@@ -238,7 +238,7 @@ def test_groups_that_simpletuner_cannot_stack_are_counted(tmp_path, out, monkeyp
     monkeypatch.setattr("tests.interop.test_exporting_variants.choose", partial(buckets.choose, upscales=False))
     report = send("simpletuner", make_store(tmp_path / "store", Wanted((512,))), out)
     assert not report.complete
-    assert in_words(report.not_taken).startswith("1 of the 1 groups from which simpletuner makes batches")
+    assert in_words(report.not_taken).startswith("1 of 1 group from which simpletuner makes batches")
 
 
 def test_latents_of_other_buckets_than_sd_scripts_would_take_are_counted(tmp_path, out):

@@ -153,14 +153,14 @@ def test_other_samples_under_a_name_are_counted_aloud(tmp_path, makers):
     request = asked(manifest(tmp_path / "n.jsonl", b="x", c="x", d="x", e="x"), tmp_path / "store")
     remarks = look_at_request(create_store(tmp_path / "store"), request).remarks
     assert "2 new samples under the name 'train'" in remarks
-    assert "1 samples are no longer listed and leave 'train'" in remarks
+    assert "1 sample is no longer listed and removed from 'train'" in remarks
 
 
 @pytest.mark.parametrize(
     ("before", "now", "says"),
     [
         ({"a": "x", "b": "x", "c": "x"}, {"a": "y", "b": "x", "c": "z"}, ["2 captions changed"]),
-        ({"a": "x", "b": "x"}, {"b": "y", "c": "z"}, ["1 captions changed"]),
+        ({"a": "x", "b": "x"}, {"b": "y", "c": "z"}, ["1 caption changed"]),
         ({"a": ["x", "y"]}, {"a": ["x", "z", "w"]}, ["2 captions changed"]),
         ({"a": "x", "b": "x"}, {"a": "x", "c": "y"}, []),
         ({"a": "x"}, {"a": "x"}, []),

@@ -160,9 +160,9 @@ def edited(data):
     ("change", "says"),
     [
         ([half_mounted], r"2 samples are no longer listed.*0\.png, 1\.png"),
-        ([added], r"1 new samples.*9\.png"),
-        ([edited], "1 captions changed"),
-        ([half_mounted, added], r"1 new samples.*2 samples are no longer listed"),
+        ([added], r"1 new sample.*9\.png"),
+        ([edited], "1 caption changed"),
+        ([half_mounted, added], r"1 new sample.*2 samples are no longer listed"),
         ([shutil.rmtree, lambda data: data.mkdir()], "4 samples are no longer listed"),
     ],
 )
@@ -194,7 +194,7 @@ def test_a_source_that_changes_while_refilling_publishes_no_other_data_set(store
 
     monkeypatch.setattr(refill, "look_at_request", look_and_add)
     before = catalog(store).digest
-    with pytest.raises(BadInput, match="1 new samples"):
+    with pytest.raises(BadInput, match="1 new sample"):
         cs.repair(store, refill=True)
     assert catalog(store).digest == before
 
