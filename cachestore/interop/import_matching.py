@@ -273,7 +273,8 @@ def remarks_of(encoders: Iterable[FileEncoder]) -> Iterator[str]:
         if not isinstance(encoder, ImportedLatents):
             continue
         if encoder.several:
-            yield f"{_named(encoder.several)} {noun(len(encoder.several), 'has', 'have')} latents of several resolutions; the largest are imported"
+            have = noun(len(encoder.several), "has", "have")
+            yield f"{_named(encoder.several)} {have} latents of several resolutions; the largest are imported"
         if encoder.turned and encoder.cache.format.name == SD_SCRIPTS:
             yield (
                 f"{_named(encoder.turned)} {noun(len(encoder.turned), 'is', 'are')} turned by EXIF data, but sd-scripts ignores that:"
