@@ -355,7 +355,7 @@ def test_each_of_several_sources_has_a_tree_of_its_own(tmp_path, out, kind, tree
 def test_what_needs_no_choice_and_has_no_place_is_reported(tmp_path, out, capsys):
     store = make_store(tmp_path / "store", Wanted((256,), captions=("a fox", "another"), controls=1))
     report = send("ai-toolkit", store, out)
-    assert report.left_out == ("2 latents of control images", "2 captions after the first one of their picture")
+    assert report.left_out == ("latents of 2 control images", "2 captions after the first one of their picture")
     assert main(["export", str(store), "--format", "ai-toolkit", "-o", str(out), "--resolution-only", "256", "--leave-out", "masks"]) == OK
     assert "not exported: 2 captions" in capsys.readouterr().out
 

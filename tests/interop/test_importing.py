@@ -314,7 +314,7 @@ def test_captions_that_ai_toolkit_encodes_in_other_words_are_those_of_the_data_s
     report = bring("ai-toolkit", data, store, data, **options)
     assert (report.complete, report.report.encoded) == (True, 2)
     assert sample_of(store, made)["caption"] == caption
-    assert any("have other words than ai-toolkit encoded" in remark for remark in report.remarks)
+    assert any("has other words than ai-toolkit encoded" in remark for remark in report.remarks)
 
 
 def test_a_trigger_word_that_is_not_named_leaves_text_unpaired_and_says_what_may_be(data, store):
@@ -346,7 +346,7 @@ def test_sd_scripts_text_is_of_the_first_line_which_is_the_caption_then(data, st
     assert report.complete
     assert sample_of(store, pictures[0])["caption"] == first
     check_text(sample_of(store, pictures[0]), pictures[0], "flux", torch.float32)
-    assert any("1 caption has several lines" in remark or "1 caption files have other words" in remark for remark in report.remarks)
+    assert any("1 caption has several lines" in remark or "1 caption file has other words" in remark for remark in report.remarks)
     assert not any("each whole text is one caption" in remark for remark in report.remarks)
 
 
@@ -376,7 +376,7 @@ def test_pictures_that_their_exif_data_turn_are_reported_of_sd_scripts(data, sto
     trainers.write_sd_scripts(data, "flux", [*PICTURES, trainers.Picture("turned.jpg", "", (100, 80), (6, 8))])
     report = bring("sd-scripts", data, store, data)
     assert report.complete
-    assert any("1 picture (turned.jpg) is turned by their EXIF data" in remark for remark in report.remarks)
+    assert any("1 picture (turned.jpg) is turned by EXIF data" in remark for remark in report.remarks)
 
 
 def test_videos_beside_the_pictures_are_counted_and_no_option_is_named_that_an_import_lacks(data, store):

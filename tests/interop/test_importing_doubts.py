@@ -281,7 +281,7 @@ def test_a_note_of_simpletuner_that_may_be_of_two_pictures_leaves_neither_with_a
     report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
     assert failures_of(report, "latents").keys() == {"0.png", "512/0.png"}
     assert "may be of 512/0.png or 0.png, so nothing is taken" in failures_of(report, "latents")["0.png"]
-    assert any("1 paths of" in remark and "may be of 512/0.png or 0.png" in remark for remark in report.remarks)
+    assert any("1 path of" in remark and "may be of 512/0.png or 0.png" in remark for remark in report.remarks)
     assert bring("simpletuner", tmp_path / "text", store, data, family="sdxl", name="text").complete
 
 
