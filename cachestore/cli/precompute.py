@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cachestore.cli import FAILURES, OK, PROGRESS, PROGRESS_HELP, USAGE, print_error, print_json, printable
 from cachestore.cli.stopping import Stop, silence, stopping
 from cachestore.core.errors import BadInput
-from cachestore.core.words import human_bytes, plural
+from cachestore.core.words import human_bytes, listed, noun, plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -129,8 +129,7 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
     if missing:
         where = f", on the command line and in {arguments.config}" if arguments.config else ""
         data = ": a path, or several, or --config with a [[source]] table for each" if missing[-1] == "DATA" else ""
-        named = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
-        raise BadInput(f"{named} {'is' if len(missing) == 1 else 'are'} missing{where}{data}")
+        raise BadInput(f"{listed(missing)} {noun(len(missing), 'is', 'are')} missing{where}{data}")
     is_one_path = len(sources) == 1 and sources[0] == Source(sources[0].data)
     values |= {"data": sources[0].data, "sources": ()} if is_one_path else {"data": "", "sources": tuple(sources)}
     request = PrecomputeRequest(**values)

@@ -15,7 +15,7 @@ from cachestore.core.errors import RecipeMismatch
 from cachestore.core.inputs import RESOLUTIONS, SOURCE, options_for
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION
-from cachestore.core.words import plural
+from cachestore.core.words import first_of, plural
 from cachestore.jobs.columns import has_same_rows, has_same_texts, inputs, numbers
 from cachestore.storage.catalog import Catalog, KeyColumn
 from cachestore.work.plan import Plan
@@ -75,7 +75,7 @@ def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:
     now = plan.recipes[column.recipe]
     if earlier.fingerprint != now.fingerprint:
         changed = [_OPTIONS.get(name, name) for name in _differences(previous.recipes[earlier.fingerprint].make, now.make)]
-        differs = f"were made with another model or other settings ({', '.join(changed[:5])})"
+        differs = f"were made with another model or other settings ({first_of(changed, 5)})"
     elif not _covers(plan, column.options, previous, earlier.options):
         names = sorted(name for name in {*earlier.options, *column.options} if earlier.options.get(name) != column.options.get(name))
         before, after = (", ".join(f"{name} {some.get(name)}" for name in names) for some in (earlier.options, column.options))
