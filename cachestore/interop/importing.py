@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from cachestore.core.arguments import as_many, as_mapping, as_path_str, check_calls
 from cachestore.core.captions import CaptionPolicy
-from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch, naming_extras
+from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch
 from cachestore.core.inputs import WITHIN, framing_of, request_for
 from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.ranks import RankInfo
@@ -26,6 +26,7 @@ from cachestore.interop.import_encoders import declared_encoders, family_of_cach
 from cachestore.interop.import_matching import CacheScan, look_for, remarks_of
 from cachestore.interop.import_request import ImportReport, ImportRequest
 from cachestore.interop.sandbox import CacheFiles, TorchFiles
+from cachestore.jobs.options import python_call
 from cachestore.jobs.pass_loop import run_pass
 from cachestore.jobs.task import Cancel, Job, OnProgress
 from cachestore.source.captions import CaptionLines
@@ -39,7 +40,7 @@ from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build
 _NAMED: Final = 10_000
 
 
-@naming_extras()
+@python_call()
 def import_cache(
     format: str,  # noqa: A002 - the word of the command
     folder: str | Path,

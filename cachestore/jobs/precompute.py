@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from cachestore.core.arguments import as_mapping, as_path_str, check_calls
-from cachestore.core.errors import BadInput, Incomplete, WriteFailed, naming_extras
+from cachestore.core.errors import BadInput, Incomplete, WriteFailed
 from cachestore.core.keys import Json
 from cachestore.core.ranks import RankInfo
 from cachestore.encode.needs import NOT_MADE
@@ -24,7 +24,7 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.comparison import Compare
 from cachestore.jobs.launching import run_workers
 from cachestore.jobs.option_types import allowed_failures
-from cachestore.jobs.options import LOADED, Options, PrecomputeRequest
+from cachestore.jobs.options import LOADED, Options, PrecomputeRequest, python_call
 from cachestore.jobs.pass_loop import Report, count_invocation, held_to, invocation_of, key_without_reading, numbered, run_pass
 from cachestore.jobs.planning import NO_LATENTS, Wanted, check_listing, list_request, look_at_request, needs_of_request
 from cachestore.jobs.processes import LISTING, Care, showing
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("cachestore")
 
 
-@naming_extras()
+@python_call()
 def precompute(
     data: object,
     *,
@@ -133,7 +133,7 @@ def precompute(
     return report
 
 
-@naming_extras()
+@python_call()
 def plan(
     data: object,
     *,

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final, Literal, TypeVar
 
 from cachestore.core.arguments import as_whole
 from cachestore.core.dtypes import RawTensor
-from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch, naming_extras
+from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch
 from cachestore.core.inputs import cells_each, combined_digest, options_for, request_for
 from cachestore.core.keys import Json, Key, Recipe, canonical
 from cachestore.core.samples import CAPTION
@@ -25,7 +25,7 @@ from cachestore.encode.unit import Encoder, Resolved
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout
 from cachestore.jobs.declared_model import declared_encoder, find_declared_difference, is_imported
-from cachestore.jobs.options import PrecomputeRequest
+from cachestore.jobs.options import PrecomputeRequest, python_call
 from cachestore.jobs.planning import encoders_of, files_of_request
 from cachestore.maintain import collect as upkeep
 from cachestore.maintain.moved import NewPaths, check_names, new_paths, request_at
@@ -123,7 +123,7 @@ class _Tally:
         self.why_refused = self.why_refused or why
 
 
-@naming_extras()
+@python_call()
 def verify(
     path: str | Path,
     level: Literal["full", "quick"] = "full",

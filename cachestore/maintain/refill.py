@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 
 from cachestore.core.arguments import as_switch, check_calls
-from cachestore.core.errors import BadInput, FormatError, RecipeMismatch, naming_extras
+from cachestore.core.errors import BadInput, FormatError, RecipeMismatch
 from cachestore.core.keys import Json, Key, canonical
 from cachestore.core.ranks import RankInfo
 from cachestore.core.words import first_of, plural
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import MARKER, Layout
 from cachestore.jobs.comparison import compare
-from cachestore.jobs.options import PrecomputeRequest
+from cachestore.jobs.options import PrecomputeRequest, python_call
 from cachestore.jobs.planning import Wanted, look_at_request
 from cachestore.jobs.precompute import precompute_here
 from cachestore.jobs.reconcile import Reconciler
@@ -34,7 +34,7 @@ from cachestore.work.retention import ReportedCatalog, generation_of_pass, repor
 _log = logging.getLogger("cachestore")
 
 
-@naming_extras()
+@python_call()
 def repair(
     path: str | Path,
     *,
