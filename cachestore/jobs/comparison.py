@@ -46,7 +46,8 @@ def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> t
     if changed := _count_changed_captions(plan, previous):
         words.append(f"{plural(changed, 'caption')} changed")
     if before - ids:
-        words.append(f"{plural(len(before - ids), 'sample is', 'samples are')} no longer listed and removed from {plan.catalog!r}")
+        leave = plural(len(before - ids), "sample is no longer listed and leaves", "samples are no longer listed and leave")
+        words.append(f"{leave} {plan.catalog!r}")
     return tuple(words)
 
 

@@ -336,7 +336,7 @@ def _argument(found: "re.Match[str]") -> str:
         return f"{name}=True{rest}"
     if value in _words().get(name, ()):
         return f'{name}="{value}"'
-    return f"{name}={value}" if _VALUE.fullmatch(value) else f"{name}={rest}"
+    return f"{name}={value}" if _VALUE.fullmatch(value) else f"{name}{rest}"
 
 
 @cache
@@ -347,9 +347,9 @@ def _switches() -> frozenset[str]:
 @cache
 def _words() -> Mapping[str, frozenset[str]]:
     """The words that an option takes, by its name: those between the bars of its metavar, dtypes, and what can be encoded."""
-    found = {one.name: frozenset((option_of(one).metavar or "").split("|")) - {""} for one in fields(PrecomputeRequest)}
+    found = {one.name: frozenset(filter(str.islower, (option_of(one).metavar or "").split("|"))) for one in fields(PrecomputeRequest)}
     dtypes = dict.fromkeys(("text_dtype", "vae_dtype"), frozenset(DTYPES))
-    return {**found, **dtypes, "encode": frozenset({"text", LATENTS, f"text,{LATENTS}"}), "device": frozenset({"cpu", "auto"})}
+    return {**found, **dtypes, "encode": frozenset({"text", LATENTS, f"text,{LATENTS}"}), "leave_out": frozenset({"flips", "masks"})}
 
 
 @contextmanager

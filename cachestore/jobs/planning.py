@@ -104,8 +104,9 @@ def look_at_request(
     in_memory: InMemory | None = None,
     listing: Listing | None = None,
     compare_with: Compare | None = None,
+    is_dry: bool = False,
 ) -> Wanted:
-    """List the source, digest the model's files and build the plan; publish the plan if it is not published yet.
+    """List the source, digest the model's files and build the plan; publish the plan if it is not published yet, unless `is_dry`.
 
     `in_memory` are the listings of sources in memory; `listing` is that of all sources, if it was made already. With a `heartbeat`,
     others see what this invocation is about to do, and a rank other than 0 waits for rank 0 to build the plan.
@@ -123,7 +124,8 @@ def look_at_request(
         _show(heartbeat, f"listing {request.named_data}")
         listing = list_request(request, in_memory)
     _show(heartbeat, "reading the model's files")
-    request, encoders = _with_resampler(layout, request, _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded))
+    made = _encoders(layout, request, is_dry=is_dry) if loaded is None else encoders_of(request, {}, loaded)
+    request, encoders = _with_resampler(layout, request, made)
     needs = needs_of_request(request, loaded)
     _check_latents(request, encoders)
     columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
@@ -141,7 +143,7 @@ def look_at_request(
         _refuse_rows(request, seen)
     _refuse_nothing(request, plan, previous)
     _check_resampler(plan, encoders)
-    if published is None:
+    if published is None and not is_dry:
         publish_plan(layout, plan)
         plan = _published(layout, name) or plan  # as it is read from disk, it takes less memory
     encoders = encoders[: len(plan.recipes)]
@@ -286,11 +288,12 @@ def _published(layout: Layout, name: str) -> Plan | None:
         return None
 
 
-def _encoders(layout: Layout, request: PrecomputeRequest) -> tuple[Encoder, ...]:
+def _encoders(layout: Layout, request: PrecomputeRequest, *, is_dry: bool) -> tuple[Encoder, ...]:
     known = load_digests(layout, host_name())
     before = dict(known)
     encoders = encoders_of(request, known)
-    publish_digests(layout, host_name(), {name: digest for name, digest in known.items() if name not in before})
+    if not is_dry:
+        publish_digests(layout, host_name(), {name: digest for name, digest in known.items() if name not in before})
     return encoders
 
 

@@ -232,7 +232,7 @@ def test_latents_alone_are_of_the_only_family_with_their_constants_or_of_the_one
     assert [path.name for path in out.glob("*.npz")] == ["a_0640x0480_sdxl.npz"]
     made = stores.recipes(None, "sample", scaling_factor=0.5, shift_factor=None)
     store = stores.make_store(tmp_path / "others", [stores.Row("a.png")], made)
-    with pytest.raises(BadInput, match="pass --family"):
+    with pytest.raises(BadInput, match="pass family"):
         send("sd-scripts", store, out)
     assert send("sd-scripts", store, out, family="sd15").written == 1
 

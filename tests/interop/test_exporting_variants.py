@@ -274,17 +274,17 @@ def test_ai_toolkit_finds_resolutions_and_sides_by_their_digests(tmp_path, out):
 @pytest.mark.parametrize(
     ("kind", "wanted", "choice", "reason"),
     [
-        ("simpletuner", Wanted(options={"flip": True}), {"leave_out": ["flips"]}, "pass --leave-out flips"),
-        ("musubi", Wanted(options={"flip": True}, controls=1), {"leave_out": ["flips"]}, "pass --leave-out flips"),
-        ("simpletuner", Wanted(masks=True), {"leave_out": ["masks"]}, "pass --leave-out masks"),
-        ("ai-toolkit", Wanted(masks=True), {"leave_out": ["masks"]}, "pass --leave-out masks"),
+        ("simpletuner", Wanted(options={"flip": True}), {"leave_out": ["flips"]}, 'pass leave_out="flips"'),
+        ("musubi", Wanted(options={"flip": True}, controls=1), {"leave_out": ["flips"]}, 'pass leave_out="flips"'),
+        ("simpletuner", Wanted(masks=True), {"leave_out": ["masks"]}, 'pass leave_out="masks"'),
+        ("ai-toolkit", Wanted(masks=True), {"leave_out": ["masks"]}, 'pass leave_out="masks"'),
         (
             "sd-scripts",
             Wanted((512,), options={"crop": "random", "seed": 0, "variants": 2}),
             {"variant_only": 1},
-            "--variant-only with a number from 0 to 1",
+            "variant_only with a number from 0 to 1",
         ),
-        ("sd-scripts", Wanted(family="sdxl"), {"resolution_only": 512}, "--resolution-only with one of 256, 512"),
+        ("sd-scripts", Wanted(family="sdxl"), {"resolution_only": 512}, "resolution_only with one of 256, 512"),
     ],
 )
 def test_what_a_trainer_has_no_place_for_is_refused_and_the_choice_that_is_named_exports(tmp_path, out, kind, wanted, choice, reason):
@@ -318,7 +318,7 @@ def test_the_chosen_crop_and_resolution_alone_are_written(tmp_path, out):
 
 def test_drawn_crops_are_never_found_by_ai_toolkit(tmp_path, out):
     store = make_store(tmp_path / "store", Wanted(options={"crop": "random", "seed": 0}))
-    with pytest.raises(BadInput, match="precompute with --crop center"):
+    with pytest.raises(BadInput, match='precompute with crop="center"'):
         send("ai-toolkit", store, out)
 
 
@@ -328,7 +328,7 @@ def test_choices_that_cannot_be_made_are_refused(tmp_path, out):
         send("musubi", store, out, resolution_only=1024)
     with pytest.raises(BadInput, match="'faces' cannot be left out; flips and masks can"):
         send("musubi", store, out, leave_out=["faces"])
-    with pytest.raises(BadInput, match="--variant-only must be 0, not"):
+    with pytest.raises(BadInput, match="variant_only must be 0, not"):
         send("musubi", store, out, variant_only=1)
     assert not out.exists()
 

@@ -224,7 +224,7 @@ def test_a_cache_beside_pictures_is_not_taken_from_a_folder_above_or_below_the_s
     folder, source = (data / "a", data) if outer == "source" else (data, data / "a")
     if outer == "cache":
         {"sd-scripts": trainers.write_sd_scripts, "ai-toolkit": trainers.write_ai_toolkit}[kind](data, "flux", inner)
-    with pytest.raises(BadInput, match=rf"{data / 'a'} lies in {data}; .* or {folder} as --data"):
+    with pytest.raises(BadInput, match=rf"{data / 'a'} lies in {data}; .* or {folder} as data"):
         bring(kind, folder, store, source, encode=["latents"])
     assert not store.exists()
 
