@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     with (
         stopping(silence, arguments.line) as stop,
-        Progress(Path(request.store), style, "starting workers", stop.is_set) as progress,
+        Progress(Path(request.store), style, "starting", stop.is_set) as progress,
     ):
         report = _run(request, rank_info, progress, stop, is_quiet=arguments.quiet)
     if arguments.json and speaks:
@@ -89,7 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progress", stop: Stop, *, is_quiet: bool) -> "Report":
-    """Encode in other processes, also for a single rank, so that this one can show what they do at any moment."""
+    """Encode in other processes, also for a single rank, so that this one can show what they do at any moment.
+
+    If the same command has made the data set, this process looks first: where nothing has to be encoded, none is started.
+    """
     from cachestore.files.opening import look_at
     from cachestore.files.paths import Layout
     from cachestore.jobs.launching import run_workers
@@ -101,6 +104,11 @@ def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progres
 
         return progress.look(pids)
 
+    if look_at(Layout.at(request.store).catalog_folder(request.name)) is not None and rank_info.found_in == "single process":
+        from cachestore.jobs.precompute import report_if_made
+
+        if (made := report_if_made(request, rank_info, silence if is_quiet else progress.say)) is not None:
+            return made
     # Workers of a store that exists must not make a new one if it disappears. Otherwise they make it, once they have listed the source.
     is_there = look_at(Layout.at(request.store).marker) is not None
     variables = handed_on(open_for_pass(request.store)) if is_there else {}

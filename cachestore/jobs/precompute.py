@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 from cachestore.core.arguments import as_mapping, as_path_str, check_calls
 from cachestore.core.errors import BadInput, Incomplete, WriteFailed
@@ -42,6 +42,7 @@ from cachestore.jobs.task import Cancel, Job, OnProgress
 from cachestore.source.combined import InMemory, as_sources, files_in_memory, list_in_memory
 from cachestore.source.listing import Listing
 from cachestore.source.memory import write_rows
+from cachestore.storage.catalog import list_generations, newest_catalog
 from cachestore.storage.listing_numbers import listing_number, number_if_there
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.agreement import check_agreement
@@ -53,7 +54,15 @@ if TYPE_CHECKING:
     from cachestore.encode.loaded import LoadedModel
     from cachestore.jobs.forecast import Forecast
 
+_FEW: Final = 10_000
+"""How many samples are looked at by the command itself before it starts workers: fewer take less time than a worker's start."""
+
 _log = logging.getLogger("cachestore")
+
+
+def _to_log(line: str) -> None:
+    """Log a line for a caller in Python. Lines about inputs that are not made are warnings, which show without any logging setup."""
+    _log.log(logging.WARNING if line.startswith(NOT_MADE) else logging.INFO, "%s", line)
 
 
 @python_call()
@@ -231,8 +240,35 @@ def _is_model_here(request: PrecomputeRequest) -> bool:
     return all(is_here(name, request.revision) for name in (request.model, request.vae, request.text_encoder) if name is not None)
 
 
+def report_if_made(request: PrecomputeRequest, rank_info: RankInfo, say: Say) -> Report | None:
+    """Return the report if this request has made the data set, and nothing has to be encoded; else None.
+
+    Looks only at data sets of few samples, as the workers would list and plan all of it once more.
+    """
+    layout = Layout.at(request.store)
+    if not list_generations(layout, request.name) or not _is_model_here(request):
+        return None
+    catalog = newest_catalog(layout, request.name, io="mmap")
+    if catalog is None or len(catalog) > _FEW or not any(_is_same(request.hints(), hints) for hints in catalog.request.values()):
+        return None
+    with number_if_there(layout, request.name) as number:
+        return _look_first(request, rank_info, launch_of(rank_info), {}, listing=None, number=number, say=say)[0]
+
+
+def _is_same(hints: Mapping[str, Json], recorded: Mapping[str, Any]) -> bool:
+    """Whether options are those that a catalog records, which also names the way of resizing that was chosen."""
+    return {**hints, "resample": hints["resample"] or recorded.get("resample")} == recorded
+
+
 def _look_first(
-    request: PrecomputeRequest, rank_info: RankInfo, launch: str, in_memory: InMemory, *, listing: Listing | None, number: int
+    request: PrecomputeRequest,
+    rank_info: RankInfo,
+    launch: str,
+    in_memory: InMemory,
+    *,
+    listing: Listing | None,
+    number: int,
+    say: Say = _to_log,
 ) -> tuple[Report | None, str]:
     """Return the report if nothing has to be encoded, else None; and the launch's name for this invocation. Runs without torch.
 
@@ -250,7 +286,7 @@ def _look_first(
             before_any_work = threading.Event()  # cancels all that would encode or wait; a pass with nothing to do never checks it
             before_any_work.set()
             with suppress(Incomplete):
-                return _run(wanted, rank_info, heartbeat, number, cancel=before_any_work, complete=reconciler), launch
+                return _run(wanted, rank_info, heartbeat, number, say=say, cancel=before_any_work, complete=reconciler), launch
     return None, launch
 
 
@@ -288,11 +324,6 @@ def _unknown(wanted: Wanted, rise: Callable[[], None], launch: str = "") -> tupl
     reconciler = Reconciler(job, ref, key_without_reading(wanted.encoders), rise, ignored_launch=launch)
     with closing(load_snapshot(wanted.layout, for_planning=True)) as snapshot:
         return reconciler, reconciler.unknown(snapshot)
-
-
-def _to_log(line: str) -> None:
-    """Log a line for a caller in Python. Lines about inputs that are not made are warnings, which show without any logging setup."""
-    _log.log(logging.WARNING if line.startswith(NOT_MADE) else logging.INFO, "%s", line)
 
 
 def precompute_here(
