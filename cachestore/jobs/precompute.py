@@ -16,6 +16,7 @@ from cachestore.core.arguments import as_mapping, as_path_str, check_calls
 from cachestore.core.errors import BadInput, Incomplete, WriteFailed
 from cachestore.core.keys import Json
 from cachestore.core.ranks import RankInfo
+from cachestore.core.words import did_you_mean
 from cachestore.encode.needs import NOT_MADE
 from cachestore.encode.unit import Encoder
 from cachestore.files.marker import noticing_its_end
@@ -175,7 +176,8 @@ def read_arguments(
     """Return the request, its sources in memory by number, and a model in memory; checks the arguments of `caller`. Raises BadInput."""
     known = {one.name for one in fields(PrecomputeRequest)}
     if unknown := sorted(set(asked) - known):
-        raise BadInput(f"{caller} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
+        names = sorted(known - {"data", "sources", "model", "store", "encode_arg"} | {"encode_args"})
+        raise BadInput(f"{caller} has no option {unknown[0]!r}{did_you_mean(unknown[0], names)}; it has {', '.join(names)}")
     loaded = None
     if isinstance(model, str | os.PathLike):
         named = as_path_str("model", cast("object", model), "a path or a hub id")

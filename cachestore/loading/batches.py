@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Protocol, Self, get_args
 from cachestore.core.arguments import as_mapping, as_switch, as_whole, as_word
 from cachestore.core.errors import BadInput
 from cachestore.core.ranks import RankInfo, discover
-from cachestore.core.words import first_of, plural
+from cachestore.core.words import first_of, noun, plural
 from cachestore.loading.order import Order, Tail, count_batches, count_even, even_out, order_batches
 
 _log = logging.getLogger(__name__)
@@ -339,7 +339,7 @@ def _report_left_out(data: Bucketed, order: Order, world: int) -> None:
     batches = count_batches(data.buckets, order) % world
     reasons: list[str] = []
     if rests:
-        reasons.append(f"{rest} that do not fill a batch of {order.size} ({_listed(rests)})")
+        reasons.append(f"{rest} that {noun(rest, 'does', 'do')} not fill a batch of {order.size} ({_listed(rests)})")
     if batches:
         reasons.append(f"{batches * order.size} in batches that cannot be divided among {world} ranks")
     if reasons:

@@ -20,6 +20,7 @@ from cachestore.jobs.options import PrecomputeRequest, python_call
 from cachestore.jobs.planning import Wanted, look_at_request
 from cachestore.jobs.precompute import precompute_here
 from cachestore.jobs.reconcile import Reconciler
+from cachestore.jobs.recorded_paths import is_there, source_paths
 from cachestore.jobs.task import Job, OnProgress
 from cachestore.maintain.collect import look_further, lost_catalogs
 from cachestore.maintain.moved import NewPaths, check_names, files_where_they_are, new_paths, request_at
@@ -175,6 +176,8 @@ def _requests(layout: Layout, catalog: Catalog, moved: NewPaths) -> list[Precomp
 
 def _look(layout: Layout, catalog: Catalog, request: PrecomputeRequest, missing: AbstractSet[Key], *, is_dry: bool = False) -> None:
     """Raise what keeps a request from encoding a catalog's missing entries again: another source or model, or pictures that are gone."""
+    if away := [path for path in source_paths({"": request.hints()}) if not is_there(path)]:
+        raise BadInput(f"{first_of(away)} is not there; nothing was encoded: put it back, or pass --source with its new path")
     wanted = look_at_request(layout, request, compare_with=partial(_check_unchanged, request), is_dry=is_dry)
     if gone := _gone(catalog, wanted, missing):
         raise BadInput(

@@ -190,7 +190,8 @@ class _Damage:
         lost = len(missing_keys([Finding("corrupt-segment", "", "", entries=entries)]))
         advice = f"run {self._layout.command('repair')}"
         if lost:
-            advice = f"run {self._layout.command('repair --refill')}, as {lost} of its entries are needed and have no other copy"
+            needed = plural(lost, "needed entry of it has", "needed entries of it have")
+            advice = f"run {self._layout.command('repair --refill')}, as {needed} no other copy"
         for finding in check.findings:
             if finding.kind == "unreadable":
                 yield finding

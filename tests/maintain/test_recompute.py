@@ -120,8 +120,9 @@ def test_a_dry_run_changes_and_encodes_nothing_and_refilling_twice_makes_it_once
 def test_a_source_that_moved_is_named(store, data, makers, tmp_path):
     flip_entry(store, "2.png", "latents")
     data.rename(tmp_path / "moved")
-    with pytest.raises(BadInput, match="data"):
-        cs.repair(store, refill=True)
+    for dry_run in (True, False):
+        with pytest.raises(BadInput, match=r"data is not there.*pass source with its new path"):
+            cs.repair(store, refill=True, dry_run=dry_run)
     assert cs.repair(store, refill=True, source=tmp_path / "moved").refilled == 1
     assert cs.verify(store).ok
 
