@@ -177,7 +177,10 @@ def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, li
             raise BadInput(f"cannot read the weights of {component.name} in {path} ({error}); download the model again") from error
     lacking = sorted(name for given, name in names.items() if given not in found)
     if lacking:
-        raise BadInput(f"the weights of {component.name} in {component.folder} lack {', '.join(lacking)}, which normalise its latents")
+        raise BadInput(
+            f"the weights of {component.name} in {component.folder} lack {', '.join(lacking)}, which normalise its latents; give another"
+            " VAE"
+        )
     return found
 
 

@@ -66,7 +66,7 @@ class TorchFiles(AbstractContextManager["TorchFiles"]):
         except (OSError, EOFError, ValueError) as error:
             self.close()
             how = f"was not read within {self._seconds:.0f} s" if late.is_set() else f"crashed the process that read it ({_how(child)})"
-            raise EncodeFailed(f"it {how}; it is ignored") from error
+            raise EncodeFailed(f"it {how}, so it is not used") from error
         finally:
             watch.cancel()
             watch.join()
