@@ -115,7 +115,8 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
     missing = sorted(key for key in loading["missing_keys"] if not any(part in key for part in _MAY_BE_MISSING))
     if missing:
         raise BadInput(
-            f"the weights in {component.path} lack {plural(len(missing), 'tensor')}, such as {missing[0]}, which would get random values"
+            f"the weights in {component.path} lack {plural(len(missing), 'tensor')}, such as {missing[0]},"
+            " which would get random values; download the model again"
         )
     if component.single_file is not None:
         check_single_file(component, loading)
