@@ -74,7 +74,7 @@ def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
         state = (
             f"{len(not_ready)} of {plural(len(catalog), 'sample')} {noun(len(not_ready), 'is', 'are')} not ready"
             if not_ready
-            else f"all {len(catalog)} samples are ready"
+            else noun(len(catalog), "its only sample is ready", f"all {len(catalog)} samples are ready")
         )
         lines.append(f"data set {catalog.name!r} (generation {catalog.generation}): {state}")
     lines += [] if catalogs else ["there is no data set here"]
