@@ -259,8 +259,8 @@ def write_entries(side: Side, part: Part, *, size: int, count: int) -> float:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _put(folder: Path, keys: Sequence[Any], values: Sequence[bytes]) -> None:
-    arrays = [np.frombuffer(value, dtype=np.uint8) for value in values]
+def _put(folder: Path, keys: Sequence[Any], values: Sequence[bytes], shape: tuple[int, ...] = (-1,)) -> None:
+    arrays = [np.frombuffer(value, dtype=np.float16).reshape(shape) for value in values]
     with cs.open(folder, mode="a") as store, store.writer() as writer:
         for number, key in enumerate(keys):
             writer.put(key, {"x": arrays[number % len(arrays)]})
@@ -291,17 +291,19 @@ def _get_both(folder: Path, size: int, count: int) -> dict[str, float]:
     import lmdb
 
     keys = [cs.key(str(number)) for number in range(count)]
+    shape = 4, size // 512, 64  # of the tensor in 16 bits
     ours, theirs = folder / f"got {size}", folder / f"got {size} by LMDB"
     if not ours.exists():
         values = [random.Random(number).randbytes(size) for number in range(512)]
-        _put(ours, keys, values)
+        _put(ours, keys, values, shape)
         _put_in_lmdb(theirs, keys, values)
     with cs.open(ours) as store, lmdb.open(str(theirs), lock=False, readonly=True, readahead=False, max_spare_txns=1) as environment:
 
         def get(key: Any) -> dict[str, torch.Tensor]:
             with environment.begin(buffers=True) as reading:
                 raw = bytearray(reading.get(bytes(key), b""))
-            return {"x": torch.frombuffer(raw, dtype=torch.uint8)}
+            flat = torch.frombuffer(raw, dtype=torch.float16)
+            return {"x": flat[: int(np.prod(shape))].view(shape)}
 
         for key in keys:
             store.get(key)
