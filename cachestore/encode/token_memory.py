@@ -31,7 +31,9 @@ _PLAIN: Final[Mapping[str, tuple[object, ...]]] = {
 """Options of a call that is answered from memory, and their values. `max_length` is the other one."""
 
 
-class _Row(NamedTuple):
+class TokenRow(NamedTuple):
+    """What a tokenizer gives for one text."""
+
     ids: "np.ndarray[Any, Any]"
     kinds: "np.ndarray[Any, Any] | None"
     """The `token_type_ids`, for a tokenizer that gives them."""
@@ -39,19 +41,19 @@ class _Row(NamedTuple):
     """Whether the tokenizer gives a mask without being asked."""
 
 
-def _row_of(encoded: Mapping[str, Any]) -> _Row | None:
+def _row_of(encoded: Mapping[str, Any]) -> TokenRow | None:
     """Return a text's row; None if its tokenizer gives more than ids, kinds and a mask."""
     if not _KNOWN.issuperset(encoded):
         return None
     kinds = encoded.get(_KINDS)
-    return _Row(np.array(encoded["input_ids"], np.int64), None if kinds is None else np.array(kinds, np.int64), _MASK in encoded)
+    return TokenRow(np.array(encoded["input_ids"], np.int64), None if kinds is None else np.array(kinds, np.int64), _MASK in encoded)
 
 
 class TokenMemory:
     """The token ids of texts that were tokenised without being cut. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, TokenRow] = {}
         self._lock = threading.Lock()
 
     def put(self, text: str, encoded: Mapping[str, Any]) -> None:
@@ -64,7 +66,7 @@ class TokenMemory:
             while len(self._rows) > _MOST:
                 del self._rows[next(iter(self._rows))]
 
-    def get(self, text: str) -> _Row | None:
+    def get(self, text: str) -> TokenRow | None:
         """Return what is remembered of a text; None if nothing is."""
         return self._rows.get(text)
 
@@ -123,7 +125,7 @@ def _answer(tokenizer: Any, call: Callable[..., Any], texts: list[str], options:
         for index, text in enumerate(unknown):
             memory.put(text, {name: rows[index] for name, rows in encoded.items()})
     limit: int | None = options.get("max_length")
-    rows: list[_Row] = []
+    rows: list[TokenRow] = []
     for text in texts:
         row = memory.get(text)
         if row is not None and options.get("truncation") and limit is not None and len(row.ids) > limit:
@@ -138,7 +140,7 @@ def _answer(tokenizer: Any, call: Callable[..., Any], texts: list[str], options:
     return _padded(tokenizer, rows, length, is_masked=rows[0].is_masked or bool(options.get("return_attention_mask")))
 
 
-def _padded(tokenizer: Any, rows: Sequence[_Row], length: int, *, is_masked: bool) -> Any:
+def _padded(tokenizer: Any, rows: Sequence[TokenRow], length: int, *, is_masked: bool) -> Any:
     shape = len(rows), length
     made = {"input_ids": np.full(shape, tokenizer.pad_token_id, np.int64)}
     if rows[0].kinds is not None:
