@@ -80,14 +80,14 @@ def test_a_square_of_diffusers_scripts_is_centred_and_random_crops_stay_inside(d
     drawn: dict[str, Any] = {**fixed, "crop": "random", "variants": 2, "flip": True, "name": "drawn"}
     assert cs.precompute(data, **drawn).complete
     odd: dict[str, Any] = fixed | {"resolution": 127, "name": "odd"}
-    with pytest.raises(BadInput, match="--buckets diffusers at resolution 127 does not suit this VAE: use a multiple of 4"):
+    with pytest.raises(BadInput, match='buckets="diffusers" at resolution 127 does not suit this VAE: use a multiple of 4'):
         cs.precompute(data, **odd)
 
 
 def test_other_buckets_under_a_used_name_need_replace(run, data, built, tmp_path):
     run("musubi", buckets="musubi")
     model = built("zimage").folder
-    with pytest.raises(RecipeMismatch, match="have buckets musubi, and this run asks for buckets None: pass --replace"):
+    with pytest.raises(RecipeMismatch, match="have buckets musubi, and this run asks for buckets None: pass replace=True"):
         cs.precompute(data, model=model, store=tmp_path / "store", **SETTINGS, bucket_step=16)
     again = cs.precompute(data, model=model, store=tmp_path / "store", **SETTINGS, bucket_step=16, replace=True)
     assert again.complete
@@ -97,8 +97,8 @@ def test_other_buckets_under_a_used_name_need_replace(run, data, built, tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"buckets": "simpletuner", "no_upscale": True}, "--no-upscale cannot be used with --buckets simpletuner"),
-        ({"buckets": "musubi", "bucket_step": 64}, "--bucket-step cannot be used with --buckets musubi"),
+        ({"buckets": "simpletuner", "no_upscale": True}, 'no_upscale=True cannot be used with buckets="simpletuner"'),
+        ({"buckets": "musubi", "bucket_step": 64}, 'bucket_step cannot be used with buckets="musubi"'),
         ({"buckets": "kohya"}, "^buckets must be cachestore, sd-scripts, musubi, simpletuner, ai-toolkit or diffusers, not 'kohya'"),
     ],
 )
