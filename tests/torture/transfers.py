@@ -98,7 +98,7 @@ COMMANDS: Final = ("push", "pull", "pull one")
 
 
 def _prepare(folder: Path) -> _Ends:
-    """The store that is pushed, and the bucket that is pulled from: two data sets, three generations, six segments."""
+    """The store that is pushed, and the bucket that is pulled from: two data sets, five generations, five segments."""
     ends = _Ends(folder / "origin", folder / "bucket")
     make(ends.store, [1, 2], [3], [4, 5])
     make(ends.store, [2, 6], [7], name="second")
