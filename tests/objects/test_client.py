@@ -97,7 +97,7 @@ def test_a_large_file_goes_up_in_pieces(client, tmp_path):
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ReadFailed("the disk refuses"), KeyboardInterrupt()])
 def test_what_reading_the_file_raises_is_raised_and_nothing_is_visible(client, error):
     class Broken(io.BytesIO):
-        def read(self, size=-1):
+        def read(self, size: int | None = -1):
             if self.tell():
                 raise error
             return super().read(size)
