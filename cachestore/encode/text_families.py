@@ -72,6 +72,15 @@ _FLUX = _row(
     script_resizes="bilinear",
 )
 
+_FLUX2 = replace(
+    _BOTH_HALF,
+    # the denoiser gets no mask: padding is part of the embedding
+    constants={"text_ids": {"kind": "positions", "shape": ["B", "S", 4], "like": "prompt_embeds"}},
+    vae_patch=1,
+    rewrites_captions=True,
+    script_resizes="bilinear",
+)
+
 _QWEN = replace(_HALF, returns=("prompt_embeds", _QWEN_MASK), rewrites_captions=True, **_dropped(_QWEN_MASK))
 _QWEN_EDIT = _row(
     _QWEN,
@@ -134,11 +143,10 @@ _PIPELINES = (
     ),
     _FLUX,
     replace(_FLUX, name="flux-kontext", pipeline="FluxKontextPipeline"),
+    _row(_FLUX2, ("flux2", "Flux2Pipeline", 512), args={MAX_LENGTH_ARG: 512, "text_encoder_out_layers": [10, 20, 30]}),
     _row(
-        replace(_BOTH_HALF, vae_patch=1, rewrites_captions=True, script_resizes="bilinear"),
+        _FLUX2,
         ("flux2-klein", "Flux2KleinPipeline", 512),
-        # the denoiser gets no mask: padding is part of the embedding
-        constants={"text_ids": {"kind": "positions", "shape": ["B", "S", 4], "like": "prompt_embeds"}},
         args={MAX_LENGTH_ARG: 512, "text_encoder_out_layers": [9, 18, 27]},
         script_args={"text_encoder_out_layers": [10, 20, 30]},
     ),

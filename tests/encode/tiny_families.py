@@ -12,7 +12,7 @@ from tests.encode import tiny
 from tests.encode.tiny import library
 
 QWEN_TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + (m['content'] if m['content'] is string else m['content'][0]['text']) + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
@@ -254,12 +254,23 @@ def flux(class_name="FluxPipeline"):
     return of("diffusers", class_name, scheduler=scheduler(), **encoders, **tokenizers, transformer=model)
 
 
-def flux2klein():
+def mistral3():
+    text = {**SMALL, "vocab_size": 300, "num_hidden_layers": 31, "head_dim": 8, "max_position_embeddings": 4096}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+    parts = {"text_config": {**text, "model_type": "mistral"}, "vision_config": {**vision, "patch_size": 14, "model_type": "pixtral"}}
+    return of("transformers", "Mistral3ForConditionalGeneration", config=of("transformers", "Mistral3Config", **parts)).eval()
+
+
+def flux2(class_name="Flux2Pipeline", text=mistral3, **options):
     heads = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2, "joint_attention_dim": 96}
     sizes = {"patch_size": 1, "in_channels": 16, "timestep_guidance_channels": 256, "axes_dims_rope": [4] * 4}
-    parts = {"vae": flux2_vae(), "text_encoder": qwen3(30, class_name="Qwen3ForCausalLM"), "tokenizer": qwen_tokenizer()}
-    model = transformer("Flux2Transformer2DModel", **heads, **sizes, guidance_embeds=False)
-    return of("diffusers", "Flux2KleinPipeline", scheduler=scheduler(), **parts, transformer=model, is_distilled=False)
+    parts = {"vae": flux2_vae(), "text_encoder": text(), "tokenizer": qwen_tokenizer()}
+    model = transformer("Flux2Transformer2DModel", **heads, **sizes, guidance_embeds=not options)
+    return of("diffusers", class_name, scheduler=scheduler(), **parts, transformer=model, **options)
+
+
+def flux2klein():
+    return flux2("Flux2KleinPipeline", lambda: qwen3(30, class_name="Qwen3ForCausalLM"), is_distilled=False)
 
 
 def pixart():
@@ -419,6 +430,7 @@ FAMILIES = {
     "sdxl": Family(sdxl, ("unet",)),
     "sd3": Family(sd3),
     "flux": Family(flux),
+    "flux2": Family(flux2),
     "flux2klein": Family(flux2klein),
     "pixart": Family(pixart, run={"use_resolution_binning": False}),
     # Its own instruction is thousands of letters long, each of which is a token here.
