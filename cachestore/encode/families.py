@@ -43,7 +43,7 @@ A null `scaling_factor` counts as 1, a null `shift_factor` as 0. `"scaled": true
 normalised: the stored tensor is returned as it is, and the constants are those with which it was made.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod, sqrt
 from typing import cast
@@ -75,11 +75,18 @@ def vae_family(class_name: str) -> VaeFamily:
     return VAE_FAMILIES[class_name]
 
 
-def as_it_comes(family: TextFamily, index: Mapping[str, Json]) -> TextFamily:
-    """Return the row for a model that may lack text encoders; the family itself if it lacks none. `index` is its model_index.json."""
+def as_it_comes(family: TextFamily, index: Mapping[str, Json], config_of: Callable[[str], Mapping[str, Json]]) -> TextFamily:
+    """Return the row for a model that may lack text encoders, or be configured in another way; else the family itself.
+
+    `index` is its model_index.json. `config_of` returns config.json of a component.
+    """
     for name, row in family.without.items():
         entry = index.get(name)
         if not isinstance(entry, list) or entry[:1] == [None]:
+            return row
+    for name, row in family.configured.items():
+        component, _, field = name.partition(".")
+        if config_of(component).get(field):
             return row
     return family
 

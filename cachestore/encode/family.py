@@ -134,6 +134,8 @@ class TextFamily:
     """The names in `parts` that are called one by one; empty if `encode_prompt` is called."""
     without: Mapping[str, "TextFamily"] = field(default_factory=dict[str, "TextFamily"])
     """The text encoders that a model may lack, by name, each with the row that is then used instead of this one."""
+    configured: Mapping[str, "TextFamily"] = field(default_factory=dict[str, "TextFamily"])
+    """`COMPONENT.FIELD`: fields in config.json of components, each with the row that is used instead of this one if the field is true."""
     asks: tuple[str, ...] = ()
     """`COMPONENT.FIELD`: fields in config.json of components that are not loaded. The pipeline reads them; a form may `widen` to one."""
     is_found: bool = False

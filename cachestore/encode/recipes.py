@@ -232,7 +232,8 @@ def _family(model: Model, request: ModelRequest) -> TextFamily:
         from cachestore.encode import introspection
 
         family = introspection.find_family(model.class_name, model.index)
-    return _chosen(families.as_it_comes(family, model.index), request)
+    config_of = request.loaded.config if request.loaded else model.config_of
+    return _chosen(families.as_it_comes(family, model.index, config_of), request)
 
 
 def _chosen(family: TextFamily, request: ModelRequest) -> TextFamily:

@@ -19,6 +19,7 @@ from cachestore.encode.family import (
     ZERO_ROWS,
     EncoderPart,
     PictureInput,
+    RowWidth,
     TextFamily,
     plain_forms,
 )
@@ -114,6 +115,29 @@ _SD3_WITHOUT_T5 = replace(
 _SD3_ROWS = [{**_SD3_JOINT, "widen": "text_encoder_3"}, "prompt_embeds.text_encoder_3"]
 """The rows of CLIP, extended with zeros to the width of T5, then the rows of T5."""
 
+# what the connectors' transformers take in training: they put registers in the place of padding, up to the limit
+_LTX2 = _row(
+    _REWRITTEN,
+    ("ltx2", "LTX2Pipeline", 1024),
+    components=("text_encoder", "tokenizer", "connectors"),
+    pad={"prompt_embeds": _padded(_MASK, LIMIT, side="left")},
+    args={MAX_LENGTH_ARG: 1024},
+    projection="connectors",
+    vae_patch=1,
+)
+_LTX2_AUDIO = replace(  # LTX-2.3
+    _LTX2,
+    name="ltx2-audio",
+    outputs=plain_forms("prompt_embeds", "audio_prompt_embeds"),
+    pad={**_LTX2.pad, "audio_prompt_embeds": _padded(None, LIMIT, side="left")},
+    trims={"prompt_embeds": _MASK, "audio_prompt_embeds": _MASK},
+    rows={
+        "prompt_embeds": RowWidth("connectors", field="video_hidden_dim"),
+        "audio_prompt_embeds": RowWidth("connectors", field="audio_hidden_dim"),
+    },
+)
+_LTX2 = replace(_LTX2, configured={"connectors.per_modality_projections": _LTX2_AUDIO})
+
 _PIPELINES = (
     TextFamily("sd15", "StableDiffusionPipeline", 77, _EMBEDS, args={SKIP_ARG: None}),
     TextFamily(
@@ -186,6 +210,7 @@ _PIPELINES = (
     _QWEN_EDIT,
     _row(_QWEN_EDIT, ("qwen-image-edit-plus", "QwenImageEditPlusPipeline", 131_072), pictures=PictureInput(area=384 * 384, dropped=64)),
     _row(_MASKED, ("ltx", "LTXPipeline", 128), args={MAX_LENGTH_ARG: 128}, is_masked=False, vae_patch=1),
+    _LTX2,
     _row(_HALF, ("cogvideox", "CogVideoXPipeline", 226), args={MAX_LENGTH_ARG: 226}, script_resizes="bicubic"),
     _row(
         replace(_BOTH_HALF, is_masked=True, rewrites_captions=True, script_resizes="bilinear"),

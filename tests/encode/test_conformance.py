@@ -35,14 +35,16 @@ def run(model: Built, **prompts):
         return model.pipeline(**{name: value for name, value in options.items() if name in called}, **prompts)[0]
 
 
-def arguments(model: Built, batch):
-    """A batch as the arguments of the family's pipeline. Z-Image takes a list of tensors without padding."""
+def run_stored(model: Built, batch):
+    """The same with a batch as the arguments of the family's pipeline, or in the place of what `inputs` names."""
     called = inspect.signature(model.pipeline.__call__).parameters
     given = {name: value for name, value in batch.items() if name in called}
-    if type(model.pipeline).__name__ == "ZImagePipeline":
-        rows = zip(batch["prompt_embeds"], batch["prompt_attention_mask"].bool(), strict=True)
-        given["prompt_embeds"] = [row[mask] for row, mask in rows]
-    return given
+    inputs = {} if model.family.inputs is None else model.family.inputs(model.pipeline, batch)
+    given |= {name: value for name, value in inputs.items() if name in called}
+    with pytest.MonkeyPatch.context() as patching:
+        for name in inputs.keys() - called.keys():
+            patching.setitem(vars(model.pipeline), name, inputs[name])
+        return run(model, **given)
 
 
 def has_masks_of_heads():
@@ -69,9 +71,9 @@ def test_stored_embeddings_make_the_denoiser_do_what_the_caption_does(built, dig
     groups = [[SHORT], [LONG]] if is_alone else [[SHORT, LONG]]
     for captions in groups:
         expected = run(model, prompt=list(captions))  # Z-Image writes into the list
-        found = apart(run(model, **arguments(model, batch_of(encoder, captions))), expected)
+        found = apart(run_stored(model, batch_of(encoder, captions)), expected)
         others = [LONG if caption == SHORT else SHORT for caption in captions]
-        effect = apart(run(model, **arguments(model, batch_of(encoder, others))), expected)
+        effect = apart(run_stored(model, batch_of(encoder, others)), expected)
         record_property("apart", found)
         assert effect > 1e-5, "the captions make no difference to this tiny denoiser"
         assert found <= min(1e-5, effect / 100)
@@ -139,7 +141,7 @@ def denormalised(pipeline, latents):
     if kind == "AutoencoderKLFlux2":
         std = torch.sqrt(vae.bn.running_var.view(shape) + config.batch_norm_eps)
         return pipeline._unpatchify_latents(latents * std + vae.bn.running_mean.view(shape))
-    if kind == "AutoencoderKLLTXVideo":
+    if kind in {"AutoencoderKLLTXVideo", "AutoencoderKLLTX2Video"}:
         return pipeline._denormalize_latents(latents, vae.latents_mean, vae.latents_std, config.scaling_factor)
     if kind in {"AutoencoderKLWan", "AutoencoderKLQwenImage"}:
         return latents / (1.0 / torch.tensor(config.latents_std).view(shape)) + torch.tensor(config.latents_mean).view(shape)

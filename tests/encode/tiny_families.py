@@ -27,6 +27,8 @@ class Family:
     """Arguments of `encode_prompt` and `__call__` where the family's defaults are too much for something so tiny."""
     run: Any = None
     """Arguments of `__call__`."""
+    inputs: Any = None
+    """Makes of a pipeline and a batch what stands in the place of the pipeline's own attributes, where it takes the batch in no other way."""
 
 
 def of(library_name, class_name, **config):
@@ -180,6 +182,21 @@ def ltx_vae():
     )
     made.latents_mean.copy_(torch.linspace(-1, 1, 8))
     made.latents_std.copy_(torch.linspace(0.5, 3, 8))
+    return made.eval()
+
+
+def ltx2_vae():
+    import torch
+
+    blocks = {"latent_channels": 4, "block_out_channels": (8, 8, 8), "decoder_block_out_channels": (8, 8, 8), "patch_size": 1}
+    layers = {"layers_per_block": (1,) * 4, "decoder_layers_per_block": (1,) * 4, "decoder_inject_noise": (False,) * 4}
+    ways = {name: ("spatial", "temporal", "spatiotemporal") for name in ("downsample_type", "upsample_type")}
+    up = {"upsample_residual": (False,) * 3, "upsample_factor": (1,) * 3, "decoder_causal": False}
+    scaling = {name: (True,) * 3 for name in ("spatio_temporal_scaling", "decoder_spatio_temporal_scaling")}
+    ratios = {"spatial_compression_ratio": 4, "temporal_compression_ratio": 4}
+    made = of("diffusers", "AutoencoderKLLTX2Video", **blocks, **layers, **ways, **up, **scaling, **ratios)
+    made.latents_mean.copy_(torch.linspace(-1, 1, 4))
+    made.latents_std.copy_(torch.linspace(0.5, 3, 4))
     return made.eval()
 
 
@@ -353,6 +370,46 @@ def ltx():
     return of("diffusers", "LTXPipeline", **parts, scheduler=scheduler())
 
 
+def gemma3(layers=3):
+    text = {**SMALL, "vocab_size": 400, "num_hidden_layers": layers, "head_dim": 8, "max_position_embeddings": 2048, "sliding_window": 64}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+    sizes = {"text_config": text, "vision_config": {**vision, "patch_size": 14}, "mm_tokens_per_image": 4, "image_token_index": 399}
+    return of("transformers", "Gemma3ForConditionalGeneration", config=of("transformers", "Gemma3Config", **sizes)).eval()
+
+
+def ltx2(**connected):
+    tiny.of_diffusers("LTX2Pipeline")
+    from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
+
+    rope = {"rope_double_precision": False, "rope_type": "split"}
+    ways = {f"{way}_connector_{name}": size for way in ("video", "audio") for name, size in CONNECTOR.items()}
+    connectors = LTX2TextConnectors(caption_channels=32, text_proj_in_factor=4, **ways, **rope, **connected)
+    heads = {"num_attention_heads": 4, "attention_head_dim": 8, "cross_attention_dim": 32, "num_layers": 1, "caption_channels": 32}
+    audio = {"audio_num_attention_heads": 4, "audio_attention_head_dim": 8, "audio_cross_attention_dim": 32}
+    sizes = {"in_channels": 4, "out_channels": 4, "audio_in_channels": 4, "audio_out_channels": 4}
+    model = transformer("LTX2VideoTransformer3DModel", **heads, **audio, **sizes, **rope)
+    mel = {"base_channels": 4, "ch_mult": (1,), "num_res_blocks": 1, "resolution": 32, "latent_channels": 2, "mel_bins": 8}
+    sound = {"audio_vae": of("diffusers", "AutoencoderKLLTX2Audio", **mel)}
+    sound["vocoder"] = LTX2Vocoder(16, 32, 2, [4, 4], [2, 2], [3], [[1, 3, 5]], output_sampling_rate=16000)
+    parts = {"vae": ltx2_vae(), "text_encoder": gemma3(), "tokenizer": gemma_tokenizer("left"), "connectors": connectors.eval()}
+    return of("diffusers", "LTX2Pipeline", **parts, **sound, transformer=model, scheduler=scheduler())
+
+
+def ltx2_inputs(pipeline, batch):
+    """What a trainer does with a batch: it runs the connectors' transformers."""
+    import torch
+
+    connectors = pipeline.connectors
+
+    def trained(embeds, mask, **_options):
+        added = (mask[:, None, None].to(embeds.dtype) - 1) * torch.finfo(embeds.dtype).max
+        video, _ = connectors.video_connector(embeds, added)
+        audio, _ = connectors.audio_connector(batch.get("audio_prompt_embeds", embeds), added)
+        return video, audio, torch.ones_like(mask)  # registers stand in the place of padding
+
+    return {"connectors": trained}
+
+
 def cogvideox():
     heads = {"num_attention_heads": 4, "attention_head_dim": 8, "time_embed_dim": 2, "text_embed_dim": 32, "num_layers": 1}
     sizes = {"in_channels": 4, "out_channels": 4, "sample_width": 2, "sample_height": 2, "sample_frames": 9, "patch_size": 2}
@@ -367,6 +424,11 @@ def zimage():
     model = transformer("ZImageTransformer2DModel", all_patch_size=(2,), all_f_patch_size=(1,), in_channels=16, dim=32, **heads, **rope)
     parts = {"vae": flux_vae(), "text_encoder": qwen3(), "tokenizer": qwen_tokenizer(), "transformer": model}
     return of("diffusers", "ZImagePipeline", **parts, scheduler=scheduler())
+
+
+def without_padding(_pipeline, batch):
+    rows = zip(batch["prompt_embeds"], batch["prompt_attention_mask"].bool(), strict=True)
+    return {"prompt_embeds": [row[mask] for row, mask in rows]}
 
 
 def chroma():
@@ -424,6 +486,9 @@ def auraflow():
 
 
 FRAMES = {"num_frames": 5}
+LTX2_RUN = {"num_frames": 9, "audio_guidance_scale": 1.0, "stg_scale": 0.0, "modality_scale": 1.0}
+CONNECTOR = {"num_attention_heads": 4, "attention_head_dim": 8, "num_layers": 1, "num_learnable_registers": 16}
+PER_MODALITY = {"per_modality_projections": True, "video_hidden_dim": 32, "audio_hidden_dim": 32, "proj_bias": True}
 
 FAMILIES = {
     "sd15": Family(sd15, ("unet",)),
@@ -439,8 +504,10 @@ FAMILIES = {
     "wan": Family(wan, run=FRAMES),
     "qwenimage": Family(qwenimage),
     "ltx": Family(ltx, run={"num_frames": 9}),
+    "ltx2": Family(ltx2, run=LTX2_RUN, inputs=ltx2_inputs),
+    "ltx2-audio": Family(lambda: ltx2(**PER_MODALITY), run=LTX2_RUN, inputs=ltx2_inputs),
     "cogvideox": Family(cogvideox, encode_args={"max_sequence_length": 16}, run={"num_frames": 9}),
-    "zimage": Family(zimage, run={"guidance_scale": 0.0}),
+    "zimage": Family(zimage, run={"guidance_scale": 0.0}, inputs=without_padding),
     "chroma": Family(chroma),
     # As with Sana. The first letters of the template are dropped from what is encoded.
     "hunyuanvideo": Family(hunyuanvideo, encode_args={"prompt_template": {"template": "Describe {}<eos>", "crop_start": 4}}, run=FRAMES),
@@ -459,20 +526,3 @@ def save(family: Family, pipeline, folder):
             path.unlink()
         (folder / name / "config.json").write_text("this is no JSON")
         (folder / name / "diffusion_pytorch_model.safetensors").write_bytes(b"these are no weights")
-
-
-def save_ltx2(folder, layers=6):
-    """LTX-2 as far as its text needs: its encoder's layers are put side by side, and no row of the table says so."""
-    tiny.of_diffusers("LTX2Pipeline")
-    text = {**SMALL, "vocab_size": 400, "num_hidden_layers": layers, "head_dim": 8, "max_position_embeddings": 2048, "sliding_window": 64}
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
-    sizes = {"text_config": text, "vision_config": {**vision, "patch_size": 14}, "mm_tokens_per_image": 4, "image_token_index": 399}
-    tokenizer = gemma_tokenizer("left")
-    tokenizer.save_pretrained(folder / "tokenizer")
-    of("transformers", "Gemma3ForConditionalGeneration", config=of("transformers", "Gemma3Config", **sizes)).save_pretrained(
-        folder / "text_encoder"
-    )
-    index = {"text_encoder": ["transformers", "Gemma3ForConditionalGeneration"], "tokenizer": ["transformers", type(tokenizer).__name__]}
-    others = {"audio_vae": ["diffusers", "AutoencoderKLLTX2Audio"], "connectors": ["ltx2", "LTX2TextConnectors"]}
-    (folder / "model_index.json").write_text(json.dumps({"_class_name": "LTX2Pipeline", **index, **others}))
-    return folder
