@@ -167,6 +167,10 @@ class TextFamily:
     """The interpolation with which that script resizes pictures by default, if it is not Lanczos."""
     text_dtype: str = "float32"
     vae_dtype: str = "float32"
+    vae_config: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """Values that the pipeline uses in the place of those fields of the VAE's config.json."""
+    patches_first: bool = False
+    """Whether the VAE's patches are folded into channels in the order (patch, channel), and not (channel, patch)."""
     vae_patch: int = 1
     """The side of the patches in which the denoiser takes latents. The sides of latents are multiples of it."""
 
@@ -183,6 +187,8 @@ class VaeFamily:
     class_name: str
     defaults: Mapping[str, Json]
     """The defaults of the class for fields that older config.json files lack."""
+    required: tuple[str, ...] = ()
+    """Further fields that config.json must have: they have no default, or a long one."""
     factor: Literal["blocks", "ratio", "halvings", "scalings"] = "blocks"
     """How the spatial factor follows from the config's field `factor_field`. "blocks": a list with one item more than there are halvings.
     "ratio": the factor itself. "halvings": a list with one item per halving. "scalings": a list of flags, true for each halving; the
@@ -197,6 +203,8 @@ class VaeFamily:
     patchify: int = 1
     has_frames: bool = False
     """Whether the VAE takes [B, 3, T, H, W]. A picture is then a video of one frame, and its latents keep the axis of frames."""
+    has_alpha: bool = False
+    """Whether the VAE takes pictures with a fourth channel. Here it is always opaque."""
     is_random: bool = True
     """Whether it returns mean and variance; otherwise it returns one latent, which is stored as the mean."""
     statistics: Mapping[str, str] = field(default_factory=dict[str, str])

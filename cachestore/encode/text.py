@@ -121,6 +121,8 @@ class TextEncoder:
         family = self.setup.family
         if caption in family.alone:
             return (ALONE, caption)
+        if family.template_tokens is not None and tokens > self.max_tokens:
+            return (ALONE,)  # Kandinsky cuts the others of its batch too, and Ideogram refuses the whole batch
         if self.setup.is_bucketed:
             # one row more than needed: an entry without padding then shows that the caption was cut
             return padded_length(min(tokens + 1, self.max_tokens), self.max_tokens)

@@ -39,6 +39,29 @@ _LTX_DEFAULTS = {"latent_channels": 128, "scaling_factor": 1.0, "patch_size": 4,
 
 _VAES = (
     VaeFamily(
+        "AutoencoderKLHunyuanImage",
+        {"scaling_factor": None},
+        factor="ratio",
+        factor_field="spatial_compression_ratio",
+        required=("latent_channels", "spatial_compression_ratio"),
+    ),
+    replace(
+        _WAN,
+        class_name="AutoencoderKLQwenImage21",
+        defaults={"z_dim": 64, "temperal_downsample": [False, True, True, True], "scale_factor_spatial": 16},
+        required=("latents_mean", "latents_std"),
+        factor="ratio",
+        factor_field="scale_factor_spatial",
+        has_alpha=True,
+    ),
+    replace(
+        _HUNYUAN,
+        class_name="AutoencoderKLCosmos",
+        defaults={"latent_channels": 16, "spatial_compression_ratio": 8, "temporal_compression_ratio": 8, "scaling_factor": 1.0},
+        required=("latents_mean", "latents_std"),
+        is_random=False,
+    ),
+    VaeFamily(
         "AutoencoderKL",
         {"scaling_factor": 0.18215, "latent_channels": 4, "block_out_channels": [64]}
         | dict.fromkeys(("shift_factor", "latents_mean", "latents_std")),
