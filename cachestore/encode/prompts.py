@@ -195,6 +195,14 @@ class TextModules:
         return entry[form_names(self._family.outputs["prompt_embeds"])[0]].shape[0]
 
     def _check_found(self, entries: Sequence[Entry]) -> None:
+        widths = [text_width(self._setup.components[name].config) for name in self._family.encoders]
+        found = entries[0]["prompt_embeds"].shape
+        if len(found) != 2 or found[-1] not in {*widths, sum(widths)}:
+            raise BadInput(
+                f"{self._family.pipeline} has no row in the table of families (docs/families.md), and its prompt_embeds have the shape"
+                f" {list(found)} for a caption, but the rows of its text encoders have the widths {widths}: cachestore cannot tell what"
+                " they are. Pass a TextFamily of your own"
+            )
         for name in entries[0]:
             lengths = sorted({tuple(entry[name].shape) for entry in entries})
             if len(lengths) > 1:

@@ -32,7 +32,7 @@ def run(model: Built, **prompts):
     options = {"height": 64, "width": 64, "num_inference_steps": 2, "output_type": "latent", "guidance_scale": 1.0}
     options |= {"generator": torch.Generator().manual_seed(0), **(model.family.run or {}), **(model.family.encode_args or {})}
     with torch.inference_mode():
-        return model.pipeline(**{name: value for name, value in options.items() if name in called}, **prompts)[0]
+        return model.pipeline(**{name: value for name, value in (options | prompts).items() if name in called})[0]
 
 
 def run_stored(model: Built, batch):
@@ -139,29 +139,28 @@ def denormalised(pipeline, latents):
     """Before its VAE decodes, what each pipeline does with the latents that its denoiser made."""
     import torch
 
-    vae, config = pipeline.vae, pipeline.vae.config
+    vae, config, kind, name = pipeline.vae, pipeline.vae.config, type(pipeline.vae).__name__, type(pipeline).__name__
     shape = (1, -1, *[1] * (latents.ndim - 2))
-    kind = type(vae).__name__
     if kind == "AutoencoderKLFlux2":
-        ernie, ideogram = (type(pipeline).__name__ == f"{name}Pipeline" for name in ("ErnieImage", "Ideogram4"))
-        std = torch.sqrt(vae.bn.running_var.view(shape) + (1e-5 if ernie else config.batch_norm_eps))
-        if ideogram:
-            size, channels, height, width = latents.shape
-            split = (latents * std + vae.bn.running_mean.view(shape)).view(size, 2, 2, channels // 4, height, width)
-            return split.permute(0, 3, 4, 1, 5, 2).reshape(size, channels // 4, height * 2, width * 2)
-        return pipeline._unpatchify_latents(latents * std + vae.bn.running_mean.view(shape))
+        epsilon = 1e-5 if name == "ErnieImagePipeline" else config.batch_norm_eps
+        latents = latents * torch.sqrt(vae.bn.running_var.view(shape) + epsilon) + vae.bn.running_mean.view(shape)
+        return unfolded(latents) if name == "Ideogram4Pipeline" else pipeline._unpatchify_latents(latents)
     if kind in {"AutoencoderKLLTXVideo", "AutoencoderKLLTX2Video"}:
         return pipeline._denormalize_latents(latents, vae.latents_mean, vae.latents_std, config.scaling_factor)
-    if kind == "AutoencoderKLCosmos":  # the scheduler's sigma_data belongs to its noise, not to the latents that are stored
-        mean, std = (torch.tensor(numbers).view(1, latents.shape[1], -1, 1, 1) for numbers in (config.latents_mean, config.latents_std))
-        return latents * std[:, :, : latents.shape[2]] + mean[:, :, : latents.shape[2]]
-    if kind in {"AutoencoderKLWan", "AutoencoderKLQwenImage", "AutoencoderKLQwenImage21"}:
-        return latents / (1.0 / torch.tensor(config.latents_std).view(shape)) + torch.tensor(config.latents_mean).view(shape)
-    if kind == "AutoencoderKLMochi":
-        mean, std = torch.tensor(config.latents_mean).view(shape), torch.tensor(config.latents_std).view(shape)
-        return latents * std / config.scaling_factor + mean
-    shift = 0.0 if type(pipeline).__name__ == "Kandinsky5T2IPipeline" else getattr(config, "shift_factor", None) or 0.0
+    if "latents_mean" in config and config.latents_mean is not None:
+        # Cosmos has numbers for more frames. Its scheduler's sigma_data belongs to the noise, not to the latents that are stored.
+        each = (latents.shape[1], -1, *[1] * (latents.ndim - 3))
+        mean, std = (torch.tensor(numbers).view(each)[:, : latents.shape[2]] for numbers in (config.latents_mean, config.latents_std))
+        return latents * std / (config.scaling_factor if "scaling_factor" in config else 1.0) + mean
+    shift = 0.0 if name == "Kandinsky5T2IPipeline" else getattr(config, "shift_factor", None) or 0.0
     return latents / config.scaling_factor + shift
+
+
+def unfolded(latents):
+    """What Ideogram 4 does with the patches of its latents; its pipeline has no method for it."""
+    size, channels, height, width = latents.shape
+    split = latents.permute(0, 2, 3, 1).reshape(size, height, width, 2, 2, channels // 4)
+    return split.permute(0, 5, 1, 3, 2, 4).reshape(size, channels // 4, height * 2, width * 2)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -11,8 +11,9 @@ from scripts.tiny_models import is_transformers_4, of_files
 from tests.encode import tiny
 from tests.encode.tiny import library
 
+CONTENT = "(m['content'] if m['content'] is string else m['content'][0]['text'])"
 QWEN_TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + (m['content'] if m['content'] is string else m['content'][0]['text']) + '<|im_end|>\n' }}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + " + CONTENT + " + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
@@ -28,7 +29,7 @@ class Family:
     run: Any = None
     """Arguments of `__call__`."""
     inputs: Any = None
-    """Makes of a pipeline and a batch what stands in the place of the pipeline's own attributes, where it takes the batch in no other way."""
+    """Makes arguments of `__call__` of a pipeline and a batch, and what stands in the place of the pipeline's own attributes."""
 
 
 def of(library_name, class_name, **config):
@@ -225,9 +226,9 @@ def ltx2_vae():
 
     blocks = {"latent_channels": 4, "block_out_channels": (8, 8, 8), "decoder_block_out_channels": (8, 8, 8), "patch_size": 1}
     layers = {"layers_per_block": (1,) * 4, "decoder_layers_per_block": (1,) * 4, "decoder_inject_noise": (False,) * 4}
-    ways = {name: ("spatial", "temporal", "spatiotemporal") for name in ("downsample_type", "upsample_type")}
+    ways = dict.fromkeys(("downsample_type", "upsample_type"), ("spatial", "temporal", "spatiotemporal"))
     up = {"upsample_residual": (False,) * 3, "upsample_factor": (1,) * 3, "decoder_causal": False}
-    scaling = {name: (True,) * 3 for name in ("spatio_temporal_scaling", "decoder_spatio_temporal_scaling")}
+    scaling = dict.fromkeys(("spatio_temporal_scaling", "decoder_spatio_temporal_scaling"), (True,) * 3)
     ratios = {"spatial_compression_ratio": 4, "temporal_compression_ratio": 4}
     made = of("diffusers", "AutoencoderKLLTX2Video", **blocks, **layers, **ways, **up, **scaling, **ratios)
     made.latents_mean.copy_(torch.linspace(-1, 1, 4))
@@ -681,8 +682,8 @@ FAMILIES = {
     "wan": Family(wan, run=FRAMES),
     "qwenimage": Family(qwenimage),
     "ltx": Family(ltx, run={"num_frames": 9}),
-    "ltx2": Family(ltx2, run=LTX2_RUN, inputs=ltx2_inputs),
-    "ltx2-audio": Family(lambda: ltx2(**PER_MODALITY), run=LTX2_RUN, inputs=ltx2_inputs),
+    "ltx2": Family(ltx2, encode_args={"max_sequence_length": 256}, run=LTX2_RUN, inputs=ltx2_inputs),
+    "ltx2-audio": Family(lambda: ltx2(**PER_MODALITY), encode_args={"max_sequence_length": 256}, run=LTX2_RUN, inputs=ltx2_inputs),
     "cogvideox": Family(cogvideox, encode_args={"max_sequence_length": 16}, run={"num_frames": 9}),
     "zimage": Family(zimage, run={"guidance_scale": 0.0}, inputs=without_padding),
     "chroma": Family(chroma),
@@ -694,7 +695,9 @@ FAMILIES = {
         krea2, run={"guidance_scale": 0.0}, inputs=lambda _pipeline, batch: {"prompt_embeds_mask": batch["prompt_embeds_mask"].bool()}
     ),
     "hidream": Family(hidream, inputs=hidream_inputs),
-    "ideogram4": Family(ideogram4, ("transformer", "unconditional_transformer"), run={"guidance_schedule": None}, inputs=ideogram4_inputs),
+    "ideogram4": Family(
+        ideogram4, ("transformer", "unconditional_transformer"), {"max_sequence_length": 256}, {"guidance_schedule": None}, ideogram4_inputs
+    ),
     "ernie": Family(ernie, inputs=without_padding),
     # Its template has 500 letters more than the 128 tokens that are dropped.
     "kandinsky5": Family(kandinsky5, encode_args={"max_sequence_length": 1024}, run=FRAMES, inputs=kandinsky5_inputs),
