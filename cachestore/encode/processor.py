@@ -65,7 +65,9 @@ class Processor:
         if not tokenize:
             return text
         first, start = text if isinstance(text, str) else text[0], self.tokenizer.bos_token
-        read = self(text, **options, **({"add_special_tokens": False} if start is not None and first.startswith(start) else {}))
+        if start is not None and first.startswith(start):
+            options["add_special_tokens"] = False
+        read = self(text, **options)
         return read if return_dict else read["input_ids"]
 
     def __getattr__(self, name: str) -> Any:

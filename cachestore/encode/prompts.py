@@ -72,7 +72,8 @@ class TextModules:
         if setup.family.called:
             self._call = _parts_call(parts, setup, device)
         else:
-            self._call = _pipeline_call(parts, setup, device)
+            pipeline = build_pipeline(setup.family.pipeline, parts, setup.settings, setup.asked, setup.family.stand_ins)
+            self._call = _pipeline_call(pipeline, setup, device)
         if setup.family.pictures is not None:  # a probe would need pictures
             self.is_single = True
             return
@@ -279,9 +280,7 @@ def _may_be_flat(family: TextFamily) -> set[str]:
     return {name for form in forms for name in form_names(form)}
 
 
-def _pipeline_call(parts: Mapping[str, Foreign], setup: TextSetup, device: torch.device) -> Call:
-    assert setup.family.pipeline is not None
-    pipeline = build_pipeline(setup.family.pipeline, parts, setup.settings, setup.asked, setup.family.stand_ins)
+def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) -> Call:
     args = call_arguments(pipeline, setup.args)
 
     def call(payloads: Sequence[str | Padded | WithPictures]) -> dict[str, Any]:
@@ -294,7 +293,7 @@ def _pipeline_call(parts: Mapping[str, Foreign], setup: TextSetup, device: torch
         arguments = prompt_arguments(pipeline.encode_prompt, given, len(captions), device)
         with nullcontext() if args.get(SKIP_ARG) is None else clip_as_it_was(pipeline):
             named = _named(setup.family, pipeline.encode_prompt(captions, **arguments))
-        return named if setup.family.projection is None else _projected(parts[setup.family.projection], named)
+        return named if setup.family.projection is None else _projected(getattr(pipeline, setup.family.projection), named)
 
     return call
 

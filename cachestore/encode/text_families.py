@@ -153,7 +153,7 @@ _KANDINSKY = replace(
 )
 
 # what the connectors' transformers take in training: they put registers in the place of padding, up to the limit
-_LTX2 = _row(
+_LTX2_TEXT = _row(
     _REWRITTEN,
     ("ltx2", "LTX2Pipeline", 1024),
     components=("text_encoder", "tokenizer", "connectors"),
@@ -163,17 +163,17 @@ _LTX2 = _row(
     vae_patch=1,
 )
 _LTX2_AUDIO = replace(  # LTX-2.3
-    _LTX2,
+    _LTX2_TEXT,
     name="ltx2-audio",
     outputs=plain_forms("prompt_embeds", "audio_prompt_embeds"),
-    pad={**_LTX2.pad, "audio_prompt_embeds": _padded(None, LIMIT, side="left")},
+    pad={**_LTX2_TEXT.pad, "audio_prompt_embeds": _padded(None, LIMIT, side="left")},
     trims={"prompt_embeds": _MASK, "audio_prompt_embeds": _MASK},
     rows={
         "prompt_embeds": RowWidth("connectors", field="video_hidden_dim"),
         "audio_prompt_embeds": RowWidth("connectors", field="audio_hidden_dim"),
     },
 )
-_LTX2 = replace(_LTX2, configured={"connectors.per_modality_projections": _LTX2_AUDIO})
+_LTX2 = replace(_LTX2_TEXT, configured={"connectors.per_modality_projections": _LTX2_AUDIO})
 
 _PIPELINES = (
     TextFamily("sd15", "StableDiffusionPipeline", 77, _EMBEDS, args={SKIP_ARG: None}),

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -102,7 +103,7 @@ def test_a_conversation_is_read_as_by_transformers_own_processors():
     reader = tiny_families.with_pictures(tiny_families.qwen_tokenizer())
     theirs, ours = tiny_families.qwen_processor(reader, None), Processor(reader)
     talk = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in ("a cat", "a dog on a mat")]
-    options = {"tokenize": True, "return_tensors": "pt", "padding": "max_length", "max_length": 40, "truncation": True}
+    options: dict[str, Any] = {"tokenize": True, "return_tensors": "pt", "padding": "max_length", "max_length": 40, "truncation": True}
     for conversation in (talk, talk[0]):
         for is_dict in (True, False):
             one, other = (each.apply_chat_template(conversation, return_dict=is_dict, **options) for each in (theirs, ours))

@@ -12,7 +12,7 @@ from cachestore.encode.vae_families import VAE_FAMILIES
 from tests.encode import tiny
 
 ROWS = sorted(TEXT_FAMILIES)
-LACKING = [lacking for row in TEXT_FAMILIES.values() for lacking in row.without.values()]
+LACKING = [other for row in TEXT_FAMILIES.values() for other in (*row.without.values(), *row.configured.values())]
 BATCH_ARGS = {"device", "num_images_per_prompt", "num_videos_per_prompt", "do_classifier_free_guidance", "batch_size"}
 
 
@@ -37,7 +37,9 @@ def test_the_pinned_diffusers_has_every_class_of_the_tables(class_name):
 
 @pytest.mark.parametrize("row", [PLAIN, *TEXT_FAMILIES.values(), *LACKING], ids=lambda row: row.name)
 def test_a_row_fits_together(row):
-    assert set(row.outputs) <= set(row.returns)
+    assert set(row.outputs) <= {*row.returns, *(["audio_prompt_embeds"] if row.projection else [])}
+    assert set(row.rows) <= set(row.outputs)
+    assert {rows.component for rows in row.rows.values()} <= set(row.components)
     assert set(row.pad) <= set(row.outputs)
     assert row.tokenizer in row.components
     assert set(row.trims) <= set(row.pad)
