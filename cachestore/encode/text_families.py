@@ -325,6 +325,7 @@ _PIPELINES = (
         rows={"prompt_embeds": RowWidth("text_encoder", 13)},
         template_tokens="",
         vae_patch=1,
+        vae_dtype="bfloat16",
         patches_first=True,
     ),
     _row(

@@ -11,7 +11,7 @@ import torch
 import cachestore as cs
 from cachestore.encode.processor import Processor
 from tests.encode import tiny_families
-from tests.encode.encoders import encoder_of, entries_of
+from tests.encode.encoders import Built, encoder_of, entries_of
 from tests.encode.test_traps import LENGTHS, different, facts_of, group_of, own, seen_lengths
 
 pytestmark = pytest.mark.torch
@@ -110,3 +110,14 @@ def test_a_conversation_is_read_as_by_transformers_own_processors():
             for name in ("input_ids", "attention_mask") if is_dict else ("",):
                 assert (one[name] if name else one).equal(other[name] if name else other)
         assert ours.apply_chat_template(conversation) == theirs.apply_chat_template(conversation)
+
+
+@pytest.mark.parametrize("class_name", ["FluxFillPipeline", "FluxControlPipeline"])
+def test_the_text_of_flux_fill_and_control_is_that_of_their_own_pipelines(digest, tmp_path, class_name):
+    pipeline = tiny_families.flux(class_name)
+    tiny_families.save(tiny_families.Family(None), pipeline, tmp_path)
+    encoder = encoder_of(Built(tmp_path, pipeline, tiny_families.Family(None)), digest, "text")
+    entry = entries_of(encoder, ["a cat", "a dog"])["a cat"]
+    embeds, pooled, _ids = own(Built(tmp_path, pipeline, None), ["a cat"], max_sequence_length=512)
+    torch.testing.assert_close(entry["prompt_embeds"], embeds[0])
+    torch.testing.assert_close(entry["pooled_prompt_embeds"], pooled[0])

@@ -330,6 +330,7 @@ def mistral3(class_name="Mistral3ForConditionalGeneration", layers=31):
 
 
 def flux2(class_name="Flux2Pipeline", text=mistral3, **options):
+    tiny.of_diffusers(class_name)
     heads = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2, "joint_attention_dim": 96}
     sizes = {"patch_size": 1, "in_channels": 16, "timestep_guidance_channels": 256, "axes_dims_rope": [4] * 4}
     parts = {"vae": flux2_vae(), "text_encoder": text(), "tokenizer": qwen_tokenizer()}
