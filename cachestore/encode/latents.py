@@ -67,6 +67,8 @@ class LatentsEncoder:
         self._fingerprint = recipe.fingerprint
         self._vae: Vae | None = None
         self._budget: Budget | None = None
+        self._is_checked = False
+        """Whether the resampler is known to work here. Reading the installed version takes 1.5 ms."""
         self._has_warned = False
         """Whether the warning about high dynamic range was logged."""
 
@@ -131,7 +133,9 @@ class LatentsEncoder:
     def prepare(self, resolved: Resolved) -> Prepared:
         """Decode, scale and crop: uint8 [height, width, 3], or [frames, height, width, 3] for a clip. The group is the bucket."""
         resample = self.setup.resample
-        check_resampler(resample)
+        if not self._is_checked:
+            check_resampler(resample)
+            self._is_checked = True
         if isinstance(footage := resolved.item, _Footage):
             from cachestore.encode import videos
 
