@@ -203,6 +203,8 @@ class VaeFamily:
     patchify: int = 1
     has_frames: bool = False
     """Whether the VAE takes [B, 3, T, H, W]. A picture is then a video of one frame, and its latents keep the axis of frames."""
+    is_of_pictures: bool = False
+    """Whether it takes one frame at most, though it has an axis of frames."""
     has_alpha: bool = False
     """Whether the VAE takes pictures with a fourth channel. Here it is always opaque."""
     is_random: bool = True

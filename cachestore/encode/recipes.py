@@ -360,6 +360,7 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         factor=read["spatial_factor"],
         patch=family.vae_patch * read["patchify"],
         has_frames=row.has_frames,
+        is_of_pictures=row.is_of_pictures,
         has_alpha=row.has_alpha,
         temporal_factor=read["temporal_factor"],
         script_resizes=family.script_resizes,

@@ -52,6 +52,7 @@ _VAES = (
         required=("latents_mean", "latents_std"),
         factor="ratio",
         factor_field="scale_factor_spatial",
+        is_of_pictures=True,
         has_alpha=True,
     ),
     replace(

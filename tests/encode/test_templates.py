@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import cachestore as cs
 from cachestore.encode.processor import Processor
@@ -121,3 +122,17 @@ def test_the_text_of_flux_fill_and_control_is_that_of_their_own_pipelines(digest
     embeds, pooled, _ids = own(Built(tmp_path, pipeline, None), ["a cat"], max_sequence_length=512)
     torch.testing.assert_close(entry["prompt_embeds"], embeds[0])
     torch.testing.assert_close(entry["pooled_prompt_embeds"], pooled[0])
+
+
+def test_frames_are_refused_for_the_vae_of_qwen_image_21_which_takes_pictures_alone(built, tmp_path):
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "a.png")
+    options: dict[str, Any] = {
+        "model": built("qwenimage21").folder,
+        "encode": ["latents"],
+        "resolution": 64,
+        "device": "cpu",
+        "inline": True,
+    }
+    with pytest.raises(cs.BadInput, match="needs a VAE for videos, but AutoencoderKLQwenImage21 takes only pictures"):
+        cs.precompute(tmp_path, store=tmp_path / "store", frames=[9], **options)
+    assert cs.precompute(tmp_path, store=tmp_path / "store", **options).encoded == 1
