@@ -93,17 +93,24 @@ def t5_text() -> Any:
     return transformers.T5EncoderModel(config).eval()
 
 
-def vae(channels: int = 4, scaling_factor: float = 0.18215, shift_factor: float | None = None, seed: int = 0, **options: Any) -> Any:
-    """A VAE of two levels, which halves each side once."""
+def vae(
+    channels: int = 4,
+    scaling_factor: float = 0.18215,
+    shift_factor: float | None = None,
+    seed: int = 0,
+    widths: tuple[int, ...] = (8, 16),
+    **options: Any,
+) -> Any:
+    """A VAE with a level of each width, which halves each side once less than it has levels."""
     import torch
 
     torch.manual_seed(seed)
     return (
         library("diffusers")
         .AutoencoderKL(
-            block_out_channels=(8, 16),
-            down_block_types=["DownEncoderBlock2D"] * 2,
-            up_block_types=["UpDecoderBlock2D"] * 2,
+            block_out_channels=widths,
+            down_block_types=["DownEncoderBlock2D"] * len(widths),
+            up_block_types=["UpDecoderBlock2D"] * len(widths),
             latent_channels=channels,
             norm_num_groups=4,
             layers_per_block=1,

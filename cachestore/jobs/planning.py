@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
-from cachestore.core.inputs import IMAGES, RANDOM, RESOLUTIONS, cells_each, options_for, request_for
+from cachestore.core.inputs import BUCKETS, IMAGES, OWN, RANDOM, RESOLUTIONS, cells_each, options_for, request_for
 from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample
 from cachestore.core.words import first_of, plural
+from cachestore.encode.bucket_rules import RULES, STEP
 from cachestore.encode.resamplers import FIRST, NEW, RESAMPLERS, Resample, check_resampler
 from cachestore.encode.unit import Encoder
 from cachestore.files.fingerprints import digest_file
@@ -126,6 +127,7 @@ def look_at_request(
     _show(heartbeat, "reading the model's files")
     made = _encoders(layout, request, is_dry=is_dry) if loaded is None else encoders_of(request, {}, loaded)
     request, encoders = _with_resampler(layout, request, made)
+    request = _with_step(request, encoders)
     needs = needs_of_request(request, loaded)
     _check_latents(request, encoders)
     columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
@@ -236,7 +238,7 @@ def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> N
         if not isinstance(encoder, LatentsEncoder):
             continue
         for resolution in {*request.resolutions, *(source.resolution for source in request.sources if source.resolution is not None)}:
-            encoder.check_buckets(resolution, request.bucket_step)
+            encoder.check_buckets(resolution, request.bucket_step or STEP, request.buckets)
         if not request.frames:
             continue
         if not encoder.setup.has_frames or encoder.setup.is_of_pictures:
@@ -246,6 +248,15 @@ def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> N
         check_frames(request.frames, encoder.setup.temporal_factor)
         if importlib.util.find_spec(_PYAV) is None:
             raise MissingExtra(f"videos are read by PyAV, which is not installed. {how_to_install('video')}")
+
+
+def _with_step(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> PrecomputeRequest:
+    """Decide the step between buckets if the request leaves that open. It may depend on the VAE."""
+    from cachestore.encode.latents import LatentsEncoder
+
+    multiple = next((encoder.setup.multiple for encoder in encoders if isinstance(encoder, LatentsEncoder)), 1)
+    step = request.bucket_step or RULES[request.buckets].step(multiple)
+    return replace(request, bucket_step=step)
 
 
 def _with_resampler(
@@ -370,7 +381,8 @@ def _check_pictures(request: PrecomputeRequest) -> None:
 def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str, Json]:
     """The options of an image column. Options at their default are left out, so that columns of older stores stay equal."""
     resolution, by_source = resolutions_of(request.sources, resolution)
-    options: dict[str, Json] = {"resolution": resolution, "step": request.bucket_step}
+    options: dict[str, Json] = {"resolution": resolution, "step": request.bucket_step or STEP}
+    options |= {BUCKETS: request.buckets} if request.buckets != OWN else {}
     options |= {RESOLUTIONS: dict(by_source)} if by_source else {}
     options |= {"crop": RANDOM, "seed": request.crop_seed} if request.crop == RANDOM else {}
     options |= {"variants": request.variants} if request.variants > 1 else {}
