@@ -68,7 +68,7 @@ def bert_tokenizer(words: list[str]) -> Any:
         return make(vocab_file=str(file), model_max_length=64)
 
 
-def clip_text(width: int = 32, *, projected: bool = False) -> Any:
+def clip_text(width: int = 32, *, projected: bool = False, positions: int = 77) -> Any:
     """A CLIP text encoder of two layers."""
     config = library("transformers").CLIPTextConfig(
         bos_token_id=512,
@@ -80,6 +80,7 @@ def clip_text(width: int = 32, *, projected: bool = False) -> Any:
         num_hidden_layers=2,
         vocab_size=520,
         projection_dim=width,
+        max_position_embeddings=positions,
     )
     name = "CLIPTextModelWithProjection" if projected else "CLIPTextModel"
     return getattr(library("transformers"), name)(config).eval()

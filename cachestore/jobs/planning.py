@@ -241,7 +241,7 @@ def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> N
             encoder.check_buckets(resolution, request.bucket_step or STEP, request.buckets)
         if not request.frames:
             continue
-        if not encoder.setup.has_frames:
+        if not encoder.setup.has_frames or encoder.setup.is_of_pictures:
             raise BadInput(
                 f"--frames needs a VAE for videos, but {encoder.setup.components['vae'].class_name} takes only pictures: leave it out"
             )
