@@ -19,7 +19,7 @@ _PADDING: Final = frozenset({"dim", "side", "length", "multiple", "value", "mask
 _CONSTANT: Final = frozenset({"kind", "shape", "like"})
 _MASK: Final = frozenset({"format", "stored", "factor"})
 _SCALING: Final = frozenset({"scaling_factor", "shift_factor", "latents_mean", "latents_std", "scaled"})
-_LATENTS: Final = _SCALING | {"format", "stored", "channels", "spatial_factor", "temporal_factor", "patchify"}
+_LATENTS: Final = _SCALING | {"format", "stored", "channels", "spatial_factor", "temporal_factor", "patchify", "patches_first"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,8 @@ class LatentsBlock:
     shift_factor: float | None
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
+    patches_first: bool = False
+    """Whether patches are folded into channels in the order (patch, channel), and not (channel, patch)."""
     is_scaled: bool = False
     """Whether the stored latents are normalised already, as in another trainer's cache. The constants are the ones used for that."""
 
@@ -154,6 +156,7 @@ def parse_latents(recipe: Recipe) -> LatentsBlock:
         return LatentsBlock(
             stored=stored,
             patchify=int(read["patchify"]),
+            patches_first=bool(read.get("patches_first", False)),
             scaling_factor=1.0 if read["scaling_factor"] is None else float(read["scaling_factor"]),
             shift_factor=None if read["shift_factor"] is None else float(read["shift_factor"]),
             mean=None if mean is None else tuple(map(float, mean)),

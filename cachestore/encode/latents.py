@@ -9,17 +9,18 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cachestore.core.errors import BadInput
-from cachestore.core.inputs import LIKE
+from cachestore.core.inputs import LIKE, OWN, Buckets
 from cachestore.core.keys import Json, Key, Recipe, digest_bytes, digest_opened, input_key
 from cachestore.core.samples import IMAGE, VIDEO
 from cachestore.encode import images
-from cachestore.encode.buckets import Size, bucket_list
+from cachestore.encode.bucket_rules import RULES, STEP, BucketSettings
+from cachestore.encode.buckets import Size
 from cachestore.encode.clips import Clip, Shape, check_frames, clip_of
 from cachestore.encode.resamplers import RESAMPLERS, Resample, check_resampler
 from cachestore.encode.resizing import fit, mirror
 from cachestore.encode.setup import LatentsSetup
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
-from cachestore.encode.variants import STEP, variant_of
+from cachestore.encode.variants import variant_of
 
 if TYPE_CHECKING:
     from cachestore.encode.budget import Budget
@@ -67,6 +68,8 @@ class LatentsEncoder:
         self._fingerprint = recipe.fingerprint
         self._vae: Vae | None = None
         self._budget: Budget | None = None
+        self._is_checked = False
+        """Whether the resampler is known to work here. Reading the installed version takes 1.5 ms."""
         self._has_warned = False
         """Whether the warning about high dynamic range was logged."""
 
@@ -100,10 +103,14 @@ class LatentsEncoder:
         facts = {name: value for name, value in transform.items() if value not in ("center", None)}
         return input_key(self._fingerprint, {kind: digest}, transform), {"input_digest": digest, "encoder": self.recipe.encoder, **facts}
 
-    def check_buckets(self, resolution: int, step: int) -> None:
+    def check_buckets(self, resolution: int, step: int, buckets: Buckets = OWN) -> None:
         """Raise BadInput if there are no buckets of this resolution and step, or the VAE cannot take them."""
         self._check_step(step)
-        bucket_list(resolution, step)
+        square = RULES[buckets].bucket(Size(resolution, resolution), BucketSettings(resolution, step))
+        if square.width % self.setup.multiple:
+            raise BadInput(
+                f"--buckets {buckets} at resolution {resolution} does not suit this VAE: use a multiple of {self.setup.multiple}"
+            )
 
     def _check_step(self, step: int) -> None:
         if step % self.setup.multiple:
@@ -131,7 +138,9 @@ class LatentsEncoder:
     def prepare(self, resolved: Resolved) -> Prepared:
         """Decode, scale and crop: uint8 [height, width, 3], or [frames, height, width, 3] for a clip. The group is the bucket."""
         resample = self.setup.resample
-        check_resampler(resample)
+        if not self._is_checked:
+            check_resampler(resample)
+            self._is_checked = True
         if isinstance(footage := resolved.item, _Footage):
             from cachestore.encode import videos
 

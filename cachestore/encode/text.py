@@ -12,13 +12,14 @@ from cachestore.core.keys import Json, Key, Recipe, input_key
 from cachestore.core.samples import CAPTION
 from cachestore.encode import images
 from cachestore.encode.families import form_names
-from cachestore.encode.family import PAST_LIMIT, PictureInput
+from cachestore.encode.family import PAST_LIMIT, PictureInput, RowWidth
 from cachestore.encode.setup import Padded, TextSetup, WithPictures, padded_length, text_width
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 
 if TYPE_CHECKING:
     from cachestore.encode.budget import Budget
     from cachestore.encode.prompts import TextModules
+    from cachestore.encode.token_memory import TokenMemory
     from cachestore.encode.tokens import Rewriter
 
 CAPTION_IN_META = 512
@@ -60,6 +61,8 @@ class TextEncoder:
         self._lock = threading.Lock()
         self._tokenizer: Any = None
         self._rewriter: Rewriter | None = None
+        self._memory: TokenMemory | None = None
+        """The tokens of captions that were counted, for the pipeline."""
         self._modules: TextModules | None = None
         self._budget: Budget | None = None
 
@@ -121,6 +124,8 @@ class TextEncoder:
         family = self.setup.family
         if caption in family.alone:
             return (ALONE, caption)
+        if family.template_tokens is not None and tokens > self.max_tokens:
+            return (ALONE,)  # Kandinsky cuts the others of its batch too, and Ideogram refuses the whole batch
         if self.setup.is_bucketed:
             # one row more than needed: an entry without padding then shows that the caption was cut
             return padded_length(min(tokens + 1, self.max_tokens), self.max_tokens)
@@ -158,7 +163,7 @@ class TextEncoder:
         if self._modules is None:
             from cachestore.encode import modules, prompts
 
-            self._modules = prompts.TextModules(self.setup, modules.choose_device(self._device))
+            self._modules = prompts.TextModules(self.setup, modules.choose_device(self._device), self._memory)
             self.found_bytes = self._modules.found_bytes
         with nullcontext() if self._budget is None else self._budget.spending(len(batch)):
             return self._modules.submit(batch, partial(self._took, batch))
@@ -204,10 +209,18 @@ class TextEncoder:
         layers = len(self.setup.args.get(LAYERS_ARG) or (0,))
         numbers = 0
         for name, form in family.outputs.items():
+            if name in family.rows:
+                numbers += rows * self._row_width(family.rows[name])
+                continue
             parts = [part.rpartition(".")[2] for part in form_names(form) if "." in part] or [main]
             width = sum(widths[part] for part in parts)
             numbers += width * (rows * layers if name.partition(".")[0] == "prompt_embeds" else 1)
         return numbers * (4 if self.setup.dtype == "float32" else 2)
+
+    def _row_width(self, rows: RowWidth) -> int:
+        config = self.setup.components[rows.component].config
+        layers = config[rows.layers] if isinstance(rows.layers, str) else rows.layers
+        return int(layers) * (text_width(config) if rows.field is None else int(config[rows.field]))
 
     @property
     def is_guessing(self) -> bool:
@@ -217,7 +230,7 @@ class TextEncoder:
     def close(self) -> None:
         """Release the modules' memory."""
         with self._lock:
-            self._tokenizer = self._rewriter = None
+            self._tokenizer = self._rewriter = self._memory = None
         if self._modules is not None:
             self._modules = None
             from cachestore.encode import modules
@@ -230,7 +243,7 @@ class TextEncoder:
         if self._rewriter is None:
             from cachestore.encode import tokens
 
-            self._rewriter = tokens.Rewriter(self.setup)
+            self._rewriter = tokens.Rewriter(self.setup, self._new_memory())
         with _refusing(caption.caption if isinstance(caption, WithPictures) else caption):
             return self._rewriter.count(caption)
 
@@ -240,8 +253,20 @@ class TextEncoder:
             from cachestore.encode import modules
 
             self._tokenizer = modules.load_tokenizer(self.setup.components[self.setup.family.tokenizer])
+        memory = self._new_memory()
         with _refusing(caption):
-            return list(self._tokenizer(caption, verbose=False, **options).input_ids)
+            encoded = self._tokenizer(caption, verbose=False, **options)
+        if not options:
+            memory.put(caption, encoded)
+        return list(encoded.input_ids)
+
+    def _new_memory(self) -> "TokenMemory":
+        """Return the memory of tokens. Imports torch, so it is made when the first caption is counted."""
+        if self._memory is None:
+            from cachestore.encode.token_memory import TokenMemory
+
+            self._memory = TokenMemory()
+        return self._memory
 
 
 @contextmanager
@@ -252,4 +277,4 @@ def _refusing(caption: str) -> Generator[None]:
     except BadInput:
         raise
     except (TypeError, ValueError, UnicodeError) as error:
-        raise EncodeFailed(f"the tokenizer refuses the caption {caption[:60]!r}: {error}") from error
+        raise EncodeFailed(f"the tokenizer refuses the caption {caption[:60]!r} ({error}): change it, or remove its sample") from error

@@ -16,6 +16,7 @@ from cachestore.encode.compiling import Compiling
 from cachestore.encode.modules import DTYPES, Foreign, load_module
 from cachestore.encode.outputs import Entries, Made, difference, fetch, make_sound, tolerance
 from cachestore.encode.setup import LatentsSetup
+from cachestore.encode.torch_threads import keep_number
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
 
@@ -63,6 +64,7 @@ class Vae:
         With `compiles` its encoder goes through `torch.compile` for shapes for which that saves time. A smaller last batch of such a shape
         is filled up to the same size.
         """
+        keep_number()  # meanwhile the threads that prepare pictures change what a new thread gets
         self._vae = load_module(setup.components["vae"], setup.dtype, device)
         self._transfer = Transfer(device)
         if not setup.has_frames and (device.type, setup.dtype == "float32") in _CHANNELS_LAST:
@@ -115,6 +117,7 @@ class Vae:
         """Begin to encode pictures. Call the returned function for their entries, on the CPU."""
         with torch.inference_mode():
             inputs = to_range(self._transfer.to_device(pixels)).to(self._vae.dtype)
+            inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1) if self._setup.has_alpha else inputs
             inputs = inputs.unsqueeze(2) if self._setup.has_frames and pixels.ndim == _OF_VIDEO else inputs
             encoded = self._vae.encode(inputs) if self._compiled is None else self._compiled.encode(inputs)
             latents = self._stored_form(encoded, keys).to(self._dtype).contiguous()
@@ -151,7 +154,7 @@ class Vae:
         posterior = encoded.latent_dist
         if self._setup.stored == "moments":
             return posterior.parameters[:count]
-        mean = posterior.mean[:count]
+        mean = posterior.mode()[:count]
         if self._setup.stored == "mean":
             return mean
         noise = self._transfer.to_device(torch.stack([noise_of(key, mean.shape[1:]) for key in keys]))  # drawn while a GPU encodes

@@ -5,18 +5,21 @@ of Python arguments, the JSON for workers, and the hints in a catalog. Imports n
 """
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, cast, get_args
 
 from cachestore.core.arguments import refuse_address
 from cachestore.core.captions import CaptionPolicy
-from cachestore.core.errors import BadInput
-from cachestore.core.inputs import RANDOM
+from cachestore.core.errors import BadInput, CacheStoreError, naming_extras
+from cachestore.core.inputs import OWN, RANDOM, Buckets
 from cachestore.core.keys import Json
 from cachestore.core.samples import MASK, Source
-from cachestore.encode.family import encoder_of
+from cachestore.encode.family import DTYPES, encoder_of
 from cachestore.encode.resamplers import RESAMPLERS, Resample
 from cachestore.files.paths import is_temporary
 from cachestore.jobs.option_types import (
@@ -48,6 +51,12 @@ from cachestore.jobs.option_types import (
 from cachestore.source.captions import CaptionLines
 from cachestore.source.combined import IN_MEMORY, labelled
 from cachestore.source.tars import SUFFIX
+
+_OPTION: Final = re.compile(r"(?<![\w-])--(?P<option>[a-z][a-z-]*)(?:(?P<space> )(?P<value>[^\s;:()]*[^\s;:(),.]))?")
+_VALUE: Final = re.compile(r"[A-Z]+([|%][A-Z]+)*|-?\d[\d.,]*%?|'.*'")
+_DATA: Final = re.compile(r"\bDATA\b")
+_OTHER_NAMES: Final = {"encode-arg": "encode_args", "claim": "claims"}
+"""Python's names for options that may be repeated: their values are mappings."""
 
 LOADED: Final = "(loaded "
 """How the name of a model in memory begins, such as "(loaded FluxPipeline)"."""
@@ -119,7 +128,21 @@ class PrecomputeRequest:
         "pictures are scaled to buckets of about R*R pixels; with several R, each picture is encoded at each of them",
         "R[,R]",
     )
-    bucket_step: int = make_option(64, whole_from(1), "pictures", "the sides of buckets are multiples of N pixels", "N")
+    buckets: Buckets = make_option(
+        OWN,
+        one_of(*get_args(Buckets)),
+        "pictures",
+        "by whose rule pictures are put into buckets, resized and cropped: that of a trainer for `cachestore export`, or of diffusers'"
+        " training scripts (the square)",
+        "|".join(get_args(Buckets)),
+    )
+    bucket_step: int | None = make_option(
+        None,
+        whole_from(1),
+        "pictures",
+        "the sides of buckets are multiples of N pixels (default: 64; of musubi 16, of ai-toolkit as it chooses for the model)",
+        "N",
+    )
     no_upscale: bool = make_switch("pictures", "put small pictures into smaller buckets instead of scaling them up")
     crop: Crop = make_option(
         "center", one_of(*get_args(Crop)), "pictures", "which part of a picture to keep if it is larger than its bucket", "center|random"
@@ -139,7 +162,7 @@ class PrecomputeRequest:
         (),
         NUMBERS,
         "videos",
-        "lengths of clips in frames; of each video, the longest for which it has enough. Without this, no video",
+        "lengths of clips in frames, such as 17,49,81: each video gets the longest that fits it. Without --frames, videos are an error",
         "F[,F]",
     )
     fps: float | None = make_option(None, RATE, "videos", "frames a second to take (default: the file's own frame rate)", "R")
@@ -187,7 +210,7 @@ class PrecomputeRequest:
         "0",
         FAILURES,
         "how",
-        "how many captions and pictures may fail, as a number or a percentage. All others are encoded; with more the exit code is 3",
+        "how many captions and pictures may fail, as a number or a percentage. With more, the exit code is 3; the rest is still encoded",
         "N|P%",
     )
 
@@ -219,8 +242,21 @@ class PrecomputeRequest:
             raise BadInput("a source has its own resolution, and there are several for all: give only one of the two")
         if self.variants > 1 and self.crop != RANDOM:
             raise BadInput(f"--variants {self.variants} needs --crop random: all centre crops would be the same")
+        self._check_buckets()
         if (self.fps is not None or self.clips > 1) and not self.frames:
             raise BadInput("--fps and --clips are for videos, which need --frames: add it, or leave them out")
+
+    def _check_buckets(self) -> None:
+        """Raise BadInput for settings that the rule does not have."""
+        if self.buckets == OWN:
+            return
+        from cachestore.encode.bucket_rules import RULES
+
+        rule = RULES[self.buckets]
+        if self.no_upscale and not rule.may_not_upscale:
+            raise BadInput(f"--no-upscale cannot be used with --buckets {self.buckets}, which has no such setting: leave one of them out")
+        if rule.has_own_step and self.bucket_step not in (None, rule.step(1)):
+            raise BadInput(f"--bucket-step cannot be used with --buckets {self.buckets}, which has its own step: leave one of them out")
 
     def as_json(self) -> dict[str, Json]:
         """Return all options as JSON; the inverse is `from_json`."""
@@ -274,7 +310,8 @@ class SharedOptions(TypedDict, total=False):
     caption: str | None
     replace: bool
     resolution: int | Sequence[int]
-    bucket_step: int
+    buckets: Buckets
+    bucket_step: int | None
     no_upscale: bool
     crop: Crop
     variants: int
@@ -309,6 +346,51 @@ class Options(SharedOptions, total=False):
 def in_command(name: str) -> str:
     """Return an option's name on the command line."""
     return "DATA" if name == "data" else f"--{name.replace('_', '-')}"
+
+
+def in_python(message: str) -> str:
+    """Return a message with Python's arguments for options: `--crop random` becomes `crop="random"`. Commands in backticks stay."""
+    parts = message.split("`")
+    parts[::2] = (_DATA.sub("data", _OPTION.sub(_argument, part)) for part in parts[::2])
+    return "`".join(parts)
+
+
+def _argument(found: "re.Match[str]") -> str:
+    option, value = found["option"], found["value"] or ""
+    name, rest = option.replace("-", "_"), f"{found['space'] or ''}{value}"
+    if option in _OTHER_NAMES:
+        return f"{_OTHER_NAMES[option]}{rest}"
+    if option in _switches():
+        return f"{name}=True{rest}"
+    if value in _words().get(name, ()):
+        return f'{name}="{value}"'
+    return f"{name}={value}" if _VALUE.fullmatch(value) else f"{name}{rest}"
+
+
+@cache
+def _switches() -> frozenset[str]:
+    return frozenset({in_command(one.name)[2:] for one in fields(PrecomputeRequest) if isinstance(one.default, bool)} | {"refill"})
+
+
+@cache
+def _words() -> Mapping[str, frozenset[str]]:
+    """The words that an option takes, by its name: those between the bars of its metavar, dtypes, and what can be encoded."""
+    found = {one.name: frozenset(filter(str.islower, (option_of(one).metavar or "").split("|"))) for one in fields(PrecomputeRequest)}
+    dtypes = dict.fromkeys(("text_dtype", "vae_dtype"), frozenset(DTYPES))
+    return {**found, **dtypes, "encode": frozenset({"text", LATENTS, f"text,{LATENTS}"}), "leave_out": frozenset({"flips", "masks"})}
+
+
+@contextmanager
+def python_call() -> Generator[None]:
+    """Raise the errors of the block in Python's words: they name arguments instead of options, and the extra that a package belongs to."""
+    try:
+        with naming_extras():
+            yield
+    except CacheStoreError as error:
+        message = str(error)
+        if (worded := in_python(message)) != message:
+            error.in_command, error.args = message, (worded,)
+        raise
 
 
 def spelled(default: object) -> str:

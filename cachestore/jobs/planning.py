@@ -1,24 +1,24 @@
 """Makes the plan of a request, the same on every rank. Encodes nothing."""
 
 import importlib.util
-import operator
 import unicodedata
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
-from cachestore.core.inputs import IMAGES, RANDOM, RESOLUTIONS, cells_each, options_for, request_for
+from cachestore.core.inputs import BUCKETS, IMAGES, OWN, RANDOM, RESOLUTIONS, cells_each, options_for, request_for
 from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, plural
+from cachestore.encode.bucket_rules import RULES, STEP
 from cachestore.encode.resamplers import FIRST, NEW, RESAMPLERS, Resample, check_resampler
 from cachestore.encode.unit import Encoder
 from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
+from cachestore.jobs.columns import rows_without_picture
 from cachestore.jobs.comparison import Compare, compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
 from cachestore.jobs.recorded_paths import gone_paths
@@ -105,8 +105,9 @@ def look_at_request(
     in_memory: InMemory | None = None,
     listing: Listing | None = None,
     compare_with: Compare | None = None,
+    is_dry: bool = False,
 ) -> Wanted:
-    """List the source, digest the model's files and build the plan; publish the plan if it is not published yet.
+    """List the source, digest the model's files and build the plan; publish the plan if it is not published yet, unless `is_dry`.
 
     `in_memory` are the listings of sources in memory; `listing` is that of all sources, if it was made already. With a `heartbeat`,
     others see what this invocation is about to do, and a rank other than 0 waits for rank 0 to build the plan.
@@ -124,7 +125,9 @@ def look_at_request(
         _show(heartbeat, f"listing {request.named_data}")
         listing = list_request(request, in_memory)
     _show(heartbeat, "reading the model's files")
-    request, encoders = _with_resampler(layout, request, _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded))
+    made = _encoders(layout, request, is_dry=is_dry) if loaded is None else encoders_of(request, {}, loaded)
+    request, encoders = _with_resampler(layout, request, made)
+    request = _with_step(request, encoders)
     needs = needs_of_request(request, loaded)
     _check_latents(request, encoders)
     columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
@@ -142,7 +145,7 @@ def look_at_request(
         _refuse_rows(request, seen)
     _refuse_nothing(request, plan, previous)
     _check_resampler(plan, encoders)
-    if published is None:
+    if published is None and not is_dry:
         publish_plan(layout, plan)
         plan = _published(layout, name) or plan  # as it is read from disk, it takes less memory
     encoders = encoders[: len(plan.recipes)]
@@ -235,16 +238,25 @@ def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> N
         if not isinstance(encoder, LatentsEncoder):
             continue
         for resolution in {*request.resolutions, *(source.resolution for source in request.sources if source.resolution is not None)}:
-            encoder.check_buckets(resolution, request.bucket_step)
+            encoder.check_buckets(resolution, request.bucket_step or STEP, request.buckets)
         if not request.frames:
             continue
-        if not encoder.setup.has_frames:
+        if not encoder.setup.has_frames or encoder.setup.is_of_pictures:
             raise BadInput(
                 f"--frames needs a VAE for videos, but {encoder.setup.components['vae'].class_name} takes only pictures: leave it out"
             )
         check_frames(request.frames, encoder.setup.temporal_factor)
         if importlib.util.find_spec(_PYAV) is None:
             raise MissingExtra(f"videos are read by PyAV, which is not installed. {how_to_install('video')}")
+
+
+def _with_step(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> PrecomputeRequest:
+    """Decide the step between buckets if the request leaves that open. It may depend on the VAE."""
+    from cachestore.encode.latents import LatentsEncoder
+
+    multiple = next((encoder.setup.multiple for encoder in encoders if isinstance(encoder, LatentsEncoder)), 1)
+    step = request.bucket_step or RULES[request.buckets].step(multiple)
+    return replace(request, bucket_step=step)
 
 
 def _with_resampler(
@@ -287,11 +299,12 @@ def _published(layout: Layout, name: str) -> Plan | None:
         return None
 
 
-def _encoders(layout: Layout, request: PrecomputeRequest) -> tuple[Encoder, ...]:
+def _encoders(layout: Layout, request: PrecomputeRequest, *, is_dry: bool) -> tuple[Encoder, ...]:
     known = load_digests(layout, host_name())
     before = dict(known)
     encoders = encoders_of(request, known)
-    publish_digests(layout, host_name(), {name: digest for name, digest in known.items() if name not in before})
+    if not is_dry:
+        publish_digests(layout, host_name(), {name: digest for name, digest in known.items() if name not in before})
     return encoders
 
 
@@ -368,7 +381,8 @@ def _check_pictures(request: PrecomputeRequest) -> None:
 def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str, Json]:
     """The options of an image column. Options at their default are left out, so that columns of older stores stay equal."""
     resolution, by_source = resolutions_of(request.sources, resolution)
-    options: dict[str, Json] = {"resolution": resolution, "step": request.bucket_step}
+    options: dict[str, Json] = {"resolution": resolution, "step": request.bucket_step or STEP}
+    options |= {BUCKETS: request.buckets} if request.buckets != OWN else {}
     options |= {RESOLUTIONS: dict(by_source)} if by_source else {}
     options |= {"crop": RANDOM, "seed": request.crop_seed} if request.crop == RANDOM else {}
     options |= {"variants": request.variants} if request.variants > 1 else {}
@@ -456,7 +470,9 @@ def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequenc
     names = ", ".join("memory" if path == IN_MEMORY else path for path in paths)
     if samples:
         asked = ", ".join(request.encode)
-        return f"there is nothing to encode in {names}: none of {samples} samples has a picture, and --encode asks for {asked} alone"
+        return (
+            f"there is nothing to encode in {names}: none of {plural(samples, 'sample')} has a picture, and --encode asks for {asked} alone"
+        )
     kinds = ", ".join(sorted(IMAGE_SUFFIXES))
     return "; ".join((f"there is nothing to encode in {names}: no picture ({kinds}), no row, no prompt", *remarks))
 
@@ -468,10 +484,9 @@ def _what_lacks(plan: Plan, request: PrecomputeRequest, listed: Remarks) -> tupl
     """
     if not plan.ids:
         return (_nothing_in_words(request, 0, ()),)
-    seen = [starts for column, (starts, _units) in zip(plan.columns, plan.cells, strict=True) if column.role in {IMAGE, VIDEO}]
-    counts = zip(*(map(operator.sub, islice(starts, 1, None), starts) for starts in seen), strict=True)
-    lacking = [row for row, each in enumerate(counts) if not any(each)]
-    if not lacking or (len(lacking) == len(plan.ids) and plan.unit_count):
+    seen = (starts for column, (starts, _units) in zip(plan.columns, plan.cells, strict=True) if column.role in {IMAGE, VIDEO})
+    lacking = rows_without_picture(seen)
+    if not lacking:
         return ()
     named = first_of(listed.rows_without_picture or (plan.ids[row] for row in lacking))
-    return (f"{len(lacking)} {'sample has' if len(lacking) == 1 else 'samples have'} no picture ({named}): {NO_LATENTS}",)
+    return (f"{plural(len(lacking), 'sample has', 'samples have')} no picture ({named}): {NO_LATENTS}",)

@@ -4,23 +4,19 @@ Everything is computed in the stored dtype and with diffusers' order of operatio
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
 from cachestore.core import vector_math
 from cachestore.core.arguments import as_word
+from cachestore.core.batch_shapes import LatentsAs, batch_shape, folded_shape, is_as_stored
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_parts
 from cachestore.core.read_block import LatentsBlock, MaskBlock
 from cachestore.loading.texts import stored_tensor
 
 vector_math.settle()
-
-LatentsAs = Literal["sample", "mean", "moments", "raw"]
-"""`sample`: drawn from the moments and normalised; if only a mean or one sample is stored, that one, normalised. `mean`: the mean,
-normalised. `moments`: mean and log-variance as stored. `raw`: as `mean` but not normalised, as the VAE returned it (if one sample is
-stored: that sample)."""
 
 _LOGVAR_LEAST, _LOGVAR_MOST = -30.0, 20.0
 """The bounds to which diffusers' DiagonalGaussianDistribution clamps the log-variance."""
@@ -53,28 +49,6 @@ def read_latents(block: LatentsBlock, wanted: LatentsAs, stored: Mapping[str, to
     return out[0]
 
 
-def is_as_stored(block: LatentsBlock, wanted: LatentsAs) -> bool:
-    """Return whether the result equals what is stored, byte for byte."""
-    return wanted == "moments" or block.is_scaled or (wanted == "raw" and block.stored != "moments")
-
-
-def batch_shape(block: LatentsBlock, wanted: LatentsAs, stored: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape that `read_latents_into` makes from a batch of this shape."""
-    if is_as_stored(block, wanted):
-        return tuple(stored)
-    size, channels, *rest = stored
-    one = (channels // 2 if block.stored == "moments" else channels, *rest)
-    return size, *(one if wanted == "raw" else folded_shape(one, block.patchify))
-
-
-def folded_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:
-    """Return the shape of one sample's latents `[C, ..., H, W]` after folding patch x patch neighbours into channels."""
-    if patch == 1:
-        return tuple(shape)
-    channels, *between, height, width = shape
-    return channels * patch * patch, *between, height // patch, width // patch
-
-
 def read_latents_into(block: LatentsBlock, wanted: LatentsAs, stored: torch.Tensor, noise: Sequence[int], out: torch.Tensor) -> None:
     """As `read_latents` for a whole batch `[B, ...]`, bit for bit. `noise` has a seed for each sample; `stored` may be overwritten."""
     if block.stored != "moments":
@@ -97,11 +71,9 @@ def read_latents_into(block: LatentsBlock, wanted: LatentsAs, stored: torch.Tens
 
 def _normalise_into(block: LatentsBlock, latents: torch.Tensor, out: torch.Tensor) -> None:
     """Normalise a batch as diffusers' scripts do between VAE and noise scheduler. Without folding, `out` may be `latents` itself."""
-    folded = _fold(latents, block.patchify)
+    folded = _fold(latents, block.patchify, patches_first=block.patches_first)
     if block.mean is not None and block.std is not None:
-        each_channel = (-1, *[1] * (folded.ndim - 2))
-        mean = torch.tensor(block.mean, dtype=folded.dtype).view(each_channel)
-        std = torch.tensor(block.std, dtype=folded.dtype).view(each_channel)
+        mean, std = _statistics(block.mean, folded), _statistics(block.std, folded)
         torch.sub(folded, mean, out=out).mul_(block.scaling_factor).div_(std)
     elif block.shift_factor is None:
         torch.mul(folded, block.scaling_factor, out=out)
@@ -109,14 +81,21 @@ def _normalise_into(block: LatentsBlock, latents: torch.Tensor, out: torch.Tenso
         torch.sub(folded, block.shift_factor, out=out).mul_(block.scaling_factor)
 
 
-def _fold(latents: torch.Tensor, patch: int) -> torch.Tensor:
-    """Fold patch x patch neighbours of a batch into channels, as FLUX.2 does; a patch of 1 changes nothing."""
+def _statistics(numbers: Sequence[float], latents: torch.Tensor) -> torch.Tensor:
+    """Return numbers for each channel of latents `[B, C, ...]`, or for each channel and latent frame, in a shape that fits them."""
+    each_channel = torch.tensor(numbers, dtype=latents.dtype).view(latents.shape[1], -1, *[1] * (latents.ndim - 3))
+    return each_channel if latents.ndim == 3 or each_channel.shape[1] == 1 else each_channel[:, : latents.shape[2]]
+
+
+def _fold(latents: torch.Tensor, patch: int, *, patches_first: bool) -> torch.Tensor:
+    """Fold patch x patch neighbours of a batch into channels, as FLUX.2 does, or Ideogram 4; a patch of 1 changes nothing."""
     if patch == 1:
         return latents
     size, channels, *between, height, width = latents.shape
     split = latents.reshape(size, channels, *between, height // patch, patch, width // patch, patch)
     last = split.ndim
-    inward = split.permute(0, 1, last - 3, last - 1, *range(2, last - 3), last - 2)
+    channel = (last - 3, last - 1, 1) if patches_first else (1, last - 3, last - 1)
+    inward = split.permute(0, *channel, *range(2, last - 3), last - 2)
     return inward.reshape(size, *folded_shape(latents.shape[1:], patch))
 
 

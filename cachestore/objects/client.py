@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
 
-from cachestore.core.errors import BadInput, RemoteFailed, naming_extras
+from cachestore.core.errors import BadInput, CacheStoreError, RemoteFailed, naming_extras
 from cachestore.objects.address import Address
 
 PIECE_BYTES: Final = 8 * 1024 * 1024
@@ -220,8 +220,17 @@ class _ObstoreClient:
     def put(self, key: str, file: Readable, size: int) -> None:
         def upload() -> None:
             file.seek(0)
-            whole = {"file": file.read(), "use_multipart": False} if size <= PIECE_BYTES else {"file": file, "use_multipart": True}
-            self._obstore.put(self._store, self._address.key(key), **whole, chunk_size=PIECE_BYTES, max_concurrency=1)
+            whole = self._address.key(key)
+            if size <= PIECE_BYTES:
+                self._obstore.put(self._store, whole, file.read(), use_multipart=False)
+                return
+            reading = _Reading(file)
+            try:
+                self._obstore.put(self._store, whole, reading, use_multipart=True, chunk_size=PIECE_BYTES, max_concurrency=1)
+            except Exception:
+                if reading.error is not None:  # obstore hides it behind an error of its own
+                    raise reading.error from None
+                raise
 
         self._call("write", key, upload)
 
@@ -245,7 +254,7 @@ class _ObstoreClient:
             try:
                 return act()
             except (self._obstore.exceptions.BaseError, OSError) as error:
-                if isinstance(error, OSError) and error.errno:  # of the file that is uploaded
+                if isinstance(error, CacheStoreError) or (isinstance(error, OSError) and error.errno):  # of the file that is uploaded
                     raise
                 failure = _failure_of(error)
                 seconds = time.monotonic() - began
@@ -254,6 +263,24 @@ class _ObstoreClient:
                         f"{verb} {self._address.of(key)}", self._address, failure, tries, seconds
                     ) from None  # its text may hold credentials
             time.sleep(random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**tries)))
+
+
+class _Reading:
+    """A file that obstore reads. It remembers what reading raised."""
+
+    def __init__(self, file: Readable) -> None:
+        self._file = file
+        self.error: BaseException | None = None
+
+    def seek(self, position: int) -> int:  # obstore takes only what has this for a file
+        return self._file.seek(position)
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return self._file.read(size)
+        except BaseException as error:
+            self.error = error
+            raise
 
 
 def _store_of(address: Address, limits: ClientLimits) -> Any:

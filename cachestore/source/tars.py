@@ -185,7 +185,7 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
     """
     if twice := next((name for name, count in Counter(path.name for path in paths).items() if count > 1), None):
         one, other = [path for path in paths if path.name == twice][:2]
-        raise BadInput(f"two tars of one source have the same name: {one} and {other}")
+        raise BadInput(f"two tars of one source have the same name: {one} and {other}; rename one of them")
     members: dict[str, _Member] = {}
     groups: dict[str, _Group] = {}
     replaced: list[str] = []
@@ -291,7 +291,7 @@ def _usable(member: tarfile.TarInfo, path: Path, problems: Problems) -> str:
         return name
     suffix = Path(base).suffix.lower()
     if suffix in IMAGE_SUFFIXES | VIDEO_SUFFIXES or suffix.removeprefix(".") in (*_TEXTS, "json"):
-        problems.add(f"{name} in {path} is a link or a file with holes: pack it as the file itself (tar --dereference)")
+        problems.add(f"{name} in {path} is a link or a file with holes: pack it as the file itself (`tar --dereference`)")
     return ""
 
 
@@ -299,4 +299,4 @@ def _check_end(file: BinaryIO, offset: int, size: int, path: Path) -> None:
     """Raise BadInput if something else stands where the tar should end: tarfile takes a damaged header for the end."""
     file.seek(offset)
     if any(file.read(tarfile.BLOCKSIZE)) or offset > size:
-        raise BadInput(f"{path} is damaged at byte {offset}: there is neither a member nor the end of the tar")
+        raise BadInput(f"{path} is damaged at byte {offset}: there is neither a member nor the end of the tar; copy it again")

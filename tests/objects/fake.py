@@ -1,6 +1,7 @@
 """An object store in memory, and clients of it that can fail or die at any call. Knows neither obstore nor HTTP."""
 
 import threading
+from collections.abc import MutableMapping
 from contextlib import suppress
 
 from cachestore.core.errors import RemoteFailed
@@ -15,8 +16,8 @@ class Killed(BaseException):
 class Bucket:
     """Objects by key, for any number of clients in any threads."""
 
-    def __init__(self):
-        self.objects = {}
+    def __init__(self, objects: MutableMapping[str, bytes] | None = None):
+        self.objects: MutableMapping[str, bytes] = {} if objects is None else objects
         self.lock = threading.Lock()
 
     def client(self, address="s3://bucket/cache", **options):

@@ -94,6 +94,20 @@ def test_a_large_file_goes_up_in_pieces(client, tmp_path):
     assert b"".join(client.get_range("segments/large", at, PIECE_BYTES) for at in range(0, size, PIECE_BYTES)) == data
 
 
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ReadFailed("the disk refuses"), KeyboardInterrupt()])
+def test_what_reading_the_file_raises_is_raised_and_nothing_is_visible(client, error):
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1):
+            if self.tell():
+                raise error
+            return super().read(size)
+
+    with pytest.raises(type(error)) as raised:
+        client_of(LONG, str(client.address)).put("segments/large", Broken(bytes(3 * PIECE_BYTES)), 3 * PIECE_BYTES)
+    assert raised.value is error
+    assert client.head("segments/large") is None
+
+
 def test_ten_thousand_keys_are_listed_in_pages(server):
     server.objects.clear()
     server.objects.update({f"cache/segments/{n:05}": b"x" for n in range(10_000)})

@@ -15,8 +15,8 @@ from tests.storage.stores import RECIPE, catalog_of, put
 MOVED = ("segments", "recipes", "catalogs")
 
 
-def request(**given):
-    return TransferRequest(**{"jobs": 2, **given})
+def request(*, jobs=2, **given):
+    return TransferRequest(jobs=jobs, **given)
 
 
 def make(root, *segments, name="train"):

@@ -168,9 +168,9 @@ def test_a_damaged_segment_of_the_folder_is_named_and_repair_helps(root, bucket,
 def test_a_store_that_lacks_values_gives_no_catalog(root, bucket, pushed):
     for key in [key for key in bucket.objects if "/segments/" in key]:
         del bucket.objects[key]
-    for given in ({}, {"name": "train"}):
+    for name in (None, "train"):
         with pytest.raises(MissingEntry, match=r"s3://bucket/cache lacks entries that generation . of 'train' names"):
-            pull_from(bucket.client(), root, request(**given))
+            pull_from(bucket.client(), root, request(name=name))
     assert not any(path.startswith("catalogs") for path in files_of(root))
 
 

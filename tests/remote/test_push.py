@@ -160,7 +160,11 @@ def test_a_killed_push_goes_on_where_it_was(root, bucket, tmp_path):
                     raise Killed
 
             with pytest.raises(Killed):
-                push_to(fresh.client(**{moment: strike}), layout, request(jobs=1))
+                push_to(
+                    fresh.client(before=strike if moment == "before" else None, after=strike if moment == "after" else None),
+                    layout,
+                    request(jobs=1),
+                )
             if "cache/cachestore.json" in fresh.objects:
                 pulled = tmp_path / f"{moment}{k}"
                 pull_from(fresh.client(), pulled, request())

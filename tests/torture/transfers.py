@@ -9,6 +9,7 @@ import secrets
 import shutil
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
@@ -63,9 +64,7 @@ class _Folder(MutableMapping[str, bytes]):
 
 
 def _bucket(root: Path) -> Bucket:
-    bucket = Bucket()
-    bucket.objects = _Folder(root)
-    return bucket
+    return Bucket(_Folder(root))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ COMMANDS: Final = ("push", "pull", "pull one")
 
 
 def _prepare(folder: Path) -> _Ends:
-    """The store that is pushed, and the bucket that is pulled from: two data sets, three generations, six segments."""
+    """The store that is pushed, and the bucket that is pulled from: two data sets, five generations, five segments."""
     ends = _Ends(folder / "origin", folder / "bucket")
     make(ends.store, [1, 2], [3], [4, 5])
     make(ends.store, [2, 6], [7], name="second")
@@ -134,7 +133,7 @@ def _fork(act: Callable[[], None]) -> int:
 
 def _struck(ends: _Ends, point: Point, log: Path | None = None) -> None:
     """Run a command, and die at its point."""
-    lock, seen = threading.Lock(), dict.fromkeys(("before", "after", "call"), 0)
+    lock, seen = threading.Lock(), Counter[str]()
 
     def strike(moment: str) -> None:
         with lock:
