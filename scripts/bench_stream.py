@@ -156,8 +156,8 @@ def measure(store: Path, server: int, rtt: float, rate: float, scratch: Path) ->
     import cachestore as cs
 
     own = cs.CachedDataset(store, generation=1)
-    keys = [cs.Key(key) for column in own._selection.catalog.columns for key in column.keys]  # noqa: SLF001 - ranges of raw GETs
-    located = own._reader.locate(keys)  # noqa: SLF001 - as above
+    with cs.open(store) as reader:
+        located = reader.locate(list(reader.keys()))
     ranges = [
         (f"segments/{ref.digest[:2]}/{ref.digest}.safetensors", offset, 1 << 19)
         for ref, offset in zip(located.segments, located.offsets, strict=True)

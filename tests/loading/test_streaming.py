@@ -9,6 +9,7 @@ import resource
 import signal
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from tests.objects.streams import (
     KEYS,
     ROWS,
     SHORT,
+    aged,
     agree,
     agree_plainly,
     equal,
@@ -133,7 +135,7 @@ def test_damage_in_the_cache_is_mended_from_the_address(path, tmp_path, bucket, 
             case "marked":
                 part.write_bytes(bytes(size))
                 [mark.write_bytes(b"\1" * 10_000) for mark in marks]
-            case "folder" | "link":
+            case _:
                 part.unlink()
                 part.mkdir() if damage == "folder" else part.symlink_to("/etc/passwd")
     again = cs.CachedDataset(ADDRESS, local=tmp_path / "local", verify="never")
@@ -236,7 +238,7 @@ def test_workers_of_every_start_method_read_the_same(path, tmp_path, bucket, met
 
     data, own = open_both(path, tmp_path, ADDRESS, limit=90_000)
     batches = list(cs.BucketBatchSampler(own, batch_size=4))
-    options = {"batch_sampler": batches, "num_workers": workers, "multiprocessing_context": method}
+    options: dict[str, Any] = {"batch_sampler": batches, "num_workers": workers, "multiprocessing_context": method}
     for _epoch in range(3):
         found = list(DataLoader(data, collate_fn=data.collate, **options))
         assert len(found) == len(batches)
@@ -371,7 +373,7 @@ def test_batches_are_requested_before_they_are_read(path, tmp_path, bucket):
     until = time.monotonic() + 20
     while sum(mark.read_bytes().count(1) for mark in parts(tmp_path / "local")[1]) < 12 and time.monotonic() < until:
         time.sleep(0.02)
-    loader.close() if hasattr(loader, "close") else None
+    del loader
     assert sum(mark.read_bytes().count(1) for mark in parts(tmp_path / "local")[1]) >= 12
     assert agree(data, own, epochs=1)
 
@@ -425,10 +427,12 @@ def test_an_address_without_a_folder_for_copies_says_what_to_pass(path, tmp_path
     monkeypatch.setenv("CACHESTORE_LOCAL", str(tmp_path / "elsewhere"))
     assert len(cs.CachedDataset(ADDRESS)) == 24
     assert (tmp_path / "elsewhere/cachestore-cache.json").exists()
-    for options in ({"local": tmp_path / "local"}, {"limit": 3}):
+    refused: list[dict[str, Any]] = [{"local": tmp_path / "local"}, {"limit": 3}]
+    for options in refused:
         with pytest.raises(BadInput, match="local and limit are for a store at an address"):
             cs.CachedDataset(path, **options)
-    for limit in ("lots", -1, "3 XB", 1.5):
+    limits: list[Any] = ["lots", -1, "3 XB", 1.5]
+    for limit in limits:
         with pytest.raises(BadInput, match="limit must be"):
             cs.CachedDataset(ADDRESS, local=tmp_path / "local", limit=limit)
     with pytest.raises(BadInput, match="leave io out"):
@@ -460,15 +464,15 @@ def test_opening_makes_room_by_what_other_data_sets_left_and_says_what_fits(path
     assert agree(data, own, epochs=1)
     serve_folder(bucket, make(tmp_path / "other", [replace(row, id=f"other {row.id}") for row in ROWS]), prefix="other")
     full = used_bytes(tmp_path / "local") + 100_000
-    options = {"local": tmp_path / "local", "limit": full}
+    options: dict[str, Any] = {"local": tmp_path / "local", "limit": full}
     other = cs.CachedDataset("s3://bucket/other", **options)
     words = rf"\d+ % of the data set 'train' of s3://bucket/other fits in {tmp_path}/local.+ every epoch downloads about \d+\.\d KiB"
     assert re.search(words, caplog.text)
     there = parts(tmp_path / "local")[0]
     caplog.clear()
     for path_ in there:  # as if it had been used yesterday
-        os.utime(path_, (time.time() - 86400,) * 2)
-        os.utime(path_.parent.parent / "have" / path_.name, (time.time() - 86400,) * 2)
+        aged(path_, 86400)
+        aged(path_.parent.parent / "have" / path_.name, 86400)
     other = cs.CachedDataset("s3://bucket/other", **options)
     assert caplog.text == ""
     assert parts(tmp_path / "local")[0] == []

@@ -1,7 +1,9 @@
 """Data sets read from an address, beside the same ones read from the folder."""
 
 import os
+import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -31,8 +33,8 @@ def serve_folder(server, root, prefix="cache"):
 
 def open_both(path, tmp_path, address=None, **options):
     """The data set at an address, and the one in the folder."""
-    options = {"local": tmp_path / "local", "generation": 1, **options}
-    return cs.CachedDataset(address or f"file://{path}", **options), cs.CachedDataset(path, generation=1)
+    given: dict[str, Any] = {"local": tmp_path / "local", "generation": 1, **options}
+    return cs.CachedDataset(address or f"file://{path}", **given), cs.CachedDataset(path, generation=1)
 
 
 def equal(one, other):
@@ -67,7 +69,7 @@ def ranges(server):
     return sum(method == "GET" and "/segments/" in path for method, path in server.requests)
 
 
-def helper():
+def helper() -> Any:
     """The pid of this process's helper."""
     return downloads.downloads().helper_pid
 
@@ -94,3 +96,9 @@ def in_child(act):
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def aged(path: Path, seconds: float) -> None:
+    """Let a file look as if it was used so long ago."""
+    moment = time.time() - seconds
+    os.utime(path, (moment, moment))

@@ -1,7 +1,6 @@
 """The local cache: its limit, what is removed to make room, and what lies in it."""
 
 import os
-import time
 
 import pytest
 
@@ -19,6 +18,7 @@ from cachestore.objects.cache import (
     parts_in,
     used_bytes,
 )
+from tests.objects.streams import aged
 
 IDS = [f"{n:032x}" for n in range(3)]
 OLD = 7200.0
@@ -35,7 +35,7 @@ def folder(tmp_path):
             cache.part(digest).write_bytes(os.urandom(65536))
             cache.have(digest).write_bytes(b"\1")
             for path in (cache.part(digest), cache.have(digest)):
-                os.utime(path, (time.time() - OLD * (3 - age),) * 2)
+                aged(path, OLD * (3 - age))
     return root
 
 
@@ -58,8 +58,7 @@ def test_what_the_data_set_needs_stays(folder):
 
 def test_what_a_reader_used_in_the_last_hour_stays(folder):
     os.utime(StoreCache(folder, IDS[0]).have(IDS[1]))
-    future = time.time() + OLD
-    os.utime(StoreCache(folder, IDS[2]).have(IDS[0]), (future, future))
+    aged(StoreCache(folder, IDS[2]).have(IDS[0]), -OLD)
     make_room(folder, 10**9, 0, keep=())
     assert there(folder) == {(IDS[0], IDS[1]), (IDS[2], IDS[0])}
 
@@ -145,7 +144,7 @@ def test_copies_that_a_killed_process_left_go_after_a_day(tmp_path):
     for name, age in (("old", 2), ("young", 0)):
         (cache.temporary / name).mkdir()
         (cache.temporary / name / "file").write_bytes(b"x")
-        os.utime(cache.temporary / name, (time.time() - age * 86400,) * 2)
+        aged(cache.temporary / name, age * 86400)
     cache.open("s3://bucket/cache")
     assert [path.name for path in cache.temporary.iterdir()] == ["young"]
 

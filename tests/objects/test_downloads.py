@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import threading
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_threads_get_their_own_answers(client):
 
 def test_open_requests_go_to_the_next_helper(client):
     client.get("b")
-    helper = downloads.downloads()
+    helper: Any = downloads.downloads()
     os.kill(helper.helper_pid, signal.SIGSTOP)
     body = {"do": "range", "address": str(client.address), "key": "segments/a", "start": 0, "size": 9}
     requests = [helper.send(body) for _one in range(5)]
@@ -120,12 +121,11 @@ def test_it_ends_with_its_last_user(client):
         pass
 
     users = [User(), User()]
-    for user in users:
-        helper.hold(user)
+    helper.hold(users[0])
+    helper.hold(users[1])
     request = helper.send({"do": "get", "address": str(client.address), "key": "b"})
     helper.wait([request])
     pid = helper.helper_pid
-    del user
     users.pop()
     assert is_alive(pid)
     users.pop()
