@@ -44,6 +44,7 @@ pytestmark = [
     pytest.mark.torch,
     pytest.mark.processes,
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # more workers than cores
 ]
 
 LIMITS = {"nothing": 0, "one batch": 8 * 6144, "half": 120_000, "all": "1GB"}
