@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from cachestore.core.inputs import role_of
 from cachestore.core.keys import Json
 from cachestore.core.samples import CONTROL
+from cachestore.encode.conditions import ROWS, Condition, conditions_of
 from cachestore.encode.text_families import TEXT_FAMILIES
 
 DENOISERS: Final = ("transformer", "unet")
@@ -26,7 +28,7 @@ class Need:
 
     words: str
     role: str | None = None
-    """If samples have pictures of this role, it is made from them, and nothing is missing."""
+    """If samples have images of this role, it is made from them, and nothing is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +95,23 @@ def needs_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Ma
 
     `parts` has the classes of its components by name, and `configs` the known configurations of its denoiser and VAE.
     """
-    by_channels = _by_channels(class_name, configs)
+    by_channels, made = _by_channels(class_name, configs), conditions_of(class_name, parts, configs)
+    if made or (class_name in ROWS and by_channels == ()):
+        return tuple(_of(condition) for condition in made)
     row = next((row for row in _ROWS if re.search(row.name, class_name)), None)
     is_plain = row is None or (row.depends_on_channels and by_channels == ())
     found = by_channels or () if row is None or is_plain else row.needs
     if class_name in TEXT_FAMILIES:  # an image encoder among its parts belongs to an adapter
         return found
     return tuple(dict.fromkeys((*found, *_by_parts(parts))))
+
+
+def _of(condition: Condition) -> Need:
+    """Return what is missing where a condition is not made."""
+    if role_of(condition.role).is_own:
+        return Need(f"{condition.words} (role `{condition.role}`, no sample has a video, or latents are not encoded)", condition.role)
+    why = f"no sample has one in the column `{condition.role}`, or latents are not encoded"
+    return Need(f"{condition.words} (role `{condition.role}`, {why})", condition.role)
 
 
 def _by_parts(parts: Mapping[str, str]) -> Sequence[Need]:

@@ -15,7 +15,7 @@ from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import RANDOM
 from cachestore.core.keys import Json
-from cachestore.core.samples import MASK, Source
+from cachestore.core.samples import Source
 from cachestore.encode.family import encoder_of
 from cachestore.encode.resamplers import RESAMPLERS, Resample
 from cachestore.files.paths import is_temporary
@@ -262,7 +262,7 @@ class PrecomputeRequest:
 
     def made_by(self, encoders: Collection[str]) -> tuple[str, ...]:
         """Return the names in `encode` that these encoders make; all names if they make none."""
-        return tuple(name for name in self.encode if _makes(name) & set(encoders)) or self.encode
+        return tuple(name for name in self.encode if any(_makes(name, encoder) for encoder in encoders)) or self.encode
 
 
 class SharedOptions(TypedDict, total=False):
@@ -364,6 +364,6 @@ def _as_hint(data: str) -> str:
     return str(Path(data).absolute()) if is_path else data
 
 
-def _makes(name: str) -> set[str]:
-    """The encoders that run for a name in `encode`: "latents" includes masks."""
-    return {encoder_of(name), MASK} if name == LATENTS else {encoder_of(name)}
+def _makes(name: str, encoder: str) -> bool:
+    """Whether an encoder runs for a name in `encode`: "latents" includes masks and all other conditions."""
+    return encoder_of(name) == (encoder if encoder == "text" else LATENTS)

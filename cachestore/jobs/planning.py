@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
-from cachestore.core.inputs import IMAGES, RANDOM, RESOLUTIONS, cells_each, options_for, request_for
+from cachestore.core.inputs import IMAGES, RANDOM, RESOLUTIONS, cells_each, options_for, request_for, role_of
 from cachestore.core.keys import Json, canonical, digest_parts
-from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample
+from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, SHOWN, VIDEO, Sample, images_of
 from cachestore.core.words import first_of
 from cachestore.encode.resamplers import FIRST, NEW, RESAMPLERS, Resample, check_resampler
 from cachestore.encode.unit import Encoder
@@ -45,6 +45,11 @@ NO_LATENTS: Final = "batches of such samples hold no latents"
 """How the remark on samples without a picture ends."""
 
 _PYAV: Final = "av"
+
+_FIRST_COLUMNS: Final = (CAPTION, IMAGE, CONTROL)
+"""The roles whose columns a plan may have without cells."""
+_NAMED_ROLES: Final = (*_FIRST_COLUMNS, VIDEO)
+"""The roles whose columns are in a plan's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +165,10 @@ def _intent_of(
     request: PrecomputeRequest, encoders: Sequence[Encoder], columns: Sequence[ColumnRequest], listing: Listing, policy: str
 ) -> tuple[str, Intent]:
     """Return the digest of what is asked for, and what others of the launch see of it."""
-    # Masks follow from the rest, and only a whole pass over the source shows whether there are any.
+    # Masks and further images follow from the rest, and only a whole pass over the source shows whether there are any.
     asked_for = [encoder for encoder in encoders if encoder.recipe.encoder != MASK]
-    described = [[one.encoder, one.role, dict(one.options)] for one in (column.column for column in columns) if one.encoder != MASK]
+    named = [column.column for column in columns if column.column.role in _NAMED_ROLES]
+    described = [[one.encoder, one.role, dict(one.options)] for one in named]
     arguments = digest_parts("cachestore-arguments", request.name, policy, canonical(described)).hex()
     content = digest_parts(listing.content, policy).hex()
     asked = digest_parts("cachestore-request", arguments, *(encoder.recipe.fingerprint for encoder in asked_for)).hex()
@@ -186,15 +192,18 @@ def needs_of_request(request: PrecomputeRequest, loaded: "LoadedModel | None" = 
     from cachestore.encode.recipes import needs_for
 
     needs = needs_for(_model_request(request, loaded))
-    if request.strict and (always := tuple(need.words for need in needs if need.role is None)):
+    if request.strict and (always := tuple(need.words for need in needs if need.role is None or LATENTS not in request.encode)):
         _refuse(always)
     return needs
 
 
 def _not_made(needs: "Sequence[Need]", plan: Plan) -> tuple[str, ...]:
     """Describe the needs that are not made: all but those met by the samples' own pictures."""
-    roles = {column.role for column, (_starts, units) in zip(plan.columns, plan.cells, strict=True) if len(units)}
-    return tuple(need.words for need in needs if need.role not in roles)
+    return tuple(need.words for need in needs if need.role is None or not _has_cells(plan, need.role))
+
+
+def _has_cells(plan: Plan, role: str) -> bool:
+    return any(len(units) for column, (_starts, units) in zip(plan.columns, plan.cells, strict=True) if column.role == role)
 
 
 def _refuse(not_made: Sequence[str]) -> NoReturn:
@@ -265,7 +274,7 @@ def _with_resampler(
     # Older versions, which had no choice, may have made values for another data set, or for one whose first pass did not end.
     is_begun = layout.recipe(latents.resampled(FIRST).recipe.fingerprint).is_file()
     chosen: Resample = own if own is not None else FIRST if is_begun else NEW
-    return replace(request, resample=chosen), tuple(latents.resampled(chosen) if one is latents else one for one in encoders)
+    return replace(request, resample=chosen), _resampled(encoders, chosen)
 
 
 def _check_resampler(plan: Plan, encoders: Sequence[Encoder]) -> None:
@@ -300,14 +309,15 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
 
     A `loaded` model replaces the one that the request names. If there are latents, the last encoder makes masks.
     """
-    from cachestore.encode.latents import LatentsEncoder
-    from cachestore.encode.masks import MaskEncoder
     from cachestore.encode.recipes import encoders_for
 
     found = encoders_for(_model_request(request, loaded), lambda path: digest_file(path, known))
-    chosen = request.resample or FIRST
-    found = tuple(encoder.resampled(chosen) if isinstance(encoder, LatentsEncoder) else encoder for encoder in found)
-    return (*found, *(MaskEncoder(encoder.setup.factor) for encoder in found if isinstance(encoder, LatentsEncoder)))
+    return _resampled(found, request.resample or FIRST)
+
+
+def _resampled(encoders: Iterable[Encoder], chosen: Resample) -> tuple[Encoder, ...]:
+    """Return the encoders with those of pictures and videos resizing in the chosen way."""
+    return tuple(getattr(encoder, "resampled", lambda _name, one=encoder: one)(chosen) for encoder in encoders)
 
 
 def _model_request(request: PrecomputeRequest, loaded: "LoadedModel | None") -> "ModelRequest":
@@ -347,12 +357,24 @@ def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[
     if name == "text":
         wanted = [(CAPTION, {} if shown is None else {IMAGES: shown})]
     else:
-        roles = (MASK,) if name == MASK else (IMAGE, CONTROL, VIDEO) if request.frames else (IMAGE, CONTROL)
-        wanted = [(role, _options(request, role, size)) for role in roles for size in request.resolutions]
+        wanted = [(role, _options(request, role, size)) for role in _roles(encoder, request) for size in request.resolutions]
+        wanted = [(role, {**options, **_also_read(encoder)}) for role, options in wanted]
     return [
-        ColumnRequest(PlanColumn(number, name, role, options), partial(_requests, role, options), needs_cells=role in {MASK, VIDEO})
+        ColumnRequest(PlanColumn(number, name, role, options), partial(_requests, role, options), needs_cells=role not in _FIRST_COLUMNS)
         for role, options in wanted
     ]
+
+
+def _roles(encoder: Encoder, request: PrecomputeRequest) -> tuple[str, ...]:
+    """The roles of an encoder's columns: of the latents themselves, of masks, or the one that a condition is made from."""
+    name, roles = encoder.recipe.encoder, encoder.recipe.make.get("roles")
+    found = (MASK,) if roles is None and name != LATENTS else (IMAGE, *SHOWN, VIDEO) if roles is None else (roles[0],)
+    return tuple(role for role in found if request.frames or VIDEO not in (role, role_of(role).follows))
+
+
+def _also_read(encoder: Encoder) -> dict[str, Json]:
+    others: Sequence[str] = (encoder.recipe.make.get("roles") or ())[1:]
+    return {IMAGES: list(others)} if others else {}
 
 
 def _check_pictures(request: PrecomputeRequest) -> None:
@@ -373,7 +395,7 @@ def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str
     options |= {"crop": RANDOM, "seed": request.crop_seed} if request.crop == RANDOM else {}
     options |= {"variants": request.variants} if request.variants > 1 else {}
     options |= {"flip": True} if request.flip else {}
-    if role == VIDEO:
+    if VIDEO in (role, role_of(role).follows):
         options["frames"] = sorted(set(request.frames))
         options |= {} if request.fps is None else {"fps": int(request.fps) if request.fps == int(request.fps) else request.fps}
         options |= {"clips": request.clips} if request.clips > 1 else {}
@@ -384,13 +406,23 @@ def _requests(role: str, options: Mapping[str, Json], sample: Sample) -> list[Re
     """A sample's requests for a column, in the order of the cells. Raises BadInput for images that cannot be combined."""
     if role == CAPTION:
         return [request_for(role, options, value, sample.images) for value in sample.captions]
-    values = sample.images.get(role, ())
-    if values and role == MASK and not sample.images.get(IMAGE):
-        raise BadInput(f"sample {sample.id!r} has a mask, but no picture that it belongs to")
+    values = images_of(sample.images, role)
+    if values:
+        _check_companions(role, sample)
     if values and role == VIDEO:
         _check_video(options, sample)
     own = options_for(options, sample.extras)
     return [request_for(role, own, value, sample.images, number) for value in values for number in range(cells_each(options))]
+
+
+def _check_companions(role: str, sample: Sample) -> None:
+    """Raise BadInput for an image that shows the same frame as a picture or video which the sample lacks."""
+    row = role_of(role)
+    if row.is_cut_alike and not sample.images.get(row.follows or ""):
+        what = "picture" if row.follows == IMAGE else row.follows
+        raise BadInput(f"sample {sample.id!r} has a {role}, but no {what} that it belongs to")
+    if row.is_own and len(sample.images.get(role, ())) > 1:
+        raise BadInput(f"sample {sample.id!r} has {len(sample.images[role])} images in the column {role}, but a video has only one")
 
 
 def _check_video(options: Mapping[str, Json], sample: Sample) -> None:
@@ -400,7 +432,7 @@ def _check_video(options: Mapping[str, Json], sample: Sample) -> None:
             " them can be trained on: leave one out, or give each a row; a picture that the model is shown goes into the column"
             " `control`"
         )
-    if sample.images.get(CONTROL) and (options.get("crop") == RANDOM or "clips" in options):
+    if any(sample.images.get(role) for role in SHOWN) and (options.get("crop") == RANDOM or "clips" in options):
         raise BadInput(
             f"sample {sample.id!r} has a video with control images, which --crop random and --clips cannot cut in the same way as"
             " the video: leave these options out"

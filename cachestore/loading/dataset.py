@@ -124,7 +124,7 @@ class CachedDataset(Dataset[SampleDict]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Paths, options, the shared epoch, and what is known about all rows. No rows and no descriptors."""
-        found = {"digest": self._selection.catalog.digest, "has_one_control": self._selection.has_one_control}
+        found = {"digest": self._selection.catalog.digest, "stacked": self._selection.stacked}
         complete = None if len(self._selection.complete) == len(self._selection.catalog) else self._selection.complete
         return {"reader": self._reader, "options": self._selection.options, "epoch": self._selection.epoch, "complete": complete, **found}
 
@@ -135,7 +135,7 @@ class CachedDataset(Dataset[SampleDict]):
         with _Naming(options.called):
             catalog = open_catalog(path, generation=options.generation, digest=state["digest"])
             complete = state["complete"] if state["complete"] is not None else np.arange(len(catalog), dtype=np.int64)
-            selection = Selection(catalog, complete, options, state["epoch"], has_one_control=state["has_one_control"])
+            selection = Selection(catalog, complete, options, state["epoch"], stacked=state["stacked"])
             self._show(reader, selection)
 
     def __repr__(self) -> str:
@@ -295,7 +295,9 @@ class CachedDataset(Dataset[SampleDict]):
     @property
     def recipes_in_use(self) -> Mapping[str, Recipe]:
         """As `recipes`, but only for encoders whose tensors are returned. Masks are made without a model."""
-        columns = [part.column for part in (*self._selection.texts, self._selection.latents, self._selection.controls) if part is not None]
+        chosen = self._selection
+        returned = (*chosen.texts, chosen.latents, *chosen.conditions, *chosen.embeds, *chosen.shown)
+        columns = [part.column for part in returned if part is not None]
         return {column.encoder: self._selection.catalog.recipes[column.fingerprint] for column in columns}
 
     @property
@@ -326,7 +328,7 @@ class CachedDataset(Dataset[SampleDict]):
     @property
     def has_control_lists(self) -> bool:
         """Whether samples have lists of control latents, as not each has exactly one."""
-        return self._selection.controls is not None and not self._selection.has_one_control
+        return any(one.name not in self._selection.stacked for one in self._selection.shown)
 
     @property
     def mask_name(self) -> str | None:

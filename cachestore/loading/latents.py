@@ -64,7 +64,10 @@ def batch_shape(block: LatentsBlock, wanted: LatentsAs, stored: Sequence[int]) -
         return tuple(stored)
     size, channels, *rest = stored
     one = (channels // 2 if block.stored == "moments" else channels, *rest)
-    return size, *(one if wanted == "raw" else folded_shape(one, block.patchify))
+    if wanted == "raw":
+        return size, *one
+    first, *others = folded_shape(one, block.patchify)
+    return size, first + (block.temporal_factor if block.marks else 0), *others
 
 
 def folded_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:
@@ -78,7 +81,7 @@ def folded_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:
 def read_latents_into(block: LatentsBlock, wanted: LatentsAs, stored: torch.Tensor, noise: Sequence[int], out: torch.Tensor) -> None:
     """As `read_latents` for a whole batch `[B, ...]`, bit for bit. `noise` has a seed for each sample; `stored` may be overwritten."""
     if block.stored != "moments":
-        _normalise_into(block, stored, out)
+        _normalise_into(block, stored, _behind_marks(block, out))
         return
     mean, logvar = torch.chunk(stored, 2, dim=1)
     match wanted:
@@ -93,6 +96,17 @@ def read_latents_into(block: LatentsBlock, wanted: LatentsAs, stored: torch.Tens
                 row.normal_(generator=generator.manual_seed(seed))
             std = logvar.clamp_(_LOGVAR_LEAST, _LOGVAR_MOST).mul_(0.5).exp_()
             _normalise_into(block, drawn.mul_(std).add_(mean), out)
+
+
+def _behind_marks(block: LatentsBlock, out: torch.Tensor) -> torch.Tensor:
+    """Write into a batch's first channels which frames are given, and return the others."""
+    if not block.marks:
+        return out
+    marks = out[:, : block.temporal_factor].zero_()
+    marks[:, :, 0] = 1
+    if "last" in block.marks:
+        marks[:, -1, -1] = 1
+    return out[:, block.temporal_factor :]
 
 
 def _normalise_into(block: LatentsBlock, latents: torch.Tensor, out: torch.Tensor) -> None:

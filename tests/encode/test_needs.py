@@ -214,8 +214,9 @@ def test_a_pipeline_without_a_row_and_one_in_memory_say_it_too(built, tmp_path, 
     with caplog.at_level(logging.WARNING, "cachestore"):
         report = cs.precompute(tmp_path / "prompts.txt", model=model, store=tmp_path / "store", encode=["text"], inline=True)
     assert report.complete
-    assert report.not_made_here == ("the first frame's latents", "image embeddings (image_encoder, CLIPVisionModel)")
-    assert [one.message for one in caplog.records if one.message.startswith("not made here: the first frame's latents; image embeddings")]
+    why = "(role `first_frame`, no sample has a video, or latents are not encoded)"
+    assert report.not_made_here == (f"the first frame's latents {why}", f"image embeddings (image_encoder, CLIPVisionModel) {why}")
+    assert [one.message for one in caplog.records if one.message.startswith(f"not made here: the first frame's latents {why}; image emb")]
     parts = {name: getattr(built("wan").pipeline, name) for name in ("text_encoder", "tokenizer", "vae", "transformer")}
     loaded = {"_class_name": "WanVACEPipeline", **parts}
     report = cs.precompute(tmp_path / "prompts.txt", model=loaded, store=tmp_path / "other", encode=["text"])
