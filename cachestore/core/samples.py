@@ -1,7 +1,7 @@
 """Samples with their images and captions, as plain values. The package `source` makes them from folders and files."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import Any, Final, cast
@@ -62,6 +62,15 @@ ROLES: Final[Mapping[str, Role]] = {
 
 SHOWN: Final = (CONTROL, REFERENCE)
 """The roles whose latents every VAE makes: `control_latents`, `reference_latents` in a batch."""
+
+
+BESIDE: Final = tuple(name for name in ROLES if name not in (IMAGE, VIDEO))
+"""The roles that a file can have beside its sample's picture or video, by its name: `cat.mask.png`."""
+
+
+def goes_with(role: str, kind: str, kinds: Collection[str]) -> bool:
+    """Return whether an image of this role belongs to the picture or the video of one name, of which there may be both."""
+    return len(kinds) == 1 or ROLES[role].follows == kind
 
 
 def images_of(images: Mapping[str, Any], role: str) -> Sequence[Any]:

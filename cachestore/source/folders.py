@@ -10,7 +10,7 @@ from typing import Final
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_text
-from cachestore.core.samples import IMAGE, VIDEO, Sample
+from cachestore.core.samples import BESIDE, IMAGE, VIDEO, Sample, goes_with
 from cachestore.files.paths import MARKER
 from cachestore.source.captions import CAPTION_SUFFIXES, CaptionLines, by_spelling, lines_of, normal, side_car
 from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Folder
@@ -46,8 +46,20 @@ def list_source(data: str | Path, *, caption_lines: CaptionLines = "whole", capt
 
 def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, videos: bool) -> Iterator[Sample]:
     walk = _Walk(remarks)
-    for reference, path in sorted(walk.files_below(root), key=lambda item: by_spelling(item[0])):
+    found = sorted(walk.files_below(root), key=lambda item: by_spelling(item[0]))
+    kinds: dict[str, set[str]] = {}
+    for reference, path in found:
+        kinds.setdefault(_stem(reference), set()).add(VIDEO if path.suffix.lower() in VIDEO_SUFFIXES else IMAGE)
+    beside: dict[str, dict[str, list[str]]] = {}
+    for reference, path in found:
+        if path.suffix.lower() in IMAGE_SUFFIXES and (named := _named_role(_stem(reference))) is not None and named[0] in kinds:
+            beside.setdefault(named[0], {}).setdefault(named[1], []).append(reference)
+            remarks.beside.append(reference)
+    others = set(remarks.beside)
+    for reference, path in found:
         role = VIDEO if path.suffix.lower() in VIDEO_SUFFIXES else IMAGE
+        if reference in others:
+            continue
         if role == VIDEO and not videos:
             remarks.videos += 1
             continue
@@ -57,8 +69,22 @@ def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, v
         except BadInput as error:
             walk.problems.add(error)
             continue
-        yield Sample(sample, {role: (reference,)}, captions)
+        stem = _stem(reference)
+        own = {name: tuple(those) for name, those in beside.get(stem, {}).items() if goes_with(name, role, kinds[stem])}
+        yield Sample(sample, {role: (reference,), **own}, captions)
     walk.problems.refuse(root)
+
+
+def _stem(reference: str) -> str:
+    return reference.rpartition(".")[0]
+
+
+def _named_role(stem: str) -> tuple[str, str] | None:
+    """What a picture's name says, `cat.mask` or `cat.control.1`: the name of the file that it belongs to, and its role there."""
+    name, _dot, role = stem.rpartition(".")
+    if role.isdecimal():
+        name, _dot, role = name.rpartition(".")
+    return (name, role.lower()) if name and role.lower() in BESIDE else None
 
 
 def _from_prompts(path: Path, remarks: Remarks) -> Iterator[Sample]:

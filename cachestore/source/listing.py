@@ -18,7 +18,7 @@ from cachestore.source.files import Files, Folder, Stat
 from cachestore.source.remarks import Remarks
 from cachestore.source.rows import METADATA, look_at_columns
 
-_ROWS_VERSION: Final = 2
+_ROWS_VERSION: Final = 3
 """Increase it when the same bytes of a manifest or metadata file become other samples: these then have another plan."""
 
 Parse = Callable[["Remarks"], Iterator[Sample]]

@@ -18,7 +18,7 @@ from cachestore.core.arguments import as_many, as_mapping
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import in_place_of_time
 from cachestore.core.keys import Json, canonical, digest_parts
-from cachestore.core.samples import CONTROL, IMAGE, MASK, ROLES, VIDEO, Sample
+from cachestore.core.samples import BESIDE, IMAGE, ROLES, VIDEO, Sample
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder
 from cachestore.source.captions import CaptionLines
@@ -253,7 +253,7 @@ def _picture_columns(features: Mapping[str, Any]) -> dict[str, str]:
                 f" datasets.{type(kind).__name__}(decode=False))"
             )
     roles: dict[str, str] = {}
-    for role, kind_name, names in ((IMAGE, "Image", (IMAGE, CONTROL, MASK)), (VIDEO, "Video", (VIDEO,))):
+    for role, kind_name, names in ((IMAGE, "Image", (IMAGE, *BESIDE)), (VIDEO, "Video", (VIDEO,))):
         columns = [name for name, kind in found.items() if type(kind).__name__ == kind_name]
         roles |= {name: name for name in columns if name in names}
         others = [name for name in columns if name not in names]
@@ -281,7 +281,7 @@ def write_rows(layout: Layout, listing: Listing, prefix: str) -> Path:
     make_folder(layout, layout.temporary)
     path, remarks = layout.new_temporary(), Remarks()
     samples = listing.samples(remarks)
-    kept = ("missing", "multi_line", "collapsed", "uncaptioned", "pictureless", "rows_without_picture", "misspelt")
+    kept = ("missing", "multi_line", "beside", "collapsed", "uncaptioned", "pictureless", "rows_without_picture", "misspelt")
     counts = {name: getattr(remarks, name) for name in kept}
     head = {"format": _FORMAT, "asked_as": prefix, **counts}
     with path.open("xb") as file:

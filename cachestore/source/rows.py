@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import CROP, SIZE, are_whole
 from cachestore.core.keys import Json, digest_text
-from cachestore.core.samples import IMAGE, ROLES, VIDEO, Sample
+from cachestore.core.samples import IMAGE, ROLES, SHOWN, VIDEO, Sample
 from cachestore.core.words import NAMED, first_of, misspelt
 from cachestore.source.captions import CaptionLines, captions_in, lines_of, normal, read_text
 from cachestore.source.files import VIDEO_SUFFIXES
@@ -27,7 +27,7 @@ _MOST_COLUMNS: Final = 20
 _KNOWN: Final = (*_CAPTIONS, *ROLES, *_FILES)
 _EMPTY_IS_NONE: Final = frozenset({*ROLES, *_FILES, CROP, SIZE})
 _BATCH_NAMES: Final = frozenset(
-    {"latents", "control_latents", "prompt_embeds", "sample_id", "original_size", "crop_top_left", "target_size"}
+    {"latents", "prompt_embeds", "sample_id", "original_size", "crop_top_left", "target_size", *(f"{role}_latents" for role in SHOWN)}
 )
 _VIDEO_BATCH_NAMES: Final = frozenset({"num_frames", "fps"})
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from cachestore.core.errors import BadInput
-from cachestore.core.samples import CONTROL, IMAGE, MASK, VIDEO, Sample
+from cachestore.core.samples import BESIDE, IMAGE, VIDEO, Sample, goes_with
 from cachestore.source.captions import CaptionLines, by_spelling, captions_in, decode_text
 from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Stat, open_regular, stat_of, trusted
 from cachestore.source.listing import Listing, list_samples
@@ -233,7 +233,7 @@ def _sort_in(groups: dict[str, _Group], reference: str) -> None:
         group.videos.add(reference)
     elif Path(name).suffix.lower() not in IMAGE_SUFFIXES:
         return
-    elif role in {CONTROL, MASK} and "." in rest:
+    elif role in BESIDE and "." in rest:
         group.roles.setdefault(role, set()).add(reference)
     else:
         group.pictures.add(reference)
@@ -255,7 +255,8 @@ def _samples(
     for reference in sorted(of_roles, key=by_spelling):
         name = {"id": reference} if row.get("id") is None or len(of_roles) > 1 else {}
         where = f"{reference} in {members[reference].tar}"
-        named = {**row, **name, of_roles[reference]: reference, **roles}
+        own = {role: those for role, those in roles.items() if goes_with(role, of_roles[reference], {*of_roles.values()})}
+        named = {**row, **name, of_roles[reference]: reference, **own}
         sample = from_row(named, where, caption_lines, remarks if raw is None else Remarks())
         yield sample if raw is None else replace(sample, captions=captions_in(raw, caption_lines, sample.id, remarks))
 
