@@ -141,7 +141,8 @@ def request_for(
     if number % sides:
         request["flip"] = True
     request |= {} if like is None else {LIKE: like}
-    brought = {name: references for name, references in shown.items() if references}
+    own = list(images.get(VIDEO, ()))
+    brought = {name: some for name, some in shown.items() if some and not (role_of(name).is_own and some == own)}
     return {**request, IMAGES: brought} if brought else request
 
 

@@ -29,6 +29,8 @@ class Need:
     words: str
     role: str | None = None
     """If samples have images of this role, it is made from them, and nothing is missing."""
+    what: str = ""
+    """What is missing where some samples have such images and others do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class _Row:
 _FIRST_FRAME = Need("the first frame's latents")
 _FRAMES = Need("latents of the frames from which the video continues")
 _MASKED = Need("latents of the masked picture, and its mask as the denoiser takes it")
-_CONTROL = Need("latents of the control picture (no sample has one in the column `control`, or latents are not encoded)", CONTROL)
+_CONTROL_WORDS = "latents of the control picture"
+_CONTROL = Need(f"{_CONTROL_WORDS} (no sample has one in the column `control`, or latents are not encoded)", CONTROL, _CONTROL_WORDS)
 _CONTROL_VIDEO = Need("latents of the control video")
 
 _ROWS: Final = (
@@ -108,10 +111,9 @@ def needs_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Ma
 
 def _of(condition: Condition) -> Need:
     """Return what is missing where a condition is not made."""
-    if role_of(condition.role).is_own:
-        return Need(f"{condition.words} (role `{condition.role}`, no sample has a video, or latents are not encoded)", condition.role)
-    why = f"no sample has one in the column `{condition.role}`, or latents are not encoded"
-    return Need(f"{condition.words} (role `{condition.role}`, {why})", condition.role)
+    lacks = "a video" if role_of(condition.role).is_own else f"one in the column `{condition.role}`"
+    why = f"(role `{condition.role}`, no sample has {lacks}, or latents are not encoded)"
+    return Need(f"{condition.words} {why}", condition.role, condition.words)
 
 
 def _by_parts(parts: Mapping[str, str]) -> Sequence[Need]:

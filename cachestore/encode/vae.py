@@ -207,7 +207,7 @@ def to_range(pixels: Tensor) -> Tensor:
     A fourth channel says which pixels are given (255); all others become 0.
     """
     made = pixels[..., :_COLOURS].movedim(-1, 1).contiguous().float().div_(255).sub_(0.5).div_(0.5)
-    return made if pixels.shape[-1] == _COLOURS else made.mul_(pixels[..., _COLOURS :].movedim(-1, 1) == GIVEN)
+    return made if pixels.shape[-1] == _COLOURS else made.mul_(pixels[..., _COLOURS:].movedim(-1, 1) == GIVEN)
 
 
 def noise_of(key: Key, shape: Sequence[int]) -> Tensor:

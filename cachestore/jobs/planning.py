@@ -3,7 +3,7 @@
 import importlib.util
 import operator
 import unicodedata
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
-from cachestore.core.inputs import IMAGES, RANDOM, RESOLUTIONS, cells_each, options_for, request_for, role_of
-from cachestore.core.keys import Json, canonical, digest_parts
-from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, SHOWN, VIDEO, Sample, images_of
+from cachestore.core.inputs import companions, role_of
+from cachestore.core.keys import canonical, digest_parts
+from cachestore.core.samples import CONTROL, IMAGE, MASK, VIDEO, Sample
 from cachestore.core.words import first_of
 from cachestore.encode.resamplers import FIRST, NEW, RESAMPLERS, Resample, check_resampler
 from cachestore.encode.unit import Encoder
@@ -22,14 +22,15 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.comparison import Compare, compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
 from cachestore.jobs.recorded_paths import gone_paths
-from cachestore.source.combined import IN_MEMORY, InMemory, files_of, files_of_sources, list_path, list_sources, resolutions_of
+from cachestore.jobs.wanted_columns import NAMED_ROLES, columns_of, picture_role
+from cachestore.source.combined import IN_MEMORY, InMemory, files_of, files_of_sources, list_path, list_sources
 from cachestore.source.files import IMAGE_SUFFIXES, Files
 from cachestore.source.listing import Listing
 from cachestore.source.remarks import Remarks
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
 from cachestore.work.agreement import Intent, counted, wait_for_rank_0
-from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, plan_name, publish_plan, read_plan
+from cachestore.work.plan import ColumnRequest, Plan, build_plan, is_published, plan_name, publish_plan, read_plan
 from cachestore.work.workers import PLANNING, Heartbeat, host_name
 
 if TYPE_CHECKING:
@@ -45,11 +46,6 @@ NO_LATENTS: Final = "batches of such samples hold no latents"
 """How the remark on samples without a picture ends."""
 
 _PYAV: Final = "av"
-
-_FIRST_COLUMNS: Final = (CAPTION, IMAGE, CONTROL)
-"""The roles whose columns a plan may have without cells."""
-_NAMED_ROLES: Final = (*_FIRST_COLUMNS, VIDEO)
-"""The roles whose columns are in a plan's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +128,7 @@ def look_at_request(
     request, encoders = _with_resampler(layout, request, _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded))
     needs = needs_of_request(request, loaded)
     _check_latents(request, encoders)
-    columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
+    columns = [column for number, encoder in enumerate(encoders) for column in columns_of(number, encoder, request)]
     asked, intent = _intent_of(request, encoders, columns, listing, policy)
     name, content = intent.plan, intent.content
     if heartbeat is not None:
@@ -143,7 +139,7 @@ def look_at_request(
         seen = Remarks()
         samples = listing.samples(seen) if heartbeat is None else counted(listing.samples(seen), heartbeat)
         plan = _build(request, samples, encoders, columns, (asked, content))
-        plan = replace(plan, remarks=(*seen.in_words(), *_what_lacks(plan, request, seen)))
+        plan = replace(plan, remarks=(*seen.in_words(), *_what_lacks(plan, request, seen), *_unread(plan)))
         _refuse_rows(request, seen)
     _refuse_nothing(request, plan, previous)
     _check_resampler(plan, encoders)
@@ -167,7 +163,7 @@ def _intent_of(
     """Return the digest of what is asked for, and what others of the launch see of it."""
     # Masks and further images follow from the rest, and only a whole pass over the source shows whether there are any.
     asked_for = [encoder for encoder in encoders if encoder.recipe.encoder != MASK]
-    named = [column.column for column in columns if column.column.role in _NAMED_ROLES]
+    named = [column.column for column in columns if column.column.role in NAMED_ROLES]
     described = [[one.encoder, one.role, dict(one.options)] for one in named]
     arguments = digest_parts("cachestore-arguments", request.name, policy, canonical(described)).hex()
     content = digest_parts(listing.content, policy).hex()
@@ -198,12 +194,32 @@ def needs_of_request(request: PrecomputeRequest, loaded: "LoadedModel | None" = 
 
 
 def _not_made(needs: "Sequence[Need]", plan: Plan) -> tuple[str, ...]:
-    """Describe the needs that are not made: all but those met by the samples' own pictures."""
-    return tuple(need.words for need in needs if need.role is None or not _has_cells(plan, need.role))
+    """Describe the needs that are not made: all but those met by images of each sample's own."""
+    found: list[str] = []
+    for need in needs:
+        having = set[int]() if need.role is None else _rows_with(plan, need.role)
+        trained = _rows_with(plan, *(row.follows or row.name for row in (role_of(need.role or ""),)))
+        if not having:
+            found.append(need.words)
+        elif lacking := sorted(trained - having):
+            named = first_of(plan.ids[row] for row in lacking)
+            found.append(f"{need.what} of {len(lacking)} of {len(trained)} samples, which have no {need.role} ({named})")
+    return tuple(found)
 
 
-def _has_cells(plan: Plan, role: str) -> bool:
-    return any(len(units) for column, (_starts, units) in zip(plan.columns, plan.cells, strict=True) if column.role == role)
+def _rows_with(plan: Plan, *roles: str) -> set[int]:
+    """The rows with a cell in a column of these roles."""
+    cells = [starts for column, (starts, _units) in zip(plan.columns, plan.cells, strict=True) if column.role in roles]
+    return {row for starts in cells for row in range(len(plan.ids)) if starts[row] < starts[row + 1]}
+
+
+def _unread(plan: Plan) -> tuple[str, ...]:
+    """Remarks on images that the model's encoders do not read, if they read any."""
+    read = {one for column in plan.columns for one in (column.role, *companions(column.role, column.options))}
+    if read.isdisjoint((IMAGE, VIDEO)):
+        return ()
+    left = [(role, sum(map(operator.lt, at, islice(at, 1, None)))) for role, (at, _references) in plan.images.items() if role not in read]
+    return tuple(f"{count} samples have a {role}, which this model is not trained with here: nothing is made of it" for role, count in left)
 
 
 def _refuse(not_made: Sequence[str]) -> NoReturn:
@@ -230,7 +246,7 @@ def _build(
         texts=request.policy.encoding(),
         # If a text encoder also sees the sample's images, the empty caption has another value for each sample.
         extra=[
-            (n, {"caption": ""}) for n, encoder in enumerate(encoders) if encoder.recipe.encoder == "text" and not _picture_role(encoder)
+            (n, {"caption": ""}) for n, encoder in enumerate(encoders) if encoder.recipe.encoder == "text" and not picture_role(encoder)
         ],
     )
 
@@ -348,101 +364,6 @@ def _named(policy: CaptionPolicy) -> str:
     if policy.each > 1 or policy.prefix:
         return canonical(encoding).decode()
     return "all" if encoding else "first"
-
-
-def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[ColumnRequest]:
-    name, shown = encoder.recipe.encoder, _picture_role(encoder)
-    if shown is not None:
-        _check_pictures(request)
-    if name == "text":
-        wanted = [(CAPTION, {} if shown is None else {IMAGES: shown})]
-    else:
-        wanted = [(role, _options(request, role, size)) for role in _roles(encoder, request) for size in request.resolutions]
-        wanted = [(role, {**options, **_also_read(encoder)}) for role, options in wanted]
-    return [
-        ColumnRequest(PlanColumn(number, name, role, options), partial(_requests, role, options), needs_cells=role not in _FIRST_COLUMNS)
-        for role, options in wanted
-    ]
-
-
-def _roles(encoder: Encoder, request: PrecomputeRequest) -> tuple[str, ...]:
-    """The roles of an encoder's columns: of the latents themselves, of masks, or the one that a condition is made from."""
-    name, roles = encoder.recipe.encoder, encoder.recipe.make.get("roles")
-    found = (MASK,) if roles is None and name != LATENTS else (IMAGE, *SHOWN, VIDEO) if roles is None else (roles[0],)
-    return tuple(role for role in found if request.frames or VIDEO not in (role, role_of(role).follows))
-
-
-def _also_read(encoder: Encoder) -> dict[str, Json]:
-    others: Sequence[str] = (encoder.recipe.make.get("roles") or ())[1:]
-    return {IMAGES: list(others)} if others else {}
-
-
-def _check_pictures(request: PrecomputeRequest) -> None:
-    if request.flip:
-        raise BadInput("--flip cannot be used with this model, whose text encoder sees the unmirrored pictures: leave it out")
-    if request.policy.dropout:
-        raise BadInput(
-            "this model's text encoder sees each sample's own pictures, so no empty caption fits all samples: leave the dropout"
-            " of --captions out"
-        )
-
-
-def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str, Json]:
-    """The options of an image column. Options at their default are left out, so that columns of older stores stay equal."""
-    resolution, by_source = resolutions_of(request.sources, resolution)
-    options: dict[str, Json] = {"resolution": resolution, "step": request.bucket_step}
-    options |= {RESOLUTIONS: dict(by_source)} if by_source else {}
-    options |= {"crop": RANDOM, "seed": request.crop_seed} if request.crop == RANDOM else {}
-    options |= {"variants": request.variants} if request.variants > 1 else {}
-    options |= {"flip": True} if request.flip else {}
-    if VIDEO in (role, role_of(role).follows):
-        options["frames"] = sorted(set(request.frames))
-        options |= {} if request.fps is None else {"fps": int(request.fps) if request.fps == int(request.fps) else request.fps}
-        options |= {"clips": request.clips} if request.clips > 1 else {}
-    return options | ({"upscale": False} if request.no_upscale else {})
-
-
-def _requests(role: str, options: Mapping[str, Json], sample: Sample) -> list[Request]:
-    """A sample's requests for a column, in the order of the cells. Raises BadInput for images that cannot be combined."""
-    if role == CAPTION:
-        return [request_for(role, options, value, sample.images) for value in sample.captions]
-    values = images_of(sample.images, role)
-    if values:
-        _check_companions(role, sample)
-    if values and role == VIDEO:
-        _check_video(options, sample)
-    own = options_for(options, sample.extras)
-    return [request_for(role, own, value, sample.images, number) for value in values for number in range(cells_each(options))]
-
-
-def _check_companions(role: str, sample: Sample) -> None:
-    """Raise BadInput for an image that shows the same frame as a picture or video which the sample lacks."""
-    row = role_of(role)
-    if row.is_cut_alike and not sample.images.get(row.follows or ""):
-        what = "picture" if row.follows == IMAGE else row.follows
-        raise BadInput(f"sample {sample.id!r} has a {role}, but no {what} that it belongs to")
-    if row.is_own and len(sample.images.get(role, ())) > 1:
-        raise BadInput(f"sample {sample.id!r} has {len(sample.images[role])} images in the column {role}, but a video has only one")
-
-
-def _check_video(options: Mapping[str, Json], sample: Sample) -> None:
-    if sample.images.get(IMAGE) or len(sample.images[VIDEO]) > 1:
-        raise BadInput(
-            f"sample {sample.id!r} has a video and {'a picture' if sample.images.get(IMAGE) else 'another one'}, but only one of"
-            " them can be trained on: leave one out, or give each a row; a picture that the model is shown goes into the column"
-            " `control`"
-        )
-    if any(sample.images.get(role) for role in SHOWN) and (options.get("crop") == RANDOM or "clips" in options):
-        raise BadInput(
-            f"sample {sample.id!r} has a video with control images, which --crop random and --clips cannot cut in the same way as"
-            " the video: leave these options out"
-        )
-
-
-def _picture_role(encoder: Encoder) -> str | None:
-    """The role of the images that a text encoder sees with a caption; None if it reads captions alone."""
-    pictures: Mapping[str, Json] = encoder.recipe.make.get("pictures") or {}
-    return pictures.get("role")
 
 
 def check_listing(request: PrecomputeRequest, listing: Listing) -> None:

@@ -14,6 +14,7 @@ from cachestore.core.ranks import RankInfo
 from cachestore.core.words import first_of
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import MARKER, Layout
+from cachestore.jobs.columns import images_in
 from cachestore.jobs.comparison import compare
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.planning import Wanted, look_at_request
@@ -198,10 +199,9 @@ def _gone(layout: Layout, catalog: Catalog, wanted: Wanted) -> list[str]:
     lacking = {key for key, _sample in _lacking(layout, catalog)}
     gone: dict[str, None] = {}
     for column in catalog.columns:
-        at, references = catalog.images.get(column.role, ((), ()))
         for row, sample in enumerate(catalog.ids):
             if not lacking.isdisjoint(key for key in column.row_keys(row) if key is not None):
-                made_of = references[at[row] : at[row + 1]] if at else ()
+                made_of = images_in(catalog, row, column.role)
                 if any(wanted.listing.stat(reference) is None for reference in made_of):
                     gone[sample] = None
     return list(gone)

@@ -83,7 +83,8 @@ def wan_condition(pipeline, first, last):
 
     width, height = SIZE
     image, last = (
-        None if one is None else pipeline.video_processor.preprocess(one, height=height, width=width).to(torch.float32) for one in (first, last)
+        None if one is None else pipeline.video_processor.preprocess(one, height=height, width=width).to(torch.float32)
+        for one in (first, last)
     )
     return pipeline.prepare_latents(image, 1, 16, height, width, FRAMES, torch.float32, torch.device("cpu"), None, None, last)[1][0]
 
@@ -165,3 +166,119 @@ def test_the_masked_picture_and_its_mask_are_those_of_the_pipeline_for_inpaintin
             noise = torch.randn(posterior.mean.shape[1:], generator=generator)
             expected = model.pipeline.vae.config.scaling_factor * (posterior.mean + posterior.std * noise)[0]
             torch.testing.assert_close(sample["masked_image_latents"], expected, rtol=1e-5, atol=1e-6)
+
+
+# As for any other value
+
+
+def as_bytes(tensor):
+    return tensor.contiguous().numpy().tobytes()
+
+
+@pytest.mark.parametrize("name", ["wan-flf2v", "sdxl-inpaint"])
+def test_a_batch_gives_what_single_inputs_give_and_is_read_straight_as_sample_by_sample(tiny, clips, painted, tmp_path, name):
+    import torch
+
+    source, options = (painted, PAINTING) if name == "sdxl-inpaint" else (clips, {})
+    stores = [encoded(source, tiny(name), tmp_path / f"of-{size}", batch_size=size, **options)[1] for size in (1, 3)]
+    for index in range(3):
+        one, other = (data[data.index(stores[0].ids[index])] for data in stores)
+        for field in ("condition", "image_embeds", "masked_image_latents", "mask"):
+            if field in one:
+                torch.testing.assert_close(one[field], other[field], rtol=1e-4, atol=1e-5)
+    data = stores[0]
+    for indices in ([0, 1] if name == "sdxl-inpaint" else [0, 1, 2], [2]):
+        straight, slow = data.read_batch(indices), data.collate([data[index] for index in indices])
+        assert straight.keys() == slow.keys()
+        for field, value in straight.items():
+            assert torch.equal(value, slow[field]) if isinstance(value, torch.Tensor) else value == slow[field]
+        for field in set(data.features) & set(straight):
+            feature = data.features[field]
+            assert feature.dtype == straight[field].dtype
+            assert feature.shape is None or all(size in (None, now) for size, now in zip(feature.shape, straight[field].shape, strict=True))
+
+
+def test_a_second_run_makes_nothing_and_a_changed_first_frame_makes_its_own_values_alone(tiny, clips, tmp_path):
+    first, _data = encoded(clips, tiny("wan-flf2v"), tmp_path / "store")
+    again, _data = encoded(clips, tiny("wan-flf2v"), tmp_path / "store")
+    assert (first.encoded, again.encoded) == (13, 0)  # 4 captions with the empty one, 3 clips, and both conditions of each
+    picture_of(5).save(clips.parent / "1.png")
+    changed, data = encoded(clips, tiny("wan-flf2v"), tmp_path / "store")
+    assert changed.encoded == 4
+    text, _data = encoded(clips, tiny("wan-flf2v"), tmp_path / "store", encode=["text"])
+    assert text.encoded == 0
+    reused = cs.CachedDataset(tmp_path / "store")
+    assert {as_bytes(one["condition"]) for one in (reused[0], reused[1], reused[2])} == {
+        as_bytes(data[row]["condition"]) for row in range(3)
+    }
+
+
+def test_equal_values_are_stored_once_and_a_picture_that_is_a_frame_is_one_too(tiny, tmp_path):
+    (tmp_path / "a.mkv").write_bytes(write(frames_of(0)))
+    (tmp_path / "b.mkv").write_bytes(write([*frames_of(0)[:1], *frames_of(1)[1:]]))
+    Image.fromarray(frames_of(0)[0]).save(tmp_path / "a.first_frame.png")
+    (tmp_path / "b.first_frame.png").write_bytes((tmp_path / "a.first_frame.png").read_bytes())
+    _report, data = encoded(tmp_path, tiny("wan-i2v"), tmp_path / "store")
+    keys = [[column.row_keys(row) for row in range(2)] for column in data._selection.catalog.columns if column.role == "first_frame"]
+    assert all(one == other for one, other in keys)
+
+
+def test_conditions_have_the_variant_of_their_clip(tiny, tmp_path):
+    """A brought picture with the frame's own pixels gives what the clip's own frame gives, however it is cropped and mirrored."""
+    import torch
+
+    wide = [np.concatenate([frame, 255 - frame], axis=1) for frame in frames_of(0)]
+    clip = write(wide)  # a file has a number of its own, by which crops are drawn
+    for name in ("own", "brought"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.mkv").write_bytes(clip)
+    Image.fromarray(wide[0]).save(tmp_path / "brought" / "a.first_frame.png")
+    Image.fromarray(wide[-1]).save(tmp_path / "brought" / "a.last_frame.png")
+    options: dict[str, Any] = {"crop": "random", "variants": 2, "flip": True, "bucket_step": 32, "resolution": 48, "vae_dtype": "float32"}
+    stores = [encoded(tmp_path / name, tiny("wan-flf2v"), tmp_path / f"{name}-store", **options)[1] for name in ("own", "brought")]
+    crops: set[tuple[int, ...]] = set()
+    for epoch in range(4):
+        samples: list[Any] = []
+        for data in stores:
+            data.set_epoch(epoch)
+            samples.append(data[0])
+        crops.add(tuple(samples[0]["crop_top_left"].tolist()))
+        for field in ("condition", "image_embeds", "latents"):
+            torch.testing.assert_close(samples[0][field], samples[1][field], rtol=1e-5, atol=1e-5)
+    assert len(crops) > 1
+
+
+def test_verify_encodes_conditions_again_and_repair_makes_lost_ones(tiny, clips, tmp_path):
+    encoded(clips, tiny("wan-flf2v"), tmp_path / "store")
+    report = cs.verify(tmp_path / "store", recompute=100)
+    assert (report.ok, report.recomputed["equal"], report.recomputed["of"]) == (True, 12, 12)  # all that samples have
+    before = [dict(sample) for sample in map(cs.CachedDataset(tmp_path / "store").__getitem__, range(3))]
+    for path in (tmp_path / "store" / "segments").rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-3])
+    repaired = cs.repair(tmp_path / "store", refill=True)
+    assert repaired.missing == 0
+    after = cs.CachedDataset(tmp_path / "store")
+    for row, sample in enumerate(before):
+        np.testing.assert_allclose(after[row]["condition"], sample["condition"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_data_set_without_masks_or_with_some_names_role_and_column_and_strict_ends_before_anything(tiny, painted, tmp_path):
+    from cachestore.core.errors import BadUsage
+
+    rows = [json.loads(line) for line in painted.read_text().splitlines()]
+    options: dict[str, Any] = {"model": tiny("sdxl-inpaint").folder, **WANTED, **PAINTING}
+    del rows[1]["mask"]
+    painted.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    some = "latents of the masked picture, and its mask as the denoiser takes it of 1 of 3 samples, which have no mask (1.png)"
+    with pytest.raises(BadUsage, match=r"^not made here: .* of 1 of 3 samples, which have no mask \(1\.png\)"):
+        cs.precompute(painted, store=tmp_path / "store", strict=True, **options)
+    assert cs.plan(
+        painted, store=tmp_path / "store", **{name: value for name, value in options.items() if name != "inline"}
+    ).not_made_here == (some,)
+    for row in rows:
+        row.pop("mask", None)
+    painted.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(
+        BadUsage, match=r"^not made here: latents of the masked picture.*role `mask`, no sample has one in the column `mask`"
+    ):
+        cs.precompute(painted, store=tmp_path / "store", strict=True, **options)

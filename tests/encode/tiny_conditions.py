@@ -20,13 +20,19 @@ def wan_i2v(*, ends=1, is_shown=True):
     model = transformer("WanTransformer3DModel", patch_size=(1, 2, 2), qk_norm="rms_norm_across_heads", **heads, **sizes, **shown)
     parts = {"tokenizer": tiny.t5_tokenizer(), "text_encoder": t5(kind="UMT5"), "vae": tiny_families.wan_vae(), "transformer": model}
     processor = of("transformers", "CLIPImageProcessorPil", size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
-    parts |= {"image_encoder": clip_vision(), "image_processor": processor} if is_shown else {"image_encoder": None, "image_processor": None}
+    parts |= (
+        {"image_encoder": clip_vision(), "image_processor": processor} if is_shown else {"image_encoder": None, "image_processor": None}
+    )
     return of("diffusers", "WanImageToVideoPipeline", **parts, scheduler=tiny_families.scheduler())
 
 
 def sdxl_inpaint():
     added = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 48 + 6 * 8}
-    parts = {"vae": tiny.vae(scaling_factor=0.13025), "text_encoder": tiny_families.clip(), "text_encoder_2": tiny_families.clip(48, projected=True)}
+    parts = {
+        "vae": tiny.vae(scaling_factor=0.13025),
+        "text_encoder": tiny_families.clip(),
+        "text_encoder_2": tiny_families.clip(48, projected=True),
+    }
     tokenizers = {"tokenizer": tiny.clip_tokenizer(), "tokenizer_2": tiny.clip_tokenizer(pad="!")}
     noise = of("diffusers", "EulerDiscreteScheduler")
     model = tiny_families.unet(80, **added, in_channels=9, out_channels=4)
