@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
 from cachestore.core.keys import Json, Key, canonical, digest_parts, digest_text, input_key
-from cachestore.core.samples import CAPTION, IMAGE, ROLES, VIDEO, Role
+from cachestore.core.samples import CAPTION, IMAGE, ROLES, VIDEO, role_of
 
 Stat = tuple[int, int]
 """(size in bytes, mtime_ns)."""
@@ -90,11 +90,6 @@ def _number(options: Mapping[str, Json], name: str) -> int:
 def sides_each(options: Mapping[str, Json]) -> int:
     """Return how many cells a column has for each variant: two if it is also mirrored, else one."""
     return 2 if options.get("flip") else 1
-
-
-def role_of(name: str) -> Role:
-    """Return the row of a role; of one that the table lacks, a plain row."""
-    return ROLES.get(name, Role(name))
 
 
 def _shown(options: Mapping[str, Json]) -> tuple[str, ...]:

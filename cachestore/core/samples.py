@@ -68,15 +68,20 @@ BESIDE: Final = tuple(name for name in ROLES if name not in (IMAGE, VIDEO))
 """The roles that a file can have beside its sample's picture or video, by its name: `cat.mask.png`."""
 
 
+def role_of(name: str) -> Role:
+    """Return the row of a role; of one of the user's own, a row like that of control images."""
+    return ROLES.get(name, Role(name, IMAGE))
+
+
 def goes_with(role: str, kind: str, kinds: Collection[str]) -> bool:
     """Return whether an image of this role belongs to the picture or the video of one name, of which there may be both."""
-    return len(kinds) == 1 or ROLES[role].follows == kind
+    return len(kinds) == 1 or role_of(role).follows == kind
 
 
 def images_of(images: Mapping[str, Any], role: str) -> Sequence[Any]:
     """Return a sample's images of a role; of a role that `is_own` the sample's video, if it brings none."""
     found: Sequence[Any] = images.get(role, ())
-    return images.get(VIDEO, ()) if not found and role in ROLES and ROLES[role].is_own else found
+    return images.get(VIDEO, ()) if not found and role_of(role).is_own else found
 
 
 @dataclass(frozen=True, slots=True)

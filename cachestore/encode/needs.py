@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cachestore.core.inputs import role_of
 from cachestore.core.keys import Json
-from cachestore.core.samples import CONTROL
+from cachestore.core.samples import CONTROL, role_of
 from cachestore.encode.conditions import ROWS, Condition, conditions_of
 from cachestore.encode.text_families import TEXT_FAMILIES
 

@@ -11,9 +11,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.core.inputs import IMAGES, LIKE, digests_of, references_of, role_of
+from cachestore.core.inputs import IMAGES, LIKE, digests_of, references_of
 from cachestore.core.keys import Json, digest_bytes, digest_opened
-from cachestore.core.samples import IMAGE, LAST_FRAME, VIDEO
+from cachestore.core.samples import IMAGE, LAST_FRAME, VIDEO, role_of
 from cachestore.encode import images
 from cachestore.encode.buckets import Size
 from cachestore.encode.clips import Clip, Shape, clip_of

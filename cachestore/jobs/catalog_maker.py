@@ -6,7 +6,7 @@ import numpy as np
 
 from cachestore.core.inputs import NO_STAT, Stat, cells_each, companions, is_of_files, references_of, request_for
 from cachestore.core.keys import Json
-from cachestore.core.samples import IMAGE, ROLES
+from cachestore.core.samples import CAPTION, IMAGE
 from cachestore.jobs.columns import cells_of, images_in, inputs, key_column, numbers
 from cachestore.jobs.presence import Presence
 from cachestore.jobs.task import Job
@@ -26,7 +26,7 @@ def make_catalog(presence: Presence, job: Job, outcomes: Outcomes, failed: Mappi
     recipes = {column.fingerprint: plan.recipes[one.recipe] for column, one in zip(columns, plan.columns, strict=True)}
     if previous is not None:
         for column in previous.columns:
-            if column.encoder in made or (are_whole and column.role in ROLES):
+            if column.encoder in made or (are_whole and column.role != CAPTION):
                 continue
             columns.append(_reused_column(presence, previous, column))
             request[column.encoder] = previous.request.get(column.encoder, {})

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from cachestore.core.inputs import CROP, SIZE, framing_of, role_of
+from cachestore.core.inputs import CROP, SIZE, framing_of
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json
-from cachestore.core.samples import CAPTION, VIDEO
+from cachestore.core.samples import CAPTION, VIDEO, role_of
 from cachestore.files.table import Digests, offsets_of, run_of
 from cachestore.storage.catalog import FACTS, Catalog, KeyColumn
 from cachestore.work.outcomes import Bytes, Cells, Numbers

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from cachestore.core.errors import EncodeFailed, FormatError
-from cachestore.core.inputs import LIKE, references_of, role_of
+from cachestore.core.inputs import LIKE, references_of
 from cachestore.core.keys import Json
-from cachestore.core.samples import CAPTION, IMAGE, VIDEO
+from cachestore.core.samples import CAPTION, IMAGE, VIDEO, role_of
 from cachestore.core.words import human_bytes, in_short
 from cachestore.encode.needs import in_words as not_made
 from cachestore.encode.unit import Encoder

@@ -32,6 +32,7 @@ from cachestore.jobs.option_types import (
     PATHS,
     POLICY,
     RATE,
+    ROLE_NAMES,
     SIZES,
     SOURCES,
     STORE,
@@ -107,6 +108,13 @@ class PrecomputeRequest:
         is_for_files=False,
     )
     """Used for several sources, or one with its own settings. The `data` of each is a path or IN_MEMORY."""
+    roles: tuple[str, ...] = make_option(
+        (),
+        ROLE_NAMES,
+        "what",
+        "further roles of your own, like control: depth takes the column depth, or files such as cat.depth.png, and makes depth_latents",
+        "LIST",
+    )
     replace: bool = make_switch(
         "what",
         "change the source, model or resolution of a data set that exists; without this, a change is an error",
@@ -181,7 +189,7 @@ class PrecomputeRequest:
     strict: bool = make_switch(
         "how",
         "if more failed than --max-failures, end with exit code 1 instead of 3. And refuse (exit code 2) a model whose training needs"
-        " inputs that cachestore does not make, such as an inpainting model",
+        " inputs that cachestore does not make, such as a model that takes depth maps",
     )
     max_failures: str = make_option(
         "0",
@@ -272,6 +280,7 @@ class SharedOptions(TypedDict, total=False):
     captions: Literal["first", "all"] | CaptionPolicy
     caption_lines: CaptionLines
     caption: str | None
+    roles: str | Sequence[str]
     replace: bool
     resolution: int | Sequence[int]
     bucket_step: int

@@ -7,13 +7,13 @@ from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
-from cachestore.core.inputs import companions, role_of
+from cachestore.core.inputs import companions
 from cachestore.core.keys import canonical, digest_parts
-from cachestore.core.samples import CONTROL, IMAGE, MASK, VIDEO, Sample
+from cachestore.core.samples import CONTROL, IMAGE, MASK, VIDEO, Sample, role_of
 from cachestore.core.words import first_of
 from cachestore.encode.resamplers import FIRST, NEW, RESAMPLERS, Resample, check_resampler
 from cachestore.encode.unit import Encoder
@@ -71,11 +71,9 @@ class Wanted:
 
 def list_request(request: PrecomputeRequest, in_memory: InMemory | None = None) -> Listing:
     """Return the listing of a request's sources; `in_memory` are those in memory. Raises BadInput."""
-    if not request.sources:
-        return list_path(request.data, caption_lines=request.caption_lines, caption=request.caption, videos=bool(request.frames))
-    return list_sources(
-        request.sources, in_memory or {}, caption_lines=request.caption_lines, caption=request.caption, videos=bool(request.frames)
-    )
+    how: dict[str, Any] = {"caption_lines": request.caption_lines, "caption": request.caption}
+    how |= {"videos": bool(request.frames), "roles": request.roles}
+    return list_sources(request.sources, in_memory or {}, **how) if request.sources else list_path(request.data, **how)
 
 
 def _announce(layout: Layout, heartbeat: Heartbeat, intent: Intent) -> None:

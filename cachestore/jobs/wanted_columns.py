@@ -5,9 +5,9 @@ from functools import partial
 from typing import Final
 
 from cachestore.core.errors import BadInput
-from cachestore.core.inputs import IMAGES, RANDOM, RESOLUTIONS, cells_each, options_for, request_for, role_of
+from cachestore.core.inputs import IMAGES, RANDOM, RESOLUTIONS, cells_each, options_for, request_for
 from cachestore.core.keys import Json
-from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, SHOWN, VIDEO, Sample, images_of
+from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, SHOWN, VIDEO, Sample, images_of, role_of
 from cachestore.encode.unit import Encoder
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
 from cachestore.source.combined import resolutions_of
@@ -38,7 +38,7 @@ def columns_of(number: int, encoder: Encoder, request: PrecomputeRequest) -> lis
 def _roles(encoder: Encoder, request: PrecomputeRequest) -> tuple[str, ...]:
     """The roles of an encoder's columns: of the latents themselves, of masks, or the one that a condition is made from."""
     name, roles = encoder.recipe.encoder, encoder.recipe.make.get("roles")
-    found = (MASK,) if roles is None and name != LATENTS else (IMAGE, *SHOWN, VIDEO) if roles is None else (roles[0],)
+    found = (MASK,) if roles is None and name != LATENTS else (IMAGE, *SHOWN, *request.roles, VIDEO) if roles is None else (roles[0],)
     return tuple(role for role in found if request.frames or VIDEO not in (role, role_of(role).follows))
 
 
@@ -102,7 +102,7 @@ def _check_video(options: Mapping[str, Json], sample: Sample) -> None:
             " them can be trained on: leave one out, or give each a row; a picture that the model is shown goes into the column"
             " `control`"
         )
-    if any(sample.images.get(role) for role in SHOWN) and (options.get("crop") == RANDOM or "clips" in options):
+    if any(role_of(role).follows == IMAGE for role in sample.images) and (options.get("crop") == RANDOM or "clips" in options):
         raise BadInput(
             f"sample {sample.id!r} has a video with control images, which --crop random and --clips cannot cut in the same way as"
             " the video: leave these options out"

@@ -279,3 +279,30 @@ def test_a_data_set_without_masks_or_with_some_names_role_and_column_and_strict_
     painted.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(BadUsage, match=r"^not made here: .*role `mask`, no sample has one in the column `mask`"):
         cs.precompute(painted, store=tmp_path / "store", strict=True, **options)
+
+
+def test_a_role_of_the_users_own_and_references_are_latents_as_those_of_control_images(tiny, painted, tmp_path):
+    import torch
+
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for number in range(2):
+        for name, seed in (("", number), (".depth", 10 + number), (".reference.1", 20 + number), (".reference.2", 30)):
+            picture_of(seed).save(folder / f"{number}{name}.png")
+    options: dict[str, Any] = {**PAINTING, "encode": ["latents"], "vae_dtype": "float32"}
+    with pytest.raises(cs.BadInput, match=r"roles must be a list of names .*, not \['image'\]"):
+        encoded(folder, tiny("sdxl-inpaint"), tmp_path / "store", roles=["image"], **options)
+    _report, data = encoded(folder, tiny("sdxl-inpaint"), tmp_path / "store", roles=["depth"], **options)
+    batch = data.read_batch([0, 1])
+    vae = tiny("sdxl-inpaint").pipeline.vae
+    for row, sample in enumerate((data[0], data[1])):
+        for name, seeds in (("depth_latents", [10 + row]), ("reference_latents", [20 + row, 30])):
+            pixels = [torch.from_numpy(np.asarray(picture_of(seed))).permute(2, 0, 1)[None].float() / 127.5 - 1 for seed in seeds]
+            with torch.inference_mode():
+                expected = [vae.encode(one).latent_dist.mean[0] * vae.config.scaling_factor for one in pixels]
+            made = [sample[name]] if name == "depth_latents" else sample[name]
+            for one, other, again in zip(made, expected, [batch[name][row]] if name == "depth_latents" else batch[name][row], strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+                assert torch.equal(one, again)
+    again, _data = encoded(folder, tiny("sdxl-inpaint"), tmp_path / "store", roles=["depth"], **options)
+    assert again.encoded == 0
