@@ -76,8 +76,8 @@ def _masked(outline: Outline) -> tuple[Condition, ...]:
 
 def _wan_ends(outline: Outline) -> tuple[Condition, ...]:
     """Wan 2.1 and 2.2: the first frame; with positions for two pictures (FLF2V) also the last."""
-    if outline.more_channels == 0:  # Wan 2.2 TI2V-5B takes the first frame in place of its own latents
-        return ()
+    if outline.more_channels == 0:  # Wan 2.2 TI2V-5B
+        return _in_place(outline)
     others = () if outline.denoiser.get("pos_embed_seq_len") is None else (LAST_FRAME,)
     frames = "the first and the last frame's" if others else "the first frame's"
     found = (Condition("condition", FIRST_FRAME, "ends", f"{frames} latents", others),)
@@ -87,12 +87,19 @@ def _wan_ends(outline: Outline) -> tuple[Condition, ...]:
     return (*found, Condition("image_embeds", FIRST_FRAME, "embeds", shown, others, layer=-2))
 
 
+def _in_place(outline: Outline) -> tuple[Condition, ...]:
+    """Nothing: the denoiser takes the first frame in place of the clip's own first latent frame, which a causal VAE makes of it alone."""
+    del outline
+    return ()
+
+
 ROWS: Final[Mapping[str, Row]] = {
     "StableDiffusionPipeline": Row("StableDiffusionPipeline", _masked),
     "StableDiffusionInpaintPipeline": Row("StableDiffusionPipeline", _masked),
     "StableDiffusionXLPipeline": Row("StableDiffusionXLPipeline", _masked),
     "StableDiffusionXLInpaintPipeline": Row("StableDiffusionXLPipeline", _masked),
     "WanImageToVideoPipeline": Row("WanPipeline", _wan_ends),
+    "LTXImageToVideoPipeline": Row("LTXPipeline", _in_place),
 }
 """By the class of the pipeline."""
 

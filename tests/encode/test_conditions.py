@@ -112,6 +112,28 @@ def test_what_wan_is_shown_is_what_its_pipeline_makes_of_the_same_frames(tiny, c
             torch.testing.assert_close(sample["image_embeds"].reshape(embeds.shape), embeds, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["wan22-ti2v", "ltx-i2v"])
+def test_where_the_first_frame_takes_the_place_of_a_latent_frame_nothing_else_is_made_or_missed(tiny, clips, tmp_path, name):
+    """The first latent frame of a clip is what the pipeline makes of its first frame alone."""
+    import torch
+
+    model = tiny(name)
+    options: dict[str, Any] = {"encode": ["latents"], "bucket_step": 16, "strict": True, "vae_dtype": "float32"}
+    report = cs.precompute(clips, model=model.folder, store=tmp_path / "store", **{**WANTED, **options})
+    assert (report.complete, report.not_made_here, report.encoded) == (True, (), 3)
+    first = model.pipeline.video_processor.preprocess(Image.fromarray(frames_of(0)[0]), height=SIZE[1], width=SIZE[0])
+    latents = cs.CachedDataset(tmp_path / "store", latents="mean")[0]["latents"]
+    with torch.inference_mode():
+        if name == "ltx-i2v":
+            encoded_alone = model.pipeline.vae.encode(first[:, :, None]).latent_dist.mean
+            vae = model.pipeline.vae
+            expected = model.pipeline._normalize_latents(encoded_alone, vae.latents_mean, vae.latents_std)[0]
+        else:
+            rest = (1, 16, *SIZE[::-1], FRAMES, torch.float32, torch.device("cpu"))
+            expected = model.pipeline.prepare_latents(first.to(torch.float32), *rest)[1][0]
+    torch.testing.assert_close(latents[:, :1], expected, rtol=1e-4, atol=1e-5)
+
+
 # Inpainting
 
 
@@ -297,7 +319,7 @@ def test_a_role_of_the_users_own_and_references_are_latents_as_those_of_control_
     vae = tiny("sdxl-inpaint").pipeline.vae
     for row, sample in enumerate((data[0], data[1])):
         for name, seeds in (("depth_latents", [10 + row]), ("reference_latents", [20 + row, 30])):
-            pixels = [torch.from_numpy(np.asarray(picture_of(seed))).permute(2, 0, 1)[None].float() / 127.5 - 1 for seed in seeds]
+            pixels = [torch.from_numpy(np.array(picture_of(seed))).permute(2, 0, 1)[None].float() / 127.5 - 1 for seed in seeds]
             with torch.inference_mode():
                 expected = [vae.encode(one).latent_dist.mean[0] * vae.config.scaling_factor for one in pixels]
             made = [sample[name]] if name == "depth_latents" else sample[name]

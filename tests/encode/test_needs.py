@@ -78,7 +78,7 @@ def test_nothing_is_reported_of_a_loaded_pipeline_of_any_family(built, name):
         ("WanImageToVideoPipeline", (36, 16), {}, ("first frame",)),
         ("WanVACEPipeline", (16, 16), {}, ("control video", "reference pictures")),
         ("WanAnimatePipeline", (36, 16), {"image_encoder": "CLIPVisionModel"}, ("pose video", "face video", "image embeddings")),
-        ("LTXImageToVideoPipeline", (128, 128), {}, ("first frame",)),
+        ("LTXImageToVideoPipeline", None, {}, ("first frame",)),
         ("CogVideoXImageToVideoPipeline", (32, 16), {}, ("first frame",)),
         ("HunyuanVideo15ImageToVideoPipeline", (65, 32), {"image_encoder": "SiglipVisionModel"}, ("first frame", "image embeddings")),
         ("FluxFillPipeline", (384, 16), {}, ("masked picture",)),
@@ -124,6 +124,9 @@ def test_weights_for_inpainting_are_recognised_under_the_plain_class_too(class_n
         ("FluxInpaintPipeline", (64, 16)),
         ("StableDiffusionXLImg2ImgPipeline", (4, 4)),
         ("WanVideoToVideoPipeline", (16, 16)),
+        # the first frame takes the place of the clip's own first latent frame
+        ("WanImageToVideoPipeline", (48, 48)),
+        ("LTXImageToVideoPipeline", (128, 128)),
         ("MotifVideoPipeline", (33, 16)),
     ],
 )

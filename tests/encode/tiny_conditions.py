@@ -12,10 +12,17 @@ def clip_vision():
     return of("transformers", "CLIPVisionModel", config=config).eval()
 
 
-def wan_i2v(*, ends=1, is_shown=True):
+def wan_i2v(*, ends=1, is_shown=True, **options):
     """Wan 2.1 with one picture or two, or (without a vision encoder) Wan 2.2."""
     heads = {"num_attention_heads": 2, "attention_head_dim": 12, "num_layers": 1, "cross_attn_norm": True}
-    sizes = {"in_channels": 36, "out_channels": 16, "text_dim": 32, "freq_dim": 256, "ffn_dim": 32, "rope_max_seq_len": 32}
+    sizes = {
+        "in_channels": 16 if options else 36,
+        "out_channels": 16,
+        "text_dim": 32,
+        "freq_dim": 256,
+        "ffn_dim": 32,
+        "rope_max_seq_len": 32,
+    }
     shown = {"image_dim": 16, "added_kv_proj_dim": 24, "pos_embed_seq_len": 5 * ends if ends > 1 else None} if is_shown else {}
     model = transformer("WanTransformer3DModel", patch_size=(1, 2, 2), qk_norm="rms_norm_across_heads", **heads, **sizes, **shown)
     parts = {"tokenizer": tiny.t5_tokenizer(), "text_encoder": t5(kind="UMT5"), "vae": tiny_families.wan_vae(), "transformer": model}
@@ -23,7 +30,12 @@ def wan_i2v(*, ends=1, is_shown=True):
     parts |= (
         {"image_encoder": clip_vision(), "image_processor": processor} if is_shown else {"image_encoder": None, "image_processor": None}
     )
-    return of("diffusers", "WanImageToVideoPipeline", **parts, scheduler=tiny_families.scheduler())
+    return of("diffusers", "WanImageToVideoPipeline", **parts, **options, scheduler=tiny_families.scheduler())
+
+
+def ltx_i2v():
+    plain = tiny_families.ltx()
+    return of("diffusers", "LTXImageToVideoPipeline", **plain.components)
 
 
 def sdxl_inpaint():
@@ -43,6 +55,8 @@ PIPELINES: dict[str, Any] = {
     "wan-i2v": (wan_i2v, {}, "transformer"),
     "wan-flf2v": (wan_i2v, {"ends": 2}, "transformer"),
     "wan22-i2v": (wan_i2v, {"is_shown": False}, "transformer"),
+    "wan22-ti2v": (wan_i2v, {"is_shown": False, "expand_timesteps": True}, "transformer"),
+    "ltx-i2v": (ltx_i2v, {}, "transformer"),
     "sdxl-inpaint": (sdxl_inpaint, {}, "unet"),
 }
 
