@@ -137,8 +137,8 @@ def request_for(
         request["flip"] = True
     request |= {} if like is None else {LIKE: like}
     own = list(images.get(VIDEO, ()))
-    brought = {name: some for name, some in shown.items() if some and not (role_of(name).is_own and some == own)}
-    return {**request, IMAGES: brought} if brought else request
+    given = {name: some for name, some in shown.items() if some and not (role_of(name).is_own and some == own)}
+    return {**request, IMAGES: given} if given else request
 
 
 def is_of_files(role: str, options: Mapping[str, Json]) -> bool:

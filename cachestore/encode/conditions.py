@@ -39,7 +39,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class PipelineOutline:
     """What configurations say of a pipeline."""
 
     class_name: str
@@ -58,15 +58,15 @@ class Outline:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ConditionRow:
     """The conditions of a pipeline."""
 
     plain: str
     """The pipeline whose text and latents it takes."""
-    find: Callable[[Outline], tuple[Condition, ...]]
+    find: Callable[[PipelineOutline], tuple[Condition, ...]]
 
 
-def _masked(outline: Outline) -> tuple[Condition, ...]:
+def _masked(outline: PipelineOutline) -> tuple[Condition, ...]:
     """Latents of the masked picture, if the denoiser takes them and one channel for the mask."""
     is_known = outline.more_channels is not None
     if outline.more_channels != (outline.channels or 0) + 1 and (is_known or "Inpaint" not in outline.class_name):
@@ -74,10 +74,10 @@ def _masked(outline: Outline) -> tuple[Condition, ...]:
     return (Condition("masked_image_latents", MASK, "masked", "latents of the masked picture, and its mask as the denoiser takes it"),)
 
 
-def _wan_ends(outline: Outline) -> tuple[Condition, ...]:
+def _wan_ends(outline: PipelineOutline) -> tuple[Condition, ...]:
     """Wan 2.1 and 2.2: the first frame; with positions for two pictures (FLF2V) also the last."""
     if outline.more_channels == 0:  # Wan 2.2 TI2V-5B
-        return _in_place(outline)
+        return _nothing_more(outline)
     others = () if outline.denoiser.get("pos_embed_seq_len") is None else (LAST_FRAME,)
     frames = "the first and the last frame's" if others else "the first frame's"
     found = (Condition("condition", FIRST_FRAME, "ends", f"{frames} latents", others),)
@@ -87,19 +87,19 @@ def _wan_ends(outline: Outline) -> tuple[Condition, ...]:
     return (*found, Condition("image_embeds", FIRST_FRAME, "embeds", shown, others, layer=-2))
 
 
-def _in_place(outline: Outline) -> tuple[Condition, ...]:
+def _nothing_more(outline: PipelineOutline) -> tuple[Condition, ...]:
     """Nothing: the denoiser takes the first frame in place of the clip's own first latent frame, which a causal VAE makes of it alone."""
     del outline
     return ()
 
 
-ROWS: Final[Mapping[str, Row]] = {
-    "StableDiffusionPipeline": Row("StableDiffusionPipeline", _masked),
-    "StableDiffusionInpaintPipeline": Row("StableDiffusionPipeline", _masked),
-    "StableDiffusionXLPipeline": Row("StableDiffusionXLPipeline", _masked),
-    "StableDiffusionXLInpaintPipeline": Row("StableDiffusionXLPipeline", _masked),
-    "WanImageToVideoPipeline": Row("WanPipeline", _wan_ends),
-    "LTXImageToVideoPipeline": Row("LTXPipeline", _in_place),
+ROWS: Final[Mapping[str, ConditionRow]] = {
+    "StableDiffusionPipeline": ConditionRow("StableDiffusionPipeline", _masked),
+    "StableDiffusionInpaintPipeline": ConditionRow("StableDiffusionPipeline", _masked),
+    "StableDiffusionXLPipeline": ConditionRow("StableDiffusionXLPipeline", _masked),
+    "StableDiffusionXLInpaintPipeline": ConditionRow("StableDiffusionXLPipeline", _masked),
+    "WanImageToVideoPipeline": ConditionRow("WanPipeline", _wan_ends),
+    "LTXImageToVideoPipeline": ConditionRow("LTXPipeline", _nothing_more),
 }
 """By the class of the pipeline."""
 
@@ -114,7 +114,7 @@ def conditions_of(class_name: str, parts: Mapping[str, str], configs: Mapping[st
     denoiser: Mapping[str, Json] = next((configs[name] for name in ("transformer", "unet") if name in configs), {})
     vae = configs.get("vae", {})
     channels = vae.get("latent_channels", vae.get("z_dim"))
-    outline = Outline(class_name, parts, denoiser, channels if isinstance(channels, int) and channels > 0 else None)
+    outline = PipelineOutline(class_name, parts, denoiser, channels if isinstance(channels, int) and channels > 0 else None)
     return ROWS[class_name].find(outline) if class_name in ROWS else ()
 
 

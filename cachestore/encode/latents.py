@@ -16,7 +16,7 @@ from cachestore.encode.buckets import Size, bucket_list
 from cachestore.encode.clips import Shape, check_frames
 from cachestore.encode.resamplers import RESAMPLERS, Resample, check_resampler
 from cachestore.encode.setup import LatentsSetup
-from cachestore.encode.shots import Looked, Shot, look_at_input
+from cachestore.encode.shots import Examined, Shot, look_at_input
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.encode.variants import STEP
 
@@ -30,7 +30,7 @@ WINDOW = 32
 _log = logging.getLogger(__name__)
 
 
-Look = Callable[[Mapping[str, Json], Read, Resample], Looked]
+Look = Callable[[Mapping[str, Json], Read, Resample], Examined]
 """Looks at the files of a request: one of the functions of `shots`."""
 
 
@@ -79,12 +79,12 @@ class LatentsEncoder:
         self._check_step(int(request.get("step", STEP)))
         if "frames" in request:
             check_frames(request["frames"], self.setup.temporal_factor)
-        looked = self._look(request, read, self.setup.resample)
-        if looked.transfer and not self._has_warned:
+        examined = self._look(request, read, self.setup.resample)
+        if examined.transfer and not self._has_warned:
             self._has_warned = True
             text = "%s has high dynamic range (%s). It is not tone-mapped, so it looks pale; each such entry records this in `transfer`"
-            _log.warning(text, request[VIDEO if VIDEO in request else LIKE], looked.transfer)
-        return resolved_from(looked, self.recipe.encoder, self._fingerprint)
+            _log.warning(text, request[VIDEO if VIDEO in request else LIKE], examined.transfer)
+        return resolved_from(examined, self.recipe.encoder, self._fingerprint)
 
     def check_buckets(self, resolution: int, step: int) -> None:
         """Raise BadInput if there are no buckets of this resolution and step, or the VAE cannot take them."""
@@ -159,10 +159,10 @@ def resampled_recipe(recipe: Recipe, name: Resample) -> Recipe:
     return replace(recipe, make={**recipe.make, "transform": {**recipe.make["transform"], "pixels": RESAMPLERS[name].pictures}})
 
 
-def resolved_from(looked: Looked, encoder: str, fingerprint: str) -> Resolved:
-    """Return a unit whose files were looked at, with its key."""
-    described = {name: value for name, value in looked.transform.items() if value not in ("center", None)}
-    digest = next(iter(looked.keyed.values())) if len(looked.keyed) == 1 else dict(looked.keyed)
+def resolved_from(examined: Examined, encoder: str, fingerprint: str) -> Resolved:
+    """Return a unit whose files were examined, with its key."""
+    described = {name: value for name, value in examined.transform.items() if value not in ("center", None)}
+    digest = next(iter(examined.keyed.values())) if len(examined.keyed) == 1 else dict(examined.keyed)
     meta: dict[str, Json] = {"input_digest": digest, "encoder": encoder, **described}
-    meta |= {"transfer": looked.transfer} if looked.transfer else {}
-    return Resolved(input_key(fingerprint, looked.keyed, looked.transform), looked.shot, looked.inputs, meta, looked.facts)
+    meta |= {"transfer": examined.transfer} if examined.transfer else {}
+    return Resolved(input_key(fingerprint, examined.keyed, examined.transform), examined.shot, examined.inputs, meta, examined.facts)

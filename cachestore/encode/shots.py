@@ -44,7 +44,7 @@ class Shot(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class Examined:
     """What is known of a request before anything is decoded."""
 
     shot: Any
@@ -128,11 +128,11 @@ class Masked:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class ClipEnds:
     """The first frame of a clip, or its first and last: pictures, where the sample brings them, else the clip's own."""
 
     clip: Footage
-    brought: Sequence[Still | None]
+    given: Sequence[Still | None]
     """One for each end; None stands for the clip's own."""
 
     @property
@@ -142,9 +142,9 @@ class Ends:
 
     def frames(self, resample: Resample) -> Pixels:
         """Decode the ends alone: uint8 [1 or 2, height, width, 3]."""
-        times = [time for time, one in zip((self.clip.times[0], self.clip.times[-1]), self.brought, strict=False) if one is None]
+        times = [time for time, one in zip((self.clip.times[0], self.clip.times[-1]), self.given, strict=False) if one is None]
         own = iter(self.clip.frames(times, resample) if times else ())
-        return np.stack([next(own) if one is None else one.pixels(resample) for one in self.brought])
+        return np.stack([next(own) if one is None else one.pixels(resample) for one in self.given])
 
     def pixels(self, resample: Resample) -> Pixels:
         """As `Shot.pixels`, with the fourth channel: all other frames are not given."""
@@ -161,7 +161,7 @@ def covered(mask: bytes, variant: Variant) -> "np.ndarray[Any, np.dtype[np.bool_
     return np.ascontiguousarray(white[:, ::-1]) if variant.is_flipped else white
 
 
-def look_at_input(request: Mapping[str, Json], read: Read, resample: Resample) -> Looked:
+def look_at_input(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
     """Look at a picture or video that is encoded as it is. Raises EncodeFailed if it is neither."""
     if VIDEO in request:
         return _look_at_video(request, read, resample)
@@ -171,10 +171,10 @@ def look_at_input(request: Mapping[str, Json], read: Read, resample: Resample) -
     inputs = digests_of(request, [digest, *([digest_bytes(read(str(request[LIKE])))] if LIKE in request else [])])
     variant = variant_of(request, images.measure(data), inputs[role_of(role).follows or IMAGE] if LIKE in request else digest)
     # the role is not part of the key: a picture that is both image and control is encoded once
-    return Looked(Still(data, variant), inputs, {IMAGE: digest}, variant.transform(), variant.facts())
+    return Examined(Still(data, variant), inputs, {IMAGE: digest}, variant.transform(), variant.facts())
 
 
-def _look_at_video(request: Mapping[str, Json], read: Read, resample: Resample) -> Looked:
+def _look_at_video(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
     from cachestore.encode import videos
 
     reference = str(request.get(VIDEO) or request[LIKE])
@@ -185,16 +185,16 @@ def _look_at_video(request: Mapping[str, Json], read: Read, resample: Resample) 
     clip = Clip(variant_of(request, video.size, digest), frames, start, rate, video.rate)
     footage = Footage(read, reference, clip, tuple(video.timeline.take(rate, start, frames)))
     transform = clip.transform() | {"pixels": RESAMPLERS[resample].videos}
-    return Looked(footage, {VIDEO: digest}, {VIDEO: digest}, transform, clip.facts(), video.transfer)
+    return Examined(footage, {VIDEO: digest}, {VIDEO: digest}, transform, clip.facts(), video.transfer)
 
 
-def look_at_masked(request: Mapping[str, Json], read: Read, resample: Resample) -> Looked:
+def look_at_masked(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
     """Look at a mask and its picture, of which the part that the mask leaves is encoded."""
     del resample
     data, picture = read(str(request["image"])), read(str(request[LIKE]))
     inputs = digests_of(request, [digest_bytes(data), digest_bytes(picture)])
     variant = variant_with_mask(request, picture, data)
-    return Looked(Masked(Still(picture, variant), data), inputs, inputs, variant.transform(), variant.facts())
+    return Examined(Masked(Still(picture, variant), data), inputs, inputs, variant.transform(), variant.facts())
 
 
 def variant_with_mask(request: Mapping[str, Json], picture: bytes, mask: bytes) -> Variant:
@@ -213,21 +213,21 @@ class LookAtEnds:
 
     others: Sequence[str] = field(default_factory=tuple[str, ...])
 
-    def __call__(self, request: Mapping[str, Json], read: Read, resample: Resample) -> Looked:
+    def __call__(self, request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
         """Look at the video, and at the pictures that the sample brings as its ends."""
         video = _look_at_video(request, read, resample)
         footage: Footage = video.shot
         shown: Mapping[str, Sequence[str]] = request.get(IMAGES, {})
         ends = [request.get("image"), *(next(iter(shown.get(role, ())), None) for role in self.others if role == LAST_FRAME)]
         data = [None if reference is None else read(str(reference)) for reference in ends]
-        brought = [None if one is None else Still(one, same_part(images.measure(one), footage.clip.variant)) for one in data]
+        given = [None if one is None else Still(one, same_part(images.measure(one), footage.clip.variant)) for one in data]
         digests = {str(reference): digest_bytes(one) for reference, one in zip(ends, data, strict=True) if one is not None}
         digests[footage.reference] = video.inputs[VIDEO]
         inputs = digests_of(request, [digests[reference] for reference in references_of(request)])
-        if None in brought:
+        if None in given:
             keyed, transform = inputs | video.inputs, dict(video.transform)
         else:  # of the video only bucket, crop and flip matter
             keyed = {role: digest for role, digest in inputs.items() if role != VIDEO}
             transform = {name: value for name, value in video.transform.items() if name in {"bucket", "flip", "pixels"}}
-        transform["ends"] = [None if one is None else one.variant.transform()["crop"] for one in brought]
-        return Looked(Ends(footage, brought), inputs, keyed, transform, video.facts, video.transfer)
+        transform["ends"] = [None if one is None else one.variant.transform()["crop"] for one in given]
+        return Examined(ClipEnds(footage, given), inputs, keyed, transform, video.facts, video.transfer)

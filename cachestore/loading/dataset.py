@@ -46,7 +46,8 @@ class CachedDataset(Dataset[SampleDict]):
     - `caption`, the one of its embeddings, chosen by the policy `captions`; `sample_id`; and the extra columns of its source;
     - `original_size` and `target_size` (height, width), `crop_top_left` (top, left), int64;
     - with control images, `control_latents`: [C, h, w] if each sample of the data set has exactly one and `buckets` keep these of one
-      size, else a list of such tensors. A part (`select`) has the form of the whole;
+      size, else a list of such tensors. A part (`select`) has the form of the whole. The same for references and roles of your own;
+    - with conditions, what the pipeline's denoiser takes, such as `condition` and `image_embeds` (docs/families.md);
     - with masks, `mask`: float32 [1, h, w] in 0..1, with the height and width of the latents; ones for a sample without a mask;
     - with videos, `num_frames` (int64, as encoded; 1 for a picture) and `fps` (float32; 0 for a picture).
 
@@ -82,10 +83,10 @@ class CachedDataset(Dataset[SampleDict]):
             captions: which caption a sample has in each epoch, and how often the empty one: a pure function of (seed, epoch, sample id).
                 Pass the policy that `precompute` got, or one that needs no more captions; "first", "random" and "all" stand for a
                 policy that chooses so. Default: the first caption of each sample.
-            fields: which of `latents`, `control_latents`, `mask` and the text encoders' outputs to return; by default all. A component
-                of a joined output has a name too, such as `prompt_embeds.text_encoder_2`, and is returned as stored. Entries without a
-                wanted field are not read; other entries are read whole, as their checksum covers all bytes. Captions, ids and extra
-                columns are always returned, sizes with the latents.
+            fields: which of `latents`, `control_latents`, `mask`, conditions and the text encoders' outputs to return; by default all. A
+                component of a joined output has a name too, such as `prompt_embeds.text_encoder_2`, and is returned as stored. Entries
+                without a wanted field are not read; other entries are read whole, as their checksum covers all bytes. Captions, ids and
+                extra columns are always returned, sizes with the latents.
             dtype: cast the floating point tensors of entries to this one; by default they have the dtype in which they were stored.
             generation: the catalog's generation; by default the newest. Several ranks must pass the same.
             resolution: which one, if samples were encoded at several. To use all, mix one data set for each (MixedDataset).
