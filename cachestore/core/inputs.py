@@ -122,7 +122,7 @@ def request_for(
     if role == CAPTION:
         return {"caption": value, IMAGES: shown} if shown else {"caption": value}
     sides, clips = sides_each(options), _number(options, "clips")
-    left_out = {"variants", "flip", IMAGES} | (set() if role in FRAMED else {WITHIN, STATED})
+    left_out = {"variants", "flip", IMAGES, *(() if role in FRAMED else (WITHIN, STATED))}
     followed = _followed(role, options)
     like = next(iter(images.get(followed or "", ())), None)
     request: dict[str, Json] = {VIDEO: value} if role == VIDEO else {"image": value, "role": role}

@@ -225,7 +225,7 @@ class LookAtEnds:
         digests[footage.reference] = video.inputs[VIDEO]
         inputs = digests_of(request, [digests[reference] for reference in references_of(request)])
         if None in given:
-            keyed, transform = inputs | video.inputs, dict(video.transform)
+            keyed, transform = {**inputs, **video.inputs}, dict(video.transform)
         else:  # of the video only bucket, crop and flip matter
             keyed = {role: digest for role, digest in inputs.items() if role != VIDEO}
             transform = {name: value for name, value in video.transform.items() if name in {"bucket", "flip", "pixels"}}

@@ -331,7 +331,10 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
 
 def _resampled(encoders: Iterable[Encoder], chosen: Resample) -> tuple[Encoder, ...]:
     """Return the encoders with those of pictures and videos resizing in the chosen way."""
-    return tuple(getattr(encoder, "resampled", lambda _name, one=encoder: one)(chosen) for encoder in encoders)
+    from cachestore.encode.latents import LatentsEncoder
+    from cachestore.encode.vision import VisionEncoder
+
+    return tuple(one.resampled(chosen) if isinstance(one, LatentsEncoder | VisionEncoder) else one for one in encoders)
 
 
 def _model_request(request: PrecomputeRequest, loaded: "LoadedModel | None") -> "ModelRequest":

@@ -4,7 +4,7 @@ import copy
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -126,7 +126,7 @@ class SdxlInpainting:
         times = torch.randint(1000, (len(latents),), generator=generator)
         sizes = [batch[name] for name in ("original_size", "crop_top_left", "target_size") if name in batch]
         added = {"text_embeds": batch["pooled_prompt_embeds"], "time_ids": torch.cat(sizes, dim=1) if sizes else batch["time_ids"]}
-        inputs = torch.cat([scheduler.add_noise(latents, noise, times), batch["mask"], batch["masked_image_latents"]], dim=1)
+        inputs = torch.cat([scheduler.add_noise(latents, noise, cast("Any", times)), batch["mask"], batch["masked_image_latents"]], dim=1)
         predicted = unet(inputs, times, encoder_hidden_states=batch["prompt_embeds"], added_cond_kwargs=added).sample
         return torch.nn.functional.mse_loss(predicted, noise)
 
@@ -146,9 +146,9 @@ def test_four_steps_from_the_store_have_the_losses_of_encoding_on_the_fly(family
     data = cs.CachedDataset(tmp_path / "store")
     sampler = cs.BucketBatchSampler(data, batch_size=BATCH, shuffle=True, seed=SEED, rank=0, num_replicas=1)
     schedule = [(epoch, list(indices)) for epoch in range(2) for indices in (sampler.set_epoch(epoch), *sampler)[1:]][:STEPS]
-    denoiser = getattr(pipeline, family.denoiser)
+    denoiser, steps = getattr(pipeline, family.denoiser), cast("Any", SimpleNamespace(loss=family.loss))
     began = copy.deepcopy(denoiser.state_dict())
-    cached = train(SimpleNamespace(loss=family.loss), denoiser, from_store(data, schedule))
+    cached = train(steps, denoiser, from_store(data, schedule))
     denoiser.load_state_dict(began)
 
     def on_the_fly():
@@ -157,7 +157,7 @@ def test_four_steps_from_the_store_have_the_losses_of_encoding_on_the_fly(family
                 samples = [family.direct(pipeline, tmp_path / "data", data.ids[index], epoch) for index in indices]
             yield {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
 
-    direct = train(SimpleNamespace(loss=family.loss), denoiser, on_the_fly())
+    direct = train(steps, denoiser, on_the_fly())
     assert len(cached) == STEPS
     difference = largest_difference(cached, direct)
     assert difference <= TOLERANCE, (cached, direct)
