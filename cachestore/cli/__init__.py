@@ -46,7 +46,7 @@ EXIT_CODES: Final = """exit codes:
   2         a wrong command line, a source with nothing to encode, or a model that --strict refuses
   3         finished, but some samples or files failed: each is listed with its reason
   4         damaged or missing entries: run cachestore repair
-  5         a run that started later finished first and made the data set; what you encoded is stored: run the command again
+  5         another run replaced the data set during this one; run the command again: nothing is encoded twice
   10        there is no store at that path
   130, 143  interrupted by SIGINT or SIGTERM: run the same command again to continue
 """

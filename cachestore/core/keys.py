@@ -39,7 +39,7 @@ class Key(bytes):
                 return cls.parse(raw)  # here, as most keys are made of bytes
             refuse("a key", f"made of {KEY_BYTES} bytes or {2 * KEY_BYTES} hex digits", raw)
         if length != KEY_BYTES:
-            raise BadInput(f"a key has {KEY_BYTES} bytes, but this value has {length}")
+            raise BadInput(f"a key has {KEY_BYTES} bytes, but this value has {length}: make keys with cs.key(...)")
         return key
 
     @classmethod

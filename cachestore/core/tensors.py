@@ -27,7 +27,10 @@ def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
     raw = {as_text("the name of a tensor", name): _raw(name, value) for name, value in tensors.items()}
     for name, (dtype, _shape, buffer) in raw.items():
         if not are_bools(dtype, buffer):
-            raise BadInput(f"the bool tensor {name!r} holds a byte that is neither 0 nor 1; it cannot be stored")
+            raise BadInput(
+                f"the bool tensor {name!r} holds a byte that is neither 0 nor 1, so it cannot be stored; make it with a"
+                " comparison, such as `tensor != 0`"
+            )
     return raw
 
 
@@ -39,7 +42,9 @@ def are_bools(dtype: str, buffer: bytes | bytearray | memoryview) -> bool:
 def _check_bools(raw: Mapping[str, RawTensor]) -> None:
     for name, (dtype, _shape, buffer) in raw.items():
         if not are_bools(dtype, buffer):
-            raise FormatError(f"the BOOL tensor {name!r} holds a byte that is neither 0 nor 1: cachestore did not write it")
+            raise FormatError(
+                f"the BOOL tensor {name!r} holds a byte that is neither 0 nor 1: cachestore did not write it; run `cachestore verify`"
+            )
 
 
 def _raw(name: str, value: Any) -> RawTensor:

@@ -121,7 +121,7 @@ def clip_of(request: Mapping[str, Json], timeline: Timeline) -> tuple[int, int, 
         at = "" if rate is None else f" at {float(rate):g} a second"
         raise EncodeFailed(
             f"the video is too short: it has {there} frames{at} ({float(timeline.seconds):.2f} s), but the smallest count of"
-            f" --frames is {listed[0]}"
+            f" --frames is {listed[0]}: add a smaller count, or remove the sample"
         )
     frames = listed[bisect_right(listed, there) - 1]
     number, clips = int(request.get("clip", 0)), int(request.get("clips", 1))

@@ -59,7 +59,7 @@ def measure(data: bytes) -> Size:
     with _opened(data) as image:
         size = Size(*(reversed(image.size) if _orientation(image, data) >= 5 else image.size))
     if min(size) < 1:
-        raise EncodeFailed(f"the picture has no pixels: its header says {size.width} x {size.height}")
+        raise EncodeFailed(f"the picture has no pixels: its header says {size.width} x {size.height}; copy it again, or remove its sample")
     return size
 
 
@@ -163,7 +163,9 @@ def _opened(data: bytes) -> Generator[Image.Image]:
             f"the picture has too many pixels to be decoded safely ({error}): use a smaller copy, or remove its sample"
         ) from error
     except Exception as error:  # on damaged bytes Pillow's decoders raise SyntaxError, struct.error and more
-        raise EncodeFailed(f"the picture is damaged or incomplete: {error or type(error).__name__}") from error
+        raise EncodeFailed(
+            f"the picture is damaged or incomplete ({error or type(error).__name__}): copy it again, or remove its sample"
+        ) from error
 
 
 def _orientation(image: Image.Image, data: bytes) -> int:

@@ -123,7 +123,7 @@ def component_class(model: Model, name: str) -> tuple[str, str]:
     """Return the library and class of a component by model_index.json. Raises BadInput if they are missing or not supported."""
     entry = model.index.get(name)
     if not isinstance(entry, list) or len(entry) != 2 or entry[0] is None:
-        raise BadInput(f"{model.folder} has no {name!r}: {INDEX} says {entry!r}")
+        raise BadInput(f"{model.folder} has no {name!r}: {INDEX} says {entry!r}; give a model that has it")
     library, class_name = entry
     if library not in _WEIGHTS:
         raise BadInput(f"{name!r} of {model.folder} comes from {library!r}; only classes of diffusers and transformers are loaded")
@@ -140,7 +140,7 @@ def module(name: str, folder: Path, library: str, class_name: str, variant: str 
         return Component(name, library, class_name, folder, files, config=read_json(folder / CONFIG), single_file=file)
     names = _names(folder)
     if CONFIG not in names:
-        raise MissingFile(f"{folder} has no {CONFIG}, which {name!r} needs")
+        raise MissingFile(f"{folder} has no {CONFIG}, which {name!r} needs; download the model again")
     if "adapter_config.json" in names:
         raise BadInput(f"{folder} holds an adapter (adapter_config.json); merge it into the weights first, and save those")
     weights, found_variant = _weights(folder, names, library, variant)
@@ -182,10 +182,13 @@ def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, li
         try:
             found |= _numbers_in(path, {given: name for given, name in names.items() if given not in found})
         except (EncodeFailed, FormatError, OSError) as error:
-            raise BadInput(f"cannot read the weights of {component.name} in {path}: {error}") from error
+            raise BadInput(f"cannot read the weights of {component.name} in {path} ({error}); download the model again") from error
     lacking = sorted(name for given, name in names.items() if given not in found)
     if lacking:
-        raise BadInput(f"the weights of {component.name} in {component.folder} lack {', '.join(lacking)}, which normalise its latents")
+        raise BadInput(
+            f"the weights of {component.name} in {component.folder} lack {', '.join(lacking)}, which normalise its latents; give another"
+            " VAE"
+        )
     return found
 
 
@@ -211,11 +214,11 @@ def read_json(path: Path) -> dict[str, Json]:
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise MissingFile(f"{path} is missing") from error
+        raise MissingFile(f"{path} is missing; download the model again") from error
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read as JSON: {error}") from error
+        raise BadInput(f"{path} cannot be read as JSON ({error}); download the model again") from error
     if not isinstance(value, dict):
-        raise BadInput(f"{path} holds no JSON object")
+        raise BadInput(f"{path} holds no JSON object; download the model again")
     return value
 
 
@@ -238,7 +241,9 @@ def _weights(folder: Path, names: set[str], library: str, variant: str | None) -
                 return [name, *shards], wanted
     if any(name.endswith(".bin") for name in names):
         raise MissingFile(f"{folder} has its weights only as pickle (.bin), which can run code when read; save them as safetensors")
-    raise MissingFile(f"{folder} has no weights: neither {stem}.safetensors nor {stem}.safetensors.index.json is there")
+    raise MissingFile(
+        f"{folder} has no weights: neither {stem}.safetensors nor {stem}.safetensors.index.json is there; download the model again"
+    )
 
 
 def weight_names(stem: str, variant: str | None) -> tuple[str, str]:
@@ -250,8 +255,8 @@ def weight_names(stem: str, variant: str | None) -> tuple[str, str]:
 def _shards(folder: Path, index: str, names: set[str]) -> Iterator[str]:
     shards = read_json(folder / index).get("weight_map")
     if not isinstance(shards, dict) or not shards:
-        raise BadInput(f"{folder / index} names no shards (`weight_map`)")
+        raise BadInput(f"{folder / index} names no shards (`weight_map`); download the model again")
     for shard in sorted({str(value) for value in shards.values()}):
         if shard not in names:
-            raise MissingFile(f"{folder} lacks {shard}, which {index} names")
+            raise MissingFile(f"{folder} lacks {shard}, which {index} names; download the model again")
         yield shard

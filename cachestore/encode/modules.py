@@ -112,7 +112,10 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
         )
     missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in _MAY_BE_MISSING))
     if missing:
-        raise BadInput(f"the weights in {component.path} lack {len(missing)} tensors, such as {missing[0]}, which would get random values")
+        raise BadInput(
+            f"the weights in {component.path} lack {len(missing)} tensors, such as {missing[0]}, which would get random"
+            " values; download the model again"
+        )
     if component.single_file is not None:
         check_single_file(component, info)
     for parameter in module.parameters():  # transformers 4.54 and 4.57 do not convert 8-bit weights, and cannot compute with them

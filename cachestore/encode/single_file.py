@@ -60,7 +60,7 @@ def read_shapes(path: Path) -> Shapes:
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
     if not tensors:
-        raise BadInput(f"{path} holds no tensors")
+        raise BadInput(f"{path} holds no tensors; download it again")
     if any(part in name for name in tensors for part in _ADAPTERS):
         raise BadInput(f"{path} is an adapter (LoRA); merge it into the weights first, and save those")
     return {name: info.shape for name, info in tensors.items()}

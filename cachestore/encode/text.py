@@ -252,4 +252,4 @@ def _refusing(caption: str) -> Generator[None]:
     except BadInput:
         raise
     except (TypeError, ValueError, UnicodeError) as error:
-        raise EncodeFailed(f"the tokenizer refuses the caption {caption[:60]!r}: {error}") from error
+        raise EncodeFailed(f"the tokenizer refuses the caption {caption[:60]!r} ({error}): change it, or remove its sample") from error

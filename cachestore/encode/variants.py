@@ -83,13 +83,17 @@ def within_of(request: Mapping[str, Json], size: Size) -> Box | None:
     stated = request.get(STATED)
     if stated is not None and tuple(stated) != tuple(size):
         raise EncodeFailed(
-            f"the source says that the picture is {stated[0]} x {stated[1]}, but its file says {size.width} x {size.height} (upright)"
+            f"the source says that the picture is {stated[0]} x {stated[1]}, but its file says {size.width} x {size.height} (upright):"
+            " correct `size` in the manifest, or leave it out"
         )
     if WITHIN not in request:
         return None
     left, top, right, bottom = map(int, request[WITHIN])
     if not (0 <= left < right <= size.width and 0 <= top < bottom <= size.height):
-        raise EncodeFailed(f"the crop {list(request[WITHIN])} exceeds the picture, which is {size.width} x {size.height} (upright)")
+        raise EncodeFailed(
+            f"the crop {list(request[WITHIN])} exceeds the picture, which is {size.width} x {size.height} (upright): correct"
+            " `crop` in the manifest"
+        )
     return None if (left, top, right, bottom) == (0, 0, *size) else (left, top, right, bottom)
 
 

@@ -64,6 +64,7 @@ _TURNS: Final = {
 """The turn that makes a picture upright, by the signs of the first two columns and rows of a display matrix."""
 _ON_THEIR_SIDE: Final = frozenset(turn for signs, turn in _TURNS.items() if signs[0] == 0)
 _HIGH_RANGE: Final = {16: "smpte2084", 18: "arib-std-b67"}
+_MEND: Final = "copy it again, or remove its sample"
 _LATEST_SECONDS: Final = 1.0
 """A Matroska file is incomplete if its packets end more than this before the duration in its header."""
 
@@ -190,11 +191,11 @@ def _opened(file: BinaryIO) -> Generator[InputContainer]:
     except av.FFmpegError as error:
         if isinstance(error, MemoryError):
             raise
-        raise EncodeFailed(f"the video is damaged, incomplete or of no known format: {error.strerror or error}") from error
+        raise EncodeFailed(f"the video is damaged, incomplete or of no known format ({error.strerror or error}): {_MEND}") from error
 
 
 def _refuse(url: str, *_rest: object) -> Any:
-    raise EncodeFailed(f"the video refers to another file ({url!r}), which is not opened")
+    raise EncodeFailed(f"the video refers to another file ({url!r}), which is not opened: give that file itself")
 
 
 def _stream_of(container: InputContainer) -> VideoStream:
@@ -204,7 +205,7 @@ def _stream_of(container: InputContainer) -> VideoStream:
     stream = next((stream for stream in streams if best is not None and stream.index == best.index), streams[0] if streams else None)
     if stream is None:
         others = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
-        raise EncodeFailed(f"the file holds no video, but {others}")
+        raise EncodeFailed(f"the file holds no video, but {others}: give a video, or remove its sample")
     stream.codec_context.thread_count = 1
     stream.codec_context.options = {"err_detect": "explode", "threads": "1"}
     return stream
@@ -223,7 +224,7 @@ def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
                 shown.append((_checked_time(time), length))
     _check_whole(container, stream, count, until)
     if not shown:
-        raise EncodeFailed("the video has no frames")
+        raise EncodeFailed(f"the video has no frames: {_MEND}")
     times = np.unique(np.array([time for time, _length in shown], np.int64))
     last, length = max(shown)
     if length <= 0 and len(times) > 1:
@@ -235,14 +236,14 @@ def _packets(container: InputContainer) -> "Iterator[Packet[Any]]":
     """Yield the packets of all streams. Raises EncodeFailed if one is damaged, as the last one of an incomplete file is."""
     for packet in container.demux():
         if packet.is_corrupt:
-            raise EncodeFailed("the file ends early, or a part of it is damaged")
+            raise EncodeFailed(f"the file ends early, or a part of it is damaged: {_MEND}")
         if packet.size > 0:
             yield packet
 
 
 def _checked_time(time: int | None) -> int:
     if time is None:
-        raise EncodeFailed("its frames have no time stamps")
+        raise EncodeFailed("its frames have no time stamps: convert the video, such as to .mp4")
     return time
 
 
@@ -266,14 +267,14 @@ def _check_whole(container: InputContainer, stream: VideoStream, packets: int, u
         is_cut = is_cut or Fraction(container.duration, av.time_base) - until > _LATEST_SECONDS
     if is_cut:
         raise EncodeFailed(
-            f"the file ends early: it has {packets} frames, the last at {float(until):.2f} s, but its header says there is more"
+            f"the file ends early: it has {packets} frames, the last at {float(until):.2f} s, but its header says there is more: {_MEND}"
         )
 
 
 def _decoded(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
     for frame in container.decode(stream):
         if frame.is_corrupt:
-            raise EncodeFailed(f"the video is damaged at {float(frame.time or 0):.2f} s")
+            raise EncodeFailed(f"the video is damaged at {float(frame.time or 0):.2f} s: {_MEND}")
         yield frame
 
 
@@ -301,6 +302,6 @@ def _turn_of(frame: VideoFrame) -> Image.Transpose | None:
 def _size_of(frame: VideoFrame, stream: VideoStream) -> Size:
     width, height = frame.width, frame.height
     if min(width, height) < 1:
-        raise EncodeFailed(f"the video has no pixels: {width} x {height}")
+        raise EncodeFailed(f"the video has no pixels ({width} x {height}): {_MEND}")
     shown = Size(max(1, round(width * (stream.sample_aspect_ratio or 1))), height)
     return Size(*reversed(shown)) if _turn_of(frame) in _ON_THEIR_SIDE else shown

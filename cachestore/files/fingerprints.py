@@ -41,7 +41,7 @@ def digest_file(path: Path, cache: MutableMapping[str, str]) -> str:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             unchanged = identity(path, os.fstat(file.fileno())) == name
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise BadInput(f"cannot digest {path}: {error.strerror}") from error
+        raise BadInput(f"cannot digest {path}: {error.strerror}; check the path, and whether you may read it") from error
     if unchanged and time.time_ns() - before.st_mtime_ns > SETTLED_NS:
         cache[name] = digest
     return digest
@@ -81,4 +81,4 @@ def _below(root: Path) -> Iterator[tuple[str, Path]]:
 
 def _refuse(error: OSError) -> None:
     """Raise BadInput for a folder that cannot be listed: without its files another model could have the same fingerprint."""
-    raise BadInput(f"cannot fingerprint {error.filename}: {error.strerror}") from error
+    raise BadInput(f"cannot fingerprint {error.filename}: {error.strerror}; check the path, and whether you may read it") from error

@@ -45,7 +45,9 @@ def locked(path: Path, *, seconds: float, mode: Mode = Mode.PRIVATE) -> Generato
                 path.parent.chmod(mode.folder_bits)
         lock.acquire(timeout=seconds, poll_interval=0.02)
     except (Timeout, NotImplementedError, OSError) as error:
-        raise LockTimeout(f"could not get the lock {path} within {seconds:g} s") from error
+        raise LockTimeout(
+            f"could not get the lock {path} within {seconds:g} s: another process holds it; run the same command again when that has ended"
+        ) from error
     try:
         yield
     finally:

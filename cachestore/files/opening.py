@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed, numbered
-from cachestore.files.paths import to_verify
+from cachestore.files.paths import to_repair, to_verify
 
 READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 """Flags of `os.open` for reading, also through links. Without O_BINARY, Windows translates line ends."""
@@ -201,7 +201,7 @@ def read_whole(path: Path, *, limit_bytes: int, folder: int | None = None) -> by
     """Read a regular file; `folder` as in `open_regular`. Raises FormatError above `limit_bytes`, FileNotFoundError, ReadFailed."""
     with opened(path, folder=folder) as (descriptor, status):
         if status.st_size > limit_bytes:
-            raise FormatError(f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have")
+            raise FormatError(f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have; run {to_repair(path)}")
         return read_at(descriptor, status.st_size, 0)
 
 
@@ -212,7 +212,7 @@ def map_whole(path: Path, *, limit_bytes: int) -> memoryview:
     """
     with opened(path) as (descriptor, status):
         if status.st_size > limit_bytes:
-            raise FormatError(f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have")
+            raise FormatError(f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have; run {to_repair(path)}")
         if status.st_size == 0:
             return memoryview(b"")
         return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))

@@ -135,7 +135,10 @@ def publish(layout: Layout, final: Path, chunks: Iterable[Buffer], *, digest: st
     with _made_visible(layout, final, size_bytes=sum(memoryview(chunk).nbytes for chunk in chunks)) as temporary:
         _write(temporary, chunks, _READ_ONLY_BITS if read_only else layout.mode.file_bits)
         if digest_file(temporary) != (digest or digest_of(chunks)):
-            raise WriteFailed(f"{final}: what was written to {temporary} reads back differently; the memory or the file system is at fault")
+            raise WriteFailed(
+                f"{final}: what was written to {temporary} reads back differently; the memory or the file system is at fault: check"
+                " both, then run the same command again"
+            )
         return _finish(layout, temporary, final)
 
 
@@ -195,7 +198,9 @@ def write_outside(final: Path, data: Buffer) -> None:
             os.fsync(file.fileno())
         temporary.replace(final)
     except OSError as error:
-        raise WriteFailed(f"cannot write {final}: {reason_of(error)}; the earlier contents are unchanged") from error
+        raise WriteFailed(
+            f"cannot write {final}: {reason_of(error)}; the earlier contents are unchanged; correct that, then run the same command again"
+        ) from error
     finally:
         _remove(temporary)
 

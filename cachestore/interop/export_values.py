@@ -76,7 +76,8 @@ class ExportValues:
         own = families.stored_names(families.text_family(family.pipeline))
         if lacking := sorted(set(own) - set(stored)):
             raise EncodeFailed(
-                f"it holds {', '.join(sorted(stored)) or 'nothing'}, but text of {family.name} also needs {', '.join(lacking)}"
+                f"it holds {', '.join(sorted(stored)) or 'nothing'}, but text of {family.name} also needs {', '.join(lacking)}:"
+                " encode it with the model that is trained"
             )
         tensors = {name: self.cast(name, stored[name], self.layout.writing.text_casts) for name in own}
         return Text(tensors, {name: raw for name, raw in stored.items() if name not in tensors}, _info(meta))

@@ -185,7 +185,10 @@ class ImportedLatents(FileEncoder):
                 misplaced = misplaced or error
                 continue
             if (own := latents.tensor[1][0]) != channels:
-                raise EncodeFailed(f"{location.path}: its latents have {own} channels, but those of {self.family.name} have {channels}")
+                raise EncodeFailed(
+                    f"{location.path}: its latents have {own} channels, but those of {self.family.name} have {channels}: pass"
+                    " --family with that of the files"
+                )
             found.append((location, data, latents))
         if misplaced is not None and not found:
             raise misplaced
@@ -213,7 +216,7 @@ class ImportedLatents(FileEncoder):
             sizes = " and ".join("x".join(map(str, one.facts["bucket"])) for one in those[:3])
             raise EncodeFailed(
                 f"{those[0].path} says that the picture was cropped to {sizes}, but its latents are of {bucket[0]}x{bucket[1]}:"
-                " it is from another run"
+                " it is from another run; run `cachestore precompute` to encode the picture"
             )
         if len({canonical(dict(one.facts)) for one in fitting}) > 1:
             names = " and ".join(one.path for one in fitting[:3])

@@ -19,7 +19,7 @@ from typing import IO, Any, Final, TypeVar
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import canonical
-from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, is_finite
+from cachestore.core.raw_tensors import Contents, Latents, Misplaced, Raw, Text, is_finite
 from cachestore.interop.formats.containers import LARGEST_BYTES, read_npz, read_safetensors
 from cachestore.interop.formats.families import Family, marked
 from cachestore.interop.formats.matching import FileLocation
@@ -66,7 +66,7 @@ class TorchFiles(AbstractContextManager["TorchFiles"]):
         except (OSError, EOFError, ValueError) as error:
             self.close()
             how = f"was not read within {self._seconds:.0f} s" if late.is_set() else f"crashed the process that read it ({_how(child)})"
-            raise EncodeFailed(f"it {how}; it is ignored") from error
+            raise EncodeFailed(f"it {how}, so it is not used") from error
         finally:
             watch.cancel()
             watch.join()
@@ -203,14 +203,21 @@ class CacheFiles:
             found = read(self.contents(location, data), family, location)
             if isinstance(found, Text):
                 check_widths(family, found.tensors)
+        except Misplaced as error:
+            raise Misplaced(f"{location.path}: {error}") from error
         except EncodeFailed as error:
-            raise type(error)(f"{location.path}: {error}") from error
+            raise EncodeFailed(f"{location.path}: {error}; {self._mend}") from error
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a file may hold any shapes and values
-            raise EncodeFailed(f"{location.path}: it is not as {self.format.name} writes it ({type(error).__name__}: {error})") from error
+            fault = f"it is not as {self.format.name} writes it ({type(error).__name__}: {error})"
+            raise EncodeFailed(f"{location.path}: {fault}; {self._mend}") from error
         tensors = found.tensors if isinstance(found, Text) else {"latents": found.tensor}
         if bad := [name for name, raw in tensors.items() if not is_finite(raw)]:
-            raise EncodeFailed(f"{location.path}: {bad[0]} holds NaN or infinite numbers")
+            raise EncodeFailed(f"{location.path}: {bad[0]} holds NaN or infinite numbers; {self._mend}")
         return replace(found, others=marked(self.format.name, found.others))
+
+    @property
+    def _mend(self) -> str:
+        return f"let {self.format.name} make it again, or encode it with `cachestore precompute`"
 
     def contents(self, location: FileLocation, data: bytes) -> Contents:
         """Return what is at a file location and its further ones, by the trainer's own names. Raises EncodeFailed, OSError."""

@@ -147,7 +147,7 @@ class PrecomputeRequest:
         (),
         NUMBERS,
         "videos",
-        "lengths of clips in frames; of each video, the longest for which it has enough. Without this, no video",
+        "lengths of clips in frames, such as 17,49,81: each video gets the longest that fits it. Without --frames, videos are an error",
         "F[,F]",
     )
     fps: float | None = make_option(None, RATE, "videos", "frames a second to take (default: the file's own frame rate)", "R")
@@ -195,7 +195,7 @@ class PrecomputeRequest:
         "0",
         FAILURES,
         "how",
-        "how many captions and pictures may fail, as a number or a percentage. All others are encoded; with more the exit code is 3",
+        "how many captions and pictures may fail, as a number or a percentage. With more, the exit code is 3; the rest is still encoded",
         "N|P%",
     )
 

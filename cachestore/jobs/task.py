@@ -140,7 +140,7 @@ class UnitReader:
         """Open a file to read parts of it. Raises OSError if it has changed since it was first opened."""
         found = self._files.stat(reference)
         if self._opened.get(reference, found) != found:
-            raise OSError(f"{reference} changed while it was read")
+            raise OSError(f"{reference} changed while it was read; run the same command again")
         with self._files.open(reference) as (file, stat):
             if reference not in self._opened:
                 self._opened[reference] = found

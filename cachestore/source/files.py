@@ -48,7 +48,7 @@ class Folder:
         with _unchanged(path) as (file, found):
             data = file.read()
         if len(data) != found[0]:
-            raise OSError(f"{path} changed while it was read")
+            raise OSError(f"{path} changed while it was read; run the same command again")
         return data, trusted(found)
 
     @contextmanager
@@ -95,7 +95,7 @@ def _unchanged(path: Path) -> Generator[tuple[BinaryIO, Stat]]:
         before = stat_of(os.fstat(file.fileno()))
         yield file, before
         if stat_of(os.fstat(file.fileno())) != before:
-            raise OSError(f"{path} changed while it was read")
+            raise OSError(f"{path} changed while it was read; run the same command again")
 
 
 def stat_of(status: os.stat_result) -> Stat:

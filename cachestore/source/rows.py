@@ -65,7 +65,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
 def _cells(row: Mapping[Any, Any], where: str, roles: Sequence[str]) -> dict[str, Any]:
     """The values of a CSV row. A crop or size is parsed as a list; an empty cell of a reference, crop or size is left out."""
     if None in row:
-        raise BadInput(f"{where}: more cells than the first line has columns")
+        raise BadInput(f"{where}: more cells than the first line has columns; put cells that contain commas into quotes")
     cells = {column: value for column, value in row.items() if value or column not in {*_EMPTY_IS_NONE, *roles}}
     for column in cells.keys() & {CROP, SIZE}:
         with suppress(ValueError):

@@ -192,7 +192,7 @@ def list_tars(
     """
     if twice := next((name for name, count in Counter(path.name for path in paths).items() if count > 1), None):
         one, other = [path for path in paths if path.name == twice][:2]
-        raise BadInput(f"two tars of one source have the same name: {one} and {other}")
+        raise BadInput(f"two tars of one source have the same name: {one} and {other}; rename one of them")
     members: dict[str, _Member] = {}
     groups: dict[str, _Group] = {}
     replaced: list[str] = []
@@ -307,4 +307,4 @@ def _check_end(file: BinaryIO, offset: int, size: int, path: Path) -> None:
     """Raise BadInput if something else stands where the tar should end: tarfile takes a damaged header for the end."""
     file.seek(offset)
     if any(file.read(tarfile.BLOCKSIZE)) or offset > size:
-        raise BadInput(f"{path} is damaged at byte {offset}: there is neither a member nor the end of the tar")
+        raise BadInput(f"{path} is damaged at byte {offset}: there is neither a member nor the end of the tar; copy it again")

@@ -107,7 +107,7 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     info: dict[str, Json] = {name: _parsed(str(value)) for name, value in contents.values.items() if name not in {"format", "software"}}
     space = info.get(_SPACE)
     if space is not None and space not in family.names[AI_TOOLKIT]:
-        raise Misplaced(f"it says its latents are of {space!r}, not of {family.name}")
+        raise Misplaced(f"it says its latents are of {space!r}, not of {family.name}: pass the right --family")
     _check_own(info, location)
     made = family.latents(AI_TOOLKIT, without_batch("latent", raw, 3), others, {**location.facts, **_facts(info)})
     return replace(made, info=info)
@@ -117,7 +117,7 @@ def _check_own(info: Mapping[str, Json], location: FileLocation) -> None:
     """Raise Misplaced if latents say that they belong to another picture, or to this one mirrored."""
     stated, expected = info.get(_INFO[0]), location.expected
     if isinstance(stated, str) and expected is not None and normalize("NFC", stated) != normalize("NFC", expected):
-        raise Misplaced(f"it says it is of {stated!r}, but its name says {expected!r}")
+        raise Misplaced(f"it says it is of {stated!r}, but its name says {expected!r}: let ai-toolkit make it again")
     if turned := [name for name in (_FLIP, "flip_y") if info.get(name)]:
         raise Misplaced(
             f"it says it is of the mirrored picture ({turned[0]}), which a data set does not have: keep the file of the"

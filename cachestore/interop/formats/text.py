@@ -49,7 +49,7 @@ def apart(family: Family, prompt: Raw, pooled: Raw) -> dict[str, Raw]:
             clip = rows(prompt, 0, CLIP_ROWS)
             if clip[1][0] < CLIP_ROWS or not is_zero(columns(clip, both, widths[THIRD].rows)):
                 fault = f"the first {CLIP_ROWS} rows of prompt_embeds are not CLIP's, padded with zeros"
-                raise EncodeFailed(f"{fault}: is the file of another model? Encode the text with `cachestore precompute` instead")
+                raise EncodeFailed(f"{fault}: is the file of another model?")
             third = {f"{PROMPT}.{THIRD}": rows(prompt, CLIP_ROWS)}
             return {**clip_apart(PROMPT, columns(clip, 0, both), family), **third, **clip_apart(POOLED, pooled, family)}
         case _:
@@ -111,4 +111,6 @@ def batched(raw: Raw) -> Raw:
 
 def _check(name: str, raw: Raw, width: int) -> None:
     if raw[1][-1:] != (width,):
-        raise EncodeFailed(f"{name} has the shape {list(raw[1])}, but its last axis should be {width}")
+        raise EncodeFailed(
+            f"{name} has the shape {list(raw[1])}, but its last axis should be {width}: is the file of another model family?"
+        )

@@ -31,7 +31,7 @@ def read_torch(data: bytes) -> Contents:
         loaded: object = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # torch's unpickler raises many kinds of errors, for forbidden objects and for damage
         reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".removesuffix(": ")
-        raise EncodeFailed(f"torch cannot read the file ({reason}): let the trainer make it again") from error
+        raise EncodeFailed(f"torch cannot read the file ({reason})") from error
     leaves = [(name or WHOLE, leaf) for name, leaf in islice(_leaves(loaded, "", 0), _LEAVES + 1)]
     if len(leaves) > _LEAVES:
         raise EncodeFailed(f"it holds more than {_LEAVES} values: this is no cache of a trainer")
