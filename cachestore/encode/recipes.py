@@ -20,7 +20,6 @@ from cachestore.encode.conditions import Condition, conditions_of, latents_of, p
 from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
 from cachestore.encode.hub import find_here, with_folder
 from cachestore.encode.latents import LatentsEncoder
-from cachestore.encode.masks import MaskEncoder
 from cachestore.encode.models import Component, Model
 from cachestore.encode.needs import DENOISERS, VAE, Need, needs_of
 from cachestore.encode.resamplers import FIRST, RESAMPLERS
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Digest = Callable[[Path], str]
 Stored = Literal["moments", "mean", "sample"]
-ModelEncoder = TextEncoder | LatentsEncoder | VisionEncoder | MaskEncoder
+ModelEncoder = TextEncoder | LatentsEncoder | VisionEncoder
 
 ENCODERS = ("text", "latents")
 """The encoders that can be asked for, in the order in which they run."""
@@ -82,7 +81,7 @@ class ModelRequest:
 
 
 def encoders_for(request: ModelRequest, digest: Digest) -> tuple[ModelEncoder, ...]:
-    """Return the encoders that a request asks for: text, latents, and with latents the model's conditions and masks. Loads no weights.
+    """Return the encoders that a request asks for: text, latents, and with latents the model's conditions. Loads no weights.
 
     `digest` returns a file's SHA-256 (64 hex digits). It is called for exactly the files that will be loaded. Raises BadInput, which says
     what would help, if the model cannot do what is asked.
@@ -144,8 +143,7 @@ def _encoders(model_of: Callable[[str], Model], request: ModelRequest, digest: D
     conditions = conditions_of(*_outline(model, request)) if model.kind == "pipeline" else ()
     found.append(latents)
     found += [_vision_encoder(one, model, request, digest) if one.makes == "embeds" else latents_of(one, latents) for one in conditions]
-    # its recipe is the last, as only a whole listing shows whether there are masks
-    return (*found, MaskEncoder(latents.setup.factor, is_input=any(one.makes == "masked" for one in conditions)))
+    return tuple(found)
 
 
 def _outline(model: Model, request: ModelRequest) -> tuple[str, dict[str, str], dict[str, Mapping[str, Json]]]:
@@ -187,7 +185,7 @@ def _vision_encoder(condition: Condition, model: Model, request: ModelRequest, d
 def _encoders_of_folder(folder: Path, request: ModelRequest, digest: Digest) -> tuple[ModelEncoder, ...]:
     model = models.read_model(folder)
     made = _encoders(lambda _name: model, request, digest)
-    found = [part.variant for encoder in made if not isinstance(encoder, MaskEncoder) for part in encoder.setup.components.values()]
+    found = [component.variant for encoder in made for component in encoder.setup.components.values()]
     if request.variant and not any(found):
         raise BadInput(f"{request.model} has no weights of variant {request.variant!r}; leave --variant out to use the plain ones")
     return made

@@ -323,10 +323,14 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
 
     A `loaded` model replaces the one that the request names. If there are latents, the last encoder makes masks.
     """
+    from cachestore.encode.masks import MaskEncoder
     from cachestore.encode.recipes import encoders_for
 
     found = encoders_for(_model_request(request, loaded), lambda path: digest_file(path, known))
-    return _resampled(found, request.resample or FIRST)
+    latents = next((encoder for encoder in found if encoder.recipe.encoder == LATENTS), None)
+    is_input = any(encoder.recipe.make.get("makes") == "masked" for encoder in found)
+    masks = () if latents is None else (MaskEncoder(latents.recipe.read["spatial_factor"], is_input=is_input),)
+    return _resampled((*found, *masks), request.resample or FIRST)
 
 
 def _resampled(encoders: Iterable[Encoder], chosen: Resample) -> tuple[Encoder, ...]:
