@@ -5,16 +5,11 @@ says what is missing where the samples do not bring its role.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Final, Literal
 
-from cachestore.core.keys import Json, Recipe
+from cachestore.core.keys import Json
 from cachestore.core.samples import FIRST_FRAME, LAST_FRAME, MASK
-from cachestore.encode.latents import LatentsEncoder
-from cachestore.encode.shots import LookAtEnds, look_at_masked
-
-CONDITION_VERSION: Final = 1
-"""Raise it when the code makes other tensors from the same settings."""
 
 Makes = Literal["masked", "ends", "embeds"]
 """`masked`: latents of the picture without what its mask covers. `ends`: latents of the clip's first frame (and last), and zeros in place
@@ -116,17 +111,3 @@ def conditions_of(class_name: str, parts: Mapping[str, str], configs: Mapping[st
     channels = vae.get("latent_channels", vae.get("z_dim"))
     outline = PipelineOutline(class_name, parts, denoiser, channels if isinstance(channels, int) and channels > 0 else None)
     return ROWS[class_name].find(outline) if class_name in ROWS else ()
-
-
-def latents_of(condition: Condition, latents: LatentsEncoder) -> LatentsEncoder:
-    """Return the encoder of a condition that a VAE makes, from the encoder of its latents."""
-    make: dict[str, Any] = {**latents.recipe.make, "kind": "condition", "version": CONDITION_VERSION, "makes": condition.makes}
-    read: dict[str, Any] = {**latents.recipe.read, "name": condition.name}
-    setup, look = latents.setup, look_at_masked
-    if condition.makes == "ends":
-        look = LookAtEnds(condition.others)
-        make |= {"roles": [condition.role, *condition.others], "outputs": ["mean"]}
-        # the channels in front, which say what is given, are made when reading
-        read |= {"stored": "mean", "marks": ["first", *("last" for _role in condition.others)]}
-        setup = replace(setup, stored="mean")
-    return latents.changed(Recipe(condition.name, make, read), setup, look)

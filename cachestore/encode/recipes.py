@@ -7,7 +7,7 @@ arguments, the lengths, the dtype, and the name of the transform from bytes to p
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 from cachestore.core.errors import BadInput, MissingExtra, how_to_install
 from cachestore.core.keys import Json, Recipe
 from cachestore.encode import families, images, models
-from cachestore.encode.conditions import Condition, conditions_of, latents_of, plain_class
+from cachestore.encode.conditions import Condition, conditions_of, plain_class
 from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
 from cachestore.encode.hub import find_here, with_folder
 from cachestore.encode.latents import LatentsEncoder
@@ -24,7 +24,7 @@ from cachestore.encode.models import Component, Model
 from cachestore.encode.needs import DENOISERS, VAE, Need, needs_of
 from cachestore.encode.resamplers import FIRST, RESAMPLERS
 from cachestore.encode.setup import LatentsSetup, TextSetup, text_width
-from cachestore.encode.shots import LookAtEnds
+from cachestore.encode.shots import LookAtEnds, look_at_masked
 from cachestore.encode.single_file import is_single_file, read_shapes, text_prefix, token_embeddings
 from cachestore.encode.text import TextEncoder
 from cachestore.encode.text_families import PLAIN, TEXT_FAMILIES
@@ -44,6 +44,7 @@ ENCODERS = ("text", "latents")
 TEXT_VERSION = 1
 LATENTS_VERSION = 1
 VISION_VERSION = 1
+CONDITION_VERSION = 1
 """Raise these when the code makes other tensors from the same settings."""
 
 _CLIP_LAYERS = 12
@@ -142,7 +143,9 @@ def _encoders(model_of: Callable[[str], Model], request: ModelRequest, digest: D
     latents = _latents_encoder(model, request, digest)
     conditions = conditions_of(*_outline(model, request)) if model.kind == "pipeline" else ()
     found.append(latents)
-    found += [_vision_encoder(one, model, request, digest) if one.makes == "embeds" else latents_of(one, latents) for one in conditions]
+    found += [
+        _vision_encoder(one, model, request, digest) if one.makes == "embeds" else _condition_latents(one, latents) for one in conditions
+    ]
     return tuple(found)
 
 
@@ -156,6 +159,20 @@ def _outline(model: Model, request: ModelRequest) -> tuple[str, dict[str, str], 
         with suppress(BadInput):  # without it the class alone decides
             configs[name] = model.config_of(name)
     return model.class_name, parts, configs
+
+
+def _condition_latents(condition: Condition, latents: LatentsEncoder) -> LatentsEncoder:
+    """Return the encoder of a condition that a VAE makes, from the encoder of its latents."""
+    make: dict[str, Json] = {**latents.recipe.make, "kind": "condition", "version": CONDITION_VERSION, "makes": condition.makes}
+    read: dict[str, Json] = {**latents.recipe.read, "name": condition.name}
+    setup, look = latents.setup, look_at_masked
+    if condition.makes == "ends":
+        look = LookAtEnds(condition.others)
+        make |= {"roles": [condition.role, *condition.others], "outputs": ["mean"]}
+        # the channels in front, which say what is given, are made when reading
+        read |= {"stored": "mean", "marks": ["first", *("last" for _role in condition.others)]}
+        setup = replace(setup, stored="mean")
+    return latents.changed(Recipe(condition.name, make, read), setup, look)
 
 
 def _vision_encoder(condition: Condition, model: Model, request: ModelRequest, digest: Digest) -> VisionEncoder:
