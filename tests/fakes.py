@@ -364,7 +364,7 @@ class Makers:
     made: list[FakeEncoder] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
 
-    def __call__(self, _layout, request):
+    def __call__(self, _layout, request, **_how):
         encoders = tuple(FakeEncoder(name, model=request.model, **self.options) for name in ("text", "latents") if name in request.encode)
         self.made += encoders
         return encoders
@@ -382,7 +382,7 @@ def plug_in(options: dict[str, Any]):
     from cachestore.jobs import planning as request
 
     makers, real, only = Makers(options=options), request._encoders, os.environ.get(FAKE_MODEL)
-    request._encoders = lambda layout, asked: (makers if only in (None, asked.model) else real)(layout, asked)
+    request._encoders = lambda layout, asked, **how: (makers if only in (None, asked.model) else real)(layout, asked, **how)
     hub._cached = lambda _name, _revision: None  # the hub's library takes as long to import as everything else together
     return makers
 

@@ -119,7 +119,9 @@ def _here(folder, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     makers, real = fakes.Makers(), request._encoders
-    monkeypatch.setattr(request, "_encoders", lambda layout, asked: (makers if asked.model == "model" else real)(layout, asked))
+    monkeypatch.setattr(
+        request, "_encoders", lambda layout, asked, **how: (makers if asked.model == "model" else real)(layout, asked, **how)
+    )
     fakes.fake_processes(monkeypatch)
     monkeypatch.setenv(fakes.FAKE_MODEL, "model")
 

@@ -261,9 +261,10 @@ def _bare(sample: str) -> str:
 
 def print_error(error: Exception, *, as_json: bool) -> None:
     """Print one line on stderr; with `as_json` also an object on stdout."""
-    print(f"cachestore: {printable(str(error))}", file=sys.stderr)
+    message = getattr(error, "in_command", None) or str(error)
+    print(f"cachestore: {printable(message)}", file=sys.stderr)
     if as_json:
-        print_json({"error": str(error), "kind": type(error).__name__})
+        print_json({"error": message, "kind": type(error).__name__})
 
 
 def say(line: str) -> None:

@@ -3,7 +3,7 @@
 import argparse
 
 from cachestore.cli import add_store, tell
-from cachestore.core.words import human_bytes
+from cachestore.core.words import human_bytes, plural
 
 HELP = "merge small segments and leave out entries that no data set needs"
 
@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     report = compact(arguments.store, apply=not arguments.dry_run)
     would = "" if report.applied else "would be "
     into = f" into {report.written}" if report.applied else ""
-    lines = [f"{report.segments} segments with {report.entries} needed entries {would}rewritten{into}"]
+    lines = [f"{plural(report.segments, 'segment')} with {plural(report.entries, 'needed entry')} {would}rewritten{into}"]
     lines += [f"{human_bytes(report.loose_bytes)} of unreferenced entries {would}left out"]
     if report.segments and report.applied:
         lines += ["the old segments stay readable for a day; `cachestore gc --apply` removes them after that"]

@@ -3,6 +3,7 @@
 import argparse
 
 from cachestore.cli import add_store, tell
+from cachestore.core.words import plural
 
 HELP = "remove a data set with all its generations; `gc` then removes the entries that nothing else needs"
 
@@ -20,5 +21,5 @@ def run(arguments: argparse.Namespace) -> int:
 
     report = drop(arguments.store, arguments.name, apply=not arguments.dry_run)
     would = "" if report.applied else "would be "
-    counts = f"{len(report.generations)} catalogs and {len(report.plans)} plans {would}removed"
+    counts = f"{plural(len(report.generations), 'catalog')} and {plural(len(report.plans), 'plan')} {would}removed"
     return tell(arguments, report.as_json(), [f"{report.name}: {counts}; run `cachestore gc` to free the entries that nothing else needs"])

@@ -3,7 +3,7 @@
 import argparse
 
 from cachestore.cli import FAILURES, add_store, options_of, tell, words_of
-from cachestore.core.words import first_of, human_bytes
+from cachestore.core.words import first_of, human_bytes, plural
 
 HELP = "write a data set as another trainer's cache"
 _MAX_LISTED = 5
@@ -34,15 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
     report = export_cache(**options_of(arguments))
     lines = [f"{failure['encoder']} of {failure['sample']!r}: {failure['reason']}" for failure in report.failures]
     if report.foreign:
-        foreign = (
-            f"{len(report.foreign)} files exist with other contents and were kept, as no earlier export wrote them (--replace"
-            " overwrites them)"
-        )
+        foreign = f"{plural(len(report.foreign), 'file')} with other contents kept, not written by an export (--replace overwrites)"
         lines += [f"{foreign}: {first_of(report.foreign, _MAX_LISTED)}"]
     lines += [f"not bit-identical to the store: {cast}" for cast in report.casts]
     lines += [f"the trainer cannot use all of it: {what}" for what in report.not_taken]
     lines += [f"note: {remark}" for remark in report.remarks]
     lines += [f"not exported: {what}" for what in report.left_out]
-    counts = f"{report.written} files written ({human_bytes(report.bytes)}), {report.unchanged} were already there"
+    counts = f"{plural(report.written, 'file')} written ({human_bytes(report.bytes)}), {report.unchanged} were already there"
     lines += [f"{report.name!r}, generation {report.generation}, to {report.folder}: {counts}"]
     return tell(arguments, report.as_json(), lines, is_ok=report.complete, otherwise=FAILURES)

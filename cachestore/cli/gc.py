@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING
 
 from cachestore.cli import add_store, positive, tell
-from cachestore.core.words import human_bytes
+from cachestore.core.words import human_bytes, plural
 
 if TYPE_CHECKING:
     from cachestore.maintain.collect import Amount, GcReport
@@ -41,10 +41,10 @@ def _in_words(report: "GcReport", hours: float) -> list[str]:
         lines.append(f"{_amount(report.waiting)} marked earlier and not removed yet{since}")
     if report.partly.segments:
         loose = f"{report.partly.entries} unreferenced entries ({human_bytes(report.partly.bytes)})"
-        lines.append(f"{report.partly.segments} segments contain {loose}: run `cachestore compact`")
+        lines.append(f"{plural(report.partly.segments, 'segment contains', 'segments contain')} {loose}: run `cachestore compact`")
     lines += _older(report)
     if report.files or report.plans:
-        lines.append(f"{len(report.files)} old files and {len(report.plans)} plans {would}removed")
+        lines.append(f"{plural(len(report.files), 'old file')} and {plural(len(report.plans), 'plan')} {would}removed")
         lines += [f"  {name}" for name in report.files] + [f"  plans/{name}" for name in report.plans]
     lines += [f"note: {remark}" for remark in report.remarks]
     lines.append(f"{human_bytes(report.freed_bytes)} {would}freed" + ("" if report.applied else " now; run it with --apply"))
@@ -59,11 +59,11 @@ def _older(report: "GcReport") -> list[str]:
     names = ", ".join(f"{count} of {name!r}" for name, count in older.items())
     freed = f"`--keep 1` frees {human_bytes(report.held.bytes + report.held_catalog_bytes)}"
     more = f", and `cachestore compact` after it {human_bytes(report.held_partly.bytes)}" if report.held_partly.bytes else ""
-    return [f"{sum(older.values())} generations are kept ({names}): {freed}{more}"]
+    return [f"{plural(sum(older.values()), 'generation is', 'generations are')} kept ({names}): {freed}{more}"]
 
 
 def _amount(amount: "Amount") -> str:
-    return f"{amount.segments} segments with {amount.entries} entries ({human_bytes(amount.bytes)})"
+    return f"{plural(amount.segments, 'segment')} with {plural(amount.entries, 'entry')} ({human_bytes(amount.bytes)})"
 
 
 def _moment(seconds: float) -> str:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from cachestore.cli import FAILURES, PROGRESS, PROGRESS_HELP, options_of, tell, words_of
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, plural
 
 HELP = "import another trainer's cache into a store"
 _MAX_LISTED = 5
@@ -73,12 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
     lines = [f"note: {remark}" for remark in report.remarks]
     lines += [f"{failure['encoder']} of {failure['sample']!r}: {failure['reason']}" for failure in made.failures]
     for what, paths in (
-        ("belong to no sample", report.unmatched),
-        ("are older than the picture or caption that they belong to", report.stale),
+        ("of no sample", report.unmatched),
+        ("older than the picture or caption", report.stale),
     ):
         if paths:
-            lines += [f"note: {len(paths)} files {what}: {first_of(paths, _MAX_LISTED)}"]
-    counts = f"{made.encoded} values imported, {made.reused} already there, {made.failed} failed"
-    lines += [f"{made.samples} samples of {report.family}: {counts}"]
+            lines += [f"note: {plural(len(paths), 'file')} {what}: {first_of(paths, _MAX_LISTED)}"]
+    counts = f"{plural(made.encoded, 'value')} imported, {made.reused} already there, {made.failed} failed"
+    lines += [f"{plural(made.samples, 'sample')} of {report.family}: {counts}"]
     lines += [f"data set {made.name!r}, generation {made.generation}, in {made.store}"]
     return tell(arguments, report.as_json(), lines, is_ok=report.complete, otherwise=FAILURES)

@@ -1,11 +1,16 @@
 """The lines of Python that `precompute` prints at its end, to train from a store. Tests run them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cachestore.core.batch_shapes import FPS, NUM_FRAMES, SIZES, Shape, batch_shape, text_shapes
 from cachestore.core.captions import CaptionPolicy
-from cachestore.core.samples import CONTROL, IMAGE, Source
+from cachestore.core.dtypes import DTYPES
+from cachestore.core.errors import FormatError
+from cachestore.core.read_block import LatentsBlock, TextBlock, parse_latents, parse_text, stored_parts
+from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, Source
 from cachestore.jobs.forecast import TRAINING_BATCH
 from cachestore.report.counting import count_buckets
 from cachestore.storage.catalog import Catalog, KeyColumn, newest_catalog
@@ -20,7 +25,7 @@ _MAX_ROWS: Final = 4096
 def training_lines(
     report: "Report", batch_size: int = TRAINING_BATCH, *, captions: CaptionPolicy | None = None, sources: Sequence[Source] = ()
 ) -> list[str]:
-    """Return Python code that reads one epoch, with the names and shapes that are stored.
+    """Return Python code that reads one epoch, with the names, dtypes and shapes of a batch; ? is a size that varies.
 
     With few samples the batch size is reduced, so that there is at least one batch. `captions` and `sources` are those of the job: the code
     gets the same policy, and samples come as often as their source says.
@@ -28,11 +33,12 @@ def training_lines(
     least = min((source.share for source in sources if source.share), default=1)
     with Reader(report.store) as reader:
         catalog = newest_catalog(reader.layout, report.name)
-        fullest = 0 if catalog is None else _fullest_bucket(catalog)
         columns = () if catalog is None else catalog.columns
-        stored = list(filter(None, (_stored(reader, column) for column in columns))) or ["nothing has been encoded yet"]
+        buckets = [0] if catalog is None else _bucket_counts(catalog)
+        batch_size = max(1, min(batch_size, int(max(buckets) * min(1, least))))
+        is_one_size = len(buckets) == 1 and report.samples <= _MAX_ROWS
+        tensors = {} if catalog is None else _tensors(reader, catalog, batch_size, is_one_size=is_one_size)
     sizes = [int(column.options["resolution"]) for column in columns if column.role == IMAGE and "resolution" in column.options]
-    batch_size = max(1, min(batch_size, int(fullest * min(1, least))))
     policy = "" if captions is None else ", ".join(f"{name}={value!r}" for name, value in captions.as_json().items())
     return [
         "import cachestore as cs",
@@ -42,7 +48,8 @@ def training_lines(
         f"data = {_opened(report, sizes, has_policy=bool(policy), has_weights=any(source.share != 1 for source in sources))}",
         f"loader = cs.make_loader(data, batch_size={batch_size})",
         "for batch in loader:",
-        "    ...  # a dict; " + "; ".join(stored),
+        f"    ...  # batch is a dict{'. Its tensors (? varies):' if tensors else ''}".rstrip(),
+        *(f"    # {name}: {_in_words(dtype, shape)}" for name, (dtype, shape) in tensors.items()),
     ]
 
 
@@ -57,17 +64,56 @@ def _opened(report: "Report", sizes: Sequence[int], *, has_policy: bool, has_wei
     return f"cs.MixedDataset({opened})" if several else opened
 
 
-def _fullest_bucket(catalog: Catalog) -> int:
-    """Return the size of the fullest bucket, by a data set's first 4,096 rows. Batches of that size give at least one batch."""
+def _bucket_counts(catalog: Catalog) -> list[int]:
+    """Return how many samples each bucket has, by a data set's first 4,096 rows. A batch as large as the fullest one can be filled."""
     rows = [row for row in range(min(len(catalog), _MAX_ROWS)) if catalog.is_complete(row)]
-    return max((bucket.samples for one in count_buckets(catalog, rows, 1) for bucket in one.buckets), default=len(rows))
+    return [bucket.samples for one in count_buckets(catalog, rows, 1) for bucket in one.buckets] or [len(rows)]
 
 
-def _stored(reader: Reader, column: KeyColumn) -> str:
-    """Return what a column's first entry holds; empty if it has none."""
-    keys = (key for row in range(len(column.at) - 1) for key in column.row_keys(row))
-    key = next((key for key in keys if key is not None and key in reader), None)
-    if key is None:
-        return ""
-    tensors = (f"{tensor} {dtype} {list(shape)}" for tensor, (dtype, shape) in reader.describe(key).tensors.items())
-    return f"{f'control_{column.encoder}' if column.role == CONTROL else column.encoder} from {', '.join(tensors)}"
+def _tensors(reader: Reader, catalog: Catalog, size: int, *, is_one_size: bool) -> dict[str, tuple[str, Shape | None]]:
+    """Return dtype and shape of each tensor in a batch of this size, by name; `is_one_size` says that all pictures have one bucket.
+
+    They follow from the recipe and the first entry of each column. None instead of a shape if that depends on the samples.
+    """
+    found: dict[str, tuple[str, Shape | None]] = {}
+    for column in catalog.columns:
+        keys = (key for row in range(len(column.at) - 1) for key in column.row_keys(row))
+        if (key := next((key for key in keys if key is not None and key in reader), None)) is None:
+            continue
+        recipe, stored = catalog.recipes[column.fingerprint], reader.describe(key).tensors
+        with suppress(FormatError):  # opening the data set says why its recipe cannot be read
+            if column.role == CAPTION:
+                found |= _texts(parse_text(recipe), stored, size)
+            elif column.role == MASK:
+                found[MASK] = ("float32", (size, 1, None, None))
+            else:
+                found |= _latents(parse_latents(recipe), stored, column, size, is_one_size=is_one_size)
+    return found
+
+
+def _latents(
+    block: LatentsBlock, stored: Mapping[str, tuple[str, Sequence[int]]], column: KeyColumn, size: int, *, is_one_size: bool
+) -> dict[str, tuple[str, Shape | None]]:
+    """Return dtype and shape of what is made from pictures or videos, by name."""
+    dtype, shape = stored[block.stored]
+    if column.role == CONTROL:
+        return {"control_latents": (DTYPES[dtype].torch, None)}
+    made: Shape = batch_shape(block, "sample", (size, *shape))
+    found: dict[str, tuple[str, Shape | None]] = {
+        "latents": (DTYPES[dtype].torch, made if is_one_size else (*made[:2], *[None] * (len(made) - 2)))
+    }
+    found |= {name: ("int64", (size, 2)) for name, fact in SIZES.items() if fact in column.facts}
+    return found | ({NUM_FRAMES: ("int64", (size,)), FPS: ("float32", (size,))} if "fps" in column.facts else {})
+
+
+def _texts(block: TextBlock, stored: Mapping[str, tuple[str, Sequence[int]]], size: int) -> dict[str, tuple[str, Shape | None]]:
+    """Return dtype and shape of what is made from captions, by name."""
+    dtypes = {name: DTYPES[stored[next(stored_parts(form))][0]].torch for name, form in block.outputs.items()}
+    dtypes |= {name: dtypes[constant.like] for name, constant in block.constants.items() if constant.kind == "zeros"}
+    shapes = text_shapes(block, {name: shape for name, (_dtype, shape) in stored.items()}, size)
+    return {name: (dtypes.get(name, "int64"), shape) for name, shape in shapes.items()}
+
+
+def _in_words(dtype: str, shape: Shape | None) -> str:
+    axes = ["..."] if shape is None else ["?" if axis is None else str(axis) for axis in shape]
+    return f"{dtype} [{', '.join(axes)}]"

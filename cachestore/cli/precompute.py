@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cachestore.cli import FAILURES, OK, PROGRESS, PROGRESS_HELP, USAGE, print_error, print_json, printable
 from cachestore.cli.stopping import Stop, silence, stopping
 from cachestore.core.errors import BadInput
-from cachestore.core.words import human_bytes
+from cachestore.core.words import human_bytes, listed, noun, plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     with (
         stopping(silence, arguments.line) as stop,
-        Progress(Path(request.store), style, "starting workers", stop.is_set) as progress,
+        Progress(Path(request.store), style, "starting", stop.is_set) as progress,
     ):
         report = _run(request, rank_info, progress, stop, is_quiet=arguments.quiet)
     if arguments.json and speaks:
@@ -89,7 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progress", stop: Stop, *, is_quiet: bool) -> "Report":
-    """Encode in other processes, also for a single rank, so that this one can show what they do at any moment."""
+    """Encode in other processes, also for a single rank, so that this one can show what they do at any moment.
+
+    If the same command has made the data set, this process looks first: where nothing has to be encoded, none is started.
+    """
     from cachestore.files.opening import look_at
     from cachestore.files.paths import Layout
     from cachestore.jobs.launching import run_workers
@@ -101,6 +104,11 @@ def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progres
 
         return progress.look(pids)
 
+    if look_at(Layout.at(request.store).catalog_folder(request.name)) is not None and rank_info.found_in == "single process":
+        from cachestore.jobs.precompute import report_if_made
+
+        if (made := report_if_made(request, rank_info, silence if is_quiet else progress.say)) is not None:
+            return made
     # Workers of a store that exists must not make a new one if it disappears. Otherwise they make it, once they have listed the source.
     is_there = look_at(Layout.at(request.store).marker) is not None
     variables = handed_on(open_for_pass(request.store)) if is_there else {}
@@ -129,8 +137,7 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
     if missing:
         where = f", on the command line and in {arguments.config}" if arguments.config else ""
         data = ": a path, or several, or --config with a [[source]] table for each" if missing[-1] == "DATA" else ""
-        named = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
-        raise BadInput(f"{named} {'is' if len(missing) == 1 else 'are'} missing{where}{data}")
+        raise BadInput(f"{listed(missing)} {noun(len(missing), 'is', 'are')} missing{where}{data}")
     is_one_path = len(sources) == 1 and sources[0] == Source(sources[0].data)
     values |= {"data": sources[0].data, "sources": ()} if is_one_path else {"data": "", "sources": tuple(sources)}
     request = PrecomputeRequest(**values)
@@ -161,10 +168,10 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds
     others = max(report.encoded - report.encoded_here, 0)
     whose = f" ({report.encoded_here} by this run, {others} by earlier or other runs)" if others else ""
     encoded = f"{report.encoded} encoded{whose}"
-    counts = f"{report.wanted} units: {report.reused} reused, {encoded}, {report.failed} failed, {report.missing} missing"
+    counts = f"{plural(report.wanted, 'unit')}: {report.reused} reused, {encoded}, {report.failed} failed, {report.missing} missing"
     whose_seconds = f" over all runs, {seconds:.1f} s in this one" if others else ""
     usable = "" if report.usable is None else f", {report.usable} of them complete and ready to train on"
-    print(f"{counts}; {report.samples} samples{usable}; {human_bytes(report.bytes)} new, {report.seconds:.1f} s{whose_seconds}")
+    print(f"{counts}; {plural(report.samples, 'sample')}{usable}; {human_bytes(report.bytes)} new, {report.seconds:.1f} s{whose_seconds}")
     if report.stages:
         print(printable(stages_in_words(report.stages)))
     for failure in report.failures:

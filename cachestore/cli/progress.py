@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
 
 from cachestore.cli import printable
 from cachestore.core.errors import CacheStoreError
+from cachestore.core.words import NAMED, duration, plural
 from cachestore.files.paths import Layout
 from cachestore.work.pace import Pace
 from cachestore.work.passes import PassRef
@@ -29,8 +30,6 @@ Style = Literal["auto", "bar", "plain", "none"]
 DRAW_SECONDS: Final = 0.25
 PLAIN_SECONDS: Final = 1.0
 LINE_SECONDS: Final = 30.0
-NAMED: Final = 3
-"""How many silent ranks, and how many dead ones, a line names."""
 _STILL_SECONDS: Final = 3.0
 """From when on a row says for how long its rank has been at the same unit."""
 _MARGIN: Final = 3
@@ -83,6 +82,9 @@ class Progress:
         self._screen: _Screen = _Lines(first, seconds=float("inf"))
         self._status: PassStatus | None = None
         self._failures: dict[str, int] = {}
+        """How many failures of each worker are printed."""
+        self._printed = set[str]()
+        """Their descriptions: units of one picture, and workers that try it, fail alike."""
         self.seconds: float = DRAW_SECONDS if style == "bar" else PLAIN_SECONDS
         """How often `show` should be called."""
         self._followed_at = float("-inf")
@@ -119,9 +121,11 @@ class Progress:
             new = one.failures_seen - self._failures.get(one.worker, 0)
             self._failures[one.worker] = one.failures_seen
             if new > len(one.failures):
-                self.say(f"{new - len(one.failures)} units failed; each is listed at the end")
+                self.say(f"{plural(new - len(one.failures), 'unit')} failed; each is listed at the end")
             for failure in one.failures[max(0, len(one.failures) - new) :] if new > 0 else ():
-                self.say(f"failed: {failure}")
+                if failure not in self._printed:
+                    self._printed.add(failure)
+                    self.say(f"failed: {failure}")
         self._screen.draw(seen, self._pace)
 
     def follow(self, _counts: object) -> None:
@@ -257,7 +261,7 @@ def _bar(status: PassStatus, pace: Pace, width: int) -> "RenderableType":
     parts = [f"{100 * status.done // max(status.total, 1)}%"]
     parts += [f"{duration(left)} left"] if left is not None and status.done < status.total else []
     parts += [f"{_short(rate)}/s"] if rate is not None else []
-    parts += [f"{status.done:,} of {status.total:,} units"]
+    parts += [f"{status.done:,} of {plural(status.total, 'unit', form=',')}"]
     parts += [f"{status.failed:,} failed"] if status.failed else []
     shown = parts[:1]
     for part in parts[1:]:
@@ -306,16 +310,9 @@ def _short(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}" if rate >= 1 else f"{rate:.2f}"
 
 
-def duration(seconds: float) -> str:
-    """Return a time as 0:05, 12:34 or 1:02:03."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 def counts_in_words(status: PassStatus) -> str:
     """Return the counts of a pass, in the words of its report."""
-    return f"{status.done} of {status.total} units: {status.reused} reused, {status.encoded} encoded, {status.failed} failed"
+    return f"{status.done} of {plural(status.total, 'unit')}: {status.reused} reused, {status.encoded} encoded, {status.failed} failed"
 
 
 def in_a_line(status: PassStatus, pace: Pace | None = None) -> str:

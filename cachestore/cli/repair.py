@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from cachestore.cli import DAMAGE, PROGRESS, PROGRESS_HELP, add_moved, add_store, options_of, source_of, tell
+from cachestore.core.words import plural
 
 HELP = "save the good entries of damaged files, move these files aside and rebuild the index; with --refill also encode lost entries again"
 
@@ -27,9 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
     with Progress(Path(store), style_for(asked) if arguments.refill else "none", "looking for what is lost") as progress:
         report = repair(store, **given, on_progress=progress.follow)
     would = "would be " if report.dry_run else ""
-    with_refill = f"{report.refilled} entries encoded again, {report.missing} still missing"
+    with_refill = f"{plural(report.refilled, 'entry')} encoded again, {report.missing} still missing"
     lines = [
-        f"{report.salvaged} entries {would}salvaged, {len(report.quarantined)} files {would}quarantined",
+        f"{plural(report.salvaged, 'entry')} {would}salvaged, {plural(len(report.quarantined), 'file')} {would}quarantined",
         f"without --refill {report.missing} would still be missing" if report.dry_run else with_refill,
         *(f"{name} {would}rebuilt" for name in report.rebuilt),
         *(f"{finding.kind}: {finding.message}" for finding in report.findings),

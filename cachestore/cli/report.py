@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cachestore.cli import ERROR, add_source, add_store, positive, print_error, source_of, tell
 from cachestore.core.errors import BadInput
-from cachestore.core.words import human_bytes
+from cachestore.core.words import human_bytes, plural
 
 HELP = "write an HTML page that shows what a store holds"
 
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         source=source_of(arguments.source),
     )
     of = f"data set {report['name']!r}" if report["name"] else "no data set"
-    held = f"{of}, {report['samples']} samples, {report['entries']} entries ({human_bytes(report['bytes'])})"
+    held = f"{of}, {plural(report['samples'], 'sample')}, {plural(report['entries'], 'entry')} ({human_bytes(report['bytes'])})"
     code = tell(arguments, report, [f"{report['output']}: {held}; the page has {human_bytes(report['page_bytes'])}"])
     return code if not arguments.open or _is_opened(arguments.output) else ERROR
 

@@ -3,7 +3,7 @@
 import argparse
 
 from cachestore.cli import add_store, tell
-from cachestore.core.words import human_bytes
+from cachestore.core.words import human_bytes, plural
 
 HELP = "count entries and bytes, and list the data sets with their newest generation"
 
@@ -18,9 +18,11 @@ def run(arguments: argparse.Namespace) -> int:
     from cachestore.storage.stats import stats
 
     found = stats(arguments.store)
-    lines = [f"{found.entries} entries in {found.segments} segments, {human_bytes(found.bytes)}"]
-    lines += [f"index {found.generation}, {len(found.recipes)} recipes"]
+    lines = [f"{plural(found.entries, 'entry')} in {plural(found.segments, 'segment')}, {human_bytes(found.bytes)}"]
+    lines += [f"index {found.generation}, {plural(len(found.recipes), 'recipe')}"]
     for catalog in found.catalogs:
         columns = ", ".join(catalog.columns) or "no encoder"
-        lines += [f"{catalog.name}: {catalog.samples} samples, {catalog.complete} complete ({columns}), generation {catalog.generation}"]
+        lines += [
+            f"{catalog.name}: {plural(catalog.samples, 'sample')}, {catalog.complete} complete ({columns}), generation {catalog.generation}"
+        ]
     return tell(arguments, found.as_json(), lines)

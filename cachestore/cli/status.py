@@ -4,6 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from cachestore.cli import add_store, tell
+from cachestore.core.words import plural
 
 if TYPE_CHECKING:
     from cachestore.work.progress import PassStatus, RankStatus
@@ -32,7 +33,7 @@ def _in_words(status: "PassStatus") -> list[str]:
     title = f"{status.name or 'fill'} (plan {status.plan[:8]}, pass {status.number})"
     if status.complete:
         return [f"{title}: complete", f"  {status.reused} reused, {status.encoded} encoded, {status.failed} failed"]
-    open_now = f"{status.finished} of {status.partitions} partitions finished, {status.claimed} claimed"
+    open_now = f"{status.finished} of {plural(status.partitions, 'partition')} finished, {status.claimed} claimed"
     lines = [f"{title}: {open_now}" + (f", round {status.round}" if status.round else ""), f"  {in_a_line(status)}"]
     if not status.at_work:
         lines.append("  no worker is running: run the same command again, it continues where it stopped")

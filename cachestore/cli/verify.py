@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.cli import DAMAGE, USAGE, add_moved, add_store, print_error, source_of, tell
 from cachestore.core.errors import BadInput
-from cachestore.core.words import human_bytes
+from cachestore.core.words import human_bytes, plural
 
 if TYPE_CHECKING:
     from cachestore.storage.verify import VerifyReport
@@ -64,14 +64,16 @@ def _in_words(report: "VerifyReport") -> Iterator[str]:
             used = f" (sample {entry.sample!r})" if entry.sample is not None else ""
             yield f"  entry {entry.key}{used}: {'another segment has a copy' if entry.has_copy else 'no other copy'}"
         if (more := len(finding.entries) - _MAX_LISTED) > 0:
-            yield f"  … and {more} more entries (--json lists all)"
+            yield f"  … and {plural(more, 'more entry')} (--json lists all)"
     again: Mapping[str, Any] = report.recomputed or {}
     yield from (f"note: {remark}" for remark in (*report.remarks, *again.get("remarks", ())))
     if again:
-        compared = f"{again['equal'] + again['wrong']} of {again['chosen']} chosen entries encoded again"
+        compared = f"{again['equal'] + again['wrong']} of {plural(again['chosen'], 'chosen entry')} encoded again"
         yield f"{compared} (of {again['of']}, seed {again['seed']}): {again['equal']} equal up to rounding, {again['wrong']} wrong"
     rate = f", {human_bytes(report.bytes / report.seconds)}/s" if report.seconds and report.level == "full" else ""
-    counts = f"{report.entries} entries in {report.segments} segments, {human_bytes(report.bytes)}{rate} ({report.level})"
+    counts = (
+        f"{plural(report.entries, 'entry')} in {plural(report.segments, 'segment')}, {human_bytes(report.bytes)}{rate} ({report.level})"
+    )
     yield f"{'ok' if report.ok else 'DAMAGED'}: {counts}"
 
 

@@ -5,11 +5,13 @@ import json
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.cli import DAMAGE, add_store, catalogs_of, near_to, shared_by, tell
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import FRAMED, RANDOM, WITHIN, cells_each, framing_of
+from cachestore.core.samples import IMAGE, VIDEO
+from cachestore.core.words import noun, plural
 
 if TYPE_CHECKING:
     from cachestore.files.paths import Layout
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from cachestore.store.reader import Reader
 
 HELP = "say which values of a sample are in the store, and why others are not; without SAMPLE, list all samples that lack a value"
+
+_NO_PICTURE: Final = "no picture: add it to the source, or leave the sample out, and run `cachestore precompute` again"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,14 +63,19 @@ def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
     lines: list[str] = []
     for catalog in catalogs:
         reasons = _Reasons(reader, catalog)
-        not_ready = [row for row, is_ready in enumerate(ready_rows(catalog, reader.snapshot).tolist()) if not is_ready]
+        ready = ready_rows(catalog, reader.snapshot).tolist()
+        not_ready = [row for row, is_ready in enumerate(ready) if not is_ready or row in reasons.without_picture]
         for row in not_ready:
             answer = _answer(reader, catalog, row, reasons)
             answer["cells"] = [cell for cell in answer["cells"] if cell["state"] != "present"]
             lacking.append({"sample": catalog.ids[row], **answer})
             states = dict.fromkeys(f"{_which(cell)} {_in_words(cell)[0]}" for cell in answer["cells"])
-            lines += [f"{catalog.name}  {catalog.ids[row]}: {what}" for what in states]
-        state = f"{len(not_ready)} of {len(catalog)} samples are not ready" if not_ready else f"all {len(catalog)} samples are ready"
+            lines += [f"{catalog.name}  {catalog.ids[row]}: {what}" for what in (*states, *answer["lacks"])]
+        state = (
+            f"{len(not_ready)} of {plural(len(catalog), 'sample')} {noun(len(not_ready), 'is', 'are')} not ready"
+            if not_ready
+            else noun(len(catalog), "its only sample is ready", f"all {len(catalog)} samples are ready")
+        )
         lines.append(f"data set {catalog.name!r} (generation {catalog.generation}): {state}")
     lines += [] if catalogs else ["there is no data set here"]
     lines += _unfinished(reader.layout)
@@ -81,9 +90,9 @@ def _unfinished(layout: "Layout") -> list[str]:
     named = set(list_names(layout))
     passes = [one for one in all_status(layout) if one.name and one.name not in named and not one.complete]
     return [
-        f"a pass of {one.name!r} is running and has {one.done} of {one.total} units ({layout.command('status')} follows it)"
+        f"a pass of {one.name!r} is running and has {one.done} of {plural(one.total, 'unit')} ({layout.command('status')} follows it)"
         if one.at_work
-        else f"an unfinished pass of {one.name!r} has {one.done} of {one.total} units: run `cachestore precompute` again"
+        else f"an unfinished pass of {one.name!r} has {one.done} of {plural(one.total, 'unit')}: run `cachestore precompute` again"
         for one in passes
     ]
 
@@ -109,14 +118,20 @@ def _answer(reader: "Reader", catalog: "Catalog", row: int, reasons: "_Reasons")
                     "reason": "" if present else reasons.of(column.encoder, row, has_key=cell.key is not None),
                 }
             )
-    is_ready = all(cell["state"] == "present" for cell in cells)
-    return {"name": catalog.name, "generation": catalog.generation, "ready": is_ready, "cells": cells}
+    lacks = [_NO_PICTURE] if row in reasons.without_picture else []
+    is_ready = not lacks and all(cell["state"] == "present" for cell in cells)
+    return {"name": catalog.name, "generation": catalog.generation, "ready": is_ready, "lacks": lacks, "cells": cells}
 
 
 class _Reasons:
-    """Why cells of a data set are empty, from the failures that its passes reported. They are read at the first question."""
+    """Why samples of a data set are not ready. The failures that its passes reported are read at the first question."""
 
     def __init__(self, reader: "Reader", catalog: "Catalog") -> None:
+        from cachestore.jobs.columns import rows_without_picture
+
+        pictures = (column.at for column in catalog.columns if column.role in {IMAGE, VIDEO})
+        self.without_picture = frozenset(rows_without_picture(pictures))
+        """Rows that have no picture, in a data set in which others have one."""
         self._layout, self._catalog = reader.layout, catalog
         self._failures: dict[tuple[str, str], str] | None = None
 
@@ -158,6 +173,7 @@ def _which(cell: dict[str, Any]) -> str:
 def _lines_of(answer: dict[str, Any]) -> Iterator[str]:
     """Yield the lines about a sample in one data set. Cells with equal lines are printed once, with their count."""
     yield f"data set {answer['name']} (generation {answer['generation']}): {'ready' if answer['ready'] else 'NOT READY'}"
+    yield from (f"  {what}" for what in answer["lacks"])
     counts = Counter((_which(cell), *_in_words(cell)) for cell in answer["cells"])
     for (which, state, *more), count in counts.items():
         yield f"  {which}{shared_by(count, which)}: {state}"

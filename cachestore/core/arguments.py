@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, cast
 
 from cachestore.core.errors import BadInput
+from cachestore.core.words import listed
 
 _MAX_CHARS: Final = 60
 """Longest `repr` of a value that an error shows. For a longer one it names the type."""
@@ -104,8 +105,7 @@ def as_path(argument: str, given: object) -> Path:
 def as_word(argument: str, given: object, words: Sequence[str]) -> str:
     """Return `given` if it is one of `words`. Raises BadInput otherwise."""
     if not isinstance(given, str) or given not in words:
-        *others, last = (f'"{word}"' for word in words)
-        refuse(argument, f"{', '.join(others)} or {last}", given)
+        refuse(argument, listed((f'"{word}"' for word in words), "or"), given)
     return given
 
 

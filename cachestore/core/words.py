@@ -19,6 +19,22 @@ def first_of(names: Iterable[object], limit: int = NAMED) -> str:
     return ", ".join(first[:limit]) + (", …" if len(first) > limit else "")
 
 
+def listed(names: Iterable[object], last: str = "and") -> str:
+    """Return all names as a sentence lists them: `a, b and c`. `last` is the word before the last one. Empty for none."""
+    *others, end = [*map(str, names)] or [""]
+    return f"{', '.join(others)} {last} {end}" if others else end
+
+
+def plural(number: int, one: str, many: str = "", *, form: str = "") -> str:
+    """Return a count with its noun: `1 entry`, `2 entries`. `many` is an irregular plural; `form` is that of the number."""
+    return f"{number:{form}} {noun(number, one, many)}"
+
+
+def noun(number: int, one: str, many: str = "") -> str:
+    """Return the form of a word for a count: `one` for 1, else its plural, or `many`."""
+    return one if number == 1 else many or (one.removesuffix("y") + "ies" if one.endswith("ry") else one + "s")
+
+
 def nearest(given: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str | None:
     """Return the known word that is most similar to a given one; None if none is similar. `also` has other names of some of them."""
     from difflib import get_close_matches
@@ -53,6 +69,13 @@ def human_bytes(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as 0:05, 12:34 or 1:02:03."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def in_short(self: Any) -> str:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.keys import Json
+from cachestore.core.words import plural
 from cachestore.encode.variants import Variant
 
 _FINEST = 1001
@@ -120,7 +121,7 @@ def clip_of(request: Mapping[str, Json], timeline: Timeline) -> tuple[int, int, 
     if listed[0] > there:
         at = "" if rate is None else f" at {float(rate):g} a second"
         raise EncodeFailed(
-            f"the video is too short: it has {there} frames{at} ({float(timeline.seconds):.2f} s), but the smallest count of"
+            f"the video is too short: it has {plural(there, 'frame')}{at} ({float(timeline.seconds):.2f} s), but the smallest count of"
             f" --frames is {listed[0]}: add a smaller count, or remove the sample"
         )
     frames = listed[bisect_right(listed, there) - 1]

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cachestore.core.errors import BadInput
+from cachestore.core.words import plural
 from cachestore.encode.models import CONFIG, Component
 from cachestore.encode.single_file import Shapes, read_shapes, text_prefix, vae_prefix
 
@@ -57,7 +58,7 @@ def check_single_file(component: Component, loading: Mapping[str, Any]) -> None:
         what = f"with another shape, such as {other[0]}" if other else f"that it does not have, such as {more[0]}"
         raise BadInput(
             f"{component.single_file} does not fit the {component.class_name} that config.json in {component.folder} describes:"
-            f" the file has {len(other or more)} tensors {what}; give the weights of this component, or a folder with their own"
+            f" the file has {plural(len(other or more), 'tensor')} {what}; give the weights of this component, or a folder with their own"
             " config.json"
         )
 
@@ -104,7 +105,7 @@ def _diffusers_tensors(component: Component, module_class: Any, file: Path, shap
     if lacking:
         raise BadInput(
             f"{file} is not the {component.class_name} that config.json in {component.folder} describes, neither in the layout of"
-            f" diffusers nor in the original one: it lacks {len(lacking)} tensors, such as {lacking[0]}"
+            f" diffusers nor in the original one: it lacks {plural(len(lacking), 'tensor')}, such as {lacking[0]}"
         )
     return found
 

@@ -20,6 +20,7 @@ import torch
 from cachestore.core import ranks, vector_math
 from cachestore.core.errors import BadInput, naming_extras
 from cachestore.core.keys import Json
+from cachestore.core.words import plural
 from cachestore.encode.budget import is_lack_of_memory
 from cachestore.encode.conversion import check_single_file, weights_folder
 from cachestore.encode.models import TEXT_MODEL, Component
@@ -51,7 +52,8 @@ def choose_device(asked: str) -> torch.device:
             raise BadInput(f"--device {asked} is no device of torch; use auto, cpu, cuda or cuda:N") from error
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise BadInput(
-                f"--device {asked}: torch {torch.__version__} finds {torch.cuda.device_count()} CUDA devices here; use auto or cpu"
+                f"--device {asked}: torch {torch.__version__} finds {plural(torch.cuda.device_count(), 'CUDA device')} here; use"
+                " auto or cpu"
             )
         return device
     if torch.cuda.is_available():
@@ -113,8 +115,8 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
     missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in _MAY_BE_MISSING))
     if missing:
         raise BadInput(
-            f"the weights in {component.path} lack {len(missing)} tensors, such as {missing[0]}, which would get random"
-            " values; download the model again"
+            f"the weights in {component.path} lack {plural(len(missing), 'tensor')}, such as {missing[0]},"
+            " which would get random values; download the model again"
         )
     if component.single_file is not None:
         check_single_file(component, info)

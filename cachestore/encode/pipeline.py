@@ -1,5 +1,6 @@
 """Threads that prefetch inputs, and one that stores results, while another thread encodes. A slow stage makes earlier ones wait."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,6 +10,17 @@ from typing import Generic, Self, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+_THREAD = threading.local()
+
+
+def is_prefetching() -> bool:
+    """Return whether the calling thread is one of those that `prefetch` runs."""
+    return getattr(_THREAD, "is_prefetching", False)
+
+
+def _mark() -> None:
+    _THREAD.is_prefetching = True
 
 
 def prefetch(
@@ -29,7 +41,7 @@ def prefetch(
     if threads <= 0:
         yield from map(function, items)
         return
-    with ThreadPoolExecutor(threads, thread_name_prefix="cachestore-read") as pool:
+    with ThreadPoolExecutor(threads, thread_name_prefix="cachestore-read", initializer=_mark) as pool:
         waiting: deque[Future[Result]] = deque()
         heaviest, limit = 0, max(1, depth) if weigh is None else threads
 

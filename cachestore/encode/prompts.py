@@ -23,6 +23,7 @@ from cachestore.encode.models import Component
 from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, clip_as_it_was, load_module, load_processor, load_tokenizer
 from cachestore.encode.outputs import Entries, Made, difference, fetch, make_sound, tolerance
 from cachestore.encode.setup import Padded, Payload, TextSetup, WithPictures, padded_length, pooled_width, text_width
+from cachestore.encode.token_memory import TokenMemory, keep_prompts, remember
 from cachestore.encode.transfer import Took, Transfer, each, ignore
 from cachestore.encode.unit import Result
 
@@ -51,8 +52,11 @@ def text_budget(device: torch.device) -> Budget:
 class TextModules:
     """The loaded modules of a text encoder. Use it from one thread."""
 
-    def __init__(self, setup: TextSetup, device: torch.device) -> None:
-        """Load the modules onto the device, and probe the pipeline. Raises BadInput if it cannot be used at all."""
+    def __init__(self, setup: TextSetup, device: torch.device, memory: TokenMemory | None = None) -> None:
+        """Load the modules onto the device, and probe the pipeline. Raises BadInput if it cannot be used at all.
+
+        `memory` has the tokens of captions that were counted by the family's main tokenizer.
+        """
         parts = {name: _loaded(component, setup.dtype, device) for name, component in setup.components.items()}
         self._setup = setup
         self._family = setup.family
@@ -69,13 +73,21 @@ class TextModules:
         if setup.family.pipeline is None:
             self._call: Call = _model_call(parts, setup.max_tokens, device)
             return
+        tokenizers = {name: part for name, part in parts.items() if name.startswith("tokenizer")}
+        for name, tokenizer in tokenizers.items():
+            remember(tokenizer, (memory if name == setup.family.tokenizer else None) or TokenMemory())
         if setup.family.called:
             self._call = _parts_call(parts, setup, device)
         else:
-            self._call = _pipeline_call(build_pipeline(setup.family.pipeline, parts, setup.settings, setup.asked), setup, device)
+            pipeline = build_pipeline(setup.family.pipeline, parts, setup.settings, setup.asked)
+            keep_prompts(pipeline, tokenizers.values())
+            self._call = _pipeline_call(pipeline, setup, device)
         if setup.family.pictures is not None:  # a probe would need pictures
             self.is_single = True
-            return
+        else:
+            self._probe(setup, device)
+
+    def _probe(self, setup: TextSetup, device: torch.device) -> None:
         alone, failed = self._probed()
         if setup.family.is_found:
             self._check_found(list(alone.values()))

@@ -19,6 +19,7 @@ from cachestore.encode.unit import Prepared, Read, Resolved, Result
 if TYPE_CHECKING:
     from cachestore.encode.budget import Budget
     from cachestore.encode.prompts import TextModules
+    from cachestore.encode.token_memory import TokenMemory
     from cachestore.encode.tokens import Rewriter
 
 CAPTION_IN_META = 512
@@ -60,6 +61,8 @@ class TextEncoder:
         self._lock = threading.Lock()
         self._tokenizer: Any = None
         self._rewriter: Rewriter | None = None
+        self._memory: TokenMemory | None = None
+        """The tokens of captions that were counted, for the pipeline."""
         self._modules: TextModules | None = None
         self._budget: Budget | None = None
 
@@ -158,7 +161,7 @@ class TextEncoder:
         if self._modules is None:
             from cachestore.encode import modules, prompts
 
-            self._modules = prompts.TextModules(self.setup, modules.choose_device(self._device))
+            self._modules = prompts.TextModules(self.setup, modules.choose_device(self._device), self._memory)
             self.found_bytes = self._modules.found_bytes
         with nullcontext() if self._budget is None else self._budget.spending(len(batch)):
             return self._modules.submit(batch, partial(self._took, batch))
@@ -217,7 +220,7 @@ class TextEncoder:
     def close(self) -> None:
         """Release the modules' memory."""
         with self._lock:
-            self._tokenizer = self._rewriter = None
+            self._tokenizer = self._rewriter = self._memory = None
         if self._modules is not None:
             self._modules = None
             from cachestore.encode import modules
@@ -230,7 +233,7 @@ class TextEncoder:
         if self._rewriter is None:
             from cachestore.encode import tokens
 
-            self._rewriter = tokens.Rewriter(self.setup)
+            self._rewriter = tokens.Rewriter(self.setup, self._new_memory())
         with _refusing(caption.caption if isinstance(caption, WithPictures) else caption):
             return self._rewriter.count(caption)
 
@@ -240,8 +243,20 @@ class TextEncoder:
             from cachestore.encode import modules
 
             self._tokenizer = modules.load_tokenizer(self.setup.components[self.setup.family.tokenizer])
+        memory = self._new_memory()
         with _refusing(caption):
-            return list(self._tokenizer(caption, verbose=False, **options).input_ids)
+            encoded = self._tokenizer(caption, verbose=False, **options)
+        if not options:
+            memory.put(caption, encoded)
+        return list(encoded.input_ids)
+
+    def _new_memory(self) -> "TokenMemory":
+        """Return the memory of tokens. Imports torch, so it is made when the first caption is counted."""
+        if self._memory is None:
+            from cachestore.encode.token_memory import TokenMemory
+
+            self._memory = TokenMemory()
+        return self._memory
 
 
 @contextmanager

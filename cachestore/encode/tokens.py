@@ -5,7 +5,7 @@ of the text that it is asked to cut. Imports torch and diffusers; loads a tokeni
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 import torch
 
@@ -14,6 +14,7 @@ from cachestore.encode.family import MAX_LENGTH_ARG
 from cachestore.encode.modules import Absent, Foreign, build_pipeline, load_processor, load_tokenizer
 from cachestore.encode.prompts import call_arguments, picture_arguments, prompt_arguments
 from cachestore.encode.setup import TextSetup, WithPictures
+from cachestore.encode.token_memory import TokenMemory, is_plain
 
 _CUTTING: Final = frozenset({"padding", "max_length", "truncation", "return_tensors"})
 """The arguments with which a tokenizer is asked to cut and pad."""
@@ -22,13 +23,16 @@ _CUTTING: Final = frozenset({"padding", "max_length", "truncation", "return_tens
 class Rewriter:
     """Counts tokens of captions as a family's pipeline rewrites them. Use it from one thread at a time."""
 
-    def __init__(self, setup: TextSetup) -> None:
-        """Load the tokenizer and build the pipeline around it. Raises BadInput if that is not possible."""
+    def __init__(self, setup: TextSetup, memory: TokenMemory | None = None) -> None:
+        """Load the tokenizer and build the pipeline around it. Raises BadInput if that is not possible.
+
+        Tokens are put into `memory`, for the pipeline that encodes.
+        """
         family = setup.family
         if family.pipeline is None:
             raise BadInput("a text encoder that stands alone rewrites no caption")
         parts: dict[str, Foreign] = dict.fromkeys(setup.components, Absent())
-        parts[family.tokenizer] = _listener(setup)
+        parts[family.tokenizer] = _listener(setup, memory or TokenMemory())
         pipeline = build_pipeline(family.pipeline, parts, setup.settings)
         self._family = family
         self._encode_prompt = pipeline.encode_prompt
@@ -52,10 +56,10 @@ class Rewriter:
         raise BadInput(f"encode_prompt of {self._family.pipeline} should cut captions, but does not in the installed diffusers")
 
 
-def _listener(setup: TextSetup) -> Foreign:
+def _listener(setup: TextSetup, memory: TokenMemory) -> Foreign:
     reader, shown = setup.components[setup.family.tokenizer], setup.family.pictures
     if shown is None:
-        return _Listener(load_tokenizer(reader))
+        return _Listener(load_tokenizer(reader), memory)
     processor = load_processor(reader)
 
     def hear(text: Sequence[str], images: Any = None, **_options: Any) -> NoReturn:
@@ -72,8 +76,9 @@ class _Heard(Exception):
 class _Listener:
     """A tokenizer that raises _Heard when it is asked to cut a text: that is the caption, as it would be encoded."""
 
-    def __init__(self, tokenizer: Foreign) -> None:
+    def __init__(self, tokenizer: Foreign, memory: TokenMemory) -> None:
         self._tokenizer = tokenizer
+        self._memory = memory
 
     def __call__(self, text: Any, **options: Any) -> Any:
         return self._hear(self._tokenizer, text, options)
@@ -84,9 +89,11 @@ class _Listener:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
-    @staticmethod
-    def _hear(tokenize: Foreign, text: Any, options: dict[str, Any]) -> Any:
+    def _hear(self, tokenize: Foreign, text: Any, options: dict[str, Any]) -> Any:
         if not options.get("truncation"):
             return tokenize(text, **options)
-        ids = tokenize(text, **{name: value for name, value in options.items() if name not in _CUTTING})["input_ids"]
+        encoded = tokenize(text, **{name: value for name, value in options.items() if name not in _CUTTING})
+        ids = encoded["input_ids"]
+        if tokenize is self._tokenizer and isinstance(text, list) and is_plain(cast("list[object]", text), options):
+            self._memory.put(text[0], {name: rows[0] for name, rows in encoded.items()})
         raise _Heard(len(ids[0] if ids and isinstance(ids[0], list) else ids), int(options["max_length"]))

@@ -17,6 +17,7 @@ from cachestore.encode.modules import DTYPES, Foreign, load_module
 from cachestore.encode.outputs import Entries, Made, difference, fetch, make_sound, tolerance
 from cachestore.encode.setup import LatentsSetup
 from cachestore.encode.shots import GIVEN
+from cachestore.encode.torch_threads import keep_number
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
 
@@ -65,6 +66,7 @@ class Vae:
         With `compiles` its encoder goes through `torch.compile` for shapes for which that saves time. A smaller last batch of such a shape
         is filled up to the same size.
         """
+        keep_number()  # meanwhile the threads that prepare pictures change what a new thread gets
         self._vae = load_module(setup.components["vae"], setup.dtype, device)
         self._transfer = Transfer(device)
         if not setup.has_frames and (device.type, setup.dtype == "float32") in _CHANNELS_LAST:

@@ -30,6 +30,7 @@ from av.video.stream import VideoStream
 from PIL import Image
 
 from cachestore.core.errors import EncodeFailed
+from cachestore.core.words import plural
 from cachestore.encode import images
 from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.clips import Timeline
@@ -144,7 +145,7 @@ def _frames_at(file: BinaryIO, times: Sequence[int]) -> Iterator[VideoFrame]:
                 break
     if wanted:
         raise EncodeFailed(
-            f"the video is damaged or incomplete: {len(wanted)} of {len(times)} frames that its packets promise cannot be decoded"
+            f"the video is damaged or incomplete: {len(wanted)} of {plural(len(times), 'frame')} that its packets promise cannot be decoded"
         )
 
 
@@ -267,7 +268,8 @@ def _check_whole(container: InputContainer, stream: VideoStream, packets: int, u
         is_cut = is_cut or Fraction(container.duration, av.time_base) - until > _LATEST_SECONDS
     if is_cut:
         raise EncodeFailed(
-            f"the file ends early: it has {packets} frames, the last at {float(until):.2f} s, but its header says there is more: {_MEND}"
+            f"the file ends early: it has {plural(packets, 'frame')}, the last at {float(until):.2f} s, but its header says there is"
+            f" more: {_MEND}"
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from cachestore.core.dtypes import DTYPES
 from cachestore.core.errors import FormatError
+from cachestore.core.words import plural
 from cachestore.files.opening import read_at
 from cachestore.files.paths import to_repair
 
@@ -79,7 +80,7 @@ def join_header(fields: Sequence[str], metadata: Mapping[str, str]) -> bytes:
     text = ",".join([of_file[:-1], *fields]).encode("utf-8", "surrogatepass") + b"}"
     text += b" " * (-(len(text) + _LENGTH_BYTES) % ALIGNMENT)
     if len(text) > HEADER_LIMIT_BYTES or len(fields) > TENSOR_LIMIT:
-        size = f"{len(fields)} tensors with a header of {len(text)} bytes"
+        size = f"{plural(len(fields), 'tensor')} with a header of {len(text)} bytes"
         raise FormatError(f"a container of {size} is above the caps of {TENSOR_LIMIT} and {HEADER_LIMIT_BYTES}")
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from cachestore.core.samples import IMAGE, Sample
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, plural
 from cachestore.interop.formats.families import SD_SCRIPTS
 from cachestore.interop.formats.matching import Added, same_words
 from cachestore.interop.formats.table import Format
@@ -77,11 +77,13 @@ class EncodedCaptions:
         """Yield remarks on captions that differ from the source's."""
         if self.cut:
             yield (
-                f"{len(self.cut)} captions have several lines. {self.wanted.name} encodes only the first line, so this import"
+                f"{plural(len(self.cut), 'caption has', 'captions have')} several lines. {self.wanted.name} encodes only the first line, so"
+                " this import"
                 f" does too ({first_of(self.cut)}): pass --caption-lines first if you run precompute with the same --name"
             )
         if self.other:
             yield (
-                f"{len(self.other)} caption files have other words than {self.wanted.name} encoded; the import keeps what was"
+                f"{plural(len(self.other), 'caption file has', 'caption files have')} other words than {self.wanted.name}"
+                " encoded; the import keeps what was"
                 f" encoded ({first_of(self.other)})"
             )

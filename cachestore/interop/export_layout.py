@@ -159,7 +159,7 @@ class ExportLayout:
             and (family.scale.factor, family.scale.shift or None) == (scale.factor, scale.shift or None)
         ]
         if len(alike) != 1:
-            raise BadInput(f"the model family of the latents of {self.catalog.name!r} is not known: pass --family, such as --family flux")
+            raise BadInput(f"the model family of the latents of {self.catalog.name!r} is not known: pass --family, such as flux")
         return alike[0]
 
     def named(self, row: int, column: KeyColumn, index: int) -> Named:

@@ -11,7 +11,7 @@ from typing import Any
 
 from cachestore.core.inputs import RESOLUTIONS, SOURCE
 from cachestore.core.samples import CONTROL, VIDEO
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, noun, plural
 from cachestore.interop.caption_files import text_beside
 from cachestore.interop.export_layout import STEP, ExportLayout
 from cachestore.interop.formats.families import AI_TOOLKIT
@@ -102,14 +102,14 @@ class Taken:
         """Yield what the format cannot hold, in words: control images, videos, further captions of a picture."""
         controls = sum(len(column.keys) for column in self.layout.catalog.columns if column.role == CONTROL)
         if controls and "controls" not in self.layout.writing.takes:
-            yield f"{controls} latents of control images"
+            yield f"latents of {plural(controls, 'control image')}"
         if videos := sum(len(column.keys) for column in self.layout.catalog.columns if column.role == VIDEO):
-            yield f"{videos} latents of videos"
+            yield f"latents of {plural(videos, 'video')}"
         column = self.layout.captions
         if column is not None and self.layout.writing.text_by != "caption":
             rows = sum(1 for row in range(len(self.layout.catalog)) if column.count(row))
             if further := len(column.keys) - rows:
-                yield f"{further} captions after the first one of their picture"
+                yield f"{plural(further, 'caption')} after the first one of their picture"
 
     def not_taken(self) -> Iterator[str]:
         """Yield what the trainer will not find or cannot put into batches, in words."""
@@ -121,18 +121,21 @@ class Taken:
             )
         if torn := [shapes for shapes in self.batches.values() if len(shapes) > 1]:
             yield (
-                f"{len(torn)} of the {len(self.batches)} groups from which {trainer} makes batches hold latents of several shapes"
-                f" ({sum(shapes.total() for shapes in torn)} pictures): {trainer} fails if its batch size is above 1"
+                f"{len(torn)} of {plural(len(self.batches), 'group')} from which {trainer} makes batches"
+                f" {noun(len(torn), 'holds', 'hold')} latents of several shapes"
+                f" ({plural(sum(shapes.total() for shapes in torn), 'picture')}): {trainer} fails if its batch size is above 1"
             )
         if self.reworded:
             named = first_of(self.reworded)
-            yield f"{trainer} reads other text from the files of {len(self.reworded)} captions, and encodes that again itself ({named})"
+            files = f"the files of {plural(len(self.reworded), 'caption')}"
+            yield f"{trainer} reads other text from {files}, and encodes that again itself ({named})"
 
     def remarks(self) -> Iterator[str]:
         """Yield what the user should know about the written files."""
         if self.unread:
             yield (
-                f"{self.unread} captions have no caption file here: {self.layout.format.name} finds their text only if each"
+                f"{plural(self.unread, 'caption has', 'captions have')} no caption file here: {self.layout.format.name} finds their text"
+                " only if each"
                 " caption file holds exactly the caption, without spaces or a line end after it"
             )
         if self.layout.format.name == AI_TOOLKIT and self.layout.captions is not None and len(self.layout.catalog):

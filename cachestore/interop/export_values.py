@@ -10,6 +10,7 @@ from cachestore.core.inputs import WITHIN, cells_each, framing_of, sides_each
 from cachestore.core.keys import Json, Key
 from cachestore.core.raw_tensors import Latents, Raw, Text, cast, to_state
 from cachestore.core.samples import CONTROL, MASK
+from cachestore.core.words import plural
 from cachestore.encode import families
 from cachestore.interop.export_layout import ExportLayout
 from cachestore.interop.formats.matching import ExportVariant
@@ -32,7 +33,7 @@ class ExportValues:
         key, stored, meta = self.entry(column, index)
         trainer, pictures = self.layout.format.name, column.count(row) // cells_each(column.options)
         if pictures > 1:
-            raise EncodeFailed(f"it has {pictures} pictures, but {trainer} keeps one for each sample")
+            raise EncodeFailed(f"it has {plural(pictures, 'picture')}, but {trainer} keeps one for each sample")
         if "own crops" not in self.layout.writing.takes and WITHIN in framing_of(json.loads(self.layout.catalog.extras[row])):
             raise EncodeFailed(f"it has its own crop, but {trainer} puts whole pictures into buckets: crop the file itself")
         number = index - column.at[row]

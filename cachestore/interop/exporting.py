@@ -26,6 +26,7 @@ from cachestore.interop.formats.containers import write_npz, write_safetensors
 from cachestore.interop.formats.families import SIMPLETUNER, family_named
 from cachestore.interop.formats.matching import Named
 from cachestore.interop.formats.table import Format, written_format
+from cachestore.jobs.options import python_call
 from cachestore.storage.catalog import Catalog, list_generations, list_names, read_catalog
 from cachestore.store.reader import Reader
 
@@ -76,6 +77,7 @@ class ExportReport:
         return {**asdict(self), "complete": self.complete, **listed, "failures": [dict(failure) for failure in self.failures]}
 
 
+@python_call()
 def export_cache(
     store: str | Path,
     name: str = "train",

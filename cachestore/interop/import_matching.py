@@ -10,7 +10,7 @@ from typing import Final
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.samples import IMAGE, Sample
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, noun, plural
 from cachestore.files.paths import MARKER
 from cachestore.interop.caption_files import SUFFIXES, EncodedCaptions
 from cachestore.interop.file_encoder import FileEncoder, ImportedLatents
@@ -70,7 +70,8 @@ class CacheScan:
     def strangers(self) -> Sequence[str]:
         """A remark on files of families that are not known here."""
         names = [parsed.named for parsed in self.names.values() if parsed.named is not None and parsed.family is None]
-        return [f"{len(names)} files belong to models that cannot be imported yet ({', '.join(sorted(set(names)))})"] if names else []
+        belong = plural(len(names), "file belongs", "files belong")
+        return [f"{belong} to models that cannot be imported yet ({', '.join(sorted(set(names)))})"] if names else []
 
     @property
     def root(self) -> Path:
@@ -206,14 +207,15 @@ class CacheScan:
         doubtful, doubtful_latents = self.matches.doubtful, self.matches.doubtful_latents
         captions = [caption for caption in doubtful if caption not in self.matches.text and "text" in counted]
         if captions:
-            yield f"text of {len(captions)} captions is not imported: {doubtful[captions[0]]}"
+            yield f"text of {plural(len(captions), 'caption')} is not imported: {doubtful[captions[0]]}"
         pictures = [one for one in doubtful_latents if not self.matches.metadata.get(one) and "latents" in counted]
         if pictures:
             yield f"latents of {_named(pictures)} are not imported: {doubtful_latents[pictures[0]]}"
         texts = [path for path, parsed in self.by_kind.get("text", ()) if _may_be_of(parsed, family)]
         left = [path for path in texts if path not in self.matches.used.get("text", ())]
         if left and "text" in counted and self.wanted.text_may_be:
-            yield f"{len(left)} of {len(texts)} files of text match no caption of the source; they may belong to {self.wanted.text_may_be}"
+            which = f"{len(left)} of {plural(len(texts), 'file')} of text {noun(len(left), 'matches', 'match')}"
+            yield f"{which} no caption of the source, and may belong to {self.wanted.text_may_be}"
 
 
 def look_for(request: ImportRequest, wanted: Format, listing: Listing, seen: Remarks) -> CacheScan:
@@ -259,7 +261,7 @@ def _may_be_of(parsed: ParsedName, family: Family) -> bool:
 
 
 def _named(pictures: Collection[str]) -> str:
-    return f"{len(pictures)} pictures ({first_of(sorted(pictures))})"
+    return f"{plural(len(pictures), 'picture')} ({first_of(sorted(pictures))})"
 
 
 def remarks_of(encoders: Iterable[FileEncoder]) -> Iterator[str]:
@@ -271,16 +273,17 @@ def remarks_of(encoders: Iterable[FileEncoder]) -> Iterator[str]:
         if not isinstance(encoder, ImportedLatents):
             continue
         if encoder.several:
-            yield f"{_named(encoder.several)} have latents of several resolutions; the largest are imported"
+            have = noun(len(encoder.several), "has", "have")
+            yield f"{_named(encoder.several)} {have} latents of several resolutions; the largest are imported"
         if encoder.turned and encoder.cache.format.name == SD_SCRIPTS:
             yield (
-                f"{_named(encoder.turned)} are turned by their EXIF data, but sd-scripts ignores that: it encoded them lying on"
-                " their side, and they are imported like that; run `cachestore precompute` to encode them upright"
+                f"{_named(encoder.turned)} {noun(len(encoder.turned), 'is', 'are')} turned by EXIF data, but sd-scripts ignores that:"
+                " it encoded them lying on their side, and they are imported like that; run `cachestore precompute` to encode them upright"
             )
         for name, pictures in sorted(encoder.beside.items()):
             if name in _IN_FACTS:
                 continue
-            remark = f"{name} of {len(pictures)} pictures is stored beside their latents for a later export, but data sets do not return it"
+            remark = f"{name} of {plural(len(pictures), 'picture')} is stored for a later export, but data sets do not return it"
             yield (
                 f"{remark}: for masks in training, run `cachestore precompute` on the source with its own masks"
                 if name in _MASKS

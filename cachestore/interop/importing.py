@@ -13,11 +13,12 @@ from typing import Final, Literal
 
 from cachestore.core.arguments import as_many, as_mapping, as_path_str, check_calls
 from cachestore.core.captions import CaptionPolicy
-from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch, naming_extras
+from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch
 from cachestore.core.inputs import WITHIN, framing_of, request_for
 from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.ranks import RankInfo
 from cachestore.core.samples import CAPTION, IMAGE, Sample
+from cachestore.core.words import plural
 from cachestore.files.paths import Layout
 from cachestore.interop.file_encoder import FileEncoder
 from cachestore.interop.formats.table import format_named
@@ -25,6 +26,7 @@ from cachestore.interop.import_encoders import declared_encoders, family_of_cach
 from cachestore.interop.import_matching import CacheScan, look_for, remarks_of
 from cachestore.interop.import_request import ImportReport, ImportRequest
 from cachestore.interop.sandbox import CacheFiles, TorchFiles
+from cachestore.jobs.options import python_call
 from cachestore.jobs.pass_loop import run_pass
 from cachestore.jobs.task import Cancel, Job, OnProgress
 from cachestore.source.captions import CaptionLines
@@ -38,7 +40,7 @@ from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build
 _NAMED: Final = 10_000
 
 
-@naming_extras()
+@python_call()
 def import_cache(
     format: str,  # noqa: A002 - the word of the command
     folder: str | Path,
@@ -228,5 +230,6 @@ def _check_name(plan: Plan, request: ImportRequest, previous: Catalog | None) ->
             )
     if previous.ids and plan.ids and not set(previous.ids) & set(plan.ids):
         raise RecipeMismatch(
-            f"the data set {plan.catalog!r} has {len(previous.ids)} samples, and none of them is in {request.data}: pass another --name"
+            f"the data set {plan.catalog!r} has {plural(len(previous.ids), 'sample')}, and none of them is in {request.data}: pass another"
+            " --name"
         )

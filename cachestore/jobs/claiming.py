@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachestore.core.errors import Incomplete
+from cachestore.core.words import plural
 from cachestore.files.paths import ClaimName
 from cachestore.jobs.task import Job, PartitionGroup
 from cachestore.work.choice import GROUP_UNITS, choose, claims_to_take
@@ -93,7 +94,7 @@ class Claiming:
 
     def _waits_for(self, claims: Mapping[Slot, ClaimName]) -> str:
         named = [f"{self._name_of(slot)} held by {self._owner(claim)}" for slot, claim in list(claims.items())[:3]]
-        what = f"{len(claims)} partitions: {'; '.join(named)}" if named else "partitions that no worker has claimed"
+        what = f"{plural(len(claims), 'partition')}: {'; '.join(named)}" if named else "partitions that no worker has claimed"
         return f"pass {self._ref.origin} of {self._job.layout.root} waits for {what}"
 
     def _name_of(self, slot: Slot) -> str:

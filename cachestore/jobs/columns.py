@@ -1,7 +1,7 @@
 """Plans and catalogs as numpy arrays, without a copy, and whether they list the same samples."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,13 @@ def count_complete(catalog: Catalog) -> int:
         at = numbers(column.at)
         complete &= empty[at[1:]] == empty[at[:-1]]
     return int(complete.sum())
+
+
+def rows_without_picture(starts: Iterable[Sequence[int]]) -> list[int]:
+    """Return the rows that have no cell in any of these columns, if other rows have one. `starts` says where a column's rows start."""
+    has_cells = [np.diff(numbers(at)) > 0 for at in starts]
+    has_picture = np.logical_or.reduce(has_cells) if has_cells else np.zeros(0, np.bool_)
+    return np.flatnonzero(~has_picture).tolist() if has_picture.any() else []
 
 
 def _flat(array: Bytes | Numbers) -> memoryview:

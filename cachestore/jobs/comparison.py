@@ -15,6 +15,7 @@ from cachestore.core.errors import RecipeMismatch
 from cachestore.core.inputs import RESOLUTIONS, SOURCE, options_for
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION
+from cachestore.core.words import first_of, plural
 from cachestore.jobs.columns import has_same_rows, has_same_texts, inputs, numbers
 from cachestore.storage.catalog import Catalog, KeyColumn
 from cachestore.work.plan import Plan
@@ -35,17 +36,18 @@ def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> t
     ids, before = (set[str](), set[str]()) if is_same else (set(plan.ids), set(previous.ids))
     if before and not ids & before and not replace_allowed:
         raise RecipeMismatch(
-            f"the data set {plan.catalog!r} has {len(before)} samples, and none of them is in this source, which lists"
+            f"the data set {plan.catalog!r} has {plural(len(before), 'sample')}, and none of them is in this source, which lists"
             f" {len(ids)}: pass another --name, or --replace to replace them with this source"
         )
     for column in () if replace_allowed else previous.columns:
         _compare_column(plan, column, previous)
     if ids - before:
-        words.append(f"{len(ids - before)} new samples under the name {plan.catalog!r}")
+        words.append(f"{plural(len(ids - before), 'new sample')} under the name {plan.catalog!r}")
     if changed := _count_changed_captions(plan, previous):
-        words.append(f"{changed} captions changed")
+        words.append(f"{plural(changed, 'caption')} changed")
     if before - ids:
-        words.append(f"{len(before - ids)} samples are no longer listed and leave {plan.catalog!r}")
+        leave = plural(len(before - ids), "sample is no longer listed and leaves", "samples are no longer listed and leave")
+        words.append(f"{leave} {plan.catalog!r}")
     return tuple(words)
 
 
@@ -74,7 +76,7 @@ def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:
     now = plan.recipes[column.recipe]
     if earlier.fingerprint != now.fingerprint:
         changed = [_OPTIONS.get(name, name) for name in _differences(previous.recipes[earlier.fingerprint].make, now.make)]
-        differs = f"were made with another model or other settings ({', '.join(changed[:5])})"
+        differs = f"were made with another model or other settings ({first_of(changed, 5)})"
     elif not _covers(plan, column.options, previous, earlier.options):
         names = sorted(name for name in {*earlier.options, *column.options} if earlier.options.get(name) != column.options.get(name))
         before, after = (", ".join(f"{name} {some.get(name)}" for name in names) for some in (earlier.options, column.options))

@@ -14,6 +14,7 @@ from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
 from cachestore.core.inputs import references_of
 from cachestore.core.keys import Key
 from cachestore.core.tensors import to_raw
+from cachestore.core.words import plural
 from cachestore.encode.batches import Batches
 from cachestore.encode.budget import is_lack_of_memory
 from cachestore.encode.pipeline import Behind
@@ -300,7 +301,7 @@ def _made(one: _Pending) -> Mapping[Key, Mapping[str, Any]]:
         raise one.result
     answer, who = one.result(), f"the encoder {one.state.encoder.recipe.encoder!r}"
     if set(answer) != {unit.key for unit in one.batch}:
-        raise EncodeFailed(f"{who} returned {len(answer)} keys, which are not the {len(one.batch)} keys that it was asked for")
+        raise EncodeFailed(f"{who} returned {plural(len(answer), 'key')}, not the {plural(len(one.batch), 'key')} that it was asked for")
     if not all(_are_named(tensors) for tensors in answer.values()):
         raise EncodeFailed(f"{who} must return {{name: tensor}} for each key, but did not")
     return answer

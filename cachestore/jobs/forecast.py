@@ -14,7 +14,7 @@ from cachestore.core.errors import EncodeFailed, FormatError
 from cachestore.core.inputs import LIKE, references_of
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO, role_of
-from cachestore.core.words import human_bytes, in_short
+from cachestore.core.words import human_bytes, in_short, noun, plural
 from cachestore.encode.needs import in_words as not_made
 from cachestore.encode.unit import Encoder
 from cachestore.files.opening import free_bytes
@@ -268,9 +268,12 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
     """Return the forecast as lines for a person."""
     about, most = "about " if forecast.is_estimate else "", "at most " if forecast.left and forecast.is_bound else ""
     unfinished = f" (an unfinished pass has {forecast.published} of them)" if forecast.published > forecast.present else ""
-    units = f"{forecast.wanted} units: {forecast.wanted - forecast.left} are there already{unfinished}, {most}{forecast.left} to encode"
+    there = forecast.wanted - forecast.left
+    units = (
+        f"{plural(forecast.wanted, 'unit')}: {there} {noun(there, 'is', 'are')} there already{unfinished}, {most}{forecast.left} to encode"
+    )
     lines = [not_made(forecast.not_made_here)] if forecast.not_made_here else []
-    lines += [*forecast.remarks, f"{forecast.samples} samples, {forecast.distinct_captions} distinct captions, {units}"]
+    lines += [*forecast.remarks, f"{plural(forecast.samples, 'sample')}, {plural(forecast.distinct_captions, 'distinct caption')}, {units}"]
     if forecast.buckets:
         lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))
         left = [(size, sum(count % size for count in forecast.buckets.values())) for size in _BATCH_SIZES]
@@ -278,7 +281,9 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
             shown = ", ".join(f"{count} at {size}" for size, count in left)
             lines.append(f"samples that full batches of one bucket leave out in an epoch, by batch size: {about}{shown}")
     if forecast.truncated_captions:
-        lines.append(f"{about}{forecast.truncated_captions} captions are longer than the encoder reads, so they are truncated")
+        lines.append(
+            f"{about}{plural(forecast.truncated_captions, 'caption is', 'captions are')} longer than the encoder reads, and truncated"
+        )
     if forecast.left:
         seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate of earlier passes"
         lines.append(f"{room_in_words(forecast, root)}{seconds}")

@@ -14,6 +14,7 @@ from cachestore.core.captions import CHOICES, CaptionPolicy
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, ROLES, Source
+from cachestore.core.words import listed
 from cachestore.encode.family import DTYPES, is_text_encoder
 from cachestore.encode.resamplers import RESAMPLERS
 
@@ -109,7 +110,7 @@ def _rate(value: Any) -> float:
 
 def one_of(*words: str) -> OptionType:
     """Return the type of these words."""
-    return OptionType(f"{', '.join(words[:-1])} or {words[-1]}", lambda value: value if value in words else _refuse())
+    return OptionType(listed(words, "or"), lambda value: value if value in words else _refuse())
 
 
 def _path(value: Any) -> str:

@@ -5,18 +5,21 @@ of Python arguments, the JSON for workers, and the hints in a catalog. Imports n
 """
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, cast, get_args
 
 from cachestore.core.arguments import refuse_address
 from cachestore.core.captions import CaptionPolicy
-from cachestore.core.errors import BadInput
+from cachestore.core.errors import BadInput, CacheStoreError, naming_extras
 from cachestore.core.inputs import RANDOM
 from cachestore.core.keys import Json
 from cachestore.core.samples import Source
-from cachestore.encode.family import encoder_of
+from cachestore.encode.family import DTYPES, encoder_of
 from cachestore.encode.resamplers import RESAMPLERS, Resample
 from cachestore.files.paths import is_temporary
 from cachestore.jobs.option_types import (
@@ -49,6 +52,12 @@ from cachestore.jobs.option_types import (
 from cachestore.source.captions import CaptionLines
 from cachestore.source.combined import IN_MEMORY, labelled
 from cachestore.source.tars import SUFFIX
+
+_OPTION: Final = re.compile(r"(?<![\w-])--(?P<option>[a-z][a-z-]*)(?:(?P<space> )(?P<value>[^\s;:()]*[^\s;:(),.]))?")
+_VALUE: Final = re.compile(r"[A-Z]+([|%][A-Z]+)*|-?\d[\d.,]*%?|'.*'")
+_DATA: Final = re.compile(r"\bDATA\b")
+_OTHER_NAMES: Final = {"encode-arg": "encode_args", "claim": "claims"}
+"""Python's names for options that may be repeated: their values are mappings."""
 
 LOADED: Final = "(loaded "
 """How the name of a model in memory begins, such as "(loaded FluxPipeline)"."""
@@ -318,6 +327,51 @@ class Options(SharedOptions, total=False):
 def in_command(name: str) -> str:
     """Return an option's name on the command line."""
     return "DATA" if name == "data" else f"--{name.replace('_', '-')}"
+
+
+def in_python(message: str) -> str:
+    """Return a message with Python's arguments for options: `--crop random` becomes `crop="random"`. Commands in backticks stay."""
+    parts = message.split("`")
+    parts[::2] = (_DATA.sub("data", _OPTION.sub(_argument, part)) for part in parts[::2])
+    return "`".join(parts)
+
+
+def _argument(found: "re.Match[str]") -> str:
+    option, value = found["option"], found["value"] or ""
+    name, rest = option.replace("-", "_"), f"{found['space'] or ''}{value}"
+    if option in _OTHER_NAMES:
+        return f"{_OTHER_NAMES[option]}{rest}"
+    if option in _switches():
+        return f"{name}=True{rest}"
+    if value in _words().get(name, ()):
+        return f'{name}="{value}"'
+    return f"{name}={value}" if _VALUE.fullmatch(value) else f"{name}{rest}"
+
+
+@cache
+def _switches() -> frozenset[str]:
+    return frozenset({in_command(one.name)[2:] for one in fields(PrecomputeRequest) if isinstance(one.default, bool)} | {"refill"})
+
+
+@cache
+def _words() -> Mapping[str, frozenset[str]]:
+    """The words that an option takes, by its name: those between the bars of its metavar, dtypes, and what can be encoded."""
+    found = {one.name: frozenset(filter(str.islower, (option_of(one).metavar or "").split("|"))) for one in fields(PrecomputeRequest)}
+    dtypes = dict.fromkeys(("text_dtype", "vae_dtype"), frozenset(DTYPES))
+    return {**found, **dtypes, "encode": frozenset({"text", LATENTS, f"text,{LATENTS}"}), "leave_out": frozenset({"flips", "masks"})}
+
+
+@contextmanager
+def python_call() -> Generator[None]:
+    """Raise the errors of the block in Python's words: they name arguments instead of options, and the extra that a package belongs to."""
+    try:
+        with naming_extras():
+            yield
+    except CacheStoreError as error:
+        message = str(error)
+        if (worded := in_python(message)) != message:
+            error.in_command, error.args = message, (worded,)
+        raise
 
 
 def spelled(default: object) -> str:

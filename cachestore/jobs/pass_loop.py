@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
 from cachestore.core.keys import Json, Key
 from cachestore.core.ranks import RankInfo
-from cachestore.core.words import in_short
+from cachestore.core.words import in_short, plural
 from cachestore.encode.unit import Encoder
 from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.paths import Layout
@@ -82,7 +82,7 @@ def held_to(report: Report, allowed: int, *, strict: bool) -> Report:
     """Return the report, complete if at most `allowed` units failed. Raises EncodeFailed if more failed and the run is strict."""
     if report.failed > allowed and strict:
         named = "; ".join(f"{failure['sample']!r} ({failure['encoder']}): {failure['reason']}" for failure in report.failures[:3])
-        counts = f"{report.failed} of {report.wanted} captions and pictures could not be encoded"
+        counts = f"{report.failed} of {plural(report.wanted, 'caption or picture', 'captions and pictures')} could not be encoded"
         raise EncodeFailed(f"{counts}, such as {named}. Mend or remove them and run the same command again, or pass --max-failures")
     return replace(report, complete=report.missing == 0 and report.failed <= allowed)
 

@@ -1,12 +1,10 @@
 """Makes the plan of a request, the same on every rank. Encodes nothing."""
 
 import importlib.util
-import operator
 import unicodedata
 from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from cachestore.core.captions import CaptionPolicy
@@ -14,11 +12,12 @@ from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra
 from cachestore.core.inputs import companions
 from cachestore.core.keys import canonical, digest_parts
 from cachestore.core.samples import CONTROL, IMAGE, MASK, VIDEO, Sample, role_of
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, plural
 from cachestore.encode.resamplers import FIRST, NEW, RESAMPLERS, Resample, check_resampler
 from cachestore.encode.unit import Encoder
 from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
+from cachestore.jobs.columns import rows_without_picture
 from cachestore.jobs.comparison import Compare, compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
 from cachestore.jobs.recorded_paths import gone_paths
@@ -104,8 +103,9 @@ def look_at_request(
     in_memory: InMemory | None = None,
     listing: Listing | None = None,
     compare_with: Compare | None = None,
+    is_dry: bool = False,
 ) -> Wanted:
-    """List the source, digest the model's files and build the plan; publish the plan if it is not published yet.
+    """List the source, digest the model's files and build the plan; publish the plan if it is not published yet, unless `is_dry`.
 
     `in_memory` are the listings of sources in memory; `listing` is that of all sources, if it was made already. With a `heartbeat`,
     others see what this invocation is about to do, and a rank other than 0 waits for rank 0 to build the plan.
@@ -123,7 +123,8 @@ def look_at_request(
         _show(heartbeat, f"listing {request.named_data}")
         listing = list_request(request, in_memory)
     _show(heartbeat, "reading the model's files")
-    request, encoders = _with_resampler(layout, request, _encoders(layout, request) if loaded is None else encoders_of(request, {}, loaded))
+    made = _encoders(layout, request, is_dry=is_dry) if loaded is None else encoders_of(request, {}, loaded)
+    request, encoders = _with_resampler(layout, request, made)
     needs = needs_of_request(request, loaded)
     _check_latents(request, encoders)
     columns = [column for number, encoder in enumerate(encoders) for column in columns_of(number, encoder, request)]
@@ -141,7 +142,7 @@ def look_at_request(
         _refuse_rows(request, seen)
     _refuse_nothing(request, plan, previous)
     _check_resampler(plan, encoders)
-    if published is None:
+    if published is None and not is_dry:
         publish_plan(layout, plan)
         plan = _published(layout, name) or plan  # as it is read from disk, it takes less memory
     encoders = encoders[: len(plan.recipes)]
@@ -216,8 +217,10 @@ def _unread(plan: Plan) -> tuple[str, ...]:
     read = {one for column in plan.columns for one in (column.role, *companions(column.role, column.options))}
     if read.isdisjoint((IMAGE, VIDEO)):
         return ()
-    left = [(role, sum(map(operator.lt, at, islice(at, 1, None)))) for role, (at, _references) in plan.images.items() if role not in read]
-    return tuple(f"{count} samples have a {role}, which this model is not trained with here: nothing is made of it" for role, count in left)
+    rows = range(len(plan.ids))
+    left = {role: sum(at[row] < at[row + 1] for row in rows) for role, (at, _references) in plan.images.items() if role not in read}
+    words = "which this model is not trained with here: nothing is made of it"
+    return tuple(f"{plural(count, 'sample has', 'samples have')} a {role}, {words}" for role, count in left.items())
 
 
 def _refuse(not_made: Sequence[str]) -> NoReturn:
@@ -310,11 +313,12 @@ def _published(layout: Layout, name: str) -> Plan | None:
         return None
 
 
-def _encoders(layout: Layout, request: PrecomputeRequest) -> tuple[Encoder, ...]:
+def _encoders(layout: Layout, request: PrecomputeRequest, *, is_dry: bool) -> tuple[Encoder, ...]:
     known = load_digests(layout, host_name())
     before = dict(known)
     encoders = encoders_of(request, known)
-    publish_digests(layout, host_name(), {name: digest for name, digest in known.items() if name not in before})
+    if not is_dry:
+        publish_digests(layout, host_name(), {name: digest for name, digest in known.items() if name not in before})
     return encoders
 
 
@@ -414,7 +418,9 @@ def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequenc
     names = ", ".join("memory" if path == IN_MEMORY else path for path in paths)
     if samples:
         asked = ", ".join(request.encode)
-        return f"there is nothing to encode in {names}: none of {samples} samples has a picture, and --encode asks for {asked} alone"
+        return (
+            f"there is nothing to encode in {names}: none of {plural(samples, 'sample')} has a picture, and --encode asks for {asked} alone"
+        )
     kinds = ", ".join(sorted(IMAGE_SUFFIXES))
     return "; ".join((f"there is nothing to encode in {names}: no picture ({kinds}), no row, no prompt", *remarks))
 
@@ -426,10 +432,9 @@ def _what_lacks(plan: Plan, request: PrecomputeRequest, listed: Remarks) -> tupl
     """
     if not plan.ids:
         return (_nothing_in_words(request, 0, ()),)
-    seen = [starts for column, (starts, _units) in zip(plan.columns, plan.cells, strict=True) if column.role in {IMAGE, VIDEO}]
-    counts = zip(*(map(operator.sub, islice(starts, 1, None), starts) for starts in seen), strict=True)
-    lacking = [row for row, each in enumerate(counts) if not any(each)]
-    if not lacking or (len(lacking) == len(plan.ids) and plan.unit_count):
+    seen = (starts for column, (starts, _units) in zip(plan.columns, plan.cells, strict=True) if column.role in {IMAGE, VIDEO})
+    lacking = rows_without_picture(seen)
+    if not lacking:
         return ()
     named = first_of(listed.rows_without_picture or (plan.ids[row] for row in lacking))
-    return (f"{len(lacking)} {'sample has' if len(lacking) == 1 else 'samples have'} no picture ({named}): {NO_LATENTS}",)
+    return (f"{plural(len(lacking), 'sample has', 'samples have')} no picture ({named}): {NO_LATENTS}",)

@@ -10,12 +10,13 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 from cachestore.core.arguments import as_mapping, as_path_str, check_calls
-from cachestore.core.errors import BadInput, Incomplete, WriteFailed, naming_extras
+from cachestore.core.errors import BadInput, Incomplete, WriteFailed
 from cachestore.core.keys import Json
 from cachestore.core.ranks import RankInfo
+from cachestore.core.words import did_you_mean
 from cachestore.encode.needs import NOT_MADE
 from cachestore.encode.unit import Encoder
 from cachestore.files.marker import noticing_its_end
@@ -24,7 +25,7 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.comparison import Compare
 from cachestore.jobs.launching import run_workers
 from cachestore.jobs.option_types import allowed_failures
-from cachestore.jobs.options import LOADED, Options, PrecomputeRequest
+from cachestore.jobs.options import LOADED, Options, PrecomputeRequest, python_call
 from cachestore.jobs.pass_loop import Report, count_invocation, held_to, invocation_of, key_without_reading, numbered, run_pass
 from cachestore.jobs.planning import NO_LATENTS, Wanted, check_listing, list_request, look_at_request, needs_of_request
 from cachestore.jobs.processes import LISTING, Care, showing
@@ -42,6 +43,7 @@ from cachestore.jobs.task import Cancel, Job, OnProgress
 from cachestore.source.combined import InMemory, as_sources, files_in_memory, list_in_memory
 from cachestore.source.listing import Listing
 from cachestore.source.memory import write_rows
+from cachestore.storage.catalog import list_generations, newest_catalog
 from cachestore.storage.listing_numbers import listing_number, number_if_there
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.agreement import check_agreement
@@ -53,10 +55,18 @@ if TYPE_CHECKING:
     from cachestore.encode.loaded import LoadedModel
     from cachestore.jobs.forecast import Forecast
 
+_FEW: Final = 10_000
+"""How many samples are looked at by the command itself before it starts workers: fewer take less time than a worker's start."""
+
 _log = logging.getLogger("cachestore")
 
 
-@naming_extras()
+def _to_log(line: str) -> None:
+    """Log a line for a caller in Python. Lines about inputs that are not made are warnings, which show without any logging setup."""
+    _log.log(logging.WARNING if line.startswith(NOT_MADE) else logging.INFO, "%s", line)
+
+
+@python_call()
 def precompute(
     data: object,
     *,
@@ -133,7 +143,7 @@ def precompute(
     return report
 
 
-@naming_extras()
+@python_call()
 def plan(
     data: object,
     *,
@@ -166,7 +176,8 @@ def read_arguments(
     """Return the request, its sources in memory by number, and a model in memory; checks the arguments of `caller`. Raises BadInput."""
     known = {one.name for one in fields(PrecomputeRequest)}
     if unknown := sorted(set(asked) - known):
-        raise BadInput(f"{caller} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
+        names = sorted(known - {"data", "sources", "model", "store", "encode_arg"} | {"encode_args"})
+        raise BadInput(f"{caller} has no option {unknown[0]!r}{did_you_mean(unknown[0], names)}; it has {', '.join(names)}")
     loaded = None
     if isinstance(model, str | os.PathLike):
         named = as_path_str("model", cast("object", model), "a path or a hub id")
@@ -231,8 +242,35 @@ def _is_model_here(request: PrecomputeRequest) -> bool:
     return all(is_here(name, request.revision) for name in (request.model, request.vae, request.text_encoder) if name is not None)
 
 
+def report_if_made(request: PrecomputeRequest, rank_info: RankInfo, say: Say) -> Report | None:
+    """Return the report if this request has made the data set, and nothing has to be encoded; else None.
+
+    Looks only at data sets of few samples, as the workers would list and plan all of it once more.
+    """
+    layout = Layout.at(request.store)
+    if not list_generations(layout, request.name) or not _is_model_here(request):
+        return None
+    catalog = newest_catalog(layout, request.name, io="mmap")
+    if catalog is None or len(catalog) > _FEW or not any(_is_same(request.hints(), hints) for hints in catalog.request.values()):
+        return None
+    with number_if_there(layout, request.name) as number:
+        return _look_first(request, rank_info, launch_of(rank_info), {}, listing=None, number=number, say=say)[0]
+
+
+def _is_same(hints: Mapping[str, Json], recorded: Mapping[str, Any]) -> bool:
+    """Whether options are those that a catalog records, which also names the way of resizing that was chosen."""
+    return {**hints, "resample": hints["resample"] or recorded.get("resample")} == recorded
+
+
 def _look_first(
-    request: PrecomputeRequest, rank_info: RankInfo, launch: str, in_memory: InMemory, *, listing: Listing | None, number: int
+    request: PrecomputeRequest,
+    rank_info: RankInfo,
+    launch: str,
+    in_memory: InMemory,
+    *,
+    listing: Listing | None,
+    number: int,
+    say: Say = _to_log,
 ) -> tuple[Report | None, str]:
     """Return the report if nothing has to be encoded, else None; and the launch's name for this invocation. Runs without torch.
 
@@ -250,7 +288,7 @@ def _look_first(
             before_any_work = threading.Event()  # cancels all that would encode or wait; a pass with nothing to do never checks it
             before_any_work.set()
             with suppress(Incomplete):
-                return _run(wanted, rank_info, heartbeat, number, cancel=before_any_work, complete=reconciler), launch
+                return _run(wanted, rank_info, heartbeat, number, say=say, cancel=before_any_work, complete=reconciler), launch
     return None, launch
 
 
@@ -288,11 +326,6 @@ def _unknown(wanted: Wanted, rise: Callable[[], None], launch: str = "") -> tupl
     reconciler = Reconciler(job, ref, key_without_reading(wanted.encoders), rise, ignored_launch=launch)
     with closing(load_snapshot(wanted.layout, for_planning=True)) as snapshot:
         return reconciler, reconciler.unknown(snapshot)
-
-
-def _to_log(line: str) -> None:
-    """Log a line for a caller in Python. Lines about inputs that are not made are warnings, which show without any logging setup."""
-    _log.log(logging.WARNING if line.startswith(NOT_MADE) else logging.INFO, "%s", line)
 
 
 def precompute_here(

@@ -23,6 +23,7 @@ from typing import IO, Any, Final, cast
 from cachestore.core import errors
 from cachestore.core.errors import BadInput, CacheStoreError, Incomplete
 from cachestore.core.keys import Json
+from cachestore.core.words import plural
 from cachestore.files.opening import read_at
 from cachestore.jobs.parent_watch import PARENT
 from cachestore.jobs.task import Cancel
@@ -396,7 +397,8 @@ def _printed(out: IO[bytes]) -> Mapping[str, Any] | None:
 def how_it_ended(returncode: int, *, last_words: str = "", oom_kills: int = 0) -> str:
     """Describe how a process ended. `oom_kills` is the number of processes that the system killed for memory meanwhile."""
     if returncode == -getattr(signal, "SIGKILL", 9) and oom_kills:
-        return f"was killed by SIGKILL as the system ran out of memory ({oom_kills} processes were killed for it): {_LESS_MEMORY}"
+        killed = plural(oom_kills, "process was", "processes were")
+        return f"was killed by SIGKILL as the system ran out of memory ({killed} killed for it): {_LESS_MEMORY}"
     if returncode < 0:
         how = f"was killed by {_signal_name(-returncode)}"
     elif returncode > 128:

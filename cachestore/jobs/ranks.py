@@ -62,8 +62,8 @@ def _started(pid: int) -> str:
 
 
 def threads_for(asked: int | None, local_world_size: int) -> int:
-    """Return how many threads read and decode: `asked`, else one less than this process's share of processors, from 1 to 16."""
-    return max(1, min(READ_THREADS, processors() // local_world_size - 1)) if asked is None else asked
+    """Return how many threads read and decode: `asked`, else this process's part of the processors, from 1 to 16."""
+    return max(1, min(READ_THREADS, processors() // local_world_size)) if asked is None else asked
 
 
 def process_count(request: PrecomputeRequest) -> int:

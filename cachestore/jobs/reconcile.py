@@ -14,6 +14,7 @@ import numpy as np
 
 from cachestore.core.errors import FormatError, Superseded
 from cachestore.core.keys import KEY_BYTES, Json, Key
+from cachestore.core.words import plural
 from cachestore.files.failpoints import failpoint
 from cachestore.jobs.catalog_maker import make_catalog
 from cachestore.jobs.columns import count_complete, lists_the_same, numbers
@@ -230,7 +231,7 @@ class Reconciler:
                 if not may_follow:
                     raise Superseded(
                         f"another run listed the source of the data set {previous.name!r} after this run did, and published it as"
-                        f" generation {previous.generation} ({len(previous.ids)} samples; this run lists"
+                        f" generation {previous.generation} ({plural(len(previous.ids), 'sample')}; this run lists"
                         f" {len(self.job.plan.ids)}). This run replaced nothing; what it encoded is in the store. Run the same"
                         " command again to list the source as it is now"
                     )

@@ -11,11 +11,12 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 
 import torch
 
+from cachestore.core.batch_shapes import LatentsAs, batch_shape, is_as_stored
 from cachestore.core.keys import Key
 from cachestore.core.read_block import Form, LatentsBlock, TextBlock, stored_parts
 from cachestore.core.tensors import are_bools, torch_dtype
 from cachestore.loading.buffers import BatchBuffers, Rows
-from cachestore.loading.latents import LatentsAs, batch_shape, is_as_stored, mask_shape, read_latents, read_latents_into, read_masks_into
+from cachestore.loading.latents import mask_shape, read_latents, read_latents_into, read_masks_into
 from cachestore.loading.texts import fill_mask, fill_padding, pad_rows, padded_length, read_outputs, start_of
 from cachestore.storage.entry import Specs, TensorSpec
 from cachestore.storage.locations import Located

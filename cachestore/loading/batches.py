@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Protocol, Self, get_args
 from cachestore.core.arguments import as_mapping, as_switch, as_whole, as_word
 from cachestore.core.errors import BadInput
 from cachestore.core.ranks import RankInfo, discover
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, noun, plural
 from cachestore.loading.order import Order, Tail, count_batches, count_even, even_out, order_batches
 
 _log = logging.getLogger(__name__)
@@ -324,7 +324,8 @@ def _refuse_no_batch(data: Bucketed, order: Order, world: int) -> None:
     advice = f"batch_size={most} is the largest that gives one{each}" if most else f"there are fewer samples than the {world} ranks"
     total = sum(count for count, _bucket in sizes)
     raise BadInput(
-        f"an epoch has no batch of {order.size}{each}: {total} samples are in {len(sizes)} buckets ({_listed(sizes)}), and a"
+        f"an epoch has no batch of {order.size}{each}: {plural(total, 'sample is', 'samples are')} in {plural(len(sizes), 'bucket')}"
+        f" ({_listed(sizes)}), and a"
         f' batch comes from one bucket; {advice}, or fill batches up with tail="pad" or "wrap"'
     )
 
@@ -338,7 +339,7 @@ def _report_left_out(data: Bucketed, order: Order, world: int) -> None:
     batches = count_batches(data.buckets, order) % world
     reasons: list[str] = []
     if rests:
-        reasons.append(f"{rest} that do not fill a batch of {order.size} ({_listed(rests)})")
+        reasons.append(f"{rest} that {noun(rest, 'does', 'do')} not fill a batch of {order.size} ({_listed(rests)})")
     if batches:
         reasons.append(f"{batches * order.size} in batches that cannot be divided among {world} ranks")
     if reasons:

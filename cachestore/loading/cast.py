@@ -6,6 +6,7 @@ from typing import cast as cast_type
 import torch
 
 from cachestore.core.arguments import refuse
+from cachestore.core.words import listed
 from cachestore.loading.buffers import BatchBuffers
 
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -14,7 +15,7 @@ _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def as_dtype(given: object) -> torch.dtype | None:
     """Return the dtype to cast to, or None for the stored one. Raises BadInput for anything else."""
     if given is not None and given not in _DTYPES:
-        refuse("dtype", f"{', '.join(map(str, _DTYPES[:-1]))} or {_DTYPES[-1]}, or None for the stored one", given)
+        refuse("dtype", f"{listed(_DTYPES, 'or')}, or None for the stored one", given)
     return cast_type("torch.dtype | None", given)
 
 

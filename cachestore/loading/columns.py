@@ -3,7 +3,7 @@
 Functions for a batch read only its own rows, as a column may be in a file (`open_catalog`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cachestore.core.batch_shapes import FPS, NUM_FRAMES, SIZES
 from cachestore.core.inputs import cells_each
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Key
 from cachestore.files.table import Digests, Strings, run_of
@@ -18,13 +19,6 @@ from cachestore.storage.catalog import FACTS, Catalog, KeyColumn
 
 Bucket = tuple[int, ...]
 """(width, height) of an encoded picture, (width, height, frames) of a video, () for a sample without either."""
-
-NUM_FRAMES: Final = "num_frames"
-FPS: Final = "fps"
-"""Names in the batch for data sets with videos."""
-
-SIZES: Final[Mapping[str, str]] = {"original_size": "size", "crop_top_left": "crop", "target_size": "bucket"}
-"""Names in the batch, and the catalog's facts whose first two numbers they are, swapped."""
 
 NO_EXTRAS: Final = "{}"
 """The catalog's text for a sample without extra columns."""

@@ -13,9 +13,11 @@ import torch
 from torch.utils.data import Dataset
 
 from cachestore.core.arguments import as_many, as_text, as_whole
+from cachestore.core.batch_shapes import LatentsAs
 from cachestore.core.captions import CaptionPolicy, Choose
 from cachestore.core.errors import BadInput, CacheStoreError
 from cachestore.core.keys import Recipe
+from cachestore.core.words import plural
 from cachestore.files.paths import Layout
 from cachestore.loading.batch_slice import BatchSlice, read_or
 from cachestore.loading.buffers import BatchBuffers
@@ -25,7 +27,6 @@ from cachestore.loading.collate import SampleDict, collate
 from cachestore.loading.columns import Bucket, complete_rows
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.features import Feature, features_of
-from cachestore.loading.latents import LatentsAs
 from cachestore.loading.rows import Rows
 from cachestore.loading.selection import DataOptions, Selection, called, index_in
 from cachestore.loading.wanted import check_variants, chosen_resolution
@@ -141,7 +142,7 @@ class CachedDataset(Dataset[SampleDict]):
 
     def __repr__(self) -> str:
         root = str(self._reader.layout.root)
-        return f"CachedDataset({root!r}, {self.name!r}, generation={self.generation}: {len(self)} samples)"
+        return f"CachedDataset({root!r}, {self.name!r}, generation={self.generation}: {plural(len(self), 'sample')})"
 
     def __len__(self) -> int:
         """How many samples are complete."""

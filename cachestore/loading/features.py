@@ -4,17 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
+from cachestore.core.batch_shapes import FPS, NUM_FRAMES, SIZES, Shape, batch_shape, round_up
 from cachestore.core.dtypes import TORCH_NAMES
 from cachestore.core.keys import Recipe
 from cachestore.core.read_block import TextBlock
 from cachestore.core.samples import MASK
-from cachestore.loading.columns import FPS, NUM_FRAMES, SIZES
-from cachestore.loading.latents import batch_shape
 from cachestore.loading.selection import Selection
-from cachestore.loading.texts import round_up
 from cachestore.loading.wanted import LATENTS, LatentsColumn
-
-Shape = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -4,23 +4,19 @@ Everything is computed in the stored dtype and with diffusers' order of operatio
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
 from cachestore.core import vector_math
 from cachestore.core.arguments import as_word
+from cachestore.core.batch_shapes import LatentsAs, batch_shape, folded_shape, is_as_stored
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_parts
 from cachestore.core.read_block import LatentsBlock, MaskBlock
 from cachestore.loading.texts import stored_tensor
 
 vector_math.settle()
-
-LatentsAs = Literal["sample", "mean", "moments", "raw"]
-"""`sample`: drawn from the moments and normalised; if only a mean or one sample is stored, that one, normalised. `mean`: the mean,
-normalised. `moments`: mean and log-variance as stored. `raw`: as `mean` but not normalised, as the VAE returned it (if one sample is
-stored: that sample)."""
 
 _LOGVAR_LEAST, _LOGVAR_MOST = -30.0, 20.0
 """The bounds to which diffusers' DiagonalGaussianDistribution clamps the log-variance."""
@@ -51,31 +47,6 @@ def read_latents(block: LatentsBlock, wanted: LatentsAs, stored: Mapping[str, to
     out = torch.empty(batch_shape(block, wanted, (1, *tensor.shape)), dtype=tensor.dtype)
     read_latents_into(block, wanted, tensor[None], [seed], out)
     return out[0]
-
-
-def is_as_stored(block: LatentsBlock, wanted: LatentsAs) -> bool:
-    """Return whether the result equals what is stored, byte for byte."""
-    return wanted == "moments" or block.is_scaled or (wanted == "raw" and block.stored != "moments")
-
-
-def batch_shape(block: LatentsBlock, wanted: LatentsAs, stored: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape that `read_latents_into` makes from a batch of this shape."""
-    if is_as_stored(block, wanted):
-        return tuple(stored)
-    size, channels, *rest = stored
-    one = (channels // 2 if block.stored == "moments" else channels, *rest)
-    if wanted == "raw":
-        return size, *one
-    first, *others = folded_shape(one, block.patchify)
-    return size, first + (block.temporal_factor if block.marks else 0), *others
-
-
-def folded_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:
-    """Return the shape of one sample's latents `[C, ..., H, W]` after folding patch x patch neighbours into channels."""
-    if patch == 1:
-        return tuple(shape)
-    channels, *between, height, width = shape
-    return channels * patch * patch, *between, height // patch, width // patch
 
 
 def read_latents_into(block: LatentsBlock, wanted: LatentsAs, stored: torch.Tensor, noise: Sequence[int], out: torch.Tensor) -> None:

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from cachestore.core.arguments import as_many, as_number, as_whole, refuse
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import canonical, digest_parts
+from cachestore.core.words import plural
 from cachestore.loading.batch_slice import join_slices, read_or
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.collate import SampleDict, collate
@@ -151,7 +152,7 @@ class MixedDataset(Dataset[SampleDict]):
         self._lay_out()
 
     def __repr__(self) -> str:
-        return f"MixedDataset({len(self)} samples an epoch of {', '.join(map(repr, self.datasets))})"
+        return f"MixedDataset({plural(len(self), 'sample')} an epoch of {', '.join(map(repr, self.datasets))})"
 
     def __len__(self) -> int:
         return len(self._samples)

@@ -17,16 +17,18 @@ import torch
 from numpy.typing import NDArray
 
 from cachestore.core.arguments import as_text, refuse
+from cachestore.core.batch_shapes import SIZES, LatentsAs
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, FormatError, MissingEntry
 from cachestore.core.inputs import IMAGES, SOURCE, SOURCE_WEIGHT, caption_key
 from cachestore.core.keys import Key, digest_parts
 from cachestore.core.samples import MASK
+from cachestore.core.words import plural
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
-from cachestore.loading.columns import NO_EXTRAS, SIZES, Bucket, bucket_groups, control_keys, has_extras, is_one_a_bucket, variant_keys
+from cachestore.loading.columns import NO_EXTRAS, Bucket, bucket_groups, control_keys, has_extras, is_one_a_bucket, variant_keys
 from cachestore.loading.epoch import Epoch
-from cachestore.loading.latents import LatentsAs, check_form
+from cachestore.loading.latents import check_form
 from cachestore.loading.order import turn_of
 from cachestore.loading.wanted import (
     LATENTS,
@@ -203,7 +205,7 @@ class Selection:
         except IndexError:
             count = len(rows)
             outside = next(index for index in indices if not -count <= index < count)
-            raise IndexError(f"{self.options.called} has {count} samples, but none at {outside}") from None
+            raise IndexError(f"{self.options.called} has {plural(count, 'sample')}, but none at {outside}") from None
 
     @cached_property
     def ids(self) -> Sequence[str]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from cachestore.core.batch_shapes import round_up
 from cachestore.core.errors import FormatError
 from cachestore.core.read_block import Constant, Form, Padding, TextBlock
 
@@ -52,11 +53,6 @@ def padded_length(lengths: Sequence[int], padding: Padding) -> int:
     if padding.length is not None and longest > padding.length:
         raise FormatError(f"an entry has the length {longest}, but its recipe allows {padding.length}; run `cachestore verify`")
     return round_up(padding.length or longest, padding)
-
-
-def round_up(length: int, padding: Padding) -> int:
-    """Round a length up to one that a batch may have."""
-    return -(-length // padding.multiple) * padding.multiple
 
 
 def start_of(real: int, length: int, padding: Padding) -> int:

@@ -7,12 +7,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cachestore.core.batch_shapes import LatentsAs
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import cells_each
 from cachestore.core.read_block import LatentsBlock, MaskBlock, TextBlock, parse_latents, parse_mask, parse_text
 from cachestore.core.samples import IMAGE, MASK, VIDEO
 from cachestore.loading.columns import joined
-from cachestore.loading.latents import LatentsAs
 from cachestore.storage.catalog import Catalog, KeyColumn
 
 CAPTION: Final = "caption"

@@ -17,7 +17,7 @@ from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Json, Key
 from cachestore.core.samples import CAPTION
-from cachestore.core.words import in_short
+from cachestore.core.words import in_short, plural
 from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.opening import reason_of
 from cachestore.files.paths import Layout
@@ -453,7 +453,7 @@ def _not_held_back(layout: Layout, lists: list[MarkedList], now: float) -> tuple
     for each in lists:
         heartbeats = at_work(layout, now=now, before=each.written) if each.segments & list_segments(layout) else []
         if heartbeats:
-            wait = f"{len(each.segments)} segments marked for deletion wait"
+            wait = f"{plural(len(each.segments), 'segment')} marked for deletion wait"
             remarks.append(f"{wait}: {_who(heartbeats[0])} began before they were marked, and still works")
         else:
             free.append(each)

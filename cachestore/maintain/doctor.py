@@ -22,6 +22,7 @@ from typing import Final, Literal
 from cachestore.core.errors import how_to_install
 from cachestore.core.keys import Json
 from cachestore.core.ranks import discover
+from cachestore.core.words import plural
 from cachestore.files.locks import LifeLock
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import descriptor_limit
@@ -119,7 +120,7 @@ def _named(found: Mapping[str, str | None]) -> str:
 def _process(environment: Mapping[str, str], modules: Mapping[str, ModuleType]) -> Iterator[Check]:
     method, threads = default_start_method(sys.platform, sys.version_info[:2]), threading.active_count()
     forks = method == "fork"
-    start = f"DataLoader workers start by {method} by default; this process has {threads} threads"
+    start = f"DataLoader workers start by {method} by default; this process has {plural(threads, 'thread')}"
     advice = "end these threads before workers are forked, or pass `multiprocessing_context='forkserver'` to the DataLoader"
     yield _look("start method", start, advice, is_bad=forks and threads > 1)
     loaded = {name: "loaded here" if name in modules else "not loaded here" for name in ("tokenizers", "jax")}
@@ -145,7 +146,7 @@ def default_start_method(system: str, python: tuple[int, ...]) -> str:
 def _machine() -> Iterator[Check]:
     yield Check("processors", OK, f"{processors()} usable")
     gpus = gpu_count()
-    yield _look("gpu", f"{gpus} NVIDIA GPUs usable", "encoding runs on the CPU (`--device cpu`)", is_bad=not gpus)
+    yield _look("gpu", f"{plural(gpus, 'NVIDIA GPU')} usable", "encoding runs on the CPU (`--device cpu`)", is_bad=not gpus)
     limit = descriptor_limit()
     held = f"{limit} at once; at most {max(1, min(_FILES, limit // 4))} segments are held open"
     advice = "raise `ulimit -n` to 1024 or more: otherwise segments are opened again and again"

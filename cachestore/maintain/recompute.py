@@ -14,18 +14,18 @@ from typing import Any, BinaryIO, Final, Literal, TypeVar
 
 from cachestore.core.arguments import as_whole
 from cachestore.core.dtypes import RawTensor
-from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch, naming_extras
+from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch
 from cachestore.core.inputs import cells_each, combined_digest, options_for, request_for
 from cachestore.core.keys import Json, Key, Recipe, canonical
 from cachestore.core.samples import CAPTION, images_of
 from cachestore.core.tensors import to_raw
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, plural
 from cachestore.encode.batches import Batches
 from cachestore.encode.unit import Encoder, Resolved
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout
 from cachestore.jobs.declared_model import declared_encoder, find_declared_difference, is_imported
-from cachestore.jobs.options import PrecomputeRequest
+from cachestore.jobs.options import PrecomputeRequest, python_call
 from cachestore.jobs.planning import encoders_of, files_of_request
 from cachestore.maintain import collect as upkeep
 from cachestore.maintain.moved import NewPaths, check_names, new_paths, request_at
@@ -116,14 +116,14 @@ class _Tally:
             (self.changed, f", as their file has changed ({first_of(self.changed)})"),
             (self.refused, f" ({first_of(self.refused)}): {self.why_refused}"),
         ]
-        return [f"{len(samples)} entries could not be encoded again{why}" for samples, why in reasons if samples]
+        return [f"{plural(len(samples), 'entry')} could not be encoded again{why}" for samples, why in reasons if samples]
 
     def refuse(self, cell: _Cell, why: str) -> None:
         self.refused.append(cell.sample)
         self.why_refused = self.why_refused or why
 
 
-@naming_extras()
+@python_call()
 def verify(
     path: str | Path,
     level: Literal["full", "quick"] = "full",
@@ -176,7 +176,7 @@ def verify(
         chosen = choose(wanted, recompute, seed)
         if not chosen and report.entries and report.ok:
             why = "; ".join(unknown) or "no data set has them"
-            raise BadInput(f"none of the {report.entries} entries in {layout.root} can be encoded again and compared: {why}")
+            raise BadInput(f"none of {plural(report.entries, 'entry')} in {layout.root} can be encoded again and compared: {why}")
         tally = _remake_all(layout, chosen, makers)
     check_for_reading(layout)
     damaged = {key for finding in report.findings for key in (finding.key, *(entry.key for entry in finding.entries))}

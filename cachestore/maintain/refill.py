@@ -1,32 +1,34 @@
 """Repair a store; with `refill`, encode again what was lost, from the sources and models that made it."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from cachestore.core.arguments import as_switch, check_calls
-from cachestore.core.errors import BadInput, FormatError, RecipeMismatch, naming_extras
+from cachestore.core.errors import BadInput, FormatError, RecipeMismatch
 from cachestore.core.keys import Json, Key, canonical
 from cachestore.core.ranks import RankInfo
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, plural
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import MARKER, Layout
 from cachestore.jobs.columns import images_in
 from cachestore.jobs.comparison import compare
-from cachestore.jobs.options import PrecomputeRequest
+from cachestore.jobs.options import PrecomputeRequest, python_call
 from cachestore.jobs.planning import Wanted, look_at_request
 from cachestore.jobs.precompute import precompute_here
 from cachestore.jobs.reconcile import Reconciler
+from cachestore.jobs.recorded_paths import is_there, source_paths
 from cachestore.jobs.task import Job, OnProgress
 from cachestore.maintain.collect import look_further, lost_catalogs
 from cachestore.maintain.moved import NewPaths, check_names, files_where_they_are, new_paths, request_at
 from cachestore.source.combined import Moved
 from cachestore.storage.catalog import Catalog, list_generations, list_names, newest_catalog
 from cachestore.storage.losses import needed_by
-from cachestore.storage.repair import RepairReport, finish_report, note_unmade, repair_store
+from cachestore.storage.repair import RepairReport, finish_report, foresee_repair, note_unmade, repair_store
 from cachestore.storage.snapshot import load_snapshot, open_layout
 from cachestore.work.passes import read_done
 from cachestore.work.plan import Plan, read_plan
@@ -35,7 +37,7 @@ from cachestore.work.retention import ReportedCatalog, generation_of_pass, repor
 _log = logging.getLogger("cachestore")
 
 
-@naming_extras()
+@python_call()
 def repair(
     path: str | Path,
     *,
@@ -52,13 +54,13 @@ def repair(
     Args:
         path: the store.
         refill: encode again the entries that data sets need and that have no valid copy, with the same source and model. Samples and
-            captions of a data set stay as they are: a source that lists others is refused. With `dry_run` no source is opened.
+            captions of a data set stay as they are: a source that lists others is refused.
         source: the new path of a source that was moved; for several sources a mapping from name to path. Without `refill` it is only
             used to build a lost catalog again.
         model: with `refill`, the new path of the model; it must have the fingerprint of the data set.
         vae: with `refill`, the new path of the VAE.
         text_encoder: with `refill`, the new path of the text encoder.
-        dry_run: report what would be done and change nothing.
+        dry_run: report what would be done and change nothing. With `refill`, the sources and models that would be needed are checked.
         on_progress: with `refill`, called with the counts of each pass, as for `precompute`.
 
     Raises:
@@ -72,26 +74,44 @@ def repair(
     moved = new_paths(source, model=model, vae=vae, text_encoder=text_encoder)
     if not refill:
         _check_use(moved)
-    report = repair_store(path, dry_run=dry_run, look_further=look_further)
-    if dry_run and MARKER in report.rebuilt:
-        return report  # nothing else can be checked without the marker
+    if dry_run:
+        return _foresee(path, moved, refill=refill)
+    report = repair_store(path, look_further=look_further)
     layout = open_layout(Layout.at(path))
     lost = lost_catalogs(layout)
-    if dry_run:
-        return replace(report, rebuilt=(*report.rebuilt, *(reported.name for reported in lost)))
-    check_names((catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None), source)
+    check_names(_newest(layout), source)
     rebuilt = tuple(reported.name for reported in lost if _rebuild(layout, reported, moved))
     report = replace(report, rebuilt=(*report.rebuilt, *rebuilt))
     refilled = 0
-    for name in list_names(layout) if refill else ():
-        catalog = newest_catalog(layout, name)
-        if catalog is not None and (lacking := _lacking(layout, catalog)):
-            refilled += _refill(layout, catalog, moved, on_progress)
-            note_unmade(layout, _unmade(layout, name, lacking))
+    for catalog in _newest(layout) if refill else ():
+        if lacking := _lacking(layout, catalog):
+            for request in _requests(layout, catalog, moved):
+                _look(layout, catalog, request, {key for key, _sample in _lacking(layout, catalog)})
+                refilled += _run_again(layout, request, on_progress)
+            note_unmade(layout, _unmade(layout, catalog.name, lacking))
     if refill or lost:
         report = finish_report(layout.root, replace(report, refilled=refilled), look_further=look_further)
     check_for_reading(layout)
     return report
+
+
+def _foresee(path: str | Path, moved: NewPaths, *, refill: bool) -> RepairReport:
+    """Return what `repair` would do. With `refill` this raises what it would raise about the sources and models; encodes nothing."""
+    report, missing = foresee_repair(path, look_further=look_further)
+    if MARKER in report.rebuilt:
+        return report  # nothing else can be checked without the marker
+    layout = open_layout(Layout.at(path))
+    check_names(_newest(layout), moved.source)
+    for catalog in _newest(layout) if refill else ():
+        if not missing.isdisjoint(key for key, _sample in needed_by(catalog)):
+            for request in _requests(layout, catalog, moved):
+                _look(layout, catalog, request, missing, is_dry=True)
+    return replace(report, rebuilt=(*report.rebuilt, *(reported.name for reported in lost_catalogs(layout))))
+
+
+def _newest(layout: Layout) -> Iterator[Catalog]:
+    """Yield the newest catalog of each data set."""
+    yield from filter(None, (newest_catalog(layout, name) for name in list_names(layout)))
 
 
 def _check_use(moved: NewPaths) -> None:
@@ -146,24 +166,31 @@ def _unmade(layout: Layout, name: str, lacking: Sequence[tuple[Key, str]]) -> di
     return {key: (name, sample) for key, sample in lacking if sample in unmade and key not in named}
 
 
-def _refill(layout: Layout, catalog: Catalog, moved: NewPaths, on_progress: OnProgress | None) -> int:
-    """Run each request of a catalog again, for the encoders whose columns it made. Encodes what is missing; samples and captions stay."""
+def _requests(layout: Layout, catalog: Catalog, moved: NewPaths) -> list[PrecomputeRequest]:
+    """Return each request that made a catalog, for the encoders whose columns it made, with the new paths."""
     encoders: dict[bytes, list[str]] = {}
     for encoder, hints in catalog.request.items():
         encoders.setdefault(canonical(hints), []).append(encoder)
     requests = {canonical(hints): PrecomputeRequest.from_hints(hints, store=str(layout.root)) for hints in catalog.request.values()}
-    asked = [replace(request_at(request, moved), encode=request.made_by(encoders[hints])) for hints, request in requests.items()]
-    return sum(_run_again(layout, catalog, request, on_progress) for request in asked)
+    return [replace(request_at(request, moved), encode=request.made_by(encoders[hints])) for hints, request in requests.items()]
 
 
-def _run_again(layout: Layout, catalog: Catalog, request: PrecomputeRequest, on_progress: OnProgress | None) -> int:
-    unchanged = partial(_check_unchanged, request)
-    wanted = look_at_request(layout, request, compare_with=unchanged)
-    if gone := _gone(layout, catalog, wanted):
+def _look(layout: Layout, catalog: Catalog, request: PrecomputeRequest, missing: AbstractSet[Key], *, is_dry: bool = False) -> None:
+    """Raise what keeps a request from encoding a catalog's missing entries again: another source or model, or pictures that are gone."""
+    if away := [path for path in source_paths({"": request.hints()}) if not is_there(path)]:
+        raise BadInput(f"{first_of(away)} is not there; nothing was encoded: put it back, or pass --source with its new path")
+    wanted = look_at_request(layout, request, compare_with=partial(_check_unchanged, request), is_dry=is_dry)
+    if gone := _gone(catalog, wanted, missing):
         raise BadInput(
-            f"the pictures of {len(gone)} samples of {catalog.name!r} that lack entries are gone ({first_of(gone)}); nothing was encoded:"
+            f"the pictures of {plural(len(gone), 'sample')} of {catalog.name!r} with lost entries are gone ({first_of(gone)});"
+            " nothing was encoded:"
             " put them back, or pass --source with their new path (`cachestore precompute` continues without them)"
         )
+
+
+def _run_again(layout: Layout, request: PrecomputeRequest, on_progress: OnProgress | None) -> int:
+    """Encode what is missing; samples and captions stay."""
+    unchanged = partial(_check_unchanged, request)
     return precompute_here(request, store_id=layout.store_id, on_progress=on_progress, compare_with=unchanged).encoded_here
 
 
@@ -194,13 +221,12 @@ def _check_unchanged(request: PrecomputeRequest, plan: Plan, catalog: Catalog | 
     return compare(plan, catalog, replace_allowed=False)
 
 
-def _gone(layout: Layout, catalog: Catalog, wanted: Wanted) -> list[str]:
+def _gone(catalog: Catalog, wanted: Wanted, missing: AbstractSet[Key]) -> list[str]:
     """Return the samples with missing entries whose picture is gone."""
-    lacking = {key for key, _sample in _lacking(layout, catalog)}
     gone: dict[str, None] = {}
     for column in catalog.columns:
         for row, sample in enumerate(catalog.ids):
-            if not lacking.isdisjoint(key for key in column.row_keys(row) if key is not None):
+            if not missing.isdisjoint(key for key in column.row_keys(row) if key is not None):
                 made_of = images_in(catalog, row, column.role)
                 if any(wanted.listing.stat(reference) is None for reference in made_of):
                     gone[sample] = None

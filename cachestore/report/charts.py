@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from itertools import count as count_from_0
 from typing import Final
 
-from cachestore.report.html import Html, attribute, count, join
+from cachestore.core.words import plural
+from cachestore.report.html import Html, attribute, join
 from cachestore.report.numbers import Bin, Segment, State
 
 _ACROSS: Final = 60
@@ -45,7 +46,7 @@ def segment_map(segments: Sequence[Segment]) -> Html:
     down = -(-len(groups) // across) or 1
     squares = join(_square(group, number % across, number // across) for number, group in enumerate(groups))
     damaged = sum(1 for segment in segments if segment.state != "sound")
-    title = f"Map of {len(segments):,} segments, {damaged:,} of them damaged or missing"
+    title = f"Map of {plural(len(segments), 'segment', form=',')}, {damaged:,} of them damaged or missing"
     box = f'viewBox="0 0 {across * _SIDE} {down * _SIDE}" style="max-width:{across * _SIDE}px"'
     return Html(f'<svg class="map" role="img" aria-label="{title}" {box}>{squares}</svg>')
 
@@ -53,8 +54,8 @@ def segment_map(segments: Sequence[Segment]) -> Html:
 def _square(group: Sequence[Segment], x: int, y: int) -> Html:
     worst = max(group, key=lambda segment: _WORST.index(segment.state))
     more = f" and {len(group) - 1} more" if len(group) > 1 else ""
-    entries = count(sum(segment.entries for segment in group))
-    title = f"<title>{attribute(worst.digest[:12])}…{more}: {worst.state}, {entries} entries</title>"
+    entries = plural(sum(segment.entries for segment in group), "entry", form=",")
+    title = f"<title>{attribute(worst.digest[:12])}…{more}: {worst.state}, {entries}</title>"
     left, top, side = x * _SIDE, y * _SIDE, _SIDE - 2
     square = f'<rect x="{left}" y="{top}" width="{side}" height="{side}" rx="1.5" class="{worst.state}"/>'
     # a sign besides the colour, for print and colour-blind readers

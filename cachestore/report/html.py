@@ -5,6 +5,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Final, NewType
 
+from cachestore.core import words as plain
 from cachestore.core.words import human_bytes
 
 Html = NewType("Html", str)
@@ -37,9 +38,9 @@ def count(number: int) -> Html:
     return Html(f"{number:,}")
 
 
-def plural(number: int, one: str, many: str | None = None) -> Html:
+def plural(number: int, one: str, many: str = "") -> Html:
     """Return a count with its noun, such as `2 segments`."""
-    return Html(f"{number:,} {one if number == 1 else many or one + 's'}")
+    return Html(plain.plural(number, one, many, form=","))
 
 
 def in_percent(part: float, whole: float) -> Html:

@@ -17,6 +17,7 @@ from cachestore.core.arguments import as_path
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import WITHIN, framing_of
 from cachestore.core.keys import Json
+from cachestore.core.words import plural
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout
 from cachestore.files.publish import write_outside
@@ -234,7 +235,7 @@ def _make_gallery(reader: Reader, catalog: Catalog, source: Moved | None) -> Gal
     colours = find_colours(shown, originals)
     states = Counter(one.state for one in originals)
     return Gallery(
-        chosen=f"{len(shown)} of {len(catalog):,} samples: those whose ids have the smallest digests.",
+        chosen=f"{len(shown)} of {plural(len(catalog), 'sample', form=',')}: those whose ids have the smallest digests.",
         beside=_BESIDE if states["missing"] < len(shown) else "",
         colours=colours.in_words(),
         thumbnails=tuple(

@@ -16,6 +16,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.inputs import SOURCE, SOURCE_WEIGHT
 from cachestore.core.keys import Json, canonical, digest_parts, digest_text
 from cachestore.core.samples import Sample, Source
+from cachestore.core.words import first_of
 from cachestore.files.paths import is_temporary
 from cachestore.source.captions import CaptionLines
 from cachestore.source.files import Files, Folder, Routed
@@ -166,7 +167,7 @@ def at_new_paths(sources: Sequence[Source], moved: Moved) -> tuple[Source, ...]:
     labels = labels_of(sources)
     if isinstance(moved, str | os.PathLike):
         if len(sources) > 1:
-            named = ", ".join(labels[:5])
+            named = first_of(labels, 5)
             raise BadInput(f"this was made from {len(sources)} sources ({named}): pass --source NAME=PATH for each one that moved")
         moved = dict.fromkeys(labels, moved)
     called = zip(labelled(sources), labels, strict=True)

@@ -19,6 +19,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.inputs import in_place_of_time
 from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.samples import BESIDE, IMAGE, ROLES, VIDEO, Sample
+from cachestore.core.words import first_of
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder
 from cachestore.source.captions import CaptionLines
@@ -128,7 +129,7 @@ def list_objects(data: object, *, caption_lines: CaptionLines = "whole", caption
             f"a source must be a path, a cs.Source, a sequence of cs.Sample or a Hugging Face data set, not {type(data).__name__}"
         )
     if isinstance(data, Mapping):
-        names = ", ".join(map(repr, list(cast("Mapping[object, object]", data))[:5]))
+        names = first_of(map(repr, cast("Mapping[object, object]", data)), 5)
         raise BadInput(f"a source cannot be a mapping: choose one of its parts ({names})")
     samples = cast("Sequence[Sample]", data)
 

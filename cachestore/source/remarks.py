@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import Sample
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, plural
 
 Item = TypeVar("Item")
 
@@ -59,19 +59,41 @@ class Remarks:
 
     def in_words(self, *, of_videos: str = "pass --frames to say how many frames of each to encode") -> tuple[str, ...]:
         """What the user should know before encoding. `of_videos` is the advice for skipped videos."""
+        empty = "the empty caption, or the one that --caption TEXT gives"
         lines = (
-            (self.missing, "{} without a caption ({}): they get the empty caption, or the one that --caption TEXT gives"),
-            (self.wordless, "no caption has any text in {} source(s) ({}): their samples get the empty caption"),
-            (self.multi_line, "{} captions have several lines ({}): each whole text is one caption (see --caption-lines)"),
-            (self.beside, "{} pictures are no samples, as their names give them a role of another file's sample ({})"),
-            (range(self.collapsed), "{} duplicate prompt lines are encoded once"),
-            (self.empty, "{} of the sources list no samples ({})"),
-            (self.replaced, "{} members of tars are ignored, as a later member has the same name ({})"),
-            (self.again, "{} folders are ignored, as they are listed under another name already or contain the source itself ({})"),
-            (self.dead, "{} broken links are ignored ({})"),
-            (range(self.videos), "{} videos are ignored (" + of_videos + ")"),
+            (self.missing, f"without a caption ({{}}): it gets {empty}", f"without a caption ({{}}): they get {empty}"),
+            (
+                self.wordless,
+                "source ({}) has no caption with any text: its samples get the empty caption",
+                "sources ({}) have no caption with any text: their samples get the empty caption",
+            ),
+            (
+                self.multi_line,
+                "caption has several lines ({}): the whole text is one caption (see --caption-lines)",
+                "captions have several lines ({}): each whole text is one caption (see --caption-lines)",
+            ),
+            (
+                self.beside,
+                "picture is no sample, as its name gives it a role of another file's sample ({})",
+                "pictures are no samples, as their names give them a role of another file's sample ({})",
+            ),
+            (range(self.collapsed), "duplicate prompt line is encoded once", "duplicate prompt lines are encoded once"),
+            (self.empty, "source lists no samples ({})", "sources list no samples ({})"),
+            (
+                self.replaced,
+                "member of tars is ignored, as a later member has the same name ({})",
+                "members of tars are ignored, as a later member has the same name ({})",
+            ),
+            (
+                self.again,
+                "folder is ignored, as it is listed under another name already or contains the source itself ({})",
+                "folders are ignored, as they are listed under another name already or contain the source itself ({})",
+            ),
+            (self.dead, "broken link is ignored ({})", "broken links are ignored ({})"),
+            (range(self.videos), f"video is ignored ({of_videos})", f"videos are ignored ({of_videos})"),
         )
-        return (*(words.format(len(some), first_of([*map(str, some[:4])])) for some, words in lines if some), *self.misspelt)
+        counted = ((some, plural(len(some), one, many)) for some, one, many in lines if some)
+        return (*(words.format(first_of([*map(str, some[:4])])) for some, words in counted), *self.misspelt)
 
 
 @dataclass(slots=True)
@@ -94,7 +116,7 @@ class Problems:
         if self.count:
             more = f"; and {self.count - len(self.named)} more" if self.count > len(self.named) else ""
             named = "; ".join(one.removeprefix(f"{where}, ") for one in self.named)
-            raise BadInput(f"{self.count} problems in {where}: {named}{more}")
+            raise BadInput(f"{plural(self.count, 'problem')} in {where}: {named}{more}")
 
 
 def taken(items: Iterable[Item], parse: Callable[[Item], Iterable[Sample]], where: object) -> Iterator[Sample]:

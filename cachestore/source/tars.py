@@ -299,7 +299,7 @@ def _usable(member: tarfile.TarInfo, path: Path, problems: Problems) -> str:
         return name
     suffix = Path(base).suffix.lower()
     if suffix in IMAGE_SUFFIXES | VIDEO_SUFFIXES or suffix.removeprefix(".") in (*_TEXTS, "json"):
-        problems.add(f"{name} in {path} is a link or a file with holes: pack it as the file itself (tar --dereference)")
+        problems.add(f"{name} in {path} is a link or a file with holes: pack it as the file itself (`tar --dereference`)")
     return ""
 
 

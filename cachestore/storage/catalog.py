@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
-from cachestore.core.words import NAMED, did_you_mean
+from cachestore.core.words import did_you_mean, first_of, plural
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, decode_name, encode_name, parse_catalog, parse_dropped, to_repair, to_verify
 from cachestore.files.table import Table, never_falls, offsets_of, open_table, read_table
@@ -253,7 +253,7 @@ def _check_shape(catalog: Catalog, path: Path) -> None:
         for column in catalog.columns
     )
     if not (fits and cells and len(catalog.extras) == rows):
-        raise FormatError(f"the columns of {path} do not have one row for each of its {rows} samples; run {to_repair(path)}")
+        raise FormatError(f"the columns of {path} do not have one row for each of its {plural(rows, 'sample')}; run {to_repair(path)}")
 
 
 def list_names(layout: Layout) -> list[str]:
@@ -263,7 +263,7 @@ def list_names(layout: Layout) -> list[str]:
 
 def no_data_set(layout: Layout, name: str, names: Collection[str]) -> BadInput:
     """Return the error for a name that no data set has; `names` are those that there are."""
-    there = ", ".join(map(repr, sorted(names)[:NAMED])) or "none"
+    there = first_of(map(repr, sorted(names))) or "none"
     lists = layout.command("stats")
     return BadInput(f"{layout.root} has no data set {name!r}; it has {there} ({lists} lists them){did_you_mean(name, names)}")
 

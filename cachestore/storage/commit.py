@@ -9,6 +9,7 @@ from typing import Final
 
 from cachestore.core.errors import BadInput, LockTimeout, StoreNotFound
 from cachestore.core.keys import Recipe
+from cachestore.core.words import first_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
 from cachestore.files.marker import FORMAT, VERSION, noticing_its_end
@@ -39,9 +40,7 @@ def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
     foreign = [name for name in names if name not in FOLDERS]
     status = look_at(root)
     if foreign or (status is not None and not stat.S_ISDIR(status.st_mode)):
-        raise BadInput(
-            f"{root} is not a store and not an empty folder (it holds {', '.join(foreign[:3]) or 'a file'}): pass another --store"
-        )
+        raise BadInput(f"{root} is not a store and not an empty folder (it holds {first_of(foreign) or 'a file'}): pass another --store")
     make_root(layout)
     publish_marker(layout)
     return _open_listed(layout)

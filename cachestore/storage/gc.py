@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from cachestore.core.errors import CorruptEntry, FormatError
+from cachestore.core.words import plural
 from cachestore.files.checksum import digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import names_in
@@ -90,7 +91,8 @@ def plan_removal(layout: Layout, lists: Sequence[MarkedList], needs: Needs) -> t
                 continue
             if sound < len(to_copy):
                 remarks.append(
-                    f"segment {digest} was not removed: {len(to_copy) - sound} needed entries are damaged; run {layout.command('repair')}"
+                    f"segment {digest} was not removed: {plural(len(to_copy) - sound, 'needed entry is', 'needed entries are')} damaged;"
+                    f" run {layout.command('repair')}"
                 )
                 continue
             removals.append(Removal(digest, contents, to_copy))

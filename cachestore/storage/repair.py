@@ -80,32 +80,47 @@ def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookF
 
     Raises StoreNotFound, FormatError for a newer store, ReadFailed, WriteFailed.
     """
+    if dry_run:
+        return foresee_repair(path, look_further=look_further)[0]
     root = Layout.at(path).root
     if is_marker_broken(root):
-        if dry_run:
-            moved = (MARKER,) if os.path.lexists(root / MARKER) else ()
-            return RepairReport(0, moved, (MARKER,), 0, dry_run=True)  # the missing entries are not known before
         _mend_marker(root)
         report = repair_store(root, look_further=look_further)
         return replace(report, rebuilt=(MARKER, *report.rebuilt))
     layout = open_layout(Layout(root))
     with noticing_its_end(layout):
-        return _repair(layout, look_further, dry_run=dry_run)
+        return _repair(layout, look_further)
 
 
-def _repair(layout: Layout, look_further: LookFurther | None, *, dry_run: bool) -> RepairReport:
-    with closing(_load(layout)) as snapshot:
-        damaged = [found for digest in sorted(snapshot.listed) if (found := _examine(layout, snapshot, digest))]
-    broken = _broken_files(layout, look_further)
-    quarantined = [str(layout.segment(one.digest).relative_to(layout.root)) for one in damaged] + broken
-    salvaged = sum(len(one.good) for one in damaged)
-    if dry_run:
+def foresee_repair(path: str | Path, *, look_further: LookFurther | None = None) -> tuple[RepairReport, frozenset[Key]]:
+    """Return what `repair_store` would do, and the needed keys that would have no valid copy then. Changes nothing; raises as it does."""
+    root = Layout.at(path).root
+    if is_marker_broken(root):
+        moved = (MARKER,) if os.path.lexists(root / MARKER) else ()
+        return RepairReport(0, moved, (MARKER,), 0, dry_run=True), frozenset()  # the missing entries are not known before
+    layout = open_layout(Layout(root))
+    with noticing_its_end(layout):
+        damaged, _broken, quarantined = _find_damage(layout, look_further)
         with closing(load_snapshot(layout)) as snapshot:
             lacking = [entry.key for _origin, good in _lacking(layout, snapshot) for entry in good]
             missing = _missing_then(layout, snapshot, damaged, lacking)
             rebuilt = ("index",) if quarantined or lacking or has_news(snapshot) else ()
         check_for_reading(layout)
-        return RepairReport(salvaged + len(lacking), tuple(quarantined), rebuilt, missing, dry_run=True)
+    salvaged = sum(len(one.good) for one in damaged) + len(lacking)
+    return RepairReport(salvaged, tuple(quarantined), rebuilt, len(missing), dry_run=True), missing
+
+
+def _find_damage(layout: Layout, look_further: LookFurther | None) -> tuple[list[_Damaged], list[str], list[str]]:
+    """Return the damaged segments, other broken files, and the paths of both."""
+    with closing(_load(layout)) as snapshot:
+        damaged = [found for digest in sorted(snapshot.listed) if (found := _examine(layout, snapshot, digest))]
+    broken = _broken_files(layout, look_further)
+    return damaged, broken, [str(layout.segment(one.digest).relative_to(layout.root)) for one in damaged] + broken
+
+
+def _repair(layout: Layout, look_further: LookFurther | None) -> RepairReport:
+    damaged, broken, quarantined = _find_damage(layout, look_further)
+    salvaged = sum(len(one.good) for one in damaged)
     needed = needed_samples(layout, {entry.key for one in damaged for entry in one.entries if entry.key not in one.good})
     for one in damaged:
         with suppress(FileNotFoundError):  # another repair just moved it, and saved its entries
@@ -124,12 +139,13 @@ def _repair(layout: Layout, look_further: LookFurther | None, *, dry_run: bool) 
     return finish_report(layout.root, RepairReport(salvaged, tuple(quarantined), rebuilt, 0), look_further=look_further)
 
 
-def _missing_then(layout: Layout, snapshot: Snapshot, damaged: Sequence[_Damaged], lacking: Iterable[Key]) -> int:
-    """How many needed or lost keys will have no valid copy after the salvage."""
+def _missing_then(layout: Layout, snapshot: Snapshot, damaged: Sequence[_Damaged], lacking: Iterable[Key]) -> frozenset[Key]:
+    """The needed or lost keys that will have no valid copy after the salvage."""
     saved = {*lacking, *(key for one in damaged for key in one.good)}
     gone = {one.digest for one in damaged}
     asked = {*wanted_keys(layout, snapshot), *(entry.key for one in damaged for entry in one.entries)} - saved
-    return sum(all(location.segment.digest in gone for location in locations) for locations in snapshot.find(sorted(asked)))
+    found = zip(sorted(asked), snapshot.find(sorted(asked)), strict=True)
+    return frozenset(key for key, locations in found if all(location.segment.digest in gone for location in locations))
 
 
 def _load(layout: Layout) -> Snapshot:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key
+from cachestore.core.words import noun, plural
 from cachestore.files.checksum import Checksum, read_blocks
 from cachestore.files.opening import opened, read_into, reason_of
 from cachestore.files.paths import Layout
@@ -61,7 +62,9 @@ def _check_once(layout: Layout, digest: str, *, every_byte: bool) -> SegmentChec
         return SegmentCheck(digest, contents.size_bytes, len(keys), [Finding("corrupt-segment", where, message)], keys)
     which = f"entry {bad[0].key} does not match its checksum"
     if len(bad) > 1:
-        which = f"{len(bad)} of {len(keys)} entries do not match their checksums"
+        which = (
+            f"{len(bad)} of {plural(len(keys), 'entry')} {noun(len(bad), 'does not match its checksum', 'do not match their checksums')}"
+        )
     found = Finding("corrupt-entry", where, f"{which} in {where}", str(bad[0].key))
     damaged = tuple(entry.key for entry in bad)
     return SegmentCheck(digest, contents.size_bytes, len(keys), [found], keys - {*damaged}, bad=damaged)

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, get_args
 from cachestore.core.arguments import as_whole, as_word, check_function, refuse
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import Json, Key, Recipe
-from cachestore.core.words import in_short
+from cachestore.core.words import in_short, plural
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_marked, parse_recipe
@@ -117,7 +117,7 @@ def _remarks(layout: Layout, snapshot: Snapshot) -> Iterator[str]:
     """Remark that there is no index. The segments can be read without one; a damaged index is a finding."""
     if snapshot.listed and not list_indexes(layout):
         yield (
-            f"there is no index, so opening the store reads the headers of all its {len(snapshot.listed)} segments: run"
+            f"there is no index, so opening the store reads the headers of its {plural(len(snapshot.listed), 'segment')}: run"
             f" {layout.command('repair')}, unless a pass is running, which writes an index when it ends"
         )
 
@@ -190,7 +190,8 @@ class _Damage:
         lost = len(missing_keys([Finding("corrupt-segment", "", "", entries=entries)]))
         advice = f"run {self._layout.command('repair')}"
         if lost:
-            advice = f"run {self._layout.command('repair --refill')}, as {lost} of its entries are needed and have no other copy"
+            needed = plural(lost, "needed entry of it has", "needed entries of it have")
+            advice = f"run {self._layout.command('repair --refill')}, as {needed} no other copy"
         for finding in check.findings:
             if finding.kind == "unreadable":
                 yield finding

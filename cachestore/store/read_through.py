@@ -14,7 +14,7 @@ from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput, EncodeFailed, MissingEntry
 from cachestore.core.keys import Key, by_key
 from cachestore.core.tensors import to_numpy, to_raw, to_torch
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, noun, plural
 from cachestore.storage.append import Acknowledged, Appender, SegmentLimits
 from cachestore.storage.commit import UNCOVERED_LIMIT
 from cachestore.store.reader import AnyKey
@@ -98,7 +98,8 @@ class ReadThrough:
         missing = self._store.missing(asked, look_again=self._on_miss != "skip")
         if missing and self._on_miss == "raise":
             raise MissingEntry(
-                f"{len(missing)} of {len(items)} keys are not in {self._store.layout.root}: {first_of(missing)}; encode them with"
+                f"{len(missing)} of {plural(len(items), 'key')} {noun(len(missing), 'is', 'are')} not in"
+                f" {self._store.layout.root}: {first_of(missing)}; encode them with"
                 ' `cachestore.fill` first, or pass on_miss="encode" or on_miss="skip"'
             )
         made = self._make([(key, items[key]) for key in missing]) if missing and self._on_miss == "encode" else {}
@@ -117,7 +118,7 @@ class ReadThrough:
         self._appender.check_process()
         answer = by_key(self._encode(list(missing)))
         if set(answer) != {key for key, _item in missing}:
-            raise EncodeFailed(f"encode returned {len(answer)} keys, which are not the {len(missing)} keys that it was asked for")
+            raise EncodeFailed(f"encode returned {plural(len(answer), 'key')}, not the {plural(len(missing), 'key')} that it was asked for")
         made = {key: _copied(to_raw(_named(key, tensors))) for key, tensors in answer.items()}
         for key, _item in missing:
             closed = self._appender.put(key, made[key], _META)

@@ -13,6 +13,7 @@ from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import CacheStoreError, CorruptEntry, FormatError, MissingEntry
 from cachestore.core.keys import Json, Key
 from cachestore.core.tensors import to_numpy, to_torch
+from cachestore.core.words import first_of, noun, plural
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import is_of_a_signal
 from cachestore.files.paths import Layout
@@ -225,9 +226,12 @@ class Reader:
             self.refresh()
             found = self._find(keys)
         if missing := [key for key, locations in zip(keys, found, strict=True) if not locations]:
-            named = ", ".join(map(str, missing[:3]))
+            named = first_of(missing)
             help_text = f"run `cachestore precompute` again, or {self.layout.command('repair')}"
-            raise MissingEntry(f"{len(missing)} of {len(keys)} keys are not in {self.layout.root}: {named}; {help_text}")
+            raise MissingEntry(
+                f"{len(missing)} of {plural(len(keys), 'key')} {noun(len(missing), 'is', 'are')} not in {self.layout.root}: {named};"
+                f" {help_text}"
+            )
         return found
 
     def _read(self, key: Key, locations: list[Location], look: Callable[[Key, Location], T]) -> T:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Json
+from cachestore.core.words import plural
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, PassFolder, encode_name, parse_pass, parse_round, to_repair
 from cachestore.files.publish import make_folder, publish
@@ -180,7 +181,7 @@ def read_round(layout: Layout, ref: PassRef, plan: Plan, number: int) -> Round:
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise FormatError(f"{path} names units that are not in its plan; run {to_repair(path)}") from error
     if len(units) != len(plan.recipes):
-        raise FormatError(f"{path} has {len(units)} recipes, but its plan has {len(plan.recipes)}; run {to_repair(path)}")
+        raise FormatError(f"{path} has {plural(len(units), 'recipe')}, but its plan has {len(plan.recipes)}; run {to_repair(path)}")
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Json
-from cachestore.core.words import in_short
+from cachestore.core.words import in_short, plural
 from cachestore.files.locks import is_locked
 from cachestore.files.opening import names_in
 from cachestore.files.paths import ClaimName, Layout, parse_plan, parse_worker, to_repair
@@ -281,7 +281,7 @@ class Observer:
             path = ref.folder(self.layout).round(number)
             listed = _listed(read_round_record(self.layout, ref, number).get("units"))
             if len(listed) != len(starts) - 1:
-                raise FormatError(f"{path} has {len(listed)} recipes, but its plan has {len(starts) - 1}; run {to_repair(path)}")
+                raise FormatError(f"{path} has {plural(len(listed), 'recipe')}, but its plan has {len(starts) - 1}; run {to_repair(path)}")
             sizes = (starts[at + 1] - starts[at] if units is None else len(_listed(units)) for at, units in enumerate(listed))
             self._rounds[ref, number] = tuple(sizes)
         return self._rounds[ref, number]

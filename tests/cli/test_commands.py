@@ -14,6 +14,7 @@ import cachestore as cs
 from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, HIDDEN, NO_STORE, OK, main, near_to, printable
 from cachestore.core import errors
 from cachestore.files.paths import Layout
+from cachestore.jobs import launching
 from cachestore.storage.snapshot import list_segments
 from tests import fakes
 from tests.loading import stores
@@ -81,7 +82,7 @@ def flip(store):
 
 def test_gc_drop_and_compact_say_in_words_what_they_did(run, store):
     assert "rewritten" in run("compact", store, "--dry-run")[1]
-    assert run("drop", store, "train")[1].startswith("train: 1 catalogs and 1 plans removed")
+    assert run("drop", store, "train")[1].startswith("train: 1 catalog and 1 plan removed")
     assert "would be marked for deletion" in run("gc", store)[1]
     assert "readable for 0 h" in run("gc", store, "--apply", "--grace", "0")[1]
     assert " 0 segments" not in run("gc", store, "--apply", "--grace", "0")[1].splitlines()[0]
@@ -505,6 +506,23 @@ def test_show_finds_a_sample_whose_id_looks_like_a_key(run_json, tmp_path, maker
     assert run_json("show", tmp_path / "s", odd)[1]["in"][0]["captions"] == ["c"]
 
 
+def test_a_run_that_has_nothing_to_do_starts_no_process(run, run_json, data, makers, monkeypatch, tmp_path):
+    (tmp_path / "model").mkdir()
+    arguments = ("precompute", data, "--model", tmp_path / "model", "--store", tmp_path / "store")
+    assert run_json(*arguments)[1]["encoded"] == 7
+    started = []
+    real = launching.run_workers
+    monkeypatch.setattr(launching, "run_workers", lambda *arguments: started.append(arguments) or real(*arguments))
+    code, found = run_json(*arguments)
+    assert (code, found["reused"], found["encoded"], started) == (OK, 7, 0, [])
+    assert "7 units: 7 are there already, 0 to encode" in run(*arguments)[2]
+    assert started == []
+    (data / "1.txt").write_text("another caption")
+    assert run_json(*arguments)[1]["encoded"] == len(started) == 1
+    assert run_json(*arguments, "--resolution", "512", "--replace")[0] == OK
+    assert len(started) == 2, "other options need other values"
+
+
 def test_why_says_that_a_sample_is_ready(run, run_json, store):
     code, answer = run_json("why", store, "1.png")
     assert (code, answer["in"][0]["ready"]) == (OK, True)
@@ -722,6 +740,7 @@ def test_json_carries_the_names_as_they_are(run_json, hostile):
 LOADED = """
 import json, sys
 from cachestore.cli import main
+from cachestore.jobs import launching
 codes = [main(arguments) for arguments in json.loads(sys.argv[1])]
 print(codes, sorted({"torch", "transformers", "diffusers", "PIL"} & set(sys.modules)), file=sys.stderr)
 """

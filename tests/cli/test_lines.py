@@ -6,25 +6,27 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import cachestore as cs
 from cachestore.cli import OK, main
 from cachestore.cli.lines import training_lines
+from cachestore.core.keys import Recipe
 from cachestore.core.samples import Source
 from cachestore.files.paths import Layout
 from cachestore.jobs.pass_loop import Report
 from tests.fakes import publish_catalog
-from tests.loading.stores import Row, catalog_of, make_store, recipes
+from tests.loading.stores import FLUX, PLAIN, SDXL, Row, catalog_of, make_store, recipes
 from tests.scenarios.trainers import run_script
 
 POLICY = cs.CaptionPolicy(choose="random", dropout=0.5, shuffle_tags=True, variants=2, keep_tokens=1, prefix='the "sks" style, ')
 SOURCES = (Source("photos"), Source("faces", name="faces", repeats=3))
 
 
-def encoded(root, rows, policy=None) -> Report:
+def encoded(root, rows, policy=None, made=None) -> Report:
     """The report of a job that encoded these rows, with these captions' texts."""
     policy = policy or cs.CaptionPolicy()
-    rows, made = [replace(row, captions=policy.texts(row.captions)) for row in rows], recipes()
+    rows, made = [replace(row, captions=policy.texts(row.captions)) for row in rows], made or recipes()
     make_store(root, rows, made)
     catalog = replace(catalog_of(rows, made, "train"), texts=policy.encoding())
     generation, _digest = publish_catalog(Layout(root.absolute()), catalog)
@@ -73,6 +75,26 @@ def test_the_lines_have_samples_come_as_often_as_their_source_says(tmp_path):
     names = trained(training_lines(report, 1, captions=POLICY, sources=SOURCES))
     assert Counter(batch["sample_id"][0] for batch in names["seen"]) == {"a": 1, "faces/b": 3}
     assert names["captions"] == POLICY
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("family", [SDXL, FLUX, PLAIN])
+@pytest.mark.parametrize("buckets", [[(64, 48)] * 3, [(64, 48), (48, 64)]])
+def test_the_lines_name_the_tensors_of_a_batch_with_their_dtypes_and_shapes(tmp_path, family, buckets):
+    made = replace(recipes(family), masks=Recipe("mask", {"kind": "masks"}, {"format": 1, "stored": "mask", "factor": 8}))
+    rows = [Row(f"{number}.png", ("a", "longer")[number % 2 : 2], bucket, has_mask=True) for number, bucket in enumerate(buckets)]
+    lines = training_lines(encoded(tmp_path / "store", rows, made=made))
+    batch = next(iter(trained(lines)["loader"]))
+    written = dict(line.strip("# ").split(": ") for line in lines[lines.index("for batch in loader:") + 2 :])
+    tensors = {name: one for name, one in batch.items() if isinstance(one, torch.Tensor)}
+    assert set(written) == set(tensors)
+    for name, tensor in tensors.items():
+        dtype, _space, axes = written[name].partition(" ")
+        assert f"torch.{dtype}" == str(tensor.dtype), name
+        sizes = axes.strip("[]").split(", ")
+        assert len(sizes) == tensor.ndim, name
+        assert all(size in {"?", str(axis)} for size, axis in zip(sizes, tensor.shape, strict=True)), name
+    assert ("?" in written["latents"]) == (len(set(buckets)) > 1)
 
 
 @pytest.mark.torch

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cachestore.cli import progress
-from cachestore.cli.progress import Progress, duration, in_a_line, style_for
+from cachestore.cli.progress import Progress, in_a_line, style_for
 from cachestore.files.records import decode_record, encode_record
 from cachestore.work.passes import join_pass
 from cachestore.work.progress import LaunchStatus, pass_status
@@ -93,11 +93,6 @@ def test_rates_of_workers_with_one_rank_add_up(one):
     assert "slowest rank 0 (0.0/s" in reported
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0, "0:00"), (5.9, "0:05"), (754, "12:34"), (3723, "1:02:03")])
-def test_a_duration_is_written_as_clocks_do(seconds, words):
-    assert duration(seconds) == words
-
-
 # Which style
 
 
@@ -161,6 +156,7 @@ def test_failures_of_this_launch_are_printed_once_and_those_that_no_heartbeat_ho
     with Progress(tmp_path, style, "listing photos/") as one:
         one.show(launch(EMPTY, failing, earlier))
         one.show(launch(EMPTY, failing, earlier))
+        one.show(launch(EMPTY, failing, earlier, replace(failing, worker="the next", failures=failing.failures * 2, failures_seen=2)))
         one.show(launch(EMPTY, replace(failing, failures=("b.png: why",), failures_seen=9), earlier))
     err = capsys.readouterr().err
     assert err.count("failed: a.png (latents): this is no picture") == 1

@@ -1,8 +1,10 @@
 """`cachestore why` of a store without a data set: what is unfinished there."""
 
+import json
+
 import pytest
 
-from cachestore.cli import ERROR, OK, main
+from cachestore.cli import DAMAGE, ERROR, OK, main
 from cachestore.work.workers import Heartbeat
 from tests import fakes
 from tests.fakes import FakeEncoder, captions
@@ -37,3 +39,30 @@ def test_a_pass_that_runs_is_not_called_unfinished(begun, capsys):
 def test_a_data_set_that_is_there_is_told_without_its_passes(begun, capsys):
     fakes.run_pass(begun)
     assert said(capsys, begun.layout.root) == "data set 'train' (generation 1): all 2 samples are ready\n"
+
+
+def made(tmp_path, pictures, encode):
+    """The store of three samples, of which the last ones have a picture."""
+    rows = [{"id": f"{n}", "caption": f"{n}"} | ({"image": f"{n}.png"} if n >= 3 - pictures else {}) for n in range(3)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for n in range(3):
+        (tmp_path / f"{n}.png").write_bytes(b"%d" % n)
+    store = tmp_path / "store"
+    assert main(["precompute", str(tmp_path / "rows.jsonl"), "--model", "m", "--encode", encode, "--store", str(store)]) == OK
+    return store
+
+
+def test_a_sample_without_a_picture_is_not_ready_if_others_have_one(tmp_path, makers, capsys):
+    store = made(tmp_path, 2, "text,latents")
+    capsys.readouterr()
+    reported = said(capsys, store, code=DAMAGE)
+    assert "train  0: no picture" in reported
+    assert "1 of 3 samples is not ready" in reported
+    assert "NOT READY\n  no picture" in said(capsys, store, "0", code=DAMAGE)
+    assert ": ready" in said(capsys, store, "2")
+
+
+def test_captions_alone_need_no_picture(tmp_path, makers, capsys):
+    store = made(tmp_path, 0, "text")
+    capsys.readouterr()
+    assert "all 3 samples are ready" in said(capsys, store)

@@ -1,6 +1,8 @@
 """How counts and lists read in a message."""
 
-from cachestore.core.words import did_you_mean, first_of, human_bytes, misspelt, nearest
+import pytest
+
+from cachestore.core.words import did_you_mean, duration, first_of, human_bytes, listed, misspelt, nearest, noun, plural
 
 
 def test_of_nothing_nothing_is_named():
@@ -34,3 +36,19 @@ def test_a_slip_is_letters_in_another_order_or_one_too_many_or_too_few():
     slips = [misspelt(given, known) for given in ("imgae", "imag", "Maks", "crop_", "textt")]
     assert slips == ["image", "image", "mask", "crop", "text"]
     assert [given for given in ("image", "task", "image_path", "i", "", "test", "texture") if misspelt(given, known)] == []
+
+
+def test_a_count_stands_with_the_form_of_its_noun():
+    assert [plural(number, "entry") for number in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
+    assert [plural(number, "caption is", "captions are") for number in (1, 2)] == ["1 caption is", "2 captions are"]
+    assert (plural(1003, "segment", form=","), noun(1, "day"), noun(2, "day")) == ("1,003 segments", "day", "days")
+
+
+def test_names_are_listed_as_in_a_sentence():
+    assert [listed("abc"[:count]) for count in range(4)] == ["", "a", "a and b", "a, b and c"]
+    assert listed(["x", 2], "or") == "x or 2"
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0, "0:00"), (5.9, "0:05"), (754, "12:34"), (3723, "1:02:03")])
+def test_a_duration_is_written_as_clocks_do(seconds, words):
+    assert duration(seconds) == words

@@ -12,6 +12,7 @@ from PIL import Image
 import cachestore as cs
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.keys import digest_bytes
+from cachestore.encode import latents
 from cachestore.encode.buckets import Size
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from tests.encode import tiny
@@ -115,6 +116,14 @@ def test_what_reading_raises_passes_through(look_alike):
 
     with pytest.raises(FileNotFoundError):
         look_alike.resolve({"image": "gone.png", "resolution": 64}, read)
+
+
+def test_the_installed_resampler_is_checked_for_the_first_picture_alone(look_alike, monkeypatch):
+    checked = []
+    monkeypatch.setattr(latents, "check_resampler", checked.append)
+    for size in ((100, 70), (50, 35)):
+        look_alike.prepare(resolve(look_alike, picture(*size)))
+    assert checked == [look_alike.setup.resample]
 
 
 def test_pictures_of_one_bucket_are_prepared_to_one_shape(look_alike):

@@ -242,7 +242,7 @@ def test_a_vaes_file_that_does_not_fit_names_its_first_tensor(tiny_model, digest
     own = load(folder / "vae" / VAE_WEIGHTS)
     first = "decoder.conv_in.weight"
     cases = {
-        "lack 1 tensors, such as decoder.conv_in.weight": {name: tensor for name, tensor in own.items() if name != first},
+        "lack 1 tensor, such as decoder.conv_in.weight": {name: tensor for name, tensor in own.items() if name != first},
         "does not have, such as aaa.weight": {**own, "aaa.weight": torch.zeros(2)},
         first: {**own, first: torch.zeros(3, 3)},
         "neither in the layout of diffusers nor in the original one": {"bbb.weight": torch.zeros(2)},
@@ -322,7 +322,7 @@ def test_a_text_encoders_file_that_does_not_fit_names_its_first_tensor(tiny_mode
     own = load(folder / "text_encoder" / TEXT_WEIGHTS)
     first = next(name for name in sorted(own) if name.endswith("layers.0.mlp.fc1.weight"))
     cases = {
-        "lack 1 tensors, such as .*fc1.weight": {name: tensor for name, tensor in own.items() if name != first},
+        "lack 1 tensor, such as .*fc1.weight": {name: tensor for name, tensor in own.items() if name != first},
         "does not have, such as aaa.weight": {**own, "aaa.weight": torch.zeros(2)},
         "with another shape, such as .*fc1.weight": {**own, first: torch.zeros(3, 3)},
     }

@@ -368,7 +368,7 @@ def test_control_images_stand_beside_a_video_and_an_export_names_what_it_leaves_
     assert (report.encoded, report.failed) == (4, 0)
     batch = cs.CachedDataset(store, latents="mean").read_batch([0])
     assert (batch["control_latents"].shape, batch["latents"].shape) == ((1, 16, 1, 6, 10), (1, 16, 5, 6, 10))
-    assert "1 latents of videos" in export_cache(store, format="musubi", folder=tmp_path / "musubi").left_out
+    assert "latents of 1 video" in export_cache(store, format="musubi", folder=tmp_path / "musubi").left_out
 
 
 @pytest.mark.torch

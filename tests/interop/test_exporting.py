@@ -149,8 +149,8 @@ def test_captions_whose_files_say_other_words_now_are_counted_and_end_with_3(dat
     (data / "a" / "one.txt").unlink()
     assert main(["export", str(store), "--format", "ai-toolkit", "-o", str(out)]) == FAILURES
     words = capsys.readouterr().out
-    assert "ai-toolkit reads other text from the files of 1 captions, and encodes that again itself (two.png)" in words
-    assert "1 captions have no caption file here" in words
+    assert "ai-toolkit reads other text from the files of 1 caption, and encodes that again itself (two.png)" in words
+    assert "1 caption has no caption file here" in words
 
 
 @pytest.mark.parametrize("options", [{}, {"trigger_word": "sks"}])
@@ -232,7 +232,7 @@ def test_latents_alone_are_of_the_only_family_with_their_constants_or_of_the_one
     assert [path.name for path in out.glob("*.npz")] == ["a_0640x0480_sdxl.npz"]
     made = stores.recipes(None, "sample", scaling_factor=0.5, shift_factor=None)
     store = stores.make_store(tmp_path / "others", [stores.Row("a.png")], made)
-    with pytest.raises(BadInput, match="pass --family"):
+    with pytest.raises(BadInput, match="pass family"):
         send("sd-scripts", store, out)
     assert send("sd-scripts", store, out, family="sd15").written == 1
 

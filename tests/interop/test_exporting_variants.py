@@ -228,7 +228,7 @@ def test_groups_that_musubi_cannot_stack_are_counted_and_end_with_3(tmp_path, ou
     report = send("musubi", without_text(make_store(tmp_path / "store", Wanted((512,), family="z-image"))), out)
     assert (report.complete, report.failures, report.written) == (False, (), 3)
     assert in_words(report.not_taken).startswith(
-        "1 of the 2 groups from which musubi makes batches hold latents of several shapes (2 pictures)"
+        "1 of 2 groups from which musubi makes batches holds latents of several shapes (2 pictures)"
     )
 
 
@@ -238,7 +238,7 @@ def test_groups_that_simpletuner_cannot_stack_are_counted(tmp_path, out, monkeyp
     monkeypatch.setattr("tests.interop.test_exporting_variants.choose", partial(buckets.choose, upscales=False))
     report = send("simpletuner", make_store(tmp_path / "store", Wanted((512,))), out)
     assert not report.complete
-    assert in_words(report.not_taken).startswith("1 of the 1 groups from which simpletuner makes batches")
+    assert in_words(report.not_taken).startswith("1 of 1 group from which simpletuner makes batches")
 
 
 def test_latents_of_other_buckets_than_sd_scripts_would_take_are_counted(tmp_path, out):
@@ -274,17 +274,17 @@ def test_ai_toolkit_finds_resolutions_and_sides_by_their_digests(tmp_path, out):
 @pytest.mark.parametrize(
     ("kind", "wanted", "choice", "reason"),
     [
-        ("simpletuner", Wanted(options={"flip": True}), {"leave_out": ["flips"]}, "pass --leave-out flips"),
-        ("musubi", Wanted(options={"flip": True}, controls=1), {"leave_out": ["flips"]}, "pass --leave-out flips"),
-        ("simpletuner", Wanted(masks=True), {"leave_out": ["masks"]}, "pass --leave-out masks"),
-        ("ai-toolkit", Wanted(masks=True), {"leave_out": ["masks"]}, "pass --leave-out masks"),
+        ("simpletuner", Wanted(options={"flip": True}), {"leave_out": ["flips"]}, 'pass leave_out="flips"'),
+        ("musubi", Wanted(options={"flip": True}, controls=1), {"leave_out": ["flips"]}, 'pass leave_out="flips"'),
+        ("simpletuner", Wanted(masks=True), {"leave_out": ["masks"]}, 'pass leave_out="masks"'),
+        ("ai-toolkit", Wanted(masks=True), {"leave_out": ["masks"]}, 'pass leave_out="masks"'),
         (
             "sd-scripts",
             Wanted((512,), options={"crop": "random", "seed": 0, "variants": 2}),
             {"variant_only": 1},
-            "--variant-only with a number from 0 to 1",
+            "variant_only with a number from 0 to 1",
         ),
-        ("sd-scripts", Wanted(family="sdxl"), {"resolution_only": 512}, "--resolution-only with one of 256, 512"),
+        ("sd-scripts", Wanted(family="sdxl"), {"resolution_only": 512}, "resolution_only with one of 256, 512"),
     ],
 )
 def test_what_a_trainer_has_no_place_for_is_refused_and_the_choice_that_is_named_exports(tmp_path, out, kind, wanted, choice, reason):
@@ -318,7 +318,7 @@ def test_the_chosen_crop_and_resolution_alone_are_written(tmp_path, out):
 
 def test_drawn_crops_are_never_found_by_ai_toolkit(tmp_path, out):
     store = make_store(tmp_path / "store", Wanted(options={"crop": "random", "seed": 0}))
-    with pytest.raises(BadInput, match="precompute with --crop center"):
+    with pytest.raises(BadInput, match='precompute with crop="center"'):
         send("ai-toolkit", store, out)
 
 
@@ -328,7 +328,7 @@ def test_choices_that_cannot_be_made_are_refused(tmp_path, out):
         send("musubi", store, out, resolution_only=1024)
     with pytest.raises(BadInput, match="'faces' cannot be left out; flips and masks can"):
         send("musubi", store, out, leave_out=["faces"])
-    with pytest.raises(BadInput, match="--variant-only must be 0, not"):
+    with pytest.raises(BadInput, match="variant_only must be 0, not"):
         send("musubi", store, out, variant_only=1)
     assert not out.exists()
 
@@ -355,7 +355,7 @@ def test_each_of_several_sources_has_a_tree_of_its_own(tmp_path, out, kind, tree
 def test_what_needs_no_choice_and_has_no_place_is_reported(tmp_path, out, capsys):
     store = make_store(tmp_path / "store", Wanted((256,), captions=("a fox", "another"), controls=1))
     report = send("ai-toolkit", store, out)
-    assert report.left_out == ("2 latents of control images", "2 captions after the first one of their picture")
+    assert report.left_out == ("latents of 2 control images", "2 captions after the first one of their picture")
     assert main(["export", str(store), "--format", "ai-toolkit", "-o", str(out), "--resolution-only", "256", "--leave-out", "masks"]) == OK
     assert "not exported: 2 captions" in capsys.readouterr().out
 

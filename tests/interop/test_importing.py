@@ -164,7 +164,7 @@ def test_latents_that_no_note_fits_and_notes_that_differ_are_failures_that_name_
     assert "says that the picture was cropped to 128x128, but its latents are of 64x48" in reasons[PICTURES[0].reference]
     assert "contradict each other" in reasons[PICTURES[1].reference]
     assert len(reasons) == 2
-    assert any("1 pictures are in no bucket" in remark or "are in no bucket" in remark for remark in report.remarks)
+    assert any("1 picture in no bucket" in remark for remark in report.remarks)
 
 
 @pytest.mark.parametrize("entry", [None, {}, {"original_size": [1, 2]}, {**trainers.st_sizes(ONE[0]), "target_size": [0, 8]}])
@@ -173,7 +173,7 @@ def test_a_note_without_sense_is_remarked_and_the_crop_is_taken_to_be_at_the_cen
     bring("simpletuner", tmp_path / "vae", store, data, family="sdxl", name="without")
     (data / "aspect_ratio_bucket_metadata_x.json").write_text(json.dumps({f"/x/{ONE[0].reference}": entry}))
     report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
-    assert ["1 entries of" in remark for remark in report.remarks] == [True]
+    assert ["1 entry of" in remark for remark in report.remarks] == [True]
     assert sizes_of(sample_of(store, ONE[0])) == sizes_of(sample_of(store, ONE[0], "without"))
 
 
@@ -266,7 +266,7 @@ def test_latents_are_not_imported_for_a_list_of_prompts(tmp_path, data, store):
     both = tmp_path / "both"
     trainers.write_simpletuner(both / "text", both / "vae", "sdxl")
     (tmp_path / "prompts.txt").write_text(f"{PICTURES[0].caption}\n")
-    with pytest.raises(BadUsage, match=r"lists no pictures.*--encode text"):
+    with pytest.raises(BadUsage, match=r'lists no pictures.*encode="text"'):
         bring("simpletuner", both, store, tmp_path / "prompts.txt")
     assert bring("simpletuner", both, store, tmp_path / "prompts.txt", encode=["text"]).report.encoded == 2
 
@@ -278,7 +278,7 @@ def test_files_of_families_that_are_not_known_are_reported(tmp_path, data, store
     known = trainers.st_text_path(text, PICTURES[0].caption, "sdxl")
     shutil.copy(known, known.with_name(known.name.replace("sdxl", "krea2")))
     report = bring("simpletuner", tmp_path / "both", store, data)
-    assert "1 files belong to models that cannot be imported yet (krea2)" in report.remarks
+    assert "1 file belongs to models that cannot be imported yet (krea2)" in report.remarks
     assert report.unmatched == (f"text/{known.name.replace('sdxl', 'krea2')}",)
 
 
@@ -314,7 +314,7 @@ def test_captions_that_ai_toolkit_encodes_in_other_words_are_those_of_the_data_s
     report = bring("ai-toolkit", data, store, data, **options)
     assert (report.complete, report.report.encoded) == (True, 2)
     assert sample_of(store, made)["caption"] == caption
-    assert any("have other words than ai-toolkit encoded" in remark for remark in report.remarks)
+    assert any("has other words than ai-toolkit encoded" in remark for remark in report.remarks)
 
 
 def test_a_trigger_word_that_is_not_named_leaves_text_unpaired_and_says_what_may_be(data, store):
@@ -346,7 +346,7 @@ def test_sd_scripts_text_is_of_the_first_line_which_is_the_caption_then(data, st
     assert report.complete
     assert sample_of(store, pictures[0])["caption"] == first
     check_text(sample_of(store, pictures[0]), pictures[0], "flux", torch.float32)
-    assert any("1 captions have several lines" in remark or "1 caption files have other words" in remark for remark in report.remarks)
+    assert any("1 caption has several lines" in remark or "1 caption file has other words" in remark for remark in report.remarks)
     assert not any("each whole text is one caption" in remark for remark in report.remarks)
 
 
@@ -376,13 +376,13 @@ def test_pictures_that_their_exif_data_turn_are_reported_of_sd_scripts(data, sto
     trainers.write_sd_scripts(data, "flux", [*PICTURES, trainers.Picture("turned.jpg", "", (100, 80), (6, 8))])
     report = bring("sd-scripts", data, store, data)
     assert report.complete
-    assert any("1 pictures (turned.jpg) are turned by their EXIF data" in remark for remark in report.remarks)
+    assert any("1 picture (turned.jpg) is turned by EXIF data" in remark for remark in report.remarks)
 
 
 def test_videos_beside_the_pictures_are_counted_and_no_option_is_named_that_an_import_lacks(data, store):
     trainers.write_sd_scripts(data, "sdxl")
     (data / "clip.mp4").write_bytes(b"never opened")
-    assert "1 videos are ignored (caches of videos are not imported)" in bring("sd-scripts", data, store, data).remarks
+    assert "1 video is ignored (caches of videos are not imported)" in bring("sd-scripts", data, store, data).remarks
 
 
 def test_a_folder_with_nothing_of_the_source_is_an_error_that_shows_both(tmp_path, data, store):
@@ -478,7 +478,7 @@ def test_text_and_latents_of_one_name_may_come_one_after_the_other(tmp_path, dat
 def test_a_name_in_use_is_not_taken_over_unless_asked(data, store):
     trainers.write_sd_scripts(data, "flux")
     bring("sd-scripts", data, store, data)
-    with pytest.raises(RecipeMismatch, match="--replace"):
+    with pytest.raises(RecipeMismatch, match="replace=True"):
         bring("sd-scripts", data, store, data, claims={"model": "another"})
     bring("sd-scripts", data, store, data, claims={"model": "another"}, replace=True)
     assert cs.CachedDataset(store).recipes["text"].make["claimed"] == {"model": "another"}
@@ -486,14 +486,14 @@ def test_a_name_in_use_is_not_taken_over_unless_asked(data, store):
 
 def test_what_made_a_cache_must_be_given(data, store):
     trainers.write_sd_scripts(data, "flux")
-    with pytest.raises(BadInput, match="--claim NAME=VALUE"):
+    with pytest.raises(BadInput, match="claims NAME=VALUE"):
         bring("sd-scripts", data, store, data, claims=None)
 
 
 def test_two_families_in_a_folder_must_be_told_apart(data, store):
     trainers.write_sd_scripts(data, "flux")
     trainers.write_sd_scripts(data, "sdxl")
-    with pytest.raises(BadInput, match="flux, sdxl: pass --family"):
+    with pytest.raises(BadInput, match="flux, sdxl: pass family"):
         bring("sd-scripts", data, store, data)
     report = bring("sd-scripts", data, store, data, family="sdxl")
     assert report.report.encoded == 6
@@ -502,7 +502,7 @@ def test_two_families_in_a_folder_must_be_told_apart(data, store):
 
 def test_a_family_that_nothing_tells_must_be_given(tmp_path, data, store):
     trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "flux")
-    with pytest.raises(BadInput, match="pass --family"):
+    with pytest.raises(BadInput, match="pass family"):
         bring("simpletuner", tmp_path / "vae", store, data)
 
 
@@ -599,7 +599,7 @@ def test_the_command_tells_what_the_function_returns(data, store, capsys):
     assert main(arguments[:-1]) == FAILURES
     words = capsys.readouterr().out
     assert "one_0100x0080_flux.npz" in words
-    assert "1 files belong to no sample: stray.npz" in words
+    assert "1 file of no sample: stray.npz" in words
     assert main(["import", "nobody", *arguments[2:]]) == ERROR
 
 

@@ -153,7 +153,7 @@ def test_of_several_resolutions_that_ai_toolkit_cached_of_a_picture_the_largest_
     write_more(data, BIRD, (16, 16), flip_x=True)
     report = bring("ai-toolkit", data, store, data, encode=["latents"])
     assert (report.complete, report.unmatched[:-3]) == (True, ())
-    assert report.remarks == ("1 pictures (two.png) have latents of several resolutions; the largest are imported",)
+    assert report.remarks == ("1 picture (two.png) has latents of several resolutions; the largest are imported",)
     assert equal(latents_by_sample(store)["two.png"], largest)
 
 
@@ -224,7 +224,7 @@ def test_a_cache_beside_pictures_is_not_taken_from_a_folder_above_or_below_the_s
     folder, source = (data / "a", data) if outer == "source" else (data, data / "a")
     if outer == "cache":
         {"sd-scripts": trainers.write_sd_scripts, "ai-toolkit": trainers.write_ai_toolkit}[kind](data, "flux", inner)
-    with pytest.raises(BadInput, match=rf"{data / 'a'} lies in {data}; .* or {folder} as --data"):
+    with pytest.raises(BadInput, match=rf"{data / 'a'} lies in {data}; .* or {folder} as data"):
         bring(kind, folder, store, source, encode=["latents"])
     assert not store.exists()
 
@@ -281,7 +281,7 @@ def test_a_note_of_simpletuner_that_may_be_of_two_pictures_leaves_neither_with_a
     report = bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
     assert failures_of(report, "latents").keys() == {"0.png", "512/0.png"}
     assert "may be of 512/0.png or 0.png, so nothing is taken" in failures_of(report, "latents")["0.png"]
-    assert any("1 paths of" in remark and "may be of 512/0.png or 0.png" in remark for remark in report.remarks)
+    assert any("1 path of" in remark and "may be of 512/0.png or 0.png" in remark for remark in report.remarks)
     assert bring("simpletuner", tmp_path / "text", store, data, family="sdxl", name="text").complete
 
 
@@ -393,9 +393,9 @@ def test_an_import_says_what_of_a_file_no_data_set_hands_out(tmp_path, data, sto
 def test_controls_and_further_resolutions_that_are_kept_are_reported_too(tmp_path, data, store):
     trainers.write_musubi(tmp_path / "cache", "flux", [FOX])
     report = bring("musubi", tmp_path / "cache", store, data)
-    assert ["latents_control of 1 pictures" in remark for remark in report.remarks if "data sets do not return" in remark] == [True]
+    assert ["latents_control of 1 picture" in remark for remark in report.remarks if "data sets do not return" in remark] == [True]
     trainers.write_sd_scripts(data, "flux", [FOX], is_flipped=False)
     path = trainers.sd_latents_path(data, FOX, "flux")
     np.savez(path, **np.load(path), latents_2x4=np.ones((16, 2, 4), np.float32))
     report = bring("sd-scripts", data, tmp_path / "other", data)
-    assert ["latents of 1 pictures" in remark for remark in report.remarks if "data sets do not return" in remark] == [True]
+    assert ["latents of 1 picture" in remark for remark in report.remarks if "data sets do not return" in remark] == [True]

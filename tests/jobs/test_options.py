@@ -16,7 +16,7 @@ from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import canonical
 from cachestore.jobs.option_types import allowed_failures
-from cachestore.jobs.options import Options, PrecomputeRequest, option_of, read_value
+from cachestore.jobs.options import Options, PrecomputeRequest, in_python, option_of, python_call, read_value
 from cachestore.jobs.planning import look_at_request
 from cachestore.storage.commit import create_store
 from tests.core.test_captions import policies
@@ -186,3 +186,34 @@ def test_hints_of_a_newer_version_are_passed_over():
 def test_a_catalog_that_precompute_did_not_make_cannot_be_asked_for_again():
     with pytest.raises(BadInput, match="does not say how it was made"):
         PrecomputeRequest.from_hints({}, store="s")
+
+
+# In Python's words
+
+
+@pytest.mark.parametrize(
+    ("message", "worded"),
+    [
+        ("DATA is missing: a path, or several", "data is missing: a path, or several"),
+        ("--store is the address 's3://a'", "store is the address 's3://a'"),
+        ("pass --vae PATH, or --encode latents", 'pass vae=PATH, or encode="latents"'),
+        ("--variants 2 needs --crop random: all", 'variants=2 needs crop="random": all'),
+        ("pass --replace to encode them again, or another --name", "pass replace=True to encode them again, or another name"),
+        ("pass both --rank and --world-size", "pass both rank and world_size"),
+        ("unknown --encode-arg x for it; --claim NAME=VALUE", "unknown encode_args x for it; claims NAME=VALUE"),
+        ("run `cachestore precompute --replace`, or pass --frames 17,49", "run `cachestore precompute --replace`, or pass frames=17,49"),
+        ("a -- b, x--y, --", "a -- b, x--y, --"),
+        ("", ""),
+    ],
+)
+def test_python_is_given_the_names_of_arguments_instead_of_options(message, worded):
+    assert in_python(message) == worded
+
+
+def test_an_error_of_a_call_names_arguments_and_remembers_what_the_command_line_says():
+    with pytest.raises(BadInput) as raised, python_call():
+        raise BadInput("pass --flip")
+    assert (str(raised.value), raised.value.in_command) == ("pass flip=True", "pass --flip")
+    with pytest.raises(BadInput, match="pass frames") as plain, python_call():
+        raise BadInput("pass frames")
+    assert plain.value.in_command is None

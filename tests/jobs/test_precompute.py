@@ -94,7 +94,7 @@ def test_of_nothing_in_memory_and_of_several_sources_of_nothing_no_store_is_made
 
 def test_videos_without_frames_and_captions_without_text_are_nothing(tmp_path, root, makers):
     picture(tmp_path / "clips/a.mp4", b"a video")
-    with pytest.raises(BadUsage, match=r"1 videos are ignored \(pass --frames"):
+    with pytest.raises(BadUsage, match=r"1 video is ignored \(pass --frames"):
         run(tmp_path / "clips", root)
     with pytest.raises(BadUsage, match=r"sample 'a\.mp4' has a video: pass --frames"):
         run(rows(tmp_path / "clips/m.jsonl", {"path": "a.mp4", "text": "a cat"}), root)
@@ -487,7 +487,7 @@ def test_what_a_user_should_know_is_reported_beforehand(data, root, makers):
     reported = []
     precompute_here(PrecomputeRequest(str(data), "model", str(root)), say=reported.append)
     text = "\n".join(reported)
-    for words in ("1 without a caption (3.png)", "1 captions have several lines (4.png)", "5 samples", "10 to encode", "free"):
+    for words in ("1 without a caption (3.png)", "1 caption has several lines (4.png)", "5 samples", "10 to encode", "free"):
         assert words in text
 
 
@@ -495,7 +495,7 @@ def test_longer_captions_than_the_encoder_reads_are_counted_aloud(tmp_path, root
     (tmp_path / "p.txt").write_text("short\n" + "word " * 9 + "\n")
     reported = []
     precompute_here(PrecomputeRequest(str(tmp_path / "p.txt"), "model", str(root)), say=reported.append)
-    assert any("1 captions are longer" in line for line in reported)
+    assert any("1 caption is longer" in line for line in reported)
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_encoded(data, root, makers, monkeypatch):
@@ -942,7 +942,7 @@ def test_a_lost_entry_is_refilled_with_source_and_model_elsewhere_and_with_no_ot
 def test_the_printed_lines_of_python_train_from_the_store(encoded, tmp_path):
     _folder, _store, report = encoded
     lines = training_lines(report, batch_size=2)
-    assert all(word in "\n".join(lines) for word in ("prompt_embeds", "latents from moments", f"generation={report.generation}"))
+    assert all(word in "\n".join(lines) for word in ("prompt_embeds", "# latents: float32 [2, ", f"generation={report.generation}"))
     path = tmp_path / "train.py"
     path.write_text("\n".join([*lines, "    print(sorted(batch)[0], batch['latents'].shape[0])"]))
     ended = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, timeout=50, cwd=fakes.ROOT)

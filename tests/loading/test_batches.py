@@ -585,6 +585,6 @@ def test_what_is_left_out_is_reported_once_and_by_one_rank(caplog):
         ranks({(64, 48): 12}, 3)
     (reported,) = caplog.messages
     assert (
-        "leaves out 9 of 33 samples: 1 that do not fill a batch of 4 (1 of 48x64), and 8 in batches that cannot be divided among 3 ranks"
+        "leaves out 9 of 33 samples: 1 that does not fill a batch of 4 (1 of 48x64), and 8 in batches that cannot be divided among 3 ranks"
         in reported
     )

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import cachestore as cs
+from cachestore.core.batch_shapes import batch_shape
 from cachestore.core.keys import Recipe
 from cachestore.core.read_block import LatentsBlock
 from cachestore.encode import families
@@ -22,7 +23,7 @@ from cachestore.files import opening
 from cachestore.files.paths import Layout
 from cachestore.loading import batch_slice
 from cachestore.loading.buffers import BatchBuffers
-from cachestore.loading.latents import batch_shape, noise_seed, read_latents, read_latents_into
+from cachestore.loading.latents import noise_seed, read_latents, read_latents_into
 from cachestore.storage import fetch
 from cachestore.storage.append import publish_segment
 from cachestore.storage.entry import make_entry

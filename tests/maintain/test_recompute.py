@@ -112,7 +112,7 @@ def test_a_dry_run_changes_and_encodes_nothing_and_refilling_twice_makes_it_once
     report = cs.repair(store, refill=True, dry_run=True)
     assert (report.salvaged, report.dry_run, len(report.quarantined)) == (3, True, 1)
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
-    assert makers.made == []
+    assert makers.encoded() == []
     cs.repair(store, refill=True)
     assert cs.repair(store, refill=True).refilled == 0
 
@@ -120,8 +120,9 @@ def test_a_dry_run_changes_and_encodes_nothing_and_refilling_twice_makes_it_once
 def test_a_source_that_moved_is_named(store, data, makers, tmp_path):
     flip_entry(store, "2.png", "latents")
     data.rename(tmp_path / "moved")
-    with pytest.raises(BadInput, match="data"):
-        cs.repair(store, refill=True)
+    for dry_run in (True, False):
+        with pytest.raises(BadInput, match=r"data is not there.*pass source with its new path"):
+            cs.repair(store, refill=True, dry_run=dry_run)
     assert cs.repair(store, refill=True, source=tmp_path / "moved").refilled == 1
     assert cs.verify(store).ok
 
@@ -160,9 +161,9 @@ def edited(data):
     ("change", "says"),
     [
         ([half_mounted], r"2 samples are no longer listed.*0\.png, 1\.png"),
-        ([added], r"1 new samples.*9\.png"),
-        ([edited], "1 captions changed"),
-        ([half_mounted, added], r"1 new samples.*2 samples are no longer listed"),
+        ([added], r"1 new sample.*9\.png"),
+        ([edited], "1 caption changed"),
+        ([half_mounted, added], r"1 new sample.*2 samples are no longer listed"),
         ([shutil.rmtree, lambda data: data.mkdir()], "4 samples are no longer listed"),
     ],
 )
@@ -174,12 +175,21 @@ def test_a_source_that_lists_something_else_is_refused_and_the_data_set_stays(tm
     before = (catalog(root).generation, catalog(root).digest)
     for each in change:
         each(data)
+    files = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    with pytest.raises(BadInput, match=f"{says}.*`cachestore precompute`"):
+        cs.repair(root, refill=True, dry_run=True)
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == files
     with pytest.raises(BadInput, match=f"{says}.*`cachestore precompute`"):
         cs.repair(root, refill=True)
     assert main(["repair", str(root), "--refill"]) == ERROR
     assert (catalog(root).generation, catalog(root).digest) == before
     assert makers.encoded() == []
     assert [finding.sample for finding in cs.verify(root).findings] == ["2.png"]
+
+
+def test_a_dry_run_asks_for_no_source_of_a_data_set_that_lacks_nothing(store, data, makers):
+    half_mounted(data)
+    assert cs.repair(store, refill=True, dry_run=True).missing == 0
 
 
 def test_a_source_that_changes_while_refilling_publishes_no_other_data_set(store, data, makers, monkeypatch):
@@ -194,7 +204,7 @@ def test_a_source_that_changes_while_refilling_publishes_no_other_data_set(store
 
     monkeypatch.setattr(refill, "look_at_request", look_and_add)
     before = catalog(store).digest
-    with pytest.raises(BadInput, match="1 new samples"):
+    with pytest.raises(BadInput, match="1 new sample"):
         cs.repair(store, refill=True)
     assert catalog(store).digest == before
 
@@ -373,7 +383,7 @@ def test_samples_whose_pictures_are_gone_stay_in_the_data_set_and_are_reported(t
     precompute_here(PrecomputeRequest(str(source), "model", str(root), encode=("latents",)))
     flip_entry(root, "2.png", "latents")
     (data / "2.png").unlink()
-    with pytest.raises(BadInput, match=r"2\.png.*--source"):
+    with pytest.raises(BadInput, match=r"2\.png.*pass source"):
         cs.repair(root, refill=True)
     assert list(catalog(root).ids) == [f"{n}.png" for n in range(4)]
     assert {finding.kind for finding in cs.verify(root).findings} == {"missing-entry"}

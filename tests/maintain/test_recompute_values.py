@@ -98,7 +98,7 @@ def test_without_recompute_nobody_is_asked_to_make_anything(store, makers):
 def test_a_store_of_which_no_entry_can_be_made_again_is_an_error(tmp_path, makers):
     with cs.open(tmp_path / "store", mode="a") as store, store.writer() as writer:
         writer.put(cs.key("a"), {"x": np.ones(2)})
-    with pytest.raises(BadInput, match=r"none of the 1 entries in .*store can be encoded again and compared: no data set has them"):
+    with pytest.raises(BadInput, match=r"none of 1 entry in .*store can be encoded again and compared: no data set has them"):
         cs.verify(tmp_path / "store", recompute=5)
     assert makers.made == []
 
@@ -234,7 +234,7 @@ def test_an_input_that_the_model_refuses_now_is_counted_and_hides_no_other(store
     makers.options["before_encode"] = refuse
     report = cs.verify(store, recompute=100)
     assert (report.recomputed["refused"], report.recomputed["equal"]) == (1, 2 * COUNT - 1)
-    assert report.recomputed["remarks"] == ["1 entries could not be encoded again (3.png): out of luck"]
+    assert report.recomputed["remarks"] == ["1 entry could not be encoded again (3.png): out of luck"]
 
 
 def test_a_model_that_cannot_be_loaded_ends_it(store, makers):
@@ -370,7 +370,7 @@ def test_the_command_tells_what_it_could_not_make_again(run, store, data):
     (data / "2.png").unlink()
     code, out, _err = run("verify", store, "--recompute=100")
     assert code == OK
-    assert "note: 1 entries could not be encoded again, as their source is missing (2.png)" in out
+    assert "note: 1 entry could not be encoded again, as their source is missing (2.png)" in out
 
 
 def test_the_command_takes_what_moved_and_refuses_it_without_recompute(run, store, data, tmp_path):

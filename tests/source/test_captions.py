@@ -25,7 +25,7 @@ def test_a_caption_file_is_read_as_asked(tmp_path, lines, expected):
 def test_a_caption_of_several_lines_is_reported_only_where_it_is_taken_whole(tmp_path):
     folder(tmp_path, {"a.png": "", "a.txt": LINES, "b.png": "", "b.txt": "one line\n"})
     [remark] = listed(tmp_path).remarks
-    assert remark.startswith("1 captions have several lines (a.png)")
+    assert remark.startswith("1 caption has several lines (a.png)")
     assert listed(tmp_path, caption_lines="each").remarks == ()
 
 

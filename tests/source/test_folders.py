@@ -267,7 +267,7 @@ def test_a_link_to_a_folder_that_the_source_lies_in_is_passed_over(tmp_path):
     (folder / "up").symlink_to("..")
     listing = list_source(folder)
     assert [sample.id for sample in listing.samples(Remarks())] == ["0.png", "1.png"]
-    assert any("contain the source itself (up)" in words for words in remarks_of(listing))
+    assert any("contains the source itself (up)" in words for words in remarks_of(listing))
 
 
 def test_a_files_name_gives_it_a_role_of_the_picture_or_video_of_the_same_name(tmp_path):

@@ -104,10 +104,10 @@ def test_captions_of_which_none_has_any_text_are_reported(tmp_path):
     assert remarks_of(list_source(folder)) == ()
     for path in folder.glob("*.txt"):
         path.write_text(" \n")
-    assert remarks_of(list_source(folder)) == (f"no caption has any text in 1 source(s) ({folder}): their samples get the empty caption",)
+    assert remarks_of(list_source(folder)) == (f"1 source ({folder}) has no caption with any text: its samples get the empty caption",)
     assert remarks_of(list_source(folder, caption="")) == ()
     rows = manifest(tmp_path / "rows.jsonl", {"image": "a.png", "text": ""}, {"image": "b.png", "caption": " "})
-    assert any("no caption has any text in 1 source" in words for words in remarks_of(list_source(rows)))
+    assert any("has no caption with any text" in words for words in remarks_of(list_source(rows)))
 
 
 def test_a_manifest_that_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch):

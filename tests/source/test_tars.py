@@ -111,7 +111,7 @@ def test_of_two_members_of_one_name_the_later_one_counts_as_in_unpacking(tmp_pat
     listing, remarks = list_tars([pack(tmp_path / "a.tar", [("a.png", "before"), ("a.txt", "one"), ("a.png", "after")])]), Remarks()
     assert [(sample.id, sample.captions) for sample in listing.samples(remarks)] == [("a.png", ("one",))]
     assert listing.read("a.png")[0] == b"after"
-    assert remarks.in_words() == ("1 members of tars are ignored, as a later member has the same name (a.png)",)
+    assert remarks.in_words() == ("1 member of tars is ignored, as a later member has the same name (a.png)",)
 
 
 # Several tars

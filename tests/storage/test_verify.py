@@ -265,7 +265,7 @@ def test_a_store_whose_indexes_are_all_gone_is_ok_and_the_report_says_what_it_la
     report = verify(full.root, level)
     assert (report.ok, report.findings) == (True, ())
     [remark] = report.remarks
-    assert "no index, so opening the store reads the headers of all its 2 segments" in remark
+    assert "no index, so opening the store reads the headers of its 2 segments" in remark
     assert f"`cachestore repair {full.root}`" in remark
     assert report.as_json()["remarks"] == [remark]
     assert repair_store(full.root, dry_run=True).rebuilt == repair_store(full.root).rebuilt == ("index",)

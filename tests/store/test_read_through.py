@@ -161,7 +161,7 @@ def test_by_default_a_missing_key_is_an_error_that_names_it_and_it_can_be_skippe
     cs.fill(store, wanted(1), Encode())
     read = cs.ReadThrough(store)
     assert ask(read, 1) == [1]
-    with pytest.raises(cs.MissingEntry, match=rf"1 of 2 keys are not in .*{wanted(2)[0][0]}.*cachestore.fill"):
+    with pytest.raises(cs.MissingEntry, match=rf"1 of 2 keys is not in .*{wanted(2)[0][0]}.*cachestore.fill"):
         ask(read, 1, 2)
     assert ask(cs.ReadThrough(store, on_miss="skip"), 2, 1, 2) == [None, 1, None]
 
@@ -195,7 +195,7 @@ def test_a_damaged_entry_is_an_error_and_not_made_again(store):
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (lambda batch: {}, "0 keys, which are not the 2"),
+        (lambda batch: {}, "0 keys, not the 2"),
         (lambda batch: {key: {} for key in [*(key for key, _item in batch), cs.key("x")]}, "3 keys"),
         (lambda batch: {key: [1] for key, _item in batch}, r"must return \{key: \{name: tensor\}\}"),
     ],

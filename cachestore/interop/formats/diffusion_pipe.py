@@ -18,6 +18,7 @@ from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Latents, Text
 from cachestore.core.samples import Sample
+from cachestore.core.words import plural
 from cachestore.interop.formats.containers import LARGEST_BYTES
 from cachestore.interop.formats.families import DIFFUSION_PIPE, Family, unframed
 from cachestore.interop.formats.matching import FileLocation, Matches, ParsedName, first_caption, pictures_of, references_of
@@ -101,12 +102,12 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
         stated = list(dict.fromkeys(caption for item in latents.get(reference, ()) for caption in item.captions))
         _match_text(reference, those, stated, pictures[reference], matches)
     if doubted:
-        what = f"{doubted} values are of paths that may be of {known.may_be()}"
+        what = f"{plural(doubted, 'value is', 'values are')} of paths that may be of {known.may_be()}"
         matches.doubt_latents((reference for reference in known.open_to() if reference not in latents), f"{what}, so they are not used")
         samples_of = (sample for reference in known.open_to() if reference not in text for sample in pictures[reference])
         matches.doubt_text(map(first_caption, samples_of), what)
     if strangers:
-        matches.remarks.append(f"{strangers} values are of pictures that the source does not have")
+        matches.remarks.append(f"{plural(strangers, 'value is', 'values are')} of pictures that the source does not have")
 
 
 def _match_text(reference: str, those: Sequence[Item], stated: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:

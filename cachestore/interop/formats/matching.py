@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Latents, Raw
 from cachestore.core.samples import IMAGE, Sample
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, plural
 from cachestore.interop.formats.families import Family
 
 _NAMED: Final = 5
@@ -124,7 +124,7 @@ class Matches:
         names = first_of((sample.id for sample in samples), _NAMED)
         self.doubt_text(
             captions,
-            f"{location.path} is of one caption, but the {len(samples)} samples of its picture ({names}) have several",
+            f"{location.path} is of one caption, but the {plural(len(samples), 'sample')} of its picture ({names}) have several",
         )
 
     def doubt_text(self, captions: Iterable[str], reason: str) -> None:

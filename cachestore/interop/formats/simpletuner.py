@@ -21,7 +21,7 @@ import numpy as np
 from cachestore.core.errors import BadInput
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, from_array, is_zero, refuse, reshaped, without_batch
 from cachestore.core.samples import Sample
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, plural
 from cachestore.interop.formats.families import SIMPLETUNER, Family, family_of, own_of, unframed
 from cachestore.interop.formats.matching import (
     Added,
@@ -135,11 +135,11 @@ def read_metadata(name: str, data: bytes, references: Collection[str], matches: 
             info = {key: value for key, value in entry.items() if key not in _SIZES and key != "crop_coordinates"}
             matches.metadata.setdefault(reference, []).append(Metadata(name, facts, info))
     if known.doubtful:
-        what = f"{len(known.doubtful)} paths of {name} may be of {known.may_be()}, so nothing is taken from them"
+        what = f"{plural(len(known.doubtful), 'path')} of {name} may be of {known.may_be()}, so nothing is taken from them"
         matches.remarks.append(what)
         matches.doubt_latents((reference for reference in known.open_to() if reference in matches.latents), what)
     if senseless:
-        matches.remarks.append(f"{senseless} entries of {name} have impossible sizes, and are ignored")
+        matches.remarks.append(f"{plural(senseless, 'entry')} of {name} with impossible sizes: ignored")
 
 
 def _read_indices(name: str, body: object, references: Collection[str], matches: Matches) -> None:
@@ -151,7 +151,7 @@ def _read_indices(name: str, body: object, references: Collection[str], matches:
     lacking = sorted(set(references) - listed)
     if lacking and len(lacking) < len(references):
         named = first_of(lacking)
-        matches.remarks.append(f"{len(lacking)} pictures are in no bucket of {name}, so SimpleTuner left them out: {named}")
+        matches.remarks.append(f"{plural(len(lacking), 'picture')} in no bucket of {name}, so left out by SimpleTuner: {named}")
 
 
 def _as_mapping(value: object) -> Mapping[str, Any]:
