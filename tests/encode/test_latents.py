@@ -322,7 +322,7 @@ def test_weights_that_cannot_be_read_are_bad_input_that_names_the_folder(tiny_mo
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"resolution": 65, "bucket_step": 3}, "--bucket-step 3 does not suit this VAE: it must be a multiple of 2"),
+        ({"resolution": 65, "bucket_step": 3}, "bucket_step=3 does not suit this VAE: it must be a multiple of 2"),
         ({"resolution": (64, 8), "bucket_step": 16}, "resolution 8 with bucket step 16 gives no bucket"),
         ({"bucket_step": 16, "data": [8]}, "resolution 8 with bucket step 16 gives no bucket"),
     ],

@@ -191,7 +191,7 @@ def test_strict_refuses_it_before_a_store_is_made(inpainting, tmp_path, capsys):
     assert main([*asked, "--json", "--plan-only"]) == USAGE
     assert json.loads(capsys.readouterr().out)["kind"] == "BadUsage"
     for inline in (True, False):
-        with pytest.raises(BadUsage, match=r"^not made here: latents of the masked picture.*leave --strict out"):
+        with pytest.raises(BadUsage, match=r"^not made here: latents of the masked picture.*leave strict=True out"):
             cs.precompute(tmp_path / "prompts.txt", model=inpainting, store=store, encode=["text"], strict=True, inline=inline)
     assert not store.exists()
 
