@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cachestore.core.errors import MissingExtra as MissingExtra
     from cachestore.core.errors import ReadFailed as ReadFailed
     from cachestore.core.errors import RecipeMismatch as RecipeMismatch
+    from cachestore.core.errors import RemoteFailed as RemoteFailed
     from cachestore.core.errors import StoreNotFound as StoreNotFound
     from cachestore.core.errors import Superseded as Superseded
     from cachestore.core.errors import WriteFailed as WriteFailed
@@ -57,6 +58,9 @@ if TYPE_CHECKING:
     from cachestore.maintain.relocate import relocate as relocate
     from cachestore.maintain.status import StatusReport as StatusReport
     from cachestore.maintain.status import status as status
+    from cachestore.remote.pull import pull as pull
+    from cachestore.remote.push import push as push
+    from cachestore.remote.transfer import TransferReport as TransferReport
     from cachestore.storage.findings import DamagedEntry as DamagedEntry
     from cachestore.storage.findings import Finding as Finding
     from cachestore.storage.repair import RepairReport as RepairReport
@@ -74,7 +78,7 @@ _NAMES = {
     "core.captions": "CaptionPolicy",
     "core.errors": (
         "BadInput BadUsage CacheStoreError CorruptEntry EncodeFailed FormatError Incomplete LockTimeout "
-        "MissingEntry MissingExtra ReadFailed RecipeMismatch StoreNotFound Superseded WriteFailed"
+        "MissingEntry MissingExtra ReadFailed RecipeMismatch RemoteFailed StoreNotFound Superseded WriteFailed"
     ),
     "core.keys": "Key Recipe key",
     "core.samples": "Sample Source",
@@ -96,6 +100,9 @@ _NAMES = {
     "maintain.refill": "repair",
     "maintain.relocate": "RelocateReport relocate",
     "maintain.status": "StatusReport status",
+    "remote.pull": "pull",
+    "remote.push": "push",
+    "remote.transfer": "TransferReport",
     "storage.findings": "DamagedEntry Finding",
     "storage.repair": "RepairReport",
     "storage.stats": "CatalogStats StoreStats stats",

@@ -70,9 +70,27 @@ LLAMA_8B = _text("Llama 3 8B", 7_505_186_816, 4096)
 GLM_9B = _text("GLM-4 9B", 8_779_194_368, 4096)
 PILE_T5_XL = _text("Pile-T5-XL", 1_223_550_976, 2048)
 BYT5_SMALL = _text("ByT5 small", 219_314_944, 1472)
+MISTRAL_24B = _text("Mistral Small 3 24B", 24_011_361_280, 5120)
+GEMMA_12B = _text("Gemma 3 12B", 12_202_563_392, 3840)
+QWEN3_VL_4B, QWEN3_VL_8B = _text("Qwen3-VL 4B", 4_437_815_808, 2560), _text("Qwen3-VL 8B", 8_144_793_840, 4096)
+LLAMA_31_8B = Module("Llama 3.1 8B", 8_030_261_248, {"hidden_size": 4096, "num_hidden_layers": 32})
+T5_11B = _text("T5-11B", 4_864_791_552, 1024)
+CLIP_L_LONG = replace(CLIP_L, parameters=123_781_632)
+BIG_G_LONG = replace(BIG_G, parameters=694_878_720)
 SD_VAE, FLUX_VAE = _kl(4, 83_653_863), _kl(16, 83_819_683)
 WAN_VAE = Module("AutoencoderKLWan", 126_892_531)
 QWEN_VAE = replace(WAN_VAE, name="AutoencoderKLQwenImage")
+FLUX2_VAE = Module("AutoencoderKLFlux2", 84_046_115)
+WAN22_VAE = Module("AutoencoderKLWan", 704_688_668, {"z_dim": 48, "scale_factor_spatial": 16})
+LTX2_VAE = Module("AutoencoderKLLTX2Video", 1_222_479_601, {"spatial_compression_ratio": 32, "temporal_compression_ratio": 8})
+HUNYUAN_IMAGE_VAE = Module("AutoencoderKLHunyuanImage", 405_575_491, {"latent_channels": 64, "spatial_compression_ratio": 32})
+NORMALISED = {"latents_mean": None, "latents_std": None}
+"""Their numbers do not change the sizes."""
+COSMOS_VAE = Module("AutoencoderKLCosmos", 105_653_696, NORMALISED)
+QWEN21_VAE = Module("AutoencoderKLQwenImage21", 337_740_404, NORMALISED)
+HUNYUAN_VAE = Module("AutoencoderKLHunyuanVideo", 246_478_803)
+WITHOUT_SIZES = {"ErnieImagePipeline"}
+"""Families that are not in the table, as the sizes of their published text encoder are not known here."""
 
 MODELS = (
     Published("stable-diffusion-v1-5/stable-diffusion-v1-5", "StableDiffusionPipeline", (CLIP_L,), SD_VAE),
@@ -80,15 +98,20 @@ MODELS = (
     Published("stabilityai/stable-diffusion-3.5-large", "StableDiffusion3Pipeline", (CLIP_L_PROJECTED, BIG_G, T5_XXL), FLUX_VAE),
     Published("black-forest-labs/FLUX.1-dev", "FluxPipeline", (CLIP_L, T5_XXL), FLUX_VAE),
     Published("black-forest-labs/FLUX.1-Kontext-dev", "FluxKontextPipeline", (CLIP_L, T5_XXL), FLUX_VAE),
-    Published("black-forest-labs/FLUX.2-klein-4B", "Flux2KleinPipeline", (QWEN3_4B,), Module("AutoencoderKLFlux2", 84_046_115)),
+    Published("black-forest-labs/FLUX.2-klein-4B", "Flux2KleinPipeline", (QWEN3_4B,), FLUX2_VAE),
+    Published("black-forest-labs/FLUX.2-dev", "Flux2Pipeline", (MISTRAL_24B,), FLUX2_VAE),
+    Published("black-forest-labs/FLUX.1-Fill-dev", "FluxFillPipeline", (CLIP_L, T5_XXL), FLUX_VAE),
+    Published("black-forest-labs/FLUX.1-Canny-dev", "FluxControlPipeline", (CLIP_L, T5_XXL), FLUX_VAE),
     Published("PixArt-alpha/PixArt-Sigma-XL-2-1024-MS", "PixArtSigmaPipeline", (T5_XXL,), SD_VAE),
     Published("Efficient-Large-Model/Sana_1600M_1024px_diffusers", "SanaPipeline", (GEMMA_2B,), Module("AutoencoderDC", 312_250_275)),
     Published("Alpha-VLLM/Lumina-Image-2.0", "Lumina2Pipeline", (GEMMA_2B,), FLUX_VAE),
     Published("Wan-AI/Wan2.1-T2V-14B-Diffusers", "WanPipeline", (UMT5_XXL,), WAN_VAE),
+    Published("Wan-AI/Wan2.2-TI2V-5B-Diffusers", "WanPipeline", (UMT5_XXL,), WAN22_VAE),
     Published("Qwen/Qwen-Image", "QwenImagePipeline", (QWEN_VL_7B,), QWEN_VAE),
     Published("Qwen/Qwen-Image-Edit", "QwenImageEditPipeline", (QWEN_VL_7B,), QWEN_VAE),
     Published("Qwen/Qwen-Image-Edit-2509", "QwenImageEditPlusPipeline", (QWEN_VL_7B,), QWEN_VAE),
     Published("Lightricks/LTX-Video", "LTXPipeline", (T5_XXL,), Module("AutoencoderKLLTXVideo", 419_193_649)),
+    Published("Lightricks/LTX-2", "LTX2Pipeline", (GEMMA_12B,), LTX2_VAE),
     Published("zai-org/CogVideoX-5b", "CogVideoXPipeline", (T5_XXL,), Module("AutoencoderKLCogVideoX", 215_583_907)),
     Published("Tongyi-MAI/Z-Image-Turbo", "ZImagePipeline", (QWEN3_4B,), FLUX_VAE),
     Published("lodestones/Chroma1-HD", "ChromaPipeline", (T5_XXL,), FLUX_VAE),
@@ -99,9 +122,17 @@ MODELS = (
         Module("AutoencoderKLHunyuanVideo15", 1_260_634_115),
     ),
     Published("zai-org/CogView4-6B", "CogView4Pipeline", (GLM_9B,), FLUX_VAE),
-    Published(
-        "hunyuanvideo-community/HunyuanVideo", "HunyuanVideoPipeline", (LLAMA_8B, CLIP_L), Module("AutoencoderKLHunyuanVideo", 246_478_803)
-    ),
+    Published("hunyuanvideo-community/HunyuanVideo", "HunyuanVideoPipeline", (LLAMA_8B, CLIP_L), HUNYUAN_VAE),
+    Published("hunyuanvideo-community/HunyuanImage-2.1-Diffusers", "HunyuanImagePipeline", (QWEN_VL_7B, BYT5_SMALL), HUNYUAN_IMAGE_VAE),
+    Published("kandinskylab/Kandinsky-5.0-T2V-Lite-sft-5s-Diffusers", "Kandinsky5T2VPipeline", (QWEN_VL_7B, CLIP_L), HUNYUAN_VAE),
+    Published("kandinskylab/Kandinsky-5.0-T2I-Lite-sft-Diffusers", "Kandinsky5T2IPipeline", (QWEN_VL_7B, CLIP_L), FLUX_VAE),
+    Published("krea/Krea-2-Raw", "Krea2Pipeline", (QWEN3_VL_4B,), QWEN_VAE),
+    Published("ideogram-ai/ideogram-v4", "Ideogram4Pipeline", (QWEN3_VL_8B,), FLUX2_VAE),
+    Published("HiDream-ai/HiDream-I1-Full", "HiDreamImagePipeline", (CLIP_L_LONG, BIG_G_LONG, T5_XXL, LLAMA_31_8B), FLUX_VAE),
+    Published("Qwen/Qwen-Image-2.1", "QwenImage21Pipeline", (replace(QWEN3_VL_8B, parameters=8_767_123_696),), QWEN21_VAE),
+    Published("nvidia/Cosmos-1.0-Diffusion-7B-Text2World", "CosmosTextToWorldPipeline", (T5_11B,), COSMOS_VAE),
+    Published("nvidia/Cosmos-Predict2-2B-Text2Image", "Cosmos2TextToImagePipeline", (T5_11B,), WAN_VAE),
+    Published("Efficient-Large-Model/SANA-Video_2B_480p_diffusers", "SanaVideoPipeline", (GEMMA_2B,), WAN_VAE),
     Published("genmo/mochi-1-preview", "MochiPipeline", (T5_XXL,), Module("AutoencoderKLMochi", 459_748_611)),
     Published("fal/AuraFlow", "AuraFlowPipeline", (PILE_T5_XL,), SD_VAE),
 )

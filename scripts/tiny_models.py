@@ -68,7 +68,7 @@ def bert_tokenizer(words: list[str]) -> Any:
         return make(vocab_file=str(file), model_max_length=64)
 
 
-def clip_text(width: int = 32, *, projected: bool = False) -> Any:
+def clip_text(width: int = 32, *, projected: bool = False, positions: int = 77) -> Any:
     """A CLIP text encoder of two layers."""
     config = library("transformers").CLIPTextConfig(
         bos_token_id=512,
@@ -80,6 +80,7 @@ def clip_text(width: int = 32, *, projected: bool = False) -> Any:
         num_hidden_layers=2,
         vocab_size=520,
         projection_dim=width,
+        max_position_embeddings=positions,
     )
     name = "CLIPTextModelWithProjection" if projected else "CLIPTextModel"
     return getattr(library("transformers"), name)(config).eval()
@@ -92,17 +93,24 @@ def t5_text() -> Any:
     return transformers.T5EncoderModel(config).eval()
 
 
-def vae(channels: int = 4, scaling_factor: float = 0.18215, shift_factor: float | None = None, seed: int = 0, **options: Any) -> Any:
-    """A VAE of two levels, which halves each side once."""
+def vae(
+    channels: int = 4,
+    scaling_factor: float = 0.18215,
+    shift_factor: float | None = None,
+    seed: int = 0,
+    widths: tuple[int, ...] = (8, 16),
+    **options: Any,
+) -> Any:
+    """A VAE with a level of each width, which halves each side once less than it has levels."""
     import torch
 
     torch.manual_seed(seed)
     return (
         library("diffusers")
         .AutoencoderKL(
-            block_out_channels=(8, 16),
-            down_block_types=["DownEncoderBlock2D"] * 2,
-            up_block_types=["UpDecoderBlock2D"] * 2,
+            block_out_channels=widths,
+            down_block_types=["DownEncoderBlock2D"] * len(widths),
+            up_block_types=["UpDecoderBlock2D"] * len(widths),
             latent_channels=channels,
             norm_num_groups=4,
             layers_per_block=1,

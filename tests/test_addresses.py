@@ -25,11 +25,17 @@ def here(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "store"]
 
 
-@pytest.mark.parametrize(
-    "given", [ADDRESS, "S3://b", "gs://b/c", "https://x/y", "made-up+1.x://y", Path(ADDRESS), Path("hf://a/b"), "s3:/b/c"]
-)
+@pytest.mark.parametrize("given", ["s3a://b", "abfs://b/c", "https://x/y", "made-up+1.x://y", Path("hf://a/b"), "hdfs:/b/c"])
 def test_an_address_is_no_path(given):
     with pytest.raises(cs.BadInput, match=r"path is the address '.+', but cachestore reads and writes folders.+ mount .+ or copy it"):
+        as_path("path", given)
+
+
+@pytest.mark.parametrize("given", [ADDRESS, "S3://b", "gs://b/c", "az://b/c", Path(ADDRESS), "s3:/b/c"])
+def test_what_push_and_pull_know_is_to_be_pulled(given):
+    with pytest.raises(
+        cs.BadInput, match=r"path is the address '.+', but cachestore reads and writes folders.+ `cachestore pull .+ FOLDER` copies"
+    ):
         as_path("path", given)
 
 
@@ -74,7 +80,7 @@ def test_python_refuses_it_where_a_folder_is_meant(call):
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        *((f"{command} {ADDRESS}", USAGE) for command in ("status", "verify", "repair", "stats", "ls", "gc", "compact", "doctor")),
+        *((f"{command} {ADDRESS}", USAGE) for command in ("status", "verify", "repair", "stats", "gc", "compact", "doctor")),
         *((f"{command} {ADDRESS} x", USAGE) for command in ("show", "why", "drop")),
         (f"report {ADDRESS} -o page.html", USAGE),
         (f"report store -o {ADDRESS}", ERROR),

@@ -1,8 +1,11 @@
 """The documents name tests, commands and files; these tests hold them to what is there."""
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
+
+from cachestore.cli import make_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
@@ -63,3 +66,25 @@ def test_every_line_that_installs_does_it_as_the_first_one_of_the_readme():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "cachestore").rglob("*.py")]
     found = {str(page.relative_to(ROOT)): wrong_installs(page.read_text(encoding="utf-8")) for page in pages}
     assert {page: wrong for page, wrong in found.items() if wrong} == {}
+
+
+def commands_of(text):
+    """The lines of `cachestore` in the shell blocks of a page, with continued lines joined; not those with a placeholder."""
+    for block in re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.startswith("cachestore ") and "…" not in line and "..." not in line:
+                yield line
+
+
+def test_every_command_line_of_the_pages_is_understood():
+    parser, wrong, count = make_parser(), [], 0
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for line in commands_of(page.read_text(encoding="utf-8")):
+            count += 1
+            try:
+                parser.parse_args(shlex.split(line, comments=True)[1:])
+            except SystemExit as error:
+                if error.code:
+                    wrong.append(f"{page.name}: {line}")
+    assert count > 20
+    assert wrong == []

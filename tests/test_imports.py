@@ -17,7 +17,7 @@ import pytest
 
 import cachestore
 
-MODELS = ("torch", "transformers", "diffusers", "accelerate", "av", "ray")
+MODELS = ("torch", "transformers", "diffusers", "accelerate", "av", "ray", "obstore")
 LIGHT = (*MODELS, "numpy", "filelock", "lmdb")
 TRAINER = (
     "transformers",
@@ -25,6 +25,7 @@ TRAINER = (
     "accelerate",
     "av",
     "ray",
+    "obstore",
     "filelock",
     "cachestore.store.writer",
     "cachestore.work",
@@ -39,7 +40,9 @@ MODULE_RULES = {
 """What single modules must not bring along. The last three are about torch."""
 ROOM_RULES = {
     "loading": TRAINER,
-    **dict.fromkeys(("cli", "report", "interop", "maintain", "jobs", "store", "source", "storage", "work", "files", "core"), MODELS),
+    **dict.fromkeys(
+        ("cli", "report", "interop", "maintain", "jobs", "store", "source", "storage", "work", "objects", "files", "core"), MODELS
+    ),
 }
 """What the modules of a room must not bring along: without torch unless an encoder of ours, or a trainer, asks for it."""
 

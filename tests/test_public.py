@@ -53,6 +53,12 @@ def calls(root, data, trained):
         "gc": lambda: cs.gc(root).applied,
         "plan": lambda: cs.plan(data / "p.txt", model="m", store=root, encode=("text",)).samples,
         "status": lambda: cs.status(root).plans[0].complete,
+        "push": lambda: cs.push(trained, f"file://{root.parent}/pushed").generations,
+        "pull": lambda: (
+            (cs.push(trained, f"file://{root.parent}/pushed"), cs.pull(f"file://{root.parent}/pushed", root.parent / "pulled"))[
+                1
+            ].generations
+        ),
         "relocate": lambda: dict(cs.relocate(trained, {}).paths),
         "Recipe": lambda: cs.Recipe("text", {"a": 1}).fingerprint,
         "Sample": lambda: cs.Sample("a", {"image": ("a.png",)}, ("a cat",)).id,
@@ -89,7 +95,7 @@ RESULTS = (
         "PassStatus",
         "RankStatus",
     ),
-    *("RelocateReport", "RepairReport", "Report", "StatusReport", "StoreStats", "VerifyReport"),
+    *("RelocateReport", "RepairReport", "Report", "StatusReport", "StoreStats", "TransferReport", "VerifyReport"),
 )
 
 

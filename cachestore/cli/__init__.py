@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COMMANDS: Final = (
     *("precompute", "status", "verify", "repair", "stats", "ls", "show", "report", "why"),
-    *("gc", "compact", "drop", "relocate", "doctor", "bench", "import", "export"),
+    *("gc", "compact", "drop", "relocate", "doctor", "bench", "import", "export", "push", "pull"),
 )
 HIDDEN: Final = ("read-torch-files", "work")
 """Commands that `import` and `precompute` start themselves. `--help` and messages do not list them."""
@@ -132,9 +132,10 @@ def _with_hyphens(arguments: Sequence[str]) -> list[str]:
     return [(name.replace("_", "-") if name.startswith("--") else name) + equals + value for name, equals, value in parts]
 
 
-def add_store(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
+def add_store(parser: argparse.ArgumentParser, *, is_optional: bool = False, may_be_address: bool = False) -> None:
     """Add STORE and `--json`, which most commands share."""
-    parser.add_argument("store", metavar="STORE", nargs="?" if is_optional else None, type=_path, help="the store's folder")
+    kind, text = (_path_or_address, "the store's folder, or its address (s3://…)") if may_be_address else (_path, "the store's folder")
+    parser.add_argument("store", metavar="STORE", nargs="?" if is_optional else None, type=kind, help=text)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -150,6 +151,13 @@ def _path(text: str) -> str:
     except BadInput as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
+
+
+def _path_or_address(text: str) -> str:
+    from cachestore.cli.transfer import address
+    from cachestore.objects.address import is_address
+
+    return address(text) if is_address(text) else _path(text)
 
 
 def positive(text: str) -> int:

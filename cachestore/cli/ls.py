@@ -1,4 +1,4 @@
-"""`cachestore ls`: list the entries of a store, or the samples of its data sets."""
+"""`cachestore ls`: list the entries of a store, or the samples of its data sets; of one in an object store, its data sets."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from cachestore.storage.catalog import Catalog
     from cachestore.store.reader import Reader
 
-HELP = "list the entries of a store, or with --samples the samples of its data sets"
+HELP = "list the entries of a store, or with --samples the samples of its data sets; of an address (s3://…) the data sets"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_store(parser)
+    add_store(parser, may_be_address=True)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--keys", action="store_true", help="print only the keys, one per line")
     what.add_argument(
@@ -27,8 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the entries, sorted by key; with `--samples` the samples, in the order of their data set."""
+    from cachestore.objects.address import is_address
     from cachestore.store.reader import Reader
 
+    if is_address(arguments.store):
+        return _list_address(arguments)
     if arguments.name is not None and not arguments.samples:
         raise BadInput("--name needs --samples: entries belong to the store, not to a data set")
     with Reader(arguments.store) as reader:
@@ -40,6 +43,17 @@ def run(arguments: argparse.Namespace) -> int:
             return tell(arguments, None, map(str, keys))
         entries = [reader.describe(key).as_json() for key in keys]
     return tell(arguments, {"entries": entries}, map(_in_a_line, entries))
+
+
+def _list_address(arguments: argparse.Namespace) -> int:
+    """Print the generations of the data sets at an address."""
+    from cachestore.remote.listing import list_address
+
+    if arguments.keys or arguments.samples or arguments.name is not None:
+        raise BadInput(f"--keys, --samples and --name need a folder: run `cachestore pull {arguments.store} FOLDER` first")
+    found = list_address(arguments.store)
+    lines = [f"{one.name}  generation {one.generation}  {one.samples} samples  catalog {human_bytes(one.bytes)}" for one in found.catalogs]
+    return tell(arguments, found.as_json(), [*lines, f"{found.segments} segments, {human_bytes(found.bytes)}"])
 
 
 def _samples(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:

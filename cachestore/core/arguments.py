@@ -26,6 +26,9 @@ _COLLAPSED: Final = re.compile(
 )
 """A URL whose `//` became one slash in `pathlib`. Only known schemes count, as a folder may be called `data:`."""
 
+_PULLED: Final = frozenset({"s3", "gs", "az"})
+"""Schemes that `push` and `pull` know."""
+
 
 def refuse(argument: str, wanted: str, given: object) -> NoReturn:
     """Raise BadInput about an argument: `batch_size must be a whole number of at least 1, not '8'`."""
@@ -77,11 +80,11 @@ def refuse_address(argument: str, path: str) -> None:
     if found is None:
         return
     scheme = found[1].lower()
-    instead = (
-        "pass the path only, without the scheme"
-        if scheme == "file"
-        else f"mount {scheme}:// as a folder or copy it, then pass that folder's path"
-    )
+    instead = f"mount {scheme}:// as a folder or copy it, then pass that folder's path"
+    if scheme == "file":
+        instead = "pass the path only, without the scheme"
+    elif scheme in _PULLED:
+        instead = f"`cachestore pull {path} FOLDER` copies a store there into a folder; pass that folder's path"
     raise BadInput(f"{argument} is the address {path!r}, but cachestore reads and writes folders of this machine: {instead}")
 
 

@@ -10,6 +10,7 @@
     ├── CorruptEntry      run `cachestore repair`
     ├── FormatError       the file is damaged, or newer than this version of cachestore
     ├── ReadFailed        fix the file system, or this user's rights, then run the same command again
+    │   └── RemoteFailed      check the address, the credentials or the network, then run the same command again
     ├── WriteFailed       make room, or fix the file system, then run the same command again
     ├── LockTimeout       wait, or see who holds the lock
     ├── EncodeFailed      this input cannot be encoded: fix or remove it
@@ -63,6 +64,10 @@ class ReadFailed(CacheStoreError, OSError):
     """The file system refused to read something, so its contents are unknown."""
 
 
+class RemoteFailed(ReadFailed):
+    """An object store refused a request or did not answer. The message says what, and what to check; it never holds a credential."""
+
+
 class WriteFailed(CacheStoreError, OSError):
     """The file system refused a write; nothing was acknowledged."""
 
@@ -101,6 +106,7 @@ _EXTRAS: Final[Mapping[str, str]] = {
     "av": "video",
     "cv2": "area",
     "ray": "ray",
+    "obstore": "objects",
 }
 """The extra that installs a package, by the package's import name."""
 

@@ -5,12 +5,13 @@ A request is a JSON object in the plan: `{"caption": TEXT}`, `{"image": REF, "ro
 frame of that role. The caller reads the files.
 
 The options of an image column, each left out at its default, are `resolution`, `step`, `upscale` (false: small pictures are not scaled up),
-`crop` ("random", with its `seed`), `variants` (the number of random crops) and `flip` (each is also encoded mirrored). Videos also have
-`frames` (counts to choose from), `fps` (instead of the file's own) and `clips` (the number of parts of each).
+`buckets` (the trainer whose rule is used), `crop` ("random", with its `seed`), `variants` (the number of random crops) and `flip` (each is
+also encoded mirrored). Videos also have `frames` (counts to choose from), `fps` (instead of the file's own) and `clips` (the number of
+parts of each).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, cast
+from typing import Final, Literal, cast
 
 from cachestore.core.keys import Json, Key, canonical, digest_parts, digest_text, input_key
 from cachestore.core.samples import CAPTION, IMAGE, ROLES, VIDEO, role_of
@@ -31,6 +32,11 @@ SOURCE_WEIGHT: Final = "source_weight"
 
 RESOLUTIONS: Final = "resolutions"
 """Option of an image column: the resolution by source, if it differs between sources."""
+BUCKETS: Final = "buckets"
+"""Option of an image column: the trainer whose rule chooses bucket, resized size and crop; left out for the rule of this project."""
+Buckets = Literal["cachestore", "sd-scripts", "musubi", "simpletuner", "ai-toolkit", "diffusers"]
+OWN: Final[Buckets] = "cachestore"
+"""The rule of this project."""
 RANDOM: Final = "random"
 """The value of the option `crop` for random crops."""
 

@@ -19,7 +19,8 @@ _PADDING: Final = frozenset({"dim", "side", "length", "multiple", "value", "mask
 _CONSTANT: Final = frozenset({"kind", "shape", "like"})
 _MASK: Final = frozenset({"format", "stored", "factor"})
 _SCALING: Final = frozenset({"scaling_factor", "shift_factor", "latents_mean", "latents_std", "scaled"})
-_LATENTS: Final = _SCALING | {"format", "stored", "channels", "spatial_factor", "temporal_factor", "patchify", "name", "marks"}
+_PLACES: Final = {"format", "stored", "channels", "spatial_factor", "temporal_factor", "patchify", "patches_first"}
+_LATENTS: Final = _SCALING | _PLACES | {"name", "marks"}
 _MARKS: Final = (["first"], ["first", "last"])
 
 
@@ -94,6 +95,8 @@ class LatentsBlock:
     shift_factor: float | None
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
+    patches_first: bool = False
+    """Whether patches are folded into channels in the order (patch, channel), and not (channel, patch)."""
     is_scaled: bool = False
     """Whether the stored latents are normalised already, as in another trainer's cache. The constants are the ones used for that."""
     name: str | None = None
@@ -162,6 +165,7 @@ def parse_latents(recipe: Recipe) -> LatentsBlock:
         return LatentsBlock(
             stored=stored,
             patchify=int(read["patchify"]),
+            patches_first=bool(read.get("patches_first", False)),
             scaling_factor=1.0 if read["scaling_factor"] is None else float(read["scaling_factor"]),
             shift_factor=None if read["shift_factor"] is None else float(read["shift_factor"]),
             mean=None if mean is None else tuple(map(float, mean)),

@@ -96,11 +96,11 @@ def crop_box(size: Size, bucket: Size, at: Fraction | None = None) -> CropBox:
         resized = Size(rounded(size.width * bucket.height, size.height), bucket.height)
     else:
         resized = Size(bucket.width, rounded(size.height * bucket.width, size.width))
-    left, top = _offset(resized.width - bucket.width, at), _offset(resized.height - bucket.height, at)
+    left, top = offset(resized.width - bucket.width, at), offset(resized.height - bucket.height, at)
     return CropBox(resized, (left, top, left + bucket.width, top + bucket.height))
 
 
-def _offset(excess: int, at: Fraction | None) -> int:
+def offset(excess: int, at: Fraction | None) -> int:
     """Return how many pixels are cut off at the left or top. If `at` is uniform in [0, 1), so are the numbers 0 to `excess`."""
     return excess // 2 if at is None else int((excess + 1) * at)
 

@@ -33,10 +33,12 @@ A reader refuses unknown fields and another `format`: it is then too old, and sk
 `stored` is the name of the stored tensor. It is the encoder's raw output: `moments` `[2C, h, w]` is mean and log-variance, concatenated
 along dim 0 (clamp the log-variance to -30..20; std = exp(log-variance / 2)); `mean` and `sample` are `[C, h, w]`.
 VAEs for videos add an axis of frames, `[C, t, h, w]`, with t = 1 for a picture. `channels` is C.
-Let z be the mean or a sample. If `patchify` p is above 1, first fold p x p neighbours into channels (FLUX.2). Then compute, in the order
-of diffusers' training scripts:
+Let z be the mean or a sample. If `patchify` p is above 1, first fold p x p neighbours into channels, in the order (channel, patch)
+(FLUX.2), or with `"patches_first": true` in the order (patch, channel) (Ideogram 4). Then compute, in the order of diffusers' training
+scripts:
 
-* with `latents_mean` and `latents_std` (lists, one number per channel): (z - latents_mean) * scaling_factor / latents_std
+* with `latents_mean` and `latents_std` (lists, one number per channel, or for each channel one per latent frame, of which there may be more
+  than z has): (z - latents_mean) * scaling_factor / latents_std
 * without: (z - shift_factor) * scaling_factor
 
 A null `scaling_factor` counts as 1, a null `shift_factor` as 0. `"scaled": true` marks imported latents that another trainer has
@@ -47,7 +49,7 @@ Latents of a condition also have `"name"`, their name in a batch. With `"marks":
 given (in the first latent frame, and in the last channel of the last one), else 0.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod, sqrt
 from typing import cast
@@ -79,11 +81,18 @@ def vae_family(class_name: str) -> VaeFamily:
     return VAE_FAMILIES[class_name]
 
 
-def as_it_comes(family: TextFamily, index: Mapping[str, Json]) -> TextFamily:
-    """Return the row for a model that may lack text encoders; the family itself if it lacks none. `index` is its model_index.json."""
+def as_it_comes(family: TextFamily, index: Mapping[str, Json], config_of: Callable[[str], Mapping[str, Json]]) -> TextFamily:
+    """Return the row for a model that may lack text encoders, or be configured in another way; else the family itself.
+
+    `index` is its model_index.json. `config_of` returns config.json of a component.
+    """
     for name, row in family.without.items():
         entry = index.get(name)
         if not isinstance(entry, list) or entry[:1] == [None]:
+            return row
+    for name, row in family.configured.items():
+        component, _, field = name.partition(".")
+        if config_of(component).get(field):
             return row
     return family
 
@@ -163,9 +172,14 @@ def _with_widths(form: Json, widths: Mapping[str, int]) -> Json:
 def latents_read(
     family: VaeFamily, config: Mapping[str, Json], stored: str, statistics: Mapping[str, list[float]] | None = None
 ) -> dict[str, Json]:
-    """Return the `read` block of a latents recipe, from the VAE's config.json and the weights that normalise latents, if it has such."""
+    """Return the `read` block of a latents recipe, from the VAE's config.json and the weights that normalise latents, if it has such.
+
+    Raises BadInput if config.json lacks a field that the row requires.
+    """
+    if missing := sorted(set(family.required) - set(config)):
+        raise BadInput(f"config.json of the VAE ({family.class_name}) does not set {', '.join(missing)}: download the model again")
     full = {"shift_factor": None} | dict.fromkeys(_STATISTICS)
-    full |= {**family.defaults, **{name: value for name, value in config.items() if name in family.defaults}}
+    full |= {**family.defaults, **{name: value for name, value in config.items() if name in {*family.defaults, *family.required}}}
     return {
         "format": READ_FORMAT,
         "stored": stored if family.is_random else "mean",

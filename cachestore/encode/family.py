@@ -63,6 +63,18 @@ class EncoderPart:
 
 
 @dataclass(frozen=True, slots=True)
+class RowWidth:
+    """How wide the rows of an output are. Only forecasts of sizes need it."""
+
+    component: str
+    """The component that makes the rows."""
+    layers: int | str = 1
+    """How many layers' rows are stored for a token: a number, or a field of the component's config.json."""
+    field: str | None = None
+    """The field of its config.json with the width; None for the width of a text encoder's rows."""
+
+
+@dataclass(frozen=True, slots=True)
 class PictureInput:
     """How pictures are given to a text encoder together with a caption, prepared as in the pipeline's `__call__`."""
 
@@ -101,8 +113,8 @@ class TextFamily:
     pad: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """How to pad each output whose length differs from entry to entry. A `length` of LIMIT is filled in later."""
     trims: Mapping[str, str] = field(default_factory=dict[str, str])
-    """How the padding of each output is found and dropped: by the name of a returned mask, by ZERO_ROWS, or by PAST_LIMIT. If an output is
-    in `pad` but not here, the pipeline returns it without padding."""
+    """How the padding of each output is found and dropped: by the name of a returned mask, or of cumulated lengths `[B + 1]`, by ZERO_ROWS,
+    or by PAST_LIMIT. If an output is in `pad` but not here, the pipeline returns it without padding."""
     mask: str | None = None
     """The mask of `prompt_embeds` in a batch; None if the model wants none."""
     args: Mapping[str, Json] = field(default_factory=dict[str, Json])
@@ -122,6 +134,8 @@ class TextFamily:
     """The names in `parts` that are called one by one; empty if `encode_prompt` is called."""
     without: Mapping[str, "TextFamily"] = field(default_factory=dict[str, "TextFamily"])
     """The text encoders that a model may lack, by name, each with the row that is then used instead of this one."""
+    configured: Mapping[str, "TextFamily"] = field(default_factory=dict[str, "TextFamily"])
+    """`COMPONENT.FIELD`: fields in config.json of components, each with the row that is used instead of this one if the field is true."""
     asks: tuple[str, ...] = ()
     """`COMPONENT.FIELD`: fields in config.json of components that are not loaded. The pipeline reads them; a form may `widen` to one."""
     is_found: bool = False
@@ -129,9 +143,20 @@ class TextFamily:
     is_masked: bool = False
     """Whether the text encoder is given a mask, and rows of padding are dropped. Then a caption may be padded to any length by
     MAX_LENGTH_ARG; its rows change only by rounding."""
+    rows: Mapping[str, RowWidth] = field(default_factory=dict[str, RowWidth])
+    """The outputs with a row for each token, if that is not `prompt_embeds` alone, with one row of the encoder that counts tokens."""
+    batch_axes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The axis of the batch in what `encode_prompt` returns, by name, where it is not the first."""
+    projection: str | None = None
+    """The component whose frozen projection is applied to the rows before they are stored. Only LTX-2 has one."""
+    stand_ins: tuple[str, ...] = ()
+    """Components that the pipeline would load by itself, and that encoding does not use."""
     rewrites_captions: bool = False
     """Whether a template, an instruction or cleaning changes a caption before it is tokenised. Then only the pipeline knows how many
     tokens it has."""
+    template_tokens: str | None = None
+    """Set if `encode_prompt` reads a caption without asking the tokenizer to cut it: the pipeline's attribute with the number of tokens of
+    the template that it drops; "" if it drops none."""
     tokenizer_limit: int | None = None
     """The number of rows that the tokenizer leaves of a longer caption, if that is not MAX_LENGTH_ARG."""
     pictures: PictureInput | None = None
@@ -142,6 +167,10 @@ class TextFamily:
     """The interpolation with which that script resizes pictures by default, if it is not Lanczos."""
     text_dtype: str = "float32"
     vae_dtype: str = "float32"
+    vae_config: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """Values that the pipeline uses in the place of those fields of the VAE's config.json."""
+    patches_first: bool = False
+    """Whether the VAE's patches are folded into channels in the order (patch, channel), and not (channel, patch)."""
     vae_patch: int = 1
     """The side of the patches in which the denoiser takes latents. The sides of latents are multiples of it."""
 
@@ -158,6 +187,8 @@ class VaeFamily:
     class_name: str
     defaults: Mapping[str, Json]
     """The defaults of the class for fields that older config.json files lack."""
+    required: tuple[str, ...] = ()
+    """Further fields that config.json must have: they have no default, or a long one."""
     factor: Literal["blocks", "ratio", "halvings", "scalings"] = "blocks"
     """How the spatial factor follows from the config's field `factor_field`. "blocks": a list with one item more than there are halvings.
     "ratio": the factor itself. "halvings": a list with one item per halving. "scalings": a list of flags, true for each halving; the
@@ -172,6 +203,10 @@ class VaeFamily:
     patchify: int = 1
     has_frames: bool = False
     """Whether the VAE takes [B, 3, T, H, W]. A picture is then a video of one frame, and its latents keep the axis of frames."""
+    is_of_pictures: bool = False
+    """Whether it takes one frame at most, though it has an axis of frames."""
+    has_alpha: bool = False
+    """Whether the VAE takes pictures with a fourth channel. Here it is always opaque."""
     is_random: bool = True
     """Whether it returns mean and variance; otherwise it returns one latent, which is stored as the mean."""
     statistics: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -1,14 +1,16 @@
 """Make a row for a pipeline that has none in the table, from its signatures and the source of `encode_prompt`. Imports diffusers.
 
 Such a row assumes little: tensors and masks are stored whole, since it cannot be seen here whether the denoiser attends to padding.
-The rest is checked when the model is loaded.
+The rest is checked when the model is loaded. What is not understood is refused: several layers side by side, components that change text
+after `encode_prompt`, pictures, and arguments without a plain default.
 """
 
 import ast
 import importlib
 import inspect
+import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from cachestore.core.errors import BadInput
@@ -18,6 +20,9 @@ from cachestore.encode.family import MAX_LENGTH_ARG, TextFamily, plain_forms
 
 _OF_THE_BATCH = {"self", "prompt", "device", "dtype", "batch_size", "lora_scale", "do_classifier_free_guidance"}
 _MOST_TOKENS = 512
+_AFTER_TEXT = re.compile(r"connectors|.*projection.*|language_model|vision_language_encoder")
+"""Components that change embeddings after the text encoder, by name."""
+_LAYERS = "hidden_states"
 
 
 def find_family(class_name: str, index: Mapping[str, Json]) -> TextFamily:
@@ -29,6 +34,10 @@ def find_family(class_name: str, index: Mapping[str, Json]) -> TextFamily:
         _refuse(class_name, f"encode_prompt returns {', '.join(map(str, returns))}, but no prompt_embeds")
     parameters = inspect.signature(pipeline.__init__).parameters
     components = tuple(name for name in parameters if _encodes_text(name, index))
+    if after := [name for name in parameters if _AFTER_TEXT.fullmatch(name) and _is_there(name, index)]:
+        _refuse(class_name, f"it also has {', '.join(after)} to make its embeddings, which encode_prompt alone does not show")
+    if _stacks_layers(pipeline):
+        _refuse(class_name, "it puts several layers of its text encoder side by side, which takes many times the bytes of one")
     tokenizers = [name for name in components if name.startswith("tokenizer")]
     if not tokenizers or len(tokenizers) == len(components):
         _refuse(class_name, f"it has no tokenizer and text encoder among its components ({', '.join(components) or 'none of the kind'})")
@@ -78,8 +87,34 @@ def _returned_names(pipeline: Any, class_name: str) -> tuple[str | None, ...]:
 
 
 def _encodes_text(name: str, index: Mapping[str, Json]) -> bool:
+    return name.startswith(("text_encoder", "tokenizer")) and _is_there(name, index)
+
+
+def _is_there(name: str, index: Mapping[str, Json]) -> bool:
     entry = index.get(name)
-    return name.startswith(("text_encoder", "tokenizer")) and isinstance(entry, list) and len(entry) == 2 and entry[0] is not None
+    return isinstance(entry, list) and len(entry) == 2 and entry[0] is not None
+
+
+def _stacks_layers(pipeline: Any) -> bool:
+    """Return whether a method that encodes prompts uses `.hidden_states` in another way than taking single ones of them."""
+    functions = [member for name, member in inspect.getmembers(pipeline, inspect.isfunction) if "prompt" in name or "text" in name]
+    trees = [ast.parse(textwrap.dedent(inspect.getsource(function))) for function in functions]
+    return any(_all_layers(tree, is_looping=False) for tree in trees)
+
+
+def _all_layers(node: ast.AST, *, is_looping: bool) -> bool:
+    is_looping = is_looping or isinstance(node, ast.ListComp | ast.GeneratorExp)
+    children: Iterator[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, ast.Subscript) and _is_layers(node.value) and not is_looping:
+        children = iter([node.slice])
+    return any(_is_layers(child) or _all_layers(child, is_looping=is_looping) for child in children)
+
+
+def _is_layers(node: ast.AST) -> bool:
+    """Return whether an expression is `x.hidden_states` or `x["hidden_states"]`."""
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.slice, ast.Constant) and node.slice.value == _LAYERS
+    return isinstance(node, ast.Attribute) and node.attr == _LAYERS
 
 
 def _arguments(pipeline: Any, class_name: str) -> dict[str, Json]:

@@ -9,16 +9,16 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from cachestore.core.errors import BadInput
-from cachestore.core.inputs import LIKE
+from cachestore.core.inputs import LIKE, OWN, Buckets
 from cachestore.core.keys import Json, Key, Recipe, input_key
 from cachestore.core.samples import VIDEO
-from cachestore.encode.buckets import Size, bucket_list
+from cachestore.encode.bucket_rules import RULES, STEP, BucketSettings
+from cachestore.encode.buckets import Size
 from cachestore.encode.clips import Shape, check_frames
 from cachestore.encode.resamplers import RESAMPLERS, Resample, check_resampler
 from cachestore.encode.setup import LatentsSetup
 from cachestore.encode.shots import Examined, Shot, look_at_input
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
-from cachestore.encode.variants import STEP
 
 if TYPE_CHECKING:
     from cachestore.encode.budget import Budget
@@ -88,10 +88,14 @@ class LatentsEncoder:
             _log.warning(text, request[VIDEO if VIDEO in request else LIKE], examined.transfer)
         return resolved_from(examined, self.recipe.encoder, self._fingerprint)
 
-    def check_buckets(self, resolution: int, step: int) -> None:
+    def check_buckets(self, resolution: int, step: int, buckets: Buckets = OWN) -> None:
         """Raise BadInput if there are no buckets of this resolution and step, or the VAE cannot take them."""
         self._check_step(step)
-        bucket_list(resolution, step)
+        square = RULES[buckets].bucket(Size(resolution, resolution), BucketSettings(resolution, step))
+        if square.width % self.setup.multiple:
+            raise BadInput(
+                f"--buckets {buckets} at resolution {resolution} does not suit this VAE: use a multiple of {self.setup.multiple}"
+            )
 
     def _check_step(self, step: int) -> None:
         if step % self.setup.multiple:

@@ -34,6 +34,8 @@ IMAGE_PROCESSOR = "image_processor"
 _WITHOUT_VOCABULARY = {"ByT5Tokenizer"}
 """Tokenizers that need no vocabulary, as their tokens are bytes."""
 _WEIGHTS = {"transformers": "model", "diffusers": "diffusion_pytorch_model"}
+PIPELINE_CLASSES = {"LTX2TextConnectors": "diffusers.pipelines.ltx2"}
+"""Classes of diffusers that model_index.json calls a pipeline's own, with the modules that have them."""
 
 Kind = Literal["pipeline", "text", "vae"]
 
@@ -125,6 +127,7 @@ def component_class(model: Model, name: str) -> tuple[str, str]:
     if not isinstance(entry, list) or len(entry) != 2 or entry[0] is None:
         raise BadInput(f"{model.folder} has no {name!r}: {INDEX} says {entry!r}; give a model that has it")
     library, class_name = entry
+    library = "diffusers" if class_name in PIPELINE_CLASSES else library
     if library not in _WEIGHTS:
         raise BadInput(f"{name!r} of {model.folder} comes from {library!r}; only classes of diffusers and transformers are loaded")
     return str(library), str(class_name)

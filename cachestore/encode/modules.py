@@ -10,7 +10,7 @@ import importlib
 import inspect
 import os
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -23,7 +23,7 @@ from cachestore.core.keys import Json
 from cachestore.core.words import plural
 from cachestore.encode.budget import is_lack_of_memory
 from cachestore.encode.conversion import check_single_file, weights_folder
-from cachestore.encode.models import TEXT_MODEL, Component
+from cachestore.encode.models import PIPELINE_CLASSES, TEXT_MODEL, Component
 from cachestore.encode.processor import Processor
 from cachestore.encode.unit import LOADING
 
@@ -83,10 +83,12 @@ def loading(component: Component) -> "Generator[None]":
 
 
 def load_tokenizer(component: Component) -> Foreign:
-    """Load a tokenizer, or copy the caller's, so that its state is not shared."""
+    """Load a tokenizer, or copy the caller's, so that its state is not shared. Of a processor only the tokenizer is loaded."""
     if component.loaded is not None:
         return copy.deepcopy(component.loaded)  # cutting and padding change the state of a tokenizer
     with loading(component):
+        if component.class_name.endswith("Processor"):
+            return Processor.of_text(component)
         return _class_of(component).from_pretrained(component.folder, local_files_only=True)
 
 
@@ -130,19 +132,23 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
 
 
 def build_pipeline(
-    class_name: str, components: Mapping[str, Foreign], settings: Mapping[str, Json], asked: Mapping[str, Json] | None = None
+    class_name: str,
+    components: Mapping[str, Foreign],
+    settings: Mapping[str, Json],
+    asked: Mapping[str, Json] | None = None,
+    stand_ins: Collection[str] = (),
 ) -> Foreign:
     """Build a pipeline from these components and plain values, with None for its other required arguments.
 
-    For each `COMPONENT.FIELD` in `asked`, the component is a stand-in whose config has this field. Raises BadInput if the installed
-    diffusers has no such pipeline.
+    For each `COMPONENT.FIELD` in `asked`, the component is a stand-in whose config has this field. Those in `stand_ins` have no field.
+    Raises BadInput if the installed diffusers has no such pipeline.
     """
     with _one_at_a_time:
         pipeline = _found("diffusers", class_name, "this model")
         parameters = list(inspect.signature(pipeline.__init__).parameters.values())[1:]
         plain = [one for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
         required = [one.name for one in plain if one.default is one.empty]
-        given = {**settings, **components, **_stand_ins(asked or {})}
+        given = {**settings, **components, **_stand_ins(asked or {}), **{name: Absent() for name in stand_ins}}
         try:
             return pipeline(**{**dict.fromkeys(required), **given})
         except AttributeError:  # HunyuanVideo 1.5 reads fields of its VAE; before 0.33 many pipelines do
@@ -238,7 +244,7 @@ def _class_of(component: Component) -> Foreign:
 
 def _found(library: str, class_name: str, needed_by: str) -> Foreign:
     module = importlib.import_module(library)
-    found = getattr(module, class_name, None)
+    found = getattr(importlib.import_module(PIPELINE_CLASSES.get(class_name, library)), class_name, None)
     if found is None:
         raise BadInput(f"{needed_by} needs {class_name}, which {library} {module.__version__} does not have; pip install -U {library}")
     return found

@@ -53,6 +53,7 @@ _ROWS: Final = (
     _Row(r"^WanAnimate", (Need("latents of the reference picture, of the pose video and of its masks"), Need("the face video's pixels"))),
     _Row(r"^LTX2Condition|^LTXCondition|VideoToWorld|^Cosmos2_5_Predict", (_FRAMES,)),
     _Row(r"^LTX2(InContext|HDR)", (Need("latents of the reference video"),)),
+    _Row(r"^LTX2Pipeline$", (Need("audio latents, unless it is trained on pictures alone"),)),
     _Row(r"^CogVideoXFunControl|^EasyAnimateControl", (_CONTROL_VIDEO,)),
     _Row(r"^LucyEdit", (Need("latents of the video that is edited"),)),
     _Row(r"ImageToVideo|Image2Video|I2V|^PIA|^StableVideoDiffusion|^ChronoEdit|Framepack|SanaWM", (_FIRST_FRAME,)),

@@ -1,7 +1,7 @@
 """Prepare captions and pictures for a text encoder by transformers' own tokenizer and image processor. Does not import torch itself.
 
-Replaces `Qwen2VLProcessor`, whose constructor needs torchvision for videos, which are not used here. Pictures are always prepared by the
-image processor based on Pillow: torchvision's rounds differently, and a key must not depend on what is installed.
+Replaces transformers' processors, whose constructors need torchvision for pictures or videos that are not used here. Pictures are always
+prepared by the image processor based on Pillow: torchvision's rounds differently, and a key must not depend on what is installed.
 """
 
 import importlib
@@ -22,9 +22,9 @@ _PICTURE: Final = "<|image_pad|>"
 
 
 class Processor:
-    """A tokenizer and an image processor, called like a processor of transformers."""
+    """A tokenizer and an image processor, called like a processor of transformers. Other attributes are those of the tokenizer."""
 
-    def __init__(self, tokenizer: Any, image_processor: Any) -> None:
+    def __init__(self, tokenizer: Any, image_processor: Any = None) -> None:
         self.tokenizer = tokenizer
         self.image_processor = image_processor
 
@@ -42,13 +42,38 @@ class Processor:
         tokenizer = transformers.AutoTokenizer.from_pretrained(component.folder, local_files_only=True)
         return cls(tokenizer, image_processor.from_pretrained(component.folder, local_files_only=True))
 
-    def __call__(self, text: Sequence[str], images: Any = None, *, padding: bool = False, return_tensors: str = "pt") -> Any:
+    @classmethod
+    def of_text(cls, component: Component) -> Self:
+        """Load the tokenizer alone, for captions without pictures. The class of the processor does not matter."""
+        transformers: Any = importlib.import_module("transformers")
+        return cls(transformers.AutoTokenizer.from_pretrained(component.folder, local_files_only=True))
+
+    def __call__(self, text: str | Sequence[str], images: Any = None, videos: None = None, **options: Any) -> Any:
         """Return a BatchFeature: token ids with their mask and, if there are images, pixels with their grids."""
+        assert videos is None
         batch_feature: Any = importlib.import_module("transformers").BatchFeature
-        seen: Mapping[str, Any] = {} if images is None else self.image_processor(images=images, return_tensors=return_tensors)
+        texts = [text] if isinstance(text, str) else list(text)
+        seen: Mapping[str, Any] = {} if images is None else self.image_processor(images=images, return_tensors="pt")
         patches = [int(grid.prod()) for grid in seen.get("image_grid_thw", ())]
-        read = self.tokenizer(self._expanded(text, patches), padding=padding, return_tensors=return_tensors)
+        read = self.tokenizer(texts if images is None else self._expanded(texts, patches), **options)
         return batch_feature(data={**read, **seen})
+
+    def apply_chat_template(self, conversation: Any, *, tokenize: bool = False, return_dict: bool = True, **options: Any) -> Any:
+        """Return the text of a conversation or of several, or their token ids. As in transformers, ids have an axis for the batch."""
+        prompts = {name: options.pop(name) for name in ("add_generation_prompt", "continue_final_message") if name in options}
+        text = self.tokenizer.apply_chat_template(conversation, tokenize=False, **prompts)
+        if not tokenize:
+            return text
+        first, start = text if isinstance(text, str) else text[0], self.tokenizer.bos_token
+        if start is not None and first.startswith(start):
+            options["add_special_tokens"] = False
+        read = self(text, **options)
+        return read if return_dict else read["input_ids"]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in {"tokenizer", "image_processor"}:
+            raise AttributeError(name)
+        return getattr(self.tokenizer, name)
 
     def count(self, text: str, images: Sequence[Any]) -> int:
         """Return how many tokens a text with these Pillow images has, by the sizes of the images."""

@@ -57,7 +57,7 @@ class TextModules:
 
         `memory` has the tokens of captions that were counted by the family's main tokenizer.
         """
-        parts = {name: _loaded(component, setup.dtype, device) for name, component in setup.components.items()}
+        parts = {name: _loaded(component, setup, device) for name, component in setup.components.items()}
         self._setup = setup
         self._family = setup.family
         self._dtype = DTYPES[setup.dtype]
@@ -79,7 +79,7 @@ class TextModules:
         if setup.family.called:
             self._call = _parts_call(parts, setup, device)
         else:
-            pipeline = build_pipeline(setup.family.pipeline, parts, setup.settings, setup.asked)
+            pipeline = build_pipeline(setup.family.pipeline, parts, setup.settings, setup.asked, setup.family.stand_ins)
             keep_prompts(pipeline, tokenizers.values())
             self._call = _pipeline_call(pipeline, setup, device)
         if setup.family.pictures is not None:  # a probe would need pictures
@@ -207,6 +207,14 @@ class TextModules:
         return entry[form_names(self._family.outputs["prompt_embeds"])[0]].shape[0]
 
     def _check_found(self, entries: Sequence[Entry]) -> None:
+        widths = [text_width(self._setup.components[name].config) for name in self._family.encoders]
+        found = entries[0]["prompt_embeds"].shape
+        if len(found) != 2 or found[-1] not in {*widths, sum(widths)}:
+            raise BadInput(
+                f"{self._family.pipeline} has no row in the table of families (docs/families.md), and its prompt_embeds have the shape"
+                f" {list(found)} for a caption, but the rows of its text encoders have the widths {widths}: cachestore cannot tell what"
+                " they are. Pass a TextFamily of your own"
+            )
         for name in entries[0]:
             lengths = sorted({tuple(entry[name].shape) for entry in entries})
             if len(lengths) > 1:
@@ -233,8 +241,12 @@ class TextModules:
         if trim == PAST_LIMIT:
             return tensor[: self._setup.max_tokens]
         masks = returned[trim]
-        # Qwen-Image returns no mask if no row is padding; AuraFlow's is repeated for each number of a row
-        return tensor if masks is None else _masked(tensor, masks[row].reshape(tensor.shape[0], -1)[:, 0].bool())
+        if masks is None:  # Qwen-Image returns none if no row is padding
+            return tensor
+        if masks.ndim == 1:  # Kandinsky's cumulated lengths
+            return tensor[: int(masks[row + 1] - masks[row])]
+        # AuraFlow's is repeated for each number of a row
+        return _masked(tensor, masks[row].reshape(tensor.shape[0], -1)[:, 0].bool())
 
     def _apart(self, output: str, form: Json, tensor: Tensor) -> dict[str, Tensor]:
         """Split an output into the stored tensors of its form: the inverse of reading."""
@@ -266,15 +278,15 @@ def _masked(tensor: Tensor, mask: Tensor) -> Tensor:
     return tensor[first : last + 1] if last - first + 1 == len(rows) else tensor[mask]
 
 
-def _loaded(component: Component, dtype: str, device: torch.device) -> Foreign:
-    if component.name.startswith("tokenizer"):
-        return load_tokenizer(component)
-    return load_processor(component) if component.name.startswith("processor") else load_module(component, dtype, device)
+def _loaded(component: Component, setup: TextSetup, device: torch.device) -> Foreign:
+    if not component.name.startswith(("tokenizer", "processor")):
+        return load_module(component, setup.dtype, device)
+    return load_tokenizer(component) if setup.family.pictures is None else load_processor(component)
 
 
 def _may_be_flat(family: TextFamily) -> set[str]:
     """Return the tensors that may be all zeros or ones: masks, and further embeddings, such as those of quoted text if there is none."""
-    main = ("prompt_embeds", "pooled_prompt_embeds")
+    main = ("prompt_embeds", "pooled_prompt_embeds", *family.rows)
     forms = [form for name, form in family.outputs.items() if name.partition(".")[0] not in main]
     return {name for form in forms for name in form_names(form)}
 
@@ -291,9 +303,32 @@ def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) ->
             given = {**given, **picture_arguments(setup.family, shown)}
         arguments = prompt_arguments(pipeline.encode_prompt, given, len(captions), device)
         with nullcontext() if args.get(SKIP_ARG) is None else clip_as_it_was(pipeline):
-            return _named(setup.family, pipeline.encode_prompt(captions, **arguments))
+            named = _named(setup.family, pipeline.encode_prompt(captions, **arguments))
+        return named if setup.family.projection is None else _projected(getattr(pipeline, setup.family.projection), named)
 
     return call
+
+
+def _projected(connectors: Foreign, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what LTX-2's connectors give to their transformers, which are trained: the layers of each token, normalised and projected."""
+    names = ("video_connector", "audio_connector")
+    own = {name: getattr(connectors, name) for name in names}
+    try:
+        for name in names:
+            setattr(connectors, name, _Unchanged())
+        video, audio, _ = connectors(named["prompt_embeds"], named["prompt_attention_mask"])
+    finally:
+        for name, module in own.items():
+            setattr(connectors, name, module)
+    return {**named, "prompt_embeds": video, "audio_prompt_embeds": audio}
+
+
+class _Unchanged(torch.nn.Module):
+    """Stands for a transformer of LTX-2's connectors. It returns what it gets."""
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both."""
+        return hidden_states, attention_mask
 
 
 def picture_arguments(family: TextFamily, payload: WithPictures) -> dict[str, Any]:
@@ -342,12 +377,13 @@ def prompt_arguments(encode_prompt: Callable[..., Any], args: Mapping[str, Json]
 
 
 def _named(family: TextFamily, returned: Foreign) -> dict[str, Any]:
-    returned = (returned,) if isinstance(returned, Tensor) else returned
+    returned = (returned,) if isinstance(returned, Tensor) or (isinstance(returned, list) and len(family.returns) == 1) else returned
     if not isinstance(returned, tuple | list) or len(returned) != len(family.returns):
         raise BadInput(
             f"encode_prompt of {family.pipeline} should return {len(family.returns)} values, but does not in the installed diffusers"
         )
-    return {name: value for name, value in zip(family.returns, returned, strict=True) if name is not None}
+    named = {name: value for name, value in zip(family.returns, returned, strict=True) if name is not None}
+    return {name: value.movedim(family.batch_axes.get(name, 0), 0) if name in family.batch_axes else value for name, value in named.items()}
 
 
 def _parts_call(parts: Mapping[str, Foreign], setup: TextSetup, device: torch.device) -> Call:

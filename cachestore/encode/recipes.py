@@ -291,7 +291,8 @@ def _family(model: Model, request: ModelRequest) -> TextFamily:
         from cachestore.encode import introspection
 
         family = introspection.find_family(model.class_name, model.index)
-    return _chosen(families.as_it_comes(family, model.index), request)
+    config_of = request.loaded.config if request.loaded else model.config_of
+    return _chosen(families.as_it_comes(family, model.index, config_of), request)
 
 
 def _chosen(family: TextFamily, request: ModelRequest) -> TextFamily:
@@ -398,7 +399,9 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
             f"the VAE in {vae.folder} overflows in float16 (`force_upcast` in its config.json); use --vae-dtype bfloat16 or float32"
         )
     row = families.vae_family(vae.class_name)
-    read = families.latents_read(row, vae.config, request.latents, models.read_numbers(vae, row.statistics))
+    statistics = models.read_numbers(vae, row.statistics)
+    read = families.latents_read(row, {**vae.config, **family.vae_config}, request.latents, statistics)
+    read |= {"patches_first": True} if family.patches_first else {}
     make = {
         "kind": "latents",
         "version": LATENTS_VERSION,
@@ -416,6 +419,8 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         factor=read["spatial_factor"],
         patch=family.vae_patch * read["patchify"],
         has_frames=row.has_frames,
+        is_of_pictures=row.is_of_pictures,
+        has_alpha=row.has_alpha,
         temporal_factor=read["temporal_factor"],
         script_resizes=family.script_resizes,
     )

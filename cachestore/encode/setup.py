@@ -62,6 +62,10 @@ class LatentsSetup:
     patch: int
     has_frames: bool = False
     """Whether the VAE takes videos. A picture is then a video of one frame."""
+    is_of_pictures: bool = False
+    """Whether it takes no clip of more than one frame, though it has an axis of frames."""
+    has_alpha: bool = False
+    """Whether the VAE takes a fourth channel."""
     temporal_factor: int = 1
     """How many frames make one latent frame, after the first."""
     script_resizes: str | None = None

@@ -12,7 +12,7 @@ from cachestore.core.keys import Json, Key, Recipe, digest_bytes, input_key
 from cachestore.core.samples import CAPTION
 from cachestore.encode import images
 from cachestore.encode.families import form_names
-from cachestore.encode.family import PAST_LIMIT, PictureInput
+from cachestore.encode.family import PAST_LIMIT, PictureInput, RowWidth
 from cachestore.encode.setup import Padded, TextSetup, WithPictures, padded_length, text_width
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 
@@ -124,6 +124,8 @@ class TextEncoder:
         family = self.setup.family
         if caption in family.alone:
             return (ALONE, caption)
+        if family.template_tokens is not None and tokens > self.max_tokens:
+            return (ALONE,)  # Kandinsky cuts the others of its batch too, and Ideogram refuses the whole batch
         if self.setup.is_bucketed:
             # one row more than needed: an entry without padding then shows that the caption was cut
             return padded_length(min(tokens + 1, self.max_tokens), self.max_tokens)
@@ -207,10 +209,18 @@ class TextEncoder:
         layers = len(self.setup.args.get(LAYERS_ARG) or (0,))
         numbers = 0
         for name, form in family.outputs.items():
+            if name in family.rows:
+                numbers += rows * self._row_width(family.rows[name])
+                continue
             parts = [part.rpartition(".")[2] for part in form_names(form) if "." in part] or [main]
             width = sum(widths[part] for part in parts)
             numbers += width * (rows * layers if name.partition(".")[0] == "prompt_embeds" else 1)
         return numbers * (4 if self.setup.dtype == "float32" else 2)
+
+    def _row_width(self, rows: RowWidth) -> int:
+        config = self.setup.components[rows.component].config
+        layers = config[rows.layers] if isinstance(rows.layers, str) else rows.layers
+        return int(layers) * (text_width(config) if rows.field is None else int(config[rows.field]))
 
     @property
     def is_guessing(self) -> bool:

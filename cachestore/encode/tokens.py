@@ -33,11 +33,12 @@ class Rewriter:
             raise BadInput("a text encoder that stands alone rewrites no caption")
         parts: dict[str, Foreign] = dict.fromkeys(setup.components, Absent())
         parts[family.tokenizer] = _listener(setup, memory or TokenMemory())
-        pipeline = build_pipeline(family.pipeline, parts, setup.settings)
+        pipeline = build_pipeline(family.pipeline, parts, setup.settings, stand_ins=family.stand_ins)
         self._family = family
         self._encode_prompt = pipeline.encode_prompt
         self._arguments = prompt_arguments(pipeline.encode_prompt, call_arguments(pipeline, setup.args), 1, torch.device("cpu"))
         self._limit = family.tokenizer_limit or int(setup.args.get(MAX_LENGTH_ARG) or setup.max_tokens)
+        self._template = int(getattr(pipeline, family.template_tokens)) if family.template_tokens else 0
         self.dropped = 0
         """How many tokens in front of each caption are encoded and then dropped; 0 until a caption was counted."""
 
@@ -51,7 +52,7 @@ class Rewriter:
             self._encode_prompt([caption.caption if isinstance(caption, WithPictures) else caption], **arguments)
         except _Heard as heard:
             tokens, limit = heard.args
-            self.dropped = limit - self._limit
+            self.dropped = self._template if limit is None else limit - self._limit
             return tokens - self.dropped
         raise BadInput(f"encode_prompt of {self._family.pipeline} should cut captions, but does not in the installed diffusers")
 
@@ -59,7 +60,7 @@ class Rewriter:
 def _listener(setup: TextSetup, memory: TokenMemory) -> Foreign:
     reader, shown = setup.components[setup.family.tokenizer], setup.family.pictures
     if shown is None:
-        return _Listener(load_tokenizer(reader), memory)
+        return _Listener(load_tokenizer(reader), memory, hears_all=setup.family.template_tokens is not None)
     processor = load_processor(reader)
 
     def hear(text: Sequence[str], images: Any = None, **_options: Any) -> NoReturn:
@@ -70,15 +71,19 @@ def _listener(setup: TextSetup, memory: TokenMemory) -> Foreign:
 
 
 class _Heard(Exception):
-    """Raised when the tokenizer is asked to cut a caption. `args` are its number of tokens, and the number to cut to."""
+    """Raised when the tokenizer reads a caption. `args` are its number of tokens, and the number to cut to; None if nothing is cut."""
 
 
 class _Listener:
-    """A tokenizer that raises _Heard when it is asked to cut a text: that is the caption, as it would be encoded."""
+    """A tokenizer that raises _Heard when it is asked to cut a text: that is the caption, as it would be encoded.
 
-    def __init__(self, tokenizer: Foreign, memory: TokenMemory) -> None:
+    With `hears_all` it is the first text of which the token ids are wanted as a tensor.
+    """
+
+    def __init__(self, tokenizer: Foreign, memory: TokenMemory, *, hears_all: bool) -> None:
         self._tokenizer = tokenizer
         self._memory = memory
+        self._hears_all = hears_all
 
     def __call__(self, text: Any, **options: Any) -> Any:
         return self._hear(self._tokenizer, text, options)
@@ -90,10 +95,10 @@ class _Listener:
         return getattr(self._tokenizer, name)
 
     def _hear(self, tokenize: Foreign, text: Any, options: dict[str, Any]) -> Any:
-        if not options.get("truncation"):
+        if not (("return_tensors" in options) if self._hears_all else options.get("truncation")):
             return tokenize(text, **options)
         encoded = tokenize(text, **{name: value for name, value in options.items() if name not in _CUTTING})
         ids = encoded["input_ids"]
         if tokenize is self._tokenizer and isinstance(text, list) and is_plain(cast("list[object]", text), options):
             self._memory.put(text[0], {name: rows[0] for name, rows in encoded.items()})
-        raise _Heard(len(ids[0] if ids and isinstance(ids[0], list) else ids), int(options["max_length"]))
+        raise _Heard(len(ids[0] if ids and isinstance(ids[0], list) else ids), None if self._hears_all else int(options["max_length"]))

@@ -119,6 +119,7 @@ class Vae:
         """Begin to encode pictures. Call the returned function for their entries, on the CPU."""
         with torch.inference_mode():
             inputs = to_range(self._transfer.to_device(pixels)).to(self._vae.dtype)
+            inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1) if self._setup.has_alpha else inputs
             inputs = inputs.unsqueeze(2) if self._setup.has_frames and pixels.ndim == _OF_VIDEO else inputs
             encoded = self._vae.encode(inputs) if self._compiled is None else self._compiled.encode(inputs)
             latents = self._stored_form(encoded, keys).to(self._dtype).contiguous()
@@ -155,7 +156,7 @@ class Vae:
         posterior = encoded.latent_dist
         if self._setup.stored == "moments":
             return posterior.parameters[:count]
-        mean = posterior.mean[:count]
+        mean = posterior.mode()[:count]
         if self._setup.stored == "mean":
             return mean
         noise = self._transfer.to_device(torch.stack([noise_of(key, mean.shape[1:]) for key in keys]))  # drawn while a GPU encodes

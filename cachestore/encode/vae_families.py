@@ -26,8 +26,42 @@ _RATIO = VaeFamily("", {}, temporal_factor=4, temporal_fields=("temporal_compres
 _HUNYUAN = replace(_RATIO, factor="ratio", factor_field="spatial_compression_ratio")
 _WAN = replace(_RATIO, channels_field="z_dim", temporal_fields=("temperal_downsample",))
 _WAN_DEFAULTS = {"z_dim": 16, "temperal_downsample": [False, True, True], "latents_mean": _WAN_MEAN, "latents_std": _WAN_STD}
+_LTX = replace(
+    _RATIO,
+    factor="scalings",
+    factor_field="spatio_temporal_scaling",
+    temporal_fields=("temporal_compression_ratio", "spatio_temporal_scaling"),
+    statistics={"mean": "latents_mean", "std": "latents_std"},
+)
+_LTX_DEFAULTS = {"latent_channels": 128, "scaling_factor": 1.0, "patch_size": 4, "patch_size_t": 1} | dict.fromkeys(
+    ("spatial_compression_ratio", "temporal_compression_ratio")
+)
 
 _VAES = (
+    VaeFamily(
+        "AutoencoderKLHunyuanImage",
+        {"scaling_factor": None},
+        factor="ratio",
+        factor_field="spatial_compression_ratio",
+        required=("latent_channels", "spatial_compression_ratio"),
+    ),
+    replace(
+        _WAN,
+        class_name="AutoencoderKLQwenImage21",
+        defaults={"z_dim": 64, "temperal_downsample": [False, True, True, True], "scale_factor_spatial": 16},
+        required=("latents_mean", "latents_std"),
+        factor="ratio",
+        factor_field="scale_factor_spatial",
+        is_of_pictures=True,
+        has_alpha=True,
+    ),
+    replace(
+        _HUNYUAN,
+        class_name="AutoencoderKLCosmos",
+        defaults={"latent_channels": 16, "spatial_compression_ratio": 8, "temporal_compression_ratio": 8, "scaling_factor": 1.0},
+        required=("latents_mean", "latents_std"),
+        is_random=False,
+    ),
     VaeFamily(
         "AutoencoderKL",
         {"scaling_factor": 0.18215, "latent_channels": 4, "block_out_channels": [64]}
@@ -53,17 +87,8 @@ _VAES = (
         factor_field="scale_factor_spatial",
     ),
     replace(_WAN, class_name="AutoencoderKLQwenImage", defaults=_WAN_DEFAULTS, factor="halvings", factor_field="temperal_downsample"),
-    VaeFamily(
-        "AutoencoderKLLTXVideo",
-        {"latent_channels": 128, "spatio_temporal_scaling": [True, True, True, False], "scaling_factor": 1.0}
-        | {"patch_size": 4, "patch_size_t": 1, "spatial_compression_ratio": None, "temporal_compression_ratio": None},
-        factor="scalings",
-        factor_field="spatio_temporal_scaling",
-        temporal_factor=8,
-        temporal_fields=("temporal_compression_ratio", "spatio_temporal_scaling"),
-        has_frames=True,
-        statistics={"mean": "latents_mean", "std": "latents_std"},
-    ),
+    replace(_LTX, class_name="AutoencoderKLLTXVideo", defaults={**_LTX_DEFAULTS, "spatio_temporal_scaling": [True, True, True, False]}),
+    replace(_LTX, class_name="AutoencoderKLLTX2Video", defaults={**_LTX_DEFAULTS, "spatio_temporal_scaling": [True] * 4}),
     replace(
         _RATIO,
         class_name="AutoencoderKLCogVideoX",

@@ -8,15 +8,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.core.inputs import RANDOM, STATED, WITHIN
+from cachestore.core.inputs import BUCKETS, OWN, RANDOM, STATED, WITHIN
 from cachestore.core.keys import Json, digest_parts
-from cachestore.encode.buckets import CropBox, Size, choose, crop_box, rounded
+from cachestore.encode.bucket_rules import STEP, BucketSettings, fit_box, rule_named
+from cachestore.encode.buckets import CropBox, Size, crop_box, rounded
 
 Box = tuple[int, int, int, int]
 """(left, top, right, bottom) in pixels."""
-
-STEP = 64
-"""The step between buckets if a request gives none, as in kohya's scripts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +41,17 @@ class Variant:
     @property
     def is_centred(self) -> bool:
         """Whether the crop is at the centre, drawn or not. Both have the same key."""
-        return self.box == crop_box(_part(self.size, self.within), self.bucket)
+        return self.box == self._usual_box
+
+    @property
+    def _usual_box(self) -> CropBox:
+        """How the picture would fill its bucket by this project's own rule."""
+        return crop_box(_part(self.size, self.within), self.bucket)
 
     def transform(self) -> dict[str, Json]:
-        """Return the variant's part of a key. It has the crop instead of seed and number, so that equal crops have equal keys."""
+        """Return the variant's part of a key. It has what is done to the picture, not by which rule, so equal crops have equal keys."""
         transform: dict[str, Json] = {"bucket": list(self.bucket), "crop": "center" if self.is_centred else list(self.box.crop)}
+        transform |= {} if self.box.resized == self._usual_box.resized else {"resized": list(self.box.resized)}
         transform |= {} if self.within is None else {WITHIN: list(self.within)}
         return {**transform, "flip": True} if self.is_flipped else transform
 
@@ -98,22 +102,23 @@ def within_of(request: Mapping[str, Json], size: Size) -> Box | None:
 
 
 def bucket_of(request: Mapping[str, Json], size: Size) -> Size:
-    """Return the bucket of a picture of this size. Raises BadInput if there is none, and as `within_of`."""
-    return _bucket_of(request, _part(size, within_of(request, size)))
+    """Return the bucket of a picture of this size. Raises as `fit_box` and `within_of`."""
+    return _fitted(request, _part(size, within_of(request, size)))[0]
 
 
-def _bucket_of(request: Mapping[str, Json], size: Size) -> Size:
-    return choose(size, int(request["resolution"]), int(request.get("step", STEP)), upscales=bool(request.get("upscale", True)))
+def _fitted(request: Mapping[str, Json], size: Size, at: Fraction | None = None) -> tuple[Size, CropBox]:
+    settings = BucketSettings(int(request["resolution"]), int(request.get("step", STEP)), bool(request.get("upscale", True)))
+    return fit_box(rule_named(str(request.get(BUCKETS, OWN))), size, settings, at, is_flipped=bool(request.get("flip", False)))
 
 
 def variant_of(request: Mapping[str, Json], size: Size, digest: str) -> Variant:
-    """Return the variant that is asked for. A drawn crop depends on `digest`. Raises BadInput if there is no bucket, and as `within_of`."""
+    """Return the variant that is asked for. A drawn crop depends on `digest`. Raises as `fit_box` and `within_of`."""
     within = within_of(request, size)
     part = _part(size, within)
-    bucket = _bucket_of(request, part)
     crop_number = int(request["variant"]) if request.get("crop") == RANDOM else None
     at = None if crop_number is None else _draw(int(request["seed"]), digest, crop_number)
-    return Variant(size, bucket, crop_box(part, bucket, at), bool(request.get("flip", False)), crop_number, within)
+    bucket, box = _fitted(request, part, at)
+    return Variant(size, bucket, box, bool(request.get("flip", False)), crop_number, within)
 
 
 def same_part(size: Size, variant: Variant) -> Variant:
@@ -126,6 +131,7 @@ def same_part(size: Size, variant: Variant) -> Variant:
     at = next((Fraction(crop[side], over[side] + 1) for side in (0, 1) if over[side]), None)
     own = Variant.centred(size, variant.bucket)
     box = own.box if variant.is_centred or at is None else crop_box(size, variant.bucket, at)
+    box = variant.box if size == variant.size and variant.within is None else box
     return replace(own, box=box, is_flipped=variant.is_flipped, crop_number=variant.crop_number)
 
 

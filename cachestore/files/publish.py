@@ -20,8 +20,8 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from cachestore.core.errors import LockTimeout, WriteFailed, numbered
-from cachestore.files.checksum import Buffer, digest_file, digest_of
+from cachestore.core.errors import FormatError, LockTimeout, RemoteFailed, WriteFailed, numbered
+from cachestore.files.checksum import Buffer, Checksum, digest_file, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
 from cachestore.files.marker import check_for_writing
@@ -164,6 +164,30 @@ def publish_file(layout: Layout, temporary: Path, final: Path) -> bool:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        return _finish(layout, temporary, final)
+
+
+def publish_pieces(layout: Layout, final: Path, pieces: Iterable[Buffer], *, digest: str) -> bool:
+    """Publish a read-only file whose pieces come one after the other, else as `publish`. Only one piece at a time is in memory.
+
+    Raises FormatError, and publishes nothing, if the pieces do not have this digest. What the iterator raises is raised unchanged, unless
+    it is an OSError that is neither a RemoteFailed nor a WriteFailed.
+    """
+    with _made_visible(layout, final) as temporary:
+        state = Checksum()
+        descriptor = os.open(temporary, _CREATE_FLAGS, 0o600)
+        try:
+            for piece in pieces:
+                state.update(piece)
+                _write_all(descriptor, piece)
+            temporary.chmod(_READ_ONLY_BITS)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if state.hexdigest() != digest:
+            raise FormatError(f"what was to become {final} does not have the digest {digest}; nothing was published")
+        if digest_file(temporary) != digest:
+            raise WriteFailed(f"{final}: what was written to {temporary} reads back differently; the memory or the file system is at fault")
         return _finish(layout, temporary, final)
 
 
@@ -334,7 +358,7 @@ def _remove(path: Path) -> None:
 
 
 def _refuse(path: Path, error: OSError, *, size_bytes: int = 0) -> NoReturn:
-    if isinstance(error, WriteFailed):
+    if isinstance(error, WriteFailed | RemoteFailed):
         raise error
     room = f"make room for {size_bytes} bytes" if size_bytes else "make room"
     help_text = {

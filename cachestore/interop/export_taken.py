@@ -9,13 +9,15 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from cachestore.core.inputs import RESOLUTIONS, SOURCE
+from cachestore.core.inputs import BUCKETS, RESOLUTIONS, SOURCE
 from cachestore.core.samples import CONTROL, VIDEO
 from cachestore.core.words import first_of, noun, plural
+from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.caption_files import text_beside
 from cachestore.interop.export_layout import STEP, ExportLayout
 from cachestore.interop.formats.families import AI_TOOLKIT
-from cachestore.interop.formats.matching import Added, ExportVariant, Named, Rule, same_words
+from cachestore.interop.formats.matching import Added, ExportVariant, Named, same_words
+from cachestore.interop.learned_buckets import learned_buckets
 from cachestore.source.files import Folder
 from cachestore.storage.catalog import KeyColumn
 
@@ -47,14 +49,14 @@ class Taken:
         if recipe.make.get("format") == self.layout.format.name:
             return
         resolution = self.resolution_of(row, column)
-        rule = Rule(resolution, int(column.options.get("step", STEP)), bool(column.options.get("upscale", True)))
+        settings = BucketSettings(resolution, int(column.options.get("step", STEP)), bool(column.options.get("upscale", True)))
         if self.layout.writing.finds is not None:
             self.latents += 1
-            if not self.layout.writing.finds(self.layout.family_of[column.encoder], variant.named, rule):
+            if not self.layout.writing.finds(self.layout.family_of[column.encoder], variant.named, settings):
                 self.missed.append(self.layout.catalog.ids[row])
         if self.layout.writing.stacks is not None:
             controls = tuple(raw[1] for raw in variant.controls)
-            batch = (self.layout.tree(row, column), self.layout.writing.stacks(variant.named, resolution), controls)
+            batch = (self.layout.tree(row, column), self.layout.writing.stacks(variant.named, settings), controls)
             self.batches.setdefault(batch, Counter())[variant.latents.tensor[1]] += 1
 
     def resolution_of(self, row: int, column: KeyColumn) -> int:
@@ -66,12 +68,14 @@ class Taken:
 
     @cached_property
     def guessed(self) -> Mapping[str, int]:
-        """For each encoder, the multiple of 64 nearest to the side of a square with the area of its largest bucket."""
+        """For each encoder, the resolution at which its trainer's rule gives these buckets, else one near the largest bucket's side."""
         guessed: dict[str, int] = {}
         for column in self.layout.pictures:
+            settings = learned_buckets(column, self.layout.catalog.recipes[column.fingerprint])
             buckets = (column.cell(index).facts.get("bucket", (0, 0)) for index in range(len(column.keys)))
             largest = isqrt(max((width * height for width, height in buckets), default=0))
-            guessed[column.encoder] = max(STEP, (largest + STEP // 2) // STEP * STEP)
+            nearest = max(STEP, (largest + STEP // 2) // STEP * STEP)
+            guessed[column.encoder] = nearest if settings is None else settings.resolution
         return guessed
 
     def as_read(self, row: int, named: Named) -> Named:
@@ -117,18 +121,26 @@ class Taken:
         if self.missed:
             yield (
                 f"{trainer} will not find {len(self.missed)} of {self.latents} latents: it resizes and crops these pictures for"
-                f" other buckets, and encodes them again ({first_of(self.missed)})"
+                f" other buckets, and encodes them again ({first_of(self.missed)}){self._advice}"
             )
         if torn := [shapes for shapes in self.batches.values() if len(shapes) > 1]:
             yield (
                 f"{len(torn)} of {plural(len(self.batches), 'group')} from which {trainer} makes batches"
                 f" {noun(len(torn), 'holds', 'hold')} latents of several shapes"
                 f" ({plural(sum(shapes.total() for shapes in torn), 'picture')}): {trainer} fails if its batch size is above 1"
+                f"{self._advice}"
             )
         if self.reworded:
             named = first_of(self.reworded)
             files = f"the files of {plural(len(self.reworded), 'caption')}"
             yield f"{trainer} reads other text from {files}, and encodes that again itself ({named})"
+
+    @property
+    def _advice(self) -> str:
+        """Which rule the trainer needs, in words; empty if the data set has that rule, or was not made here."""
+        trainer, options = self.layout.format.name, [column.options for column in self.layout.pictures]
+        has_rule = any(one.get(BUCKETS) == trainer or "resolution" not in one for one in options)
+        return "" if has_rule else f": precompute with --buckets {trainer} makes latents for its buckets"
 
     def remarks(self) -> Iterator[str]:
         """Yield what the user should know about the written files."""

@@ -25,6 +25,7 @@ from cachestore.interop.formats.table import format_named
 from cachestore.interop.import_encoders import declared_encoders, family_of_cache, file_encoders
 from cachestore.interop.import_matching import CacheScan, look_for, remarks_of
 from cachestore.interop.import_request import ImportReport, ImportRequest
+from cachestore.interop.learned_buckets import buckets_in_words
 from cachestore.interop.sandbox import CacheFiles, TorchFiles
 from cachestore.jobs.options import python_call
 from cachestore.jobs.pass_loop import run_pass
@@ -164,7 +165,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
         )
         report = run_pass(job)
     seen = replace(seen, multi_line=[]) if found.encoded.cut else seen
-    own = (*found.remarks(family, kinds), *remarks_of(encoders), *found.unreadable)
+    own = (*found.remarks(family, kinds), *remarks_of(encoders), *found.unreadable, *buckets_in_words(layout, plan.catalog))
     return ImportReport(
         report,
         wanted.name,

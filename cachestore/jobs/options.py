@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypedDict, cast, get_args
 from cachestore.core.arguments import refuse_address
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, CacheStoreError, naming_extras
-from cachestore.core.inputs import RANDOM
+from cachestore.core.inputs import OWN, RANDOM, Buckets
 from cachestore.core.keys import Json
 from cachestore.core.samples import Source
 from cachestore.encode.family import DTYPES, encoder_of
@@ -136,7 +136,21 @@ class PrecomputeRequest:
         "pictures are scaled to buckets of about R*R pixels; with several R, each picture is encoded at each of them",
         "R[,R]",
     )
-    bucket_step: int = make_option(64, whole_from(1), "pictures", "the sides of buckets are multiples of N pixels", "N")
+    buckets: Buckets = make_option(
+        OWN,
+        one_of(*get_args(Buckets)),
+        "pictures",
+        "by whose rule pictures are put into buckets, resized and cropped: that of a trainer for `cachestore export`, or of diffusers'"
+        " training scripts (the square)",
+        "|".join(get_args(Buckets)),
+    )
+    bucket_step: int | None = make_option(
+        None,
+        whole_from(1),
+        "pictures",
+        "the sides of buckets are multiples of N pixels (default: 64; of musubi 16, of ai-toolkit as it chooses for the model)",
+        "N",
+    )
     no_upscale: bool = make_switch("pictures", "put small pictures into smaller buckets instead of scaling them up")
     crop: Crop = make_option(
         "center", one_of(*get_args(Crop)), "pictures", "which part of a picture to keep if it is larger than its bucket", "center|random"
@@ -236,8 +250,21 @@ class PrecomputeRequest:
             raise BadInput("a source has its own resolution, and there are several for all: give only one of the two")
         if self.variants > 1 and self.crop != RANDOM:
             raise BadInput(f"--variants {self.variants} needs --crop random: all centre crops would be the same")
+        self._check_buckets()
         if (self.fps is not None or self.clips > 1) and not self.frames:
             raise BadInput("--fps and --clips are for videos, which need --frames: add it, or leave them out")
+
+    def _check_buckets(self) -> None:
+        """Raise BadInput for settings that the rule does not have."""
+        if self.buckets == OWN:
+            return
+        from cachestore.encode.bucket_rules import RULES
+
+        rule = RULES[self.buckets]
+        if self.no_upscale and not rule.may_not_upscale:
+            raise BadInput(f"--no-upscale cannot be used with --buckets {self.buckets}, which has no such setting: leave one of them out")
+        if rule.has_own_step and self.bucket_step not in (None, rule.step(1)):
+            raise BadInput(f"--bucket-step cannot be used with --buckets {self.buckets}, which has its own step: leave one of them out")
 
     def as_json(self) -> dict[str, Json]:
         """Return all options as JSON; the inverse is `from_json`."""
@@ -292,7 +319,8 @@ class SharedOptions(TypedDict, total=False):
     roles: str | Sequence[str]
     replace: bool
     resolution: int | Sequence[int]
-    bucket_step: int
+    buckets: Buckets
+    bucket_step: int | None
     no_upscale: bool
     crop: Crop
     variants: int

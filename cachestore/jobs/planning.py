@@ -13,6 +13,7 @@ from cachestore.core.inputs import companions
 from cachestore.core.keys import canonical, digest_parts
 from cachestore.core.samples import CONTROL, IMAGE, MASK, VIDEO, Sample, role_of
 from cachestore.core.words import first_of, plural
+from cachestore.encode.bucket_rules import RULES, STEP
 from cachestore.encode.resamplers import FIRST, NEW, RESAMPLERS, Resample, check_resampler
 from cachestore.encode.unit import Encoder
 from cachestore.files.fingerprints import digest_file
@@ -125,6 +126,7 @@ def look_at_request(
     _show(heartbeat, "reading the model's files")
     made = _encoders(layout, request, is_dry=is_dry) if loaded is None else encoders_of(request, {}, loaded)
     request, encoders = _with_resampler(layout, request, made)
+    request = _with_step(request, encoders)
     needs = needs_of_request(request, loaded)
     _check_latents(request, encoders)
     columns = [column for number, encoder in enumerate(encoders) for column in columns_of(number, encoder, request)]
@@ -261,16 +263,25 @@ def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> N
         if not isinstance(encoder, LatentsEncoder):
             continue
         for resolution in {*request.resolutions, *(source.resolution for source in request.sources if source.resolution is not None)}:
-            encoder.check_buckets(resolution, request.bucket_step)
+            encoder.check_buckets(resolution, request.bucket_step or STEP, request.buckets)
         if not request.frames:
             continue
-        if not encoder.setup.has_frames:
+        if not encoder.setup.has_frames or encoder.setup.is_of_pictures:
             raise BadInput(
                 f"--frames needs a VAE for videos, but {encoder.setup.components['vae'].class_name} takes only pictures: leave it out"
             )
         check_frames(request.frames, encoder.setup.temporal_factor)
         if importlib.util.find_spec(_PYAV) is None:
             raise MissingExtra(f"videos are read by PyAV, which is not installed. {how_to_install('video')}")
+
+
+def _with_step(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> PrecomputeRequest:
+    """Decide the step between buckets if the request leaves that open. It may depend on the VAE."""
+    from cachestore.encode.latents import LatentsEncoder
+
+    multiple = next((encoder.setup.multiple for encoder in encoders if isinstance(encoder, LatentsEncoder)), 1)
+    step = request.bucket_step or RULES[request.buckets].step(multiple)
+    return replace(request, bucket_step=step)
 
 
 def _with_resampler(

@@ -5,9 +5,10 @@ from functools import partial
 from typing import Final
 
 from cachestore.core.errors import BadInput
-from cachestore.core.inputs import IMAGES, RANDOM, RESOLUTIONS, cells_each, options_for, request_for
+from cachestore.core.inputs import BUCKETS, IMAGES, OWN, RANDOM, RESOLUTIONS, cells_each, options_for, request_for
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, SHOWN, VIDEO, Sample, images_of, role_of
+from cachestore.encode.bucket_rules import STEP
 from cachestore.encode.unit import Encoder
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
 from cachestore.source.combined import resolutions_of
@@ -60,7 +61,8 @@ def _check_pictures(request: PrecomputeRequest) -> None:
 def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str, Json]:
     """The options of an image column. Options at their default are left out, so that columns of older stores stay equal."""
     resolution, by_source = resolutions_of(request.sources, resolution)
-    options: dict[str, Json] = {"resolution": resolution, "step": request.bucket_step}
+    options: dict[str, Json] = {"resolution": resolution, "step": request.bucket_step or STEP}
+    options |= {BUCKETS: request.buckets} if request.buckets != OWN else {}
     options |= {RESOLUTIONS: dict(by_source)} if by_source else {}
     options |= {"crop": RANDOM, "seed": request.crop_seed} if request.crop == RANDOM else {}
     options |= {"variants": request.variants} if request.variants > 1 else {}

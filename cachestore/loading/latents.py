@@ -82,11 +82,9 @@ def _behind_marks(block: LatentsBlock, out: torch.Tensor) -> torch.Tensor:
 
 def _normalise_into(block: LatentsBlock, latents: torch.Tensor, out: torch.Tensor) -> None:
     """Normalise a batch as diffusers' scripts do between VAE and noise scheduler. Without folding, `out` may be `latents` itself."""
-    folded = _fold(latents, block.patchify)
+    folded = _fold(latents, block.patchify, patches_first=block.patches_first)
     if block.mean is not None and block.std is not None:
-        each_channel = (-1, *[1] * (folded.ndim - 2))
-        mean = torch.tensor(block.mean, dtype=folded.dtype).view(each_channel)
-        std = torch.tensor(block.std, dtype=folded.dtype).view(each_channel)
+        mean, std = _statistics(block.mean, folded), _statistics(block.std, folded)
         torch.sub(folded, mean, out=out).mul_(block.scaling_factor).div_(std)
     elif block.shift_factor is None:
         torch.mul(folded, block.scaling_factor, out=out)
@@ -94,14 +92,21 @@ def _normalise_into(block: LatentsBlock, latents: torch.Tensor, out: torch.Tenso
         torch.sub(folded, block.shift_factor, out=out).mul_(block.scaling_factor)
 
 
-def _fold(latents: torch.Tensor, patch: int) -> torch.Tensor:
-    """Fold patch x patch neighbours of a batch into channels, as FLUX.2 does; a patch of 1 changes nothing."""
+def _statistics(numbers: Sequence[float], latents: torch.Tensor) -> torch.Tensor:
+    """Return numbers for each channel of latents `[B, C, ...]`, or for each channel and latent frame, in a shape that fits them."""
+    each_channel = torch.tensor(numbers, dtype=latents.dtype).view(latents.shape[1], -1, *[1] * (latents.ndim - 3))
+    return each_channel if latents.ndim == 3 or each_channel.shape[1] == 1 else each_channel[:, : latents.shape[2]]
+
+
+def _fold(latents: torch.Tensor, patch: int, *, patches_first: bool) -> torch.Tensor:
+    """Fold patch x patch neighbours of a batch into channels, as FLUX.2 does, or Ideogram 4; a patch of 1 changes nothing."""
     if patch == 1:
         return latents
     size, channels, *between, height, width = latents.shape
     split = latents.reshape(size, channels, *between, height // patch, patch, width // patch, patch)
     last = split.ndim
-    inward = split.permute(0, 1, last - 3, last - 1, *range(2, last - 3), last - 2)
+    channel = (last - 3, last - 1, 1) if patches_first else (1, last - 3, last - 1)
+    inward = split.permute(0, *channel, *range(2, last - 3), last - 2)
     return inward.reshape(size, *folded_shape(latents.shape[1:], patch))
 
 

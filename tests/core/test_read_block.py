@@ -19,21 +19,23 @@ def latents(**changes):
     return Recipe("latents", {}, {**recipes().latents.read, **changes})
 
 
-LACKING = [lacking for family in TEXT_FAMILIES.values() for lacking in family.without.values()]
+LACKING = [other for family in TEXT_FAMILIES.values() for other in (*family.without.values(), *family.configured.values())]
 
 
 @pytest.mark.parametrize("family", [*TEXT_FAMILIES.values(), *LACKING, PLAIN], ids=lambda family: family.name)
 def test_the_recipe_of_every_family_is_known_whole(family):
     widths = dict.fromkeys([*family.components, *family.asks], 32)
     block = parse_text(Recipe("text", {}, families.text_read(family, limit=77, widths=widths)))
-    assert block.names() >= {"prompt_embeds", *family.constants}
+    assert block.names() >= {*family.outputs, *family.constants}
     assert block.mask_name == family.mask
 
 
 @pytest.mark.parametrize("stored", ["moments", "mean", "sample"])
 def test_the_recipe_of_every_vae_is_known_whole(stored):
     for family in VAE_FAMILIES.values():
-        block = parse_latents(Recipe("latents", {}, families.latents_read(family, {}, stored)))
+        config = {"latent_channels": 4, "spatial_compression_ratio": 8, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
+        required = {name: config[name] for name in family.required}
+        block = parse_latents(Recipe("latents", {}, families.latents_read(family, required, stored)))
         assert block.stored == (stored if family.is_random else "mean")
 
 

@@ -14,6 +14,11 @@ def test_an_unknown_class_is_refused_with_the_known_ones():
         families.vae_family("NoVae")
 
 
+def test_a_vae_whose_config_lacks_what_has_no_default_is_refused():
+    with pytest.raises(BadInput, match=r"\(AutoencoderKLCosmos\) does not set latents_mean, latents_std: download the model again"):
+        families.latents_read(VAE_FAMILIES["AutoencoderKLCosmos"], {}, "mean")
+
+
 def test_a_vaes_read_block_takes_what_its_config_says_and_the_defaults_for_the_rest():
     row = VAE_FAMILIES["AutoencoderKL"]
     old = families.latents_read(row, {"block_out_channels": [128, 256, 512, 512]}, "moments")

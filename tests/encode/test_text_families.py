@@ -12,7 +12,7 @@ from cachestore.encode.vae_families import VAE_FAMILIES
 from tests.encode import tiny
 
 ROWS = sorted(TEXT_FAMILIES)
-LACKING = [lacking for row in TEXT_FAMILIES.values() for lacking in row.without.values()]
+LACKING = [other for row in TEXT_FAMILIES.values() for other in (*row.without.values(), *row.configured.values())]
 BATCH_ARGS = {"device", "num_images_per_prompt", "num_videos_per_prompt", "do_classifier_free_guidance", "batch_size"}
 
 
@@ -37,7 +37,9 @@ def test_the_pinned_diffusers_has_every_class_of_the_tables(class_name):
 
 @pytest.mark.parametrize("row", [PLAIN, *TEXT_FAMILIES.values(), *LACKING], ids=lambda row: row.name)
 def test_a_row_fits_together(row):
-    assert set(row.outputs) <= set(row.returns)
+    assert set(row.outputs) <= {*row.returns, *(["audio_prompt_embeds"] if row.projection else [])}
+    assert set(row.rows) <= set(row.outputs)
+    assert {rows.component for rows in row.rows.values()} <= set(row.components)
     assert set(row.pad) <= set(row.outputs)
     assert row.tokenizer in row.components
     assert set(row.trims) <= set(row.pad)
@@ -64,7 +66,8 @@ def test_a_rows_arguments_are_the_defaults_of_call(pipeline):
     called, encoded = signature(pipeline, "__call__"), signature(pipeline, "encode_prompt")
     args = TEXT_FAMILIES[pipeline].args
     assert set(args) <= set(encoded)
-    differing = {name: value for name, value in args.items() if not is_default(called[name].default, value)}
+    assert all(name in called or encoded[name].default is inspect.Parameter.empty for name in args)
+    differing = {name: value for name, value in args.items() if name in called and not is_default(called[name].default, value)}
     if differing:  # a row's arguments are passed whatever the default is, so that one key means one value
         tiny.diffusers_lacks(f"{differing} among the defaults of {pipeline}")
 

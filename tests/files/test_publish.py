@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.core.errors import WriteFailed
+from cachestore.core.errors import FormatError, RemoteFailed, WriteFailed
 from cachestore.files import publish as publishing
 from cachestore.files.checksum import digest_file, digest_of
 from cachestore.files.locks import LifeLock
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, Mode
-from cachestore.files.publish import make_folder, make_root, move, note, overwrite, publish, publish_file, write_outside
+from cachestore.files.publish import make_folder, make_root, move, note, overwrite, publish, publish_file, publish_pieces, write_outside
 from tests.fakes import raising, refusing
 
 CONTENT = [b"one ", bytearray(b"two "), memoryview(b"three")]
@@ -504,3 +504,34 @@ def test_a_file_that_cannot_be_written_outside_leaves_what_stood_there(tmp_path,
         write_outside(tmp_path / "page.html", b"two")
     assert (tmp_path / "page.html").read_bytes() == b"one"
     assert names_in(tmp_path) == ["page.html"]
+
+
+def test_pieces_become_a_read_only_file_of_their_digest(layout):
+    pieces = [b"one", b"", b"two"]
+    final = layout.segment(digest_of(pieces))
+    make_folder(layout, layout.temporary, final.parent)
+    assert publish_pieces(layout, final, iter(pieces), digest=digest_of(pieces)) is True
+    assert publish_pieces(layout, final, iter(pieces), digest=digest_of(pieces)) is False
+    assert final.read_bytes() == b"onetwo"
+    assert final.stat().st_mode & 0o777 == 0o444
+
+
+def test_pieces_of_another_digest_are_not_published(layout):
+    final = layout.segment(digest_of([b"one"]))
+    make_folder(layout, layout.temporary, final.parent)
+    with pytest.raises(FormatError, match="nothing was published"):
+        publish_pieces(layout, final, iter([b"two"]), digest=digest_of([b"one"]))
+    assert os.listdir(final.parent) == os.listdir(layout.temporary) == []
+
+
+def test_what_the_pieces_raise_is_raised_and_nothing_is_left(layout):
+    final = layout.segment(digest_of([b"one"]))
+    make_folder(layout, layout.temporary, final.parent)
+
+    def pieces():
+        yield b"o"
+        raise RemoteFailed("no answer")
+
+    with pytest.raises(RemoteFailed, match="no answer"):
+        publish_pieces(layout, final, pieces(), digest=digest_of([b"one"]))
+    assert os.listdir(final.parent) == os.listdir(layout.temporary) == []

@@ -1,49 +1,45 @@
 """What each trainer itself would look for, scale to, or put into one batch: the numbers were read off the trainers' own code."""
 
+from dataclasses import replace
+
 import pytest
 
+from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.formats import ai_toolkit, musubi, sd_scripts, simpletuner
 from cachestore.interop.formats.families import family_named
-from cachestore.interop.formats.matching import Added, Named, Rule
+from cachestore.interop.formats.matching import Added, Named
 from cachestore.interop.formats.table import FORMATS
 
 
-@pytest.mark.parametrize(
-    ("size", "resolution", "step", "crop_box"),
-    [
-        ((640, 480), 512, 16, ((598, 448), (11, 0, 587, 448))),
-        ((1600, 1200), 1024, 32, ((1195, 896), (21, 0, 1173, 896))),
-        ((300, 200), 1024, 32, ((320, 214), (0, 11, 320, 203))),
-        ((40, 4000), 512, 16, ((40, 4000), (4, 0, 36, 4000))),
-    ],
-)
-def test_ai_toolkit_scales_up_to_the_bucket_of_the_nearest_area(size, resolution, step, crop_box):
-    assert ai_toolkit.crop_box(size, resolution, step) == crop_box
+def test_musubi_makes_batches_of_its_own_buckets():
+    assert musubi.stacks(Named("x.png", size=(1600, 1200)), BucketSettings(1024)) == (1184, 880)
+    assert musubi.stacks(Named("x.png", size=(600, 480)), BucketSettings(1024, 64, upscales=False)) == (592, 480)
+    assert musubi.stacks(Named("x.png"), BucketSettings(1024)) is None
 
 
-@pytest.mark.parametrize(
-    ("size", "resolution", "bucket"),
-    [((600, 480), 256, (288, 224)), ((1600, 1200), 1024, (1184, 880)), ((100, 1000), 512, (256, 1024)), ((700, 700), 1024, (1024, 1024))],
-)
-def test_musubi_chooses_the_bucket_of_the_nearest_aspect_ratio(size, resolution, bucket):
-    assert musubi.bucket_of(size, resolution) == bucket
-    assert musubi.stacks(Named("x.png", size=size), resolution) == bucket
-    assert musubi.stacks(Named("x.png"), resolution) is None
+def test_ai_toolkit_finds_latents_of_its_own_resizing_and_crop_alone():
+    named = Named("x.png", size=(640, 470), bucket=(592, 432), resized=(592, 435), crop=(0, 1, 592, 433))
+    assert ai_toolkit.finds(family_named("sdxl"), named, BucketSettings(512))
+    assert not ai_toolkit.finds(family_named("flux"), named, BucketSettings(512)), "its buckets have other steps"
+    assert not ai_toolkit.finds(family_named("sdxl"), replace(named, resized=(592, 434)), BucketSettings(512))
+    assert not ai_toolkit.finds(family_named("sdxl"), replace(named, size=None), BucketSettings(512))
 
 
 def test_sd_scripts_takes_latents_of_its_own_bucket_alone():
     flux = family_named("flux")
-    assert sd_scripts.finds(flux, Named("x.png", size=(384, 255), bucket=(640, 384)), Rule(512))
-    assert not sd_scripts.finds(flux, Named("x.png", size=(384, 255), bucket=(624, 416)), Rule(512))
-    assert sd_scripts.finds(flux, Named("x.png", size=(384, 255), bucket=(384, 192)), Rule(512, upscales=False))
-    assert sd_scripts.finds(flux, Named("x.png", size=(1600, 1200), bucket=(512, 384)), Rule(512, upscales=False))
-    assert not sd_scripts.finds(flux, Named("x.png", size=(90, 2999), bucket=(64, 1024)), Rule(512, upscales=False))
-    assert sd_scripts.finds(flux, Named("x.png", bucket=(512, 512)), Rule(512)), "where the size is not known"
+    assert sd_scripts.finds(flux, Named("x.png", size=(384, 255), bucket=(640, 384)), BucketSettings(512))
+    assert not sd_scripts.finds(flux, Named("x.png", size=(384, 255), bucket=(624, 416)), BucketSettings(512))
+    assert sd_scripts.finds(flux, Named("x.png", size=(384, 255), bucket=(384, 192)), BucketSettings(512, upscales=False))
+    assert sd_scripts.finds(flux, Named("x.png", size=(1600, 1200), bucket=(512, 384)), BucketSettings(512, upscales=False))
+    assert not sd_scripts.finds(flux, Named("x.png", size=(90, 2999), bucket=(64, 1024)), BucketSettings(512, upscales=False))
+    assert sd_scripts.finds(flux, Named("x.png", bucket=(512, 512)), BucketSettings(512)), "where the size is not known"
 
 
 def test_simpletuner_puts_pictures_of_one_rounded_aspect_ratio_together():
-    assert simpletuner.stacks(Named("x.png", bucket=(1024, 1024)), 1024) == simpletuner.stacks(Named("y.png", bucket=(512, 512)), 1024)
-    assert simpletuner.stacks(Named("x.png"), 1024) is None
+    assert simpletuner.stacks(Named("x.png", bucket=(1024, 1024)), BucketSettings(1024)) == simpletuner.stacks(
+        Named("y.png", bucket=(512, 512)), BucketSettings(1024)
+    )
+    assert simpletuner.stacks(Named("x.png"), BucketSettings(1024)) is None
 
 
 @pytest.mark.parametrize(

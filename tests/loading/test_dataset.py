@@ -257,6 +257,14 @@ def test_a_mean_cannot_be_had_from_one_stored_sample_and_an_unknown_form_is_refu
         cs.CachedDataset(path, "texts", latents=unknown)
 
 
+def test_of_ideogram_4_the_patch_comes_before_the_channel():
+    block = LatentsBlock("mean", 2, 1.0, None, (0.0,) * 8, (1.0,) * 8, patches_first=True)
+    stored = torch.arange(2 * 2 * 4.0).reshape(2, 2, 4)
+    folded = read_latents(block, "mean", {"mean": stored})
+    assert folded.shape == (8, 1, 2)
+    assert folded[:, 0, 0].tolist() == [0, 8, 1, 9, 4, 12, 5, 13]
+
+
 def test_folding_into_channels_is_that_of_flux_2_and_comes_before_normalising():
     latents = torch.randn(3, 4, 6)
     block = LatentsBlock("mean", 2, 1.0, None, tuple(range(12)), (1.0,) * 12)

@@ -34,6 +34,7 @@ class Mutant:
 _CRASHES: Final = ("crashes", 400)
 _EXCHANGE: Final = ("exchange", 100)
 _OVERTAKING: Final = ("overtaking", 120)
+_TRANSFERS: Final = ("transfers", 100)
 
 MUTANTS: Final[Mapping[str, Mutant]] = {
     "file fsync": Mutant("files/publish.py", '        failpoint("publish.before_fsync")\n        os.fsync(descriptor)\n', "", *_CRASHES),
@@ -63,6 +64,25 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "                may_follow = self._may_follow(previous)\n",
         "                may_follow = True\n",
         *_OVERTAKING,
+    ),
+    "order of push": Mutant(
+        "remote/push.py",
+        '            mover.each("sending segments", plan.segments, lambda file: self._send_segment(mover, file))\n',
+        "            for _name, _generation, file in plan.catalogs:\n"
+        "                self._send_new(mover, file, TABLE_LIMIT_BYTES)\n"
+        '            mover.each("sending segments", plan.segments, lambda file: self._send_segment(mover, file))\n',
+        *_TRANSFERS,
+    ),
+    "order of pull": Mutant(
+        "remote/pull.py",
+        '        mover.each("receiving segments", plan.segments, lambda file: self._receive_segment(mover, file))\n',
+        "        for name, generation in plan.catalogs:\n"
+        "            make_folder(layout, layout.catalog(name, generation).parent)\n"
+        "            path = self._outline.catalog(name, generation)\n"
+        "            path.exists() or self._fetch_catalog(name, generation)\n"
+        "            publish(layout, layout.catalog(name, generation), [path.read_bytes()])\n"
+        '        mover.each("receiving segments", plan.segments, lambda file: self._receive_segment(mover, file))\n',
+        *_TRANSFERS,
     ),
     "link refusal": Mutant("files/opening.py", '= READ_FLAGS | getattr(os, "O_NOFOLLOW", 0)\n', "= READ_FLAGS\n", *_EXCHANGE),
 }

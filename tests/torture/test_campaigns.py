@@ -24,7 +24,7 @@ def play(*arguments, timeout=58):
     return ended.returncode, json.loads(ended.stdout)
 
 
-SAMPLED = ("kills", "errors", "flips", "crashes", "exchange", "gone", "overtaking")
+SAMPLED = ("kills", "errors", "flips", "crashes", "exchange", "gone", "overtaking", "transfers")
 
 
 def test_a_few_points_of_each_campaign_find_nothing():
@@ -52,7 +52,16 @@ def test_a_passage_that_is_not_there_makes_no_mutant(tmp_path, monkeypatch):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("kills", 300), ("errors", 300), ("flips", 300), ("crashes", 1000), ("exchange", 224), ("gone", 400), ("overtaking", 400)],
+    [
+        ("kills", 300),
+        ("errors", 300),
+        ("flips", 300),
+        ("crashes", 1000),
+        ("exchange", 224),
+        ("gone", 400),
+        ("overtaking", 400),
+        ("transfers", 600),
+    ],
 )
 def test_a_campaign_finds_nothing(name, count):
     code, body = play("--only", name, "--count", str(count), timeout=580)

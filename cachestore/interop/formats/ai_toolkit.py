@@ -8,7 +8,6 @@ DIR/_t_e_cache/STEM_HASH.safetensors      `text_embed`, `pooled_embed`, `attenti
 import base64
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +18,10 @@ from unicodedata import normalize
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Latents, Misplaced, Text, refuse, without_batch
 from cachestore.core.samples import Sample
+from cachestore.encode.bucket_rules import BucketSettings, fit_box
+from cachestore.encode.buckets import Size
 from cachestore.interop.formats.families import AI_TOOLKIT, Family, family_named, own_of
-from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Matches, Named, ParsedName, Rule, pictures_of, stem_of
+from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Matches, Named, ParsedName, pictures_of, stem_of
 from cachestore.interop.formats.text import batched, taken, taken_apart, together
 
 _LATENTS: Final = "_latent_cache"
@@ -174,29 +175,12 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
     return name, Contents({"text_embed": batched(prompt), "pooled_embed": batched(pooled), **own_of(AI_TOOLKIT, text.others)})
 
 
-def finds(family: Family, named: Named, rule: Rule) -> bool:
+def finds(family: Family, named: Named, settings: BucketSettings) -> bool:
     """Whether ai-toolkit looks for latents under their exported name: only if it would resize and crop the picture in the same way.
 
     Its own step counts, whatever the data set's step is.
     """
-    return named.size is not None and (named.resized, named.crop) == crop_box(named.size, rule.resolution, _STEPS[family.name])
-
-
-def crop_box(size: tuple[int, int], resolution: int, step: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
-    """Return the size to which ai-toolkit resizes a picture of this size, and the crop box in that.
-
-    Of the four buckets around the picture's shape, with at most the resolution's area, it takes the one with the nearest area.
-    """
-    width, height = size
-    most = resolution * resolution
-    wanted = min(width * height, most)
-    scale = (wanted / (width * height)) ** 0.5
-    across, down = width * scale / step, height * scale / step
-    around = [(one(across) * step, other(down) * step) for one in (math.floor, math.ceil) for other in (math.floor, math.ceil)]
-    fitting = [bucket for bucket in around if 0 < bucket[0] * bucket[1] <= most]
-    least = (max(step, math.floor(across) * step), max(step, math.floor(down) * step))
-    bucket = min(fitting or [least], key=lambda bucket: abs(bucket[0] * bucket[1] - wanted))
-    covering = max(bucket[0] / width, bucket[1] / height)
-    resized = (math.ceil(width * covering), math.ceil(height * covering))
-    left, top = ((one - other) // 2 for one, other in zip(resized, bucket, strict=True))
-    return resized, (left, top, left + bucket[0], top + bucket[1])
+    if named.size is None:
+        return False
+    _bucket, box = fit_box(AI_TOOLKIT, Size(*named.size), settings._replace(step=_STEPS[family.name]))
+    return (named.resized, named.crop) == (box.resized, box.crop)

@@ -72,14 +72,6 @@ class ParsedName(NamedTuple):
     """What else the name says about the picture."""
 
 
-class Rule(NamedTuple):
-    """How a data set puts pictures into buckets."""
-
-    resolution: int
-    step: int = 64
-    upscales: bool = True
-
-
 @dataclass(slots=True)
 class Matches:
     """Which files belong to which samples."""

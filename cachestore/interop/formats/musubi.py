@@ -4,16 +4,16 @@ NAME_WWWWxHHHH_ARCH.safetensors           `latents_{F}x{h}x{w}_{dtype}`, and mor
 NAME_ARCH_te.safetensors                  `{name}_{dtype}`, or `varlen_{name}_{dtype}` if lengths differ
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Final
 
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, refuse, without_batch
 from cachestore.core.samples import Sample
+from cachestore.encode.bucket_rules import RULES, BucketSettings
+from cachestore.encode.buckets import Size
 from cachestore.interop.formats.containers import DTYPE_NAMES, dtype_name
 from cachestore.interop.formats.families import MUSUBI, Family, family_of, own_of, unframed
 from cachestore.interop.formats.matching import ExportVariant, FileLocation, Matches, Named, ParsedName, by_name, first_caption
@@ -132,24 +132,6 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
     return path, Contents({**made, **own_of(MUSUBI, text.others)}, metadata)
 
 
-def stacks(named: Named, resolution: int) -> tuple[int, int] | None:
+def stacks(named: Named, settings: BucketSettings) -> Size | None:
     """Return musubi-tuner's own bucket, by which it makes batches; None if the picture's own size is unknown."""
-    return None if named.size is None else bucket_of(named.size, resolution)
-
-
-def bucket_of(size: tuple[int, int], resolution: int) -> tuple[int, int]:
-    """Return musubi-tuner's bucket for a picture of this size: the nearest aspect ratio, the first of equally near ones."""
-    wanted = size[0] / size[1]
-    return min(_buckets(resolution), key=lambda bucket: abs(bucket[0] / bucket[1] - wanted))
-
-
-@lru_cache(maxsize=64)
-def _buckets(resolution: int) -> tuple[tuple[int, int], ...]:
-    """Return its buckets for a resolution, sorted."""
-    area = resolution * resolution
-    side = math.isqrt(area)
-    found: set[tuple[int, int]] = set()
-    for width in range(max(_STEP, side // 2 // _STEP * _STEP), side + _STEP, _STEP):
-        height = area // width // _STEP * _STEP
-        found |= {(width, height), (height, width)}
-    return tuple(sorted(found))
+    return None if named.size is None else RULES[MUSUBI].bucket(Size(*named.size), settings._replace(step=_STEP))

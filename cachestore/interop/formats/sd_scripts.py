@@ -9,7 +9,6 @@ Keys of latents end in `_hxw` (in latent pixels); those of SD and SDXL may lack 
 
 import re
 from collections.abc import Mapping, Sequence
-from math import sqrt
 from typing import Final
 from zlib import crc32
 
@@ -18,7 +17,8 @@ import numpy as np
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, as_array, from_array, is_zero, refuse, without_batch
 from cachestore.core.samples import Sample
-from cachestore.encode.buckets import Size, bucket_list, crop_box
+from cachestore.encode.bucket_rules import RULES, BucketSettings
+from cachestore.encode.buckets import Size, crop_box
 from cachestore.interop.formats.families import SD_SCRIPTS, Family, family_of, own_of
 from cachestore.interop.formats.matching import (
     Added,
@@ -27,7 +27,6 @@ from cachestore.interop.formats.matching import (
     Matches,
     Named,
     ParsedName,
-    Rule,
     by_name,
     pictures_of,
     stem_of,
@@ -219,41 +218,14 @@ def _crop(named: Named, bucket: tuple[int, int]) -> tuple[float, float, float, f
     return left, top, left + across, top + down
 
 
-def finds(_family: Family, named: Named, rule: Rule) -> bool:
+def finds(_family: Family, named: Named, settings: BucketSettings) -> bool:
     """Whether sd-scripts would put the picture into the bucket of its latents, with `bucket_no_upscale` if the data set has that.
 
     Its `min_bucket_reso` and `max_bucket_reso` must allow the data set's buckets.
     """
     if named.size is None or named.bucket is None:
         return True  # without these facts nothing can differ
-    return tuple(named.bucket) == (bucket_of if rule.upscales else bucket_without_upscaling)(Size(*named.size), rule)
-
-
-def bucket_of(size: Size, rule: Rule) -> tuple[int, int]:
-    """Return sd-scripts' bucket for a picture of this size: that size, else the nearest aspect ratio, the first of equally near ones."""
-    buckets, own = bucket_list(rule.resolution, rule.step), size.width / size.height
-    return size if size in buckets else min(buckets, key=lambda bucket: abs(bucket.width / bucket.height - own))
-
-
-def bucket_without_upscaling(size: Size, rule: Rule) -> tuple[int, int]:
-    """Return the bucket with `bucket_no_upscale`: shrink a large picture to the area, then cut its sides to steps.
-
-    It shrinks by the side that keeps the shape better. It is (0, 0) for a picture that is too long for any bucket.
-    """
-    own, area, resized = size.width / size.height, rule.resolution**2, tuple(size)
-    if size.width * size.height > area:
-        wide = sqrt(area * own)
-        across, down = _stepped(wide, rule.step), _stepped(area / wide, rule.step)
-        its_down, its_across = _stepped(across / own, rule.step), _stepped(down * own, rule.step)
-        if not its_down or not down:
-            return 0, 0
-        is_by_width = abs(across / its_down - own) < abs(its_across / down - own)
-        resized = (across, int(across / own + 0.5)) if is_by_width else (int(down * own + 0.5), down)
-    return resized[0] // rule.step * rule.step, resized[1] // rule.step * rule.step
-
-
-def _stepped(side: float, step: int) -> int:
-    return int(side + 0.5) // step * step
+    return named.bucket == RULES[SD_SCRIPTS].bucket(Size(*named.size), settings)
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:

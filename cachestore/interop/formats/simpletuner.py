@@ -22,6 +22,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, from_array, is_zero, refuse, reshaped, without_batch
 from cachestore.core.samples import Sample
 from cachestore.core.words import first_of, plural
+from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.formats.families import SIMPLETUNER, Family, family_of, own_of, unframed
 from cachestore.interop.formats.matching import (
     Added,
@@ -223,7 +224,7 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
     return f"text/{_md5(caption)}-{family.written_as(SIMPLETUNER)}.pt", Contents(made)
 
 
-def stacks(named: Named, _resolution: int) -> str | None:
+def stacks(named: Named, _settings: BucketSettings) -> str | None:
     """Return the aspect ratio by which SimpleTuner makes batches, as the exported JSON has it; None if the bucket is unknown."""
     return None if named.bucket is None else str(_ratio(named.bucket))
 

@@ -9,9 +9,10 @@ from cachestore.core.errors import BadInput
 from cachestore.core.raw_tensors import Contents, Latents, Text
 from cachestore.core.samples import Sample
 from cachestore.core.words import did_you_mean
+from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.formats import ai_toolkit, diffusion_pipe, musubi, sd_scripts, simpletuner
 from cachestore.interop.formats.families import AI_TOOLKIT, DIFFUSION_PIPE, MUSUBI, SD_SCRIPTS, SIMPLETUNER, Family
-from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Matches, Named, ParsedName, Rule
+from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Matches, Named, ParsedName
 
 Container = Literal["npz", "safetensors", "torch"]
 Resolutions = Literal["one file", "one folder", "a folder each"]
@@ -36,10 +37,10 @@ class Writing:
     """What names text files. With `caption`, all sources share one folder. Captions are digested as the trainer reads them."""
     one_resolution: frozenset[str] = frozenset()
     """Families whose files hold only one resolution."""
-    finds: Callable[[Family, Named, Rule], bool] | None = None
+    finds: Callable[[Family, Named, BucketSettings], bool] | None = None
     """Whether the trainer looks for latents like these; None: it uses all with the right name."""
-    stacks: Callable[[Named, int], Hashable] | None = None
-    """What groups pictures into batches at this resolution; each group must have one shape. None: the trainer groups by shape."""
+    stacks: Callable[[Named, BucketSettings], Hashable] | None = None
+    """What groups pictures into batches with these settings; each group must have one shape. None: the trainer groups by shape."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,118 @@
+"""What `push` and `pull` share: arguments, progress and the result in words."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from cachestore.cli import PROGRESS, PROGRESS_HELP, positive, tell
+from cachestore.core.errors import BadInput
+from cachestore.core.words import human_bytes
+
+if TYPE_CHECKING:
+    from cachestore.remote.transfer import TransferReport
+
+_INTERRUPTED: Final = 130
+
+
+def address(text: str) -> str:
+    """Return an address as given. Anything else is a usage error."""
+    from cachestore.objects.address import parse_address
+
+    try:
+        parse_address("it", text)
+    except BadInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """Add ADDRESS."""
+    parser.add_argument("address", metavar="ADDRESS", type=address, help="s3://BUCKET/PATH, gs://…, az://… or file:///…")
+
+
+def add_options(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the options of a command that would `what` (such as "send")."""
+    parser.add_argument("--name", metavar="NAME", help=f"{what} only this data set (default: the whole store)")
+    parser.add_argument("--generation", metavar="G", type=positive, help="with --name: this generation (default: the newest)")
+    parser.add_argument("--jobs", metavar="N", type=positive, default=8, help=f"{what} so many files at once (default 8)")
+    parser.add_argument("--check", action="store_true", help="compare digests of what is there already, not sizes alone")
+    parser.add_argument("--dry-run", action="store_true", help=f"say what it would {what}, in bytes and requests, and change nothing")
+    parser.add_argument("--progress", choices=PROGRESS, default="auto", help=PROGRESS_HELP)
+
+
+def run_transfer(arguments: argparse.Namespace, act: "Callable[..., TransferReport]", *given: str, done: str) -> int:
+    """Call `push` or `pull` with progress, and print the result. `done` is what happened to the files, such as "sent"."""
+    from cachestore.cli.progress import style_for
+    from cachestore.cli.stopping import to_stderr
+
+    options = {name: getattr(arguments, name) for name in ("name", "generation", "jobs", "check", "dry_run")}
+    try:
+        with _Progress(style_for(arguments.progress)) as progress:
+            report = act(*given, **options, on_progress=progress.show)
+    except KeyboardInterrupt:
+        to_stderr("cachestore: stopped; run the same command again: it continues from here")
+        return _INTERRUPTED
+    return tell(arguments, report.as_json(), _in_words(report, done))
+
+
+def _in_words(report: "TransferReport", done: str) -> list[str]:
+    amount = f"{report.files} files with {human_bytes(report.bytes)}"
+    if report.applied:
+        first = f"{amount} {done} in {report.seconds:.1f} s; {report.skipped} files were there already"
+    else:
+        first = f"{amount} would be {done}, with {report.requests} requests; {report.skipped} files are there already"
+    return [first, *(f"{name}: generation {', '.join(map(str, some))}" for name, some in report.generations.items())]
+
+
+class _Progress:
+    """A bar on a terminal, a line every 30 s elsewhere; drawn in the thread that calls `show`."""
+
+    def __init__(self, style: str) -> None:
+        self._style = style
+        self._bar: Any = None
+        self._task: Any = None
+        self._began = time.monotonic()
+        self._shown_at = self._began
+        """A line comes after the first 30 s, as most transfers are shorter."""
+
+    def __enter__(self) -> Self:
+        if self._style == "bar":
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+            columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn()
+            console = Console(file=sys.stderr, force_terminal=True, markup=False, emoji=False, highlight=False)
+            self._bar = Progress(
+                *columns, TimeRemainingColumn(), console=console, auto_refresh=False, transient=True, redirect_stdout=False
+            )
+            self._task = self._bar.add_task("listing what is there", total=None)
+            self._safely(self._bar.start)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        if self._bar is not None:
+            self._safely(self._bar.stop)
+
+    def show(self, doing: str, done: int, total: int) -> None:
+        """Show how many bytes have moved."""
+        from cachestore.cli.progress import DRAW_SECONDS, LINE_SECONDS
+        from cachestore.cli.stopping import to_stderr
+
+        now = time.monotonic()
+        if self._bar is not None and now - self._shown_at >= DRAW_SECONDS:
+            self._bar.update(self._task, description=doing, completed=done, total=total or None)
+            self._safely(self._bar.refresh)
+        elif self._style == "plain" and now - self._shown_at >= LINE_SECONDS:
+            rate = human_bytes(done / (now - self._began))
+            to_stderr(f"{doing}: {human_bytes(done)} of {human_bytes(total)}, {rate}/s")
+        else:
+            return
+        self._shown_at = now
+
+    def _safely(self, act: Callable[[], object]) -> None:
+        """Draw; ignore that stderr is closed."""
+        with suppress(OSError, ValueError):
+            act()

@@ -1,0 +1,66 @@
+"""What a store in an object store holds, by its listing and the headers of its catalogs."""
+
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cachestore.core.keys import Json
+from cachestore.core.words import in_short
+from cachestore.files.paths import Layout
+from cachestore.objects.address import parse_address
+from cachestore.objects.client import Client, connect
+from cachestore.storage.catalog import open_catalog
+from cachestore.store.outline import KEYS, catalog_digest, fetch_catalog_start, naming_damage, require_store, take_inventory
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCatalog:
+    """One generation of a data set in an object store."""
+
+    name: str
+    generation: int
+    samples: int
+    bytes: int
+    """Size of the catalog itself."""
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RemoteStats:
+    """What a store in an object store holds."""
+
+    address: str
+    catalogs: tuple[RemoteCatalog, ...]
+    segments: int
+    bytes: int
+    """Size of all segments."""
+
+    __repr__ = in_short
+
+    def as_json(self) -> dict[str, Json]:
+        """Return the object that `cachestore ls ADDRESS --json` prints."""
+        return {**asdict(self), "catalogs": [asdict(one) for one in self.catalogs]}
+
+
+def list_address(address: str) -> RemoteStats:
+    """Return what is at an address. Raises BadInput, StoreNotFound, FormatError for a damaged catalog, RemoteFailed, MissingExtra."""
+    return list_client(connect(parse_address("address", address)))
+
+
+def list_client(client: Client) -> RemoteStats:
+    """`list_address` with a client."""
+    require_store(client)
+    inventory = take_inventory(client)
+    with tempfile.TemporaryDirectory(prefix="cachestore-ls-") as scratch:
+        outline = Layout(Path(scratch))
+        catalogs = [
+            _look(client, name, generation, size, outline) for name, some in inventory.catalogs.items() for generation, size in some.items()
+        ]
+    return RemoteStats(str(client.address), tuple(catalogs), len(inventory.segments), sum(inventory.segments.values()))
+
+
+def _look(client: Client, name: str, generation: int, size: int, outline: Layout) -> RemoteCatalog:
+    path = fetch_catalog_start(client, name, generation, size, outline)
+    with naming_damage(client, KEYS.catalog(name, generation)):
+        digest = catalog_digest(path)
+        return RemoteCatalog(name, generation, len(open_catalog(path, generation=generation, digest=digest)), size, digest)

@@ -1,0 +1,271 @@
+"""Push: copy a store, or one generation of a data set, from a folder into an object store.
+
+    marker -> segments -> recipes -> index -> catalogs, the lowest generation first
+
+So a catalog is visible only when all that it names is. Files that are named by their contents never change: one of the same size is there
+already. A killed push leaves a store that lacks the last catalogs; the same command sends the rest.
+"""
+
+import secrets
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import copyfile
+
+from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed
+from cachestore.files.checksum import digest_file, digest_of
+from cachestore.files.marker import FORMAT, VERSION, check_for_reading
+from cachestore.files.opening import look_at, names_in, opened, read_at, read_whole
+from cachestore.files.paths import MARKER, Layout, parse_recipe
+from cachestore.files.records import RECORD_LIMIT_BYTES, encode_record
+from cachestore.files.table import TABLE_LIMIT_BYTES
+from cachestore.objects.address import parse_address
+from cachestore.objects.client import Client, connect
+from cachestore.remote.transfer import (
+    JOBS,
+    TRIES,
+    FileRef,
+    Mover,
+    Shown,
+    TransferReport,
+    TransferRequest,
+    UploadedFile,
+    choose,
+    other_catalog,
+    pieces_of_remote,
+    requests_up,
+    segments_of,
+)
+from cachestore.storage.catalog import list_generations, list_names, read_catalog
+from cachestore.storage.commit import commit, has_news
+from cachestore.storage.index import check as check_index
+from cachestore.storage.marked import marked_segments
+from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot, open_layout
+from cachestore.store.outline import (
+    KEYS,
+    catalog_digest,
+    draw_segments,
+    fetch_index,
+    key_of,
+    read_remote_marker,
+    remote_digest,
+    remote_header,
+    start_of,
+    take_inventory,
+)
+
+
+def push(
+    store: str | Path,
+    address: str,
+    *,
+    name: str | None = None,
+    generation: int | None = None,
+    jobs: int = JOBS,
+    check: bool = False,
+    dry_run: bool = False,
+    on_progress: Shown | None = None,
+) -> TransferReport:
+    """Copy a store into an object store, or only one generation of a data set. The same call continues a push that was stopped.
+
+    What is at the address already stays: two stores pushed to one address become one store with the data sets of both. Readers see a data
+    set only when all its values are there.
+
+    Args:
+        store: the store's folder.
+        address: where it goes: `s3://bucket/path`, `gs://…`, `az://…` or `file:///…`. Endpoint and credentials come from the environment.
+        name: push only this data set: its recipes, and the segments that hold its values.
+        generation: of the data set; the newest by default.
+        jobs: how many files are sent at once. Each takes 16 MiB of memory.
+        check: read what is there already, and compare digests; otherwise a file of the same size is the same. Files to be sent are
+            compared with their digests, too.
+        dry_run: send nothing; only say what would be sent.
+        on_progress: called in this thread with (what is done, bytes sent, bytes in all).
+
+    Raises:
+        StoreNotFound: there is no store in the folder.
+        BadInput: there is no such data set, or the address has another generation of this number.
+        MissingEntry, FormatError: the store is damaged: run `cachestore repair`.
+        RemoteFailed: the object store refuses, or does not answer.
+        MissingExtra: the extra [objects] is not installed.
+    """
+    request = TransferRequest.checked(name, generation, jobs, check=check, dry_run=dry_run, on_progress=on_progress)
+    layout = open_layout(Layout.at(store, "store"))
+    return push_to(connect(parse_address("address", address)), layout, request)
+
+
+def push_to(client: Client, layout: Layout, request: TransferRequest) -> TransferReport:
+    """`push` with a client."""
+    began = time.monotonic()
+    for tries_left in reversed(range(TRIES)):
+        try:
+            with tempfile.TemporaryDirectory(prefix="cachestore-push-") as scratch:
+                return _Push(client, layout, request, Path(scratch)).run(began)
+        except FileNotFoundError as error:
+            if isinstance(error, CacheStoreError):
+                raise
+            check_for_reading(layout)
+            if not tries_left:
+                raise ReadFailed(f"{error.filename} existed a moment ago and is missing now; run the same command again") from error
+            # `gc` or `compact` has removed a file: what it held is elsewhere by now.
+    raise AssertionError  # the last try returns or raises
+
+
+@dataclass(slots=True)
+class _ToSend:
+    """What is to be sent, in the order of writes."""
+
+    generations: dict[str, list[int]]
+    segments: list[FileRef] = field(default_factory=list[FileRef])
+    recipes: list[FileRef] = field(default_factory=list[FileRef])
+    catalogs: list[tuple[str, int, FileRef]] = field(default_factory=list[tuple[str, int, FileRef]])
+    skipped: int = 0
+
+    def files(self) -> list[FileRef]:
+        return [*self.segments, *self.recipes, *(file for _name, _generation, file in self.catalogs)]
+
+
+class _Push:
+    def __init__(self, client: Client, layout: Layout, request: TransferRequest, scratch: Path) -> None:
+        self._client = client
+        self._layout = layout
+        self._request = request
+        self._outline = Layout(scratch / "outline")
+        self._inventory = take_inventory(client)
+
+    def run(self, began: float) -> TransferReport:
+        marker = read_remote_marker(self._client)  # refuses one of a newer format before anything is sent
+        plan = self._plan()
+        files = plan.files()
+        mover = Mover(self._request.jobs, sum(file.size for file in files), self._request.on_progress)
+        if not self._request.dry_run:
+            if marker is None:
+                body = {"store_id": secrets.token_hex(16), "mode": self._layout.mode.value}
+                self._client.put_new(MARKER, encode_record(FORMAT, VERSION, body))
+            mover.each("sending segments", plan.segments, lambda file: self._send_segment(mover, file))
+            mover.each("sending recipes", plan.recipes, lambda file: self._send_new(mover, file, RECORD_LIMIT_BYTES))
+            if plan.segments or plan.catalogs or not self._inventory.indexes:
+                self._send_index(plan)
+            check_for_reading(self._layout)
+            for name, generation, file in plan.catalogs:
+                mover.show("sending catalogs")
+                if not self._send_new(mover, file, TABLE_LIMIT_BYTES):
+                    self._require_same(name, generation, self._client.head(file.key) or 0)
+        return TransferReport(
+            store=str(self._layout.root),
+            address=str(self._client.address),
+            generations={name: tuple(some) for name, some in plan.generations.items()},
+            files=len(files),
+            bytes=sum(file.size for file in files),
+            skipped=plan.skipped,
+            requests=sum(requests_up(file) for file in files),
+            seconds=time.monotonic() - began,
+            applied=not self._request.dry_run,
+        )
+
+    def _plan(self) -> _ToSend:
+        layout, there = self._layout, self._inventory
+        generations = {name: list_generations(layout, name) for name in list_names(layout)}
+        chosen = choose(
+            {name: some for name, some in generations.items() if some}, self._request.name, self._request.generation, where=layout
+        )
+        plan = _ToSend(chosen)
+        digests: set[str] = set()
+        fingerprints: set[str] = set()
+        with closing(load_snapshot(layout)) as snapshot:
+            for name, generation in ((name, generation) for name, some in chosen.items() for generation in some):
+                path = layout.catalog(name, generation)
+                catalog = read_catalog(path, generation=generation)
+                digests |= segments_of(catalog, snapshot, where=layout.root, command=f"run {layout.command('repair --refill')}")
+                fingerprints.update(catalog.recipes)
+                if generation in there.catalogs.get(name, ()):
+                    self._require_same(name, generation, there.catalogs[name][generation])
+                    plan.skipped += 1
+                else:
+                    plan.catalogs.append((name, generation, self._file(KEYS.catalog(name, generation))))
+            if self._request.name is None:
+                if snapshot.unreadable:
+                    raise FormatError(f"{next(iter(snapshot.unreadable.values()))}; nothing was sent")
+                digests |= list_segments(layout) - marked_segments(layout)
+                fingerprints.update(filter(None, map(parse_recipe, names_in(layout.recipes))))
+        self._plan_files(plan, sorted(digests), sorted(fingerprints))
+        return plan
+
+    def _plan_files(self, plan: _ToSend, digests: Iterable[str], fingerprints: Iterable[str]) -> None:
+        files = {digest: self._file(KEYS.segment(digest)) for digest in digests}
+        same = [digest for digest, file in files.items() if self._inventory.segments.get(digest) == file.size]
+        good = set(same) - (self._damaged(same) if self._request.check else set())
+        plan.segments = [file for digest, file in files.items() if digest not in good]
+        listed = names_in(self._layout.recipes)
+        recipes = [fingerprint for fingerprint in fingerprints if self._layout.recipe(fingerprint).name in listed]
+        plan.recipes = [self._file(KEYS.recipe(one)) for one in recipes if one not in self._inventory.recipes]
+        plan.skipped += len(good) + len(recipes) - len(plan.recipes)
+
+    def _file(self, path: Path) -> FileRef:
+        """Return the key and size of a file of the store; `path` is one of KEYS. Raises FileNotFoundError."""
+        status = look_at(self._layout.root / path)
+        if status is None:
+            raise FileNotFoundError(2, "No such file", str(self._layout.root / path))
+        return FileRef(key_of(path), status.st_size)
+
+    def _damaged(self, digests: Iterable[str]) -> set[str]:
+        """Read segments at the address, and return those whose bytes do not match their name."""
+        wrong: set[str] = set()
+        files = {digest: FileRef(key_of(KEYS.segment(digest)), self._inventory.segments[digest]) for digest in digests}
+        mover = Mover(self._request.jobs, sum(file.size for file in files.values()), self._request.on_progress)
+
+        def compare(digest: str) -> None:
+            if digest_of(pieces_of_remote(self._client, files[digest], mover)) != digest:
+                wrong.add(digest)
+
+        mover.each("checking what is there", files, compare)
+        return wrong
+
+    def _send_segment(self, mover: Mover, file: FileRef) -> None:
+        path = self._layout.root / file.key
+        if self._request.check and digest_file(path) != path.stem:
+            raise FormatError(f"{path} does not match the digest in its name, and was not sent: run {self._layout.command('repair')}")
+        with opened(path) as (descriptor, _status):
+            self._client.put(file.key, UploadedFile(descriptor, mover), file.size)
+
+    def _send_new(self, mover: Mover, file: FileRef, limit_bytes: int) -> bool:
+        is_new = self._client.put_new(file.key, bytes(read_whole(self._layout.root / file.key, limit_bytes=limit_bytes)))
+        mover.moved(file.size)
+        return is_new
+
+    def _require_same(self, name: str, generation: int, size: int) -> None:
+        """Raise BadInput if the catalog of this size at the address has other rows than the one here."""
+        there = remote_digest(self._client, name, generation, size, self._outline)
+        if there != catalog_digest(self._layout.catalog(name, generation)):
+            raise other_catalog(name, generation, there=self._client.address, here=self._layout.root)
+
+    def _send_index(self, plan: _ToSend) -> None:
+        """Publish an index that covers what is at the address now. Other pushers' newer segments are read without it."""
+        outline = self._outline
+        fetch_index(self._client, self._inventory, outline)
+        for index in list_indexes(self._layout) if not list_indexes(outline) else ():
+            outline.indexes.mkdir(parents=True, exist_ok=True)
+            copyfile(self._layout.index(index), outline.index(index))
+            with suppress(FormatError):
+                check_index(outline, index)
+                break
+            outline.index(index).unlink()
+        sent = {Path(file.key).stem: file.size for file in plan.segments}
+        draw_segments(outline, {**self._inventory.segments, **sent}, self._header_of)
+        with closing(load_snapshot(outline)) as snapshot:
+            if has_news(snapshot):
+                commit(outline, snapshot=snapshot).close()
+        newest = list_indexes(outline)[:1]
+        for index in newest if newest and newest[0] not in self._inventory.indexes else ():
+            with opened(outline.index(index)) as (descriptor, status):
+                self._client.put(key_of(KEYS.index(index)), UploadedFile(descriptor), status.st_size)
+
+    def _header_of(self, digest: str, size: int) -> bytes:
+        """Return a segment's header: from the store if it has the segment, else from the address."""
+        with suppress(FileNotFoundError), opened(self._layout.segment(digest)) as (descriptor, status):
+            if status.st_size == size:
+                return start_of(lambda start, count: bytes(read_at(descriptor, count, start)), size)
+        return remote_header(self._client)(digest, size)

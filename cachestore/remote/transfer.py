@@ -1,0 +1,229 @@
+"""What push and pull have in common: their report, the choice of generations, and files that move side by side."""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Final, NamedTuple, Self, TypeVar
+
+from cachestore.core.arguments import as_switch, as_text, as_whole, check_calls
+from cachestore.core.errors import BadInput, MissingEntry
+from cachestore.core.keys import Json, Key
+from cachestore.core.words import did_you_mean, first_of, in_short
+from cachestore.files.opening import read_at
+from cachestore.objects.client import PIECE_BYTES, Client
+from cachestore.storage.catalog import NO_KEY, Catalog
+from cachestore.storage.snapshot import Snapshot
+
+JOBS: Final = 8
+"""How many files move at once by default."""
+
+TRIES: Final = 3
+"""How often push and pull look again at what is there, if files vanish meanwhile."""
+_SHOW_SECONDS: Final = 0.25
+_LOCATED_AT_ONCE: Final = 4096
+
+T = TypeVar("T")
+Shown = Callable[[str, int, int], object]
+"""`on_progress`: what is done, in words; bytes that have moved; bytes in all."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TransferReport:
+    """What `push` or `pull` has moved, or with `dry_run` would move."""
+
+    store: str
+    address: str
+    generations: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    """By data set, the generations that are now at both ends."""
+    files: int = 0
+    """Files that were moved, small ones too."""
+    bytes: int = 0
+    """Their size."""
+    skipped: int = 0
+    """Files that were there already."""
+    requests: int = 0
+    """Requests that move the files; those that find out what is there are not counted."""
+    seconds: float = 0.0
+    applied: bool = True
+    """False for a dry run."""
+
+    __repr__ = in_short
+
+    def as_json(self) -> dict[str, Json]:
+        """Return the object that `--json` prints."""
+        return {**asdict(self), "generations": {name: list(some) for name, some in self.generations.items()}}
+
+
+class FileRef(NamedTuple):
+    """A file to be moved: its key, and its size in bytes."""
+
+    key: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRequest:
+    """What push and pull were asked to do."""
+
+    name: str | None = None
+    generation: int | None = None
+    jobs: int = JOBS
+    check: bool = False
+    dry_run: bool = False
+    on_progress: Shown | None = None
+
+    @classmethod
+    def checked(cls, name: object, generation: object, jobs: object, *, check: object, dry_run: object, on_progress: Shown | None) -> Self:
+        """Check a caller's arguments. Raises BadInput."""
+        named = None if name is None else as_text("name", name)
+        number = None if generation is None else as_whole("generation", generation, least=1)
+        if number is not None and named is None:
+            raise BadInput("generation needs name: each data set has generations of its own")
+        check_calls(on_progress, None)
+        return cls(named, number, as_whole("jobs", jobs, least=1), as_switch("check", check), as_switch("dry_run", dry_run), on_progress)
+
+
+def requests_down(file: FileRef) -> int:
+    """Return how many requests bring a file."""
+    return max(1, -(-file.size // PIECE_BYTES))
+
+
+def requests_up(file: FileRef) -> int:
+    """Return how many requests send a file: one, or one for each piece and two around them."""
+    pieces = requests_down(file)
+    return pieces if pieces == 1 else pieces + 2
+
+
+def choose(there: Mapping[str, Iterable[int]], name: str | None, generation: int | None, *, where: object) -> dict[str, list[int]]:
+    """Return the generations to move by data set: all; of a named one the newest, or the given one. Raises BadInput for others."""
+    if name is None:
+        return {one: sorted(some) for one, some in sorted(there.items())}
+    found = sorted(there.get(name, ()))
+    if not found:
+        names = first_of(map(repr, sorted(there))) or "none"
+        raise BadInput(f"{where} has no data set {name!r}; it has {names}{did_you_mean(name, there)}")
+    if generation is not None and generation not in found:
+        raise BadInput(f"{where} has no generation {generation} of {name!r}; it has {first_of(map(str, reversed(found)))}")
+    return {name: [generation or found[-1]]}
+
+
+def segments_of(catalog: Catalog, snapshot: Snapshot, *, where: object, command: str) -> set[str]:
+    """Return the digests of the segments whose copies a reader of this catalog takes.
+
+    Raises MissingEntry if a value is not there at all: no catalog moves without all that it names. `command` helps then.
+    """
+    found: set[str] = set()
+    for column in catalog.columns:
+        for start in range(0, len(column.keys), _LOCATED_AT_ONCE):
+            keys = [Key(key) for key in column.keys[start : start + _LOCATED_AT_ONCE] if key != NO_KEY]
+            located = snapshot.locate(keys)
+            if located is None:
+                missing = next(key for key, locations in zip(keys, snapshot.find(keys), strict=True) if not locations)
+                named = f"generation {catalog.generation} of {catalog.name!r}"
+                raise MissingEntry(f"{where} lacks entries that {named} names, such as {missing}: {command}")
+            found.update(ref.digest for ref in located.segments)
+    return found
+
+
+def other_catalog(name: str, generation: int, *, there: object, here: object) -> BadInput:
+    """Return the error for a generation that has other rows at both ends."""
+    return BadInput(
+        f"{there} has another generation {generation} of {name!r} than {here}, and neither is replaced: use another address or folder, or"
+        " encode one of them under another --name"
+    )
+
+
+class _Ended(Exception):
+    """Another file failed, or the command is interrupted: this one stops too."""
+
+
+class Mover:
+    """Moves files in threads of its own, which end with the call of `each`. One failure stops all."""
+
+    def __init__(self, jobs: int, total: int, on_progress: Shown | None) -> None:
+        self._jobs = jobs
+        self._total = total
+        self._on_progress = on_progress
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self.bytes = 0
+        """Bytes that have moved."""
+
+    def each(self, doing: str, items: Iterable[T], act: Callable[[T], object]) -> None:
+        """Call `act` for every item. Raises what it raises first."""
+        todo, running = iter(items), deque[Future[object]]()
+        with ThreadPoolExecutor(self._jobs, thread_name_prefix="cachestore-transfer") as threads, self._stopping():
+            while True:
+                running.extend(threads.submit(act, item) for item in islice(todo, self._jobs - len(running)))
+                self.show(doing)
+                if not running:
+                    return
+                ended = wait(running, timeout=_SHOW_SECONDS, return_when=FIRST_COMPLETED).done
+                for future in ended:
+                    running.remove(future)
+                    future.result()
+
+    @contextmanager
+    def _stopping(self) -> Generator[None]:
+        try:
+            yield
+        except BaseException:
+            self._stop.set()  # before the threads are waited for
+            raise
+
+    def show(self, doing: str) -> None:
+        """Report how far it is. For the caller's thread only."""
+        if self._on_progress is not None:
+            self._on_progress(doing, self.bytes, self._total)
+
+    def moved(self, size: int) -> None:
+        """Count bytes that have moved."""
+        with self._lock:
+            self.bytes += size
+
+    def go_on(self) -> None:
+        """Return, unless all of it should stop."""
+        if self._stop.is_set():
+            raise _Ended
+
+
+class UploadedFile:
+    """An open file as a client reads it while it uploads. What was read counts as moved; reading raises once the mover stops."""
+
+    def __init__(self, descriptor: int, mover: Mover | None = None) -> None:
+        self._descriptor = descriptor
+        self._mover = mover
+        self._position = 0
+
+    def seek(self, position: int) -> int:
+        """Set where the next `read` begins."""
+        self._count(position - self._position)
+        self._position = position
+        return position
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes; all that follow if `size` is negative."""
+        wanted = size if size >= 0 else max(0, os.fstat(self._descriptor).st_size - self._position)
+        found = bytes(read_at(self._descriptor, wanted, self._position))
+        self._count(len(found))
+        self._position += len(found)
+        return found
+
+    def _count(self, size: int) -> None:
+        if self._mover is not None:
+            self._mover.go_on()
+            self._mover.moved(size)
+
+
+def pieces_of_remote(client: Client, file: FileRef, mover: Mover) -> Iterator[bytes]:
+    """Yield an object piece by piece, and count its bytes."""
+    for start in range(0, file.size, PIECE_BYTES):
+        mover.go_on()
+        piece = client.get_range(file.key, start, min(PIECE_BYTES, file.size - start))
+        mover.moved(len(piece))
+        yield piece

@@ -1,0 +1,196 @@
+"""push and pull over obstore: through `file://` in every run, and through SeaweedFS, a real S3 server, in slow ones."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import cachestore as cs
+from cachestore.cli import ERROR, NO_STORE, OK, main
+from tests.fakes import ROOT
+from tests.remote.copies import files_of, make, wrong_in
+
+pytest.importorskip("obstore", reason="the extra [objects] is not installed")
+
+SECONDS = 60
+
+
+def test_a_folder_can_be_pushed_to_and_pulled_from(root, tmp_path):
+    make(root, [1, 2], [3])
+    address = f"file://{tmp_path}/there"
+    assert cs.push(root, address, name="train").generations == {"train": (2,)}
+    assert cs.push(root, address).files == 1
+    assert cs.push(root, address, check=True).files == 0
+    pulled = cs.pull(address, tmp_path / "pulled")
+    assert (pulled.files, pulled.skipped) == (5, 0)
+    assert files_of(tmp_path / "pulled") == files_of(root)
+    assert wrong_in(tmp_path / "pulled") == wrong_in(tmp_path / "there") == []
+
+
+def test_the_commands_print_what_moved(root, tmp_path, capsys):
+    make(root, [1, 2], [3])
+    address = f"file://{tmp_path}/there"
+    assert main(["push", str(root), address, "--dry-run"]) == OK
+    assert "5 files with" in (out := capsys.readouterr().out)
+    assert "would be sent, with 5 requests; 0 files are there already" in out
+    assert not (tmp_path / "there").exists()
+    assert main(["push", str(root), address]) == OK
+    assert "0 files were there already\ntrain: generation 1, 2\n" in capsys.readouterr().out
+    assert main(["ls", address]) == OK
+    assert capsys.readouterr().out.startswith("train  generation 1  2 samples  catalog ")
+    assert main(["pull", address, str(tmp_path / "pulled"), "--name", "train", "--generation", "1"]) == OK
+    assert "train: generation 1\n" in capsys.readouterr().out
+    assert main(["pull", f"file://{tmp_path}/nothing", str(tmp_path / "new")]) == NO_STORE
+    assert main(["ls", address, "--keys"]) == ERROR
+
+
+def test_ctrl_c_ends_with_130_and_says_that_it_can_go_on(root, tmp_path, capsys, monkeypatch):
+    make(root, [1])
+
+    def interrupted(*_given, **_named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cachestore.remote.push.push_to", interrupted)
+    assert main(["push", str(root), f"file://{tmp_path}/there"]) == 130
+    assert "run the same command again: it continues from here" in capsys.readouterr().err
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_gone_afterwards(root, tmp_path, capsys):
+    make(root, [1])
+    assert main(["push", str(root), f"file://{tmp_path}/there", "--progress", "bar"]) == OK
+    reported = capsys.readouterr()
+    assert reported.out.endswith("train: generation 1\n")
+    assert "listing what is there" in reported.err
+
+
+def test_without_the_extra_one_line_names_it(root, tmp_path):
+    make(root, [1])
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['obstore'] = None\n")
+    surroundings = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "cachestore", "push", str(root), "s3://bucket/cache"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, env=surroundings)
+    assert (ended.returncode, ended.stdout) == (ERROR, "")
+    assert ended.stderr == (
+        "cachestore: obstore is not installed. The extra [objects] brings it: run `pip install '.[objects]'` in a clone of cachestore\n"
+    )
+
+
+# A real server
+
+
+def _free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def _answers(url, method="GET"):
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=5):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code < 500
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def weed(tmp_path_factory):
+    """SeaweedFS with an empty bucket: its URL."""
+    program = shutil.which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    if program is None:
+        pytest.skip("SeaweedFS is not installed: it is in the dependency group `servers`")
+    folder = tmp_path_factory.mktemp("weed")
+    (folder / "s3.json").write_text(
+        '{"identities": [{"name": "a", "credentials": [{"accessKey": "key", "secretKey": "secret"}],'
+        ' "actions": ["Admin", "Read", "Write", "List"]}]}'
+    )
+    ports = dict(zip(("master", "volume", "filer", "s3"), (_free_port() for _ in range(4)), strict=True))
+    command = [program, "server", "-s3", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.config={folder}/s3.json"]
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
+    command += [f"-{name}.port={port}" for name, port in ports.items()]
+    command += [f"-{name}.port.grpc={_free_port()}" for name in ports]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+    try:
+        until = time.monotonic() + SECONDS
+        bucket = f"http://127.0.0.1:{ports['filer']}/buckets/bucket/"
+        while not (_answers(f"http://127.0.0.1:{ports['s3']}/") and _answers(bucket, "POST")):
+            assert time.monotonic() < until, (folder / "log").read_text()[-2000:]
+            assert server.poll() is None, (folder / "log").read_text()[-2000:]
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{ports['s3']}"
+    finally:
+        server.kill()  # it takes 20 s to end by itself
+        server.wait()
+
+
+@pytest.fixture
+def keys(weed, monkeypatch):
+    for name, value in {
+        "AWS_ENDPOINT_URL": weed,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("keys")
+def test_a_store_goes_through_seaweedfs_and_back(root, tmp_path, capsys):
+    import numpy as np
+
+    layout = make(root, [1, 2], [3])
+    with cs.open(root, mode="a") as store:
+        store.put(cs.key("large"), {"x": np.arange(3 << 20, dtype=np.int64)})
+        store.commit()
+    address = "s3://bucket/a/cache"
+    assert cs.push(root, address, name="train", generation=1).files == 3
+    assert cs.push(root, address).requests == 6 + 1 + 1  # four pieces of 8 MiB and two around them
+    assert cs.push(root, address, check=True).files == 0
+    assert cs.pull(address, tmp_path / "pulled", check=True).files == 6
+    assert files_of(tmp_path / "pulled") == files_of(root)
+    assert wrong_in(tmp_path / "pulled") == []
+    assert main(["ls", address]) == OK
+    assert "train  generation 2  3 samples" in capsys.readouterr().out
+    other = make(tmp_path / "other", [9])
+    with pytest.raises(cs.BadInput, match="another generation 1 of 'train'"):
+        cs.push(other.root, address)
+    assert layout.root == root
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("keys")
+def test_seaweedfs_refuses_a_wrong_key_and_a_missing_bucket_with_a_sentence(root, monkeypatch):
+    make(root, [1])
+    with pytest.raises(cs.RemoteFailed, match="no bucket 'nothing'"):
+        cs.push(root, "s3://nothing/cache")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(cs.RemoteFailed, match=r"the server refuses it \(403 SignatureDoesNotMatch\)"):
+        cs.push(root, "s3://bucket/cache")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("keys")
+def test_of_several_processes_that_create_one_object_one_wins(weed):
+    program = """
+import sys
+from cachestore.objects.address import parse_address
+from cachestore.objects.client import connect
+client = connect(parse_address("address", "s3://bucket/race"))
+print([client.put_new(f"claims/{n}", sys.argv[1].encode()) for n in range(20)])
+"""
+    running = [subprocess.Popen([sys.executable, "-c", program, str(n)], stdout=subprocess.PIPE, text=True, cwd=ROOT) for n in range(4)]
+    won = [eval(process.communicate(timeout=120)[0]) for process in running]
+    assert [sum(row) for row in zip(*won, strict=True)] == [1] * 20

@@ -1,0 +1,89 @@
+import threading
+
+import pytest
+
+from cachestore.core.errors import BadInput
+from cachestore.objects.client import PIECE_BYTES
+from cachestore.remote.transfer import FileRef, Mover, TransferReport, TransferRequest, UploadedFile, choose, requests_down, requests_up
+
+
+def test_every_item_is_done_by_no_more_threads_than_jobs():
+    lock, running, most, done = threading.Lock(), [0], [0], []
+    meeting = threading.Barrier(3)
+
+    def act(item):
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        meeting.wait(10)
+        with lock:
+            running[0] -= 1
+        done.append(item)
+
+    Mover(3, 0, None).each("moving", range(9), act)
+    assert sorted(done) == list(range(9))
+    assert most[0] == 3
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("cachestore-transfer")]
+
+
+def test_one_failure_stops_the_others_and_is_raised():
+    failing, begun = threading.Event(), []
+    mover = Mover(2, 0, None)
+
+    def act(item):
+        begun.append(item)
+        if item == 0:
+            failing.set()
+            raise BadInput("no")
+        assert failing.wait(10)
+        while True:
+            mover.go_on()
+
+    with pytest.raises(BadInput, match="no"):
+        mover.each("moving", range(100), act)
+    assert len(begun) <= 3
+
+
+def test_nothing_to_move_is_fine():
+    shown = []
+    Mover(2, 0, lambda *given: shown.append(given)).each("moving", [], lambda item: item)
+    assert shown == [("moving", 0, 0)]
+
+
+def test_a_file_that_is_read_again_counts_once(tmp_path):
+    (tmp_path / "file").write_bytes(b"0123456789")
+    mover = Mover(1, 10, None)
+    with (tmp_path / "file").open("rb") as file:
+        uploaded = UploadedFile(file.fileno(), mover)
+        assert uploaded.read(4) == b"0123"
+        assert uploaded.seek(0) == 0
+        assert (uploaded.read(), uploaded.read(5)) == (b"0123456789", b"")
+    assert mover.bytes == 10
+
+
+@pytest.mark.parametrize(("size", "up", "down"), [(0, 1, 1), (PIECE_BYTES, 1, 1), (PIECE_BYTES + 1, 4, 2)])
+def test_requests_follow_from_the_size(size, up, down):
+    assert (requests_up(FileRef("x", size)), requests_down(FileRef("x", size))) == (up, down)
+
+
+def test_a_generation_is_the_newest_unless_one_is_given():
+    there = {"train": [1, 3], "other": [2]}
+    assert choose(there, None, None, where="here") == {"other": [2], "train": [1, 3]}
+    assert choose(there, "train", None, where="here") == {"train": [3]}
+    assert choose(there, "train", 1, where="here") == {"train": [1]}
+    assert choose({}, None, None, where="here") == {}
+
+
+@pytest.mark.parametrize(
+    "given", [{"generation": 1}, {"name": "train", "generation": 0}, {"jobs": 0}, {"name": 3}, {"check": "no"}, {"on_progress": 3}]
+)
+def test_arguments_are_checked(given):
+    arguments = {"name": None, "generation": None, "jobs": 8, "check": False, "dry_run": False, "on_progress": None} | given
+    with pytest.raises(BadInput):
+        TransferRequest.checked(arguments.pop("name"), arguments.pop("generation"), arguments.pop("jobs"), **arguments)
+
+
+def test_a_report_reads_as_one_line_and_as_json():
+    report = TransferReport("store", "s3://bucket", {"train": (1,)}, 2, 3)
+    assert repr(report).startswith("TransferReport(store='store', address='s3://bucket'")
+    assert report.as_json()["generations"] == {"train": [1]}
