@@ -19,8 +19,8 @@ _PADDING: Final = frozenset({"dim", "side", "length", "multiple", "value", "mask
 _CONSTANT: Final = frozenset({"kind", "shape", "like"})
 _MASK: Final = frozenset({"format", "stored", "factor"})
 _SCALING: Final = frozenset({"scaling_factor", "shift_factor", "latents_mean", "latents_std", "scaled"})
-_PLACES: Final = {"format", "stored", "channels", "spatial_factor", "temporal_factor", "patchify", "patches_first"}
-_LATENTS: Final = _SCALING | _PLACES | {"name", "marks"}
+_LAYOUT: Final = {"format", "stored", "channels", "spatial_factor", "temporal_factor", "patchify", "patches_first"}
+_LATENTS: Final = _SCALING | _LAYOUT | {"name", "marks"}
 _MARKS: Final = (["first"], ["first", "last"])
 
 

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 import cachestore as cs
+from cachestore.cli.lines import training_lines
 from tests.encode import tiny_conditions
 from tests.encode.footage import moving, write
 
@@ -95,6 +96,9 @@ def test_what_wan_is_shown_is_what_its_pipeline_makes_of_the_same_frames(tiny, c
 
     report, data = encoded(clips, tiny(name), tmp_path / "store")
     assert report.not_made_here == ()
+    lines = training_lines(report)
+    assert "    # condition: float32 [3, 20, 3, 6, 8]" in lines
+    assert any(line.startswith("    # image_embeds: float32 [3, ") for line in lines) == (name != "wan22-i2v")
     pipeline, has_last = tiny(name).pipeline, name == "wan-flf2v"
     with torch.inference_mode():
         for number in range(3):
