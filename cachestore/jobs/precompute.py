@@ -106,7 +106,7 @@ def precompute(
             encoded, no process is started and torch is not loaded. The workers stop when this process dies.
         **options: all other options of `cachestore precompute`, with underscores: resolution (a number, or several of
             them), variants, crop, crop_seed, flip, buckets, bucket_step, no_upscale, frames (a number, or several), fps, clips, name,
-            captions ("first", "all", or a CaptionPolicy: all texts that it may ask for are encoded), caption_lines, caption,
+            captions ("first", "all", or a CaptionPolicy: all texts that it may ask for are encoded), caption_lines, caption, roles,
             vae, text_encoder, revision, variant, text_dtype, vae_dtype, latents, procs, device, batch_size, compile, workers, rank,
             world_size, strict, replace.
 
@@ -130,7 +130,7 @@ def precompute(
     observer = Observer(Layout.at(request.store))
     tell = observer.following(on_progress) if on_progress else None
     with number_if_there(Layout.at(request.store), request.name) as number:
-        in_memory = list_in_memory(request.sources, held, caption_lines=request.caption_lines, caption=request.caption)
+        in_memory = list_in_memory(request.sources, held, caption_lines=request.caption_lines, caption=request.caption, roles=request.roles)
         if loaded is not None:
             with loaded.evaluating(), _as_it_was(os.environ):
                 report = precompute_here(request, on_progress=tell, cancel=cancel, loaded=loaded, in_memory=in_memory, number=number)
@@ -166,7 +166,7 @@ def plan(
     asked = {"encode": encode, "encode_arg": encode_args, **options}
     request, held, loaded = read_arguments("plan", data, model, store, asked)
     with _as_it_was(os.environ):
-        in_memory = list_in_memory(request.sources, held, caption_lines=request.caption_lines, caption=request.caption)
+        in_memory = list_in_memory(request.sources, held, caption_lines=request.caption_lines, caption=request.caption, roles=request.roles)
         return forecast_of(request, loaded, in_memory)
 
 
