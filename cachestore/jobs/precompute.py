@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from cachestore.encode.loaded import LoadedModel
     from cachestore.jobs.forecast import Forecast
 
+_CHOSEN: Final = ("resample", "bucket_step")
+"""Options that are chosen when a data set is planned, if they are not given."""
 _FEW: Final = 10_000
 """How many samples are looked at by the command itself before it starts workers: fewer take less time than a worker's start."""
 
@@ -258,8 +260,8 @@ def report_if_made(request: PrecomputeRequest, rank_info: RankInfo, say: Say) ->
 
 
 def _is_same(hints: Mapping[str, Json], recorded: Mapping[str, Any]) -> bool:
-    """Whether options are those that a catalog records, which also names the way of resizing that was chosen."""
-    return {**hints, "resample": hints["resample"] or recorded.get("resample")} == recorded
+    """Whether options are those that a catalog records. Of options that are chosen at planning, it records what was chosen."""
+    return {**hints, **{name: recorded.get(name) for name in _CHOSEN if hints[name] is None}} == recorded
 
 
 def _look_first(
