@@ -57,7 +57,7 @@ def test_what_only_looks_like_one_is_a_path(given):
         lambda: cs.open(ADDRESS, mode="a"),
         lambda: cs.open(Path(ADDRESS), mode="a"),
         lambda: cs.open(ADDRESS),
-        lambda: cs.CachedDataset(ADDRESS),
+        lambda: cs.CachedDataset(Path(ADDRESS)),
         lambda: cs.verify(ADDRESS),
         lambda: cs.repair(ADDRESS),
         lambda: cs.stats(ADDRESS),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COMMANDS: Final = (
     *("precompute", "status", "verify", "repair", "stats", "ls", "show", "report", "why"),
-    *("gc", "compact", "drop", "relocate", "doctor", "bench", "import", "export", "push", "pull"),
+    *("gc", "compact", "drop", "relocate", "doctor", "bench", "import", "export", "push", "pull", "cache"),
 )
 HIDDEN: Final = ("read-torch-files", "work")
 """Commands that `import` and `precompute` start themselves. `--help` and messages do not list them."""
@@ -136,6 +136,12 @@ def add_store(parser: argparse.ArgumentParser, *, is_optional: bool = False, may
     """Add STORE and `--json`, which most commands share."""
     kind, text = (_path_or_address, "the store's folder, or its address (s3://…)") if may_be_address else (_path, "the store's folder")
     parser.add_argument("store", metavar="STORE", nargs="?" if is_optional else None, type=kind, help=text)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def add_folder(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add FOLDER and `--json`, for a folder that is no store. `what` is its help text."""
+    parser.add_argument("folder", metavar="FOLDER", type=_path, help=what)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -216,6 +216,8 @@ class Layout:
     mode: Mode = Mode.PRIVATE
     store_id: str = ""
     """The id in the marker of the opened store; empty if the path was not opened."""
+    address: str = ""
+    """Where the store is, if this folder only has copies of some of its files; else empty."""
 
     marker = _Inside(MARKER)
     segments = _Inside("segments")
@@ -236,8 +238,16 @@ class Layout:
         return cls(as_path(argument, path).absolute())
 
     def command(self, words: str) -> str:
-        """Return a command for this store, ready to paste: `repair --refill` gives "`cachestore repair STORE --refill`"."""
-        return _command(words, self.root)
+        """Return a command for this store, ready to paste: `repair --refill` gives "`cachestore repair STORE --refill`".
+
+        For a store in an object store, where no other command works, it is the one that brings what is lost.
+        """
+        return f"`cachestore push STORE {shlex.quote(self.address)} --check`" if self.address else _command(words, self.root)
+
+    @property
+    def shown(self) -> str:
+        """The store's path or address, for messages."""
+        return self.address or str(self.root)
 
     def segment(self, digest: str) -> Path:
         """The path of a segment with this digest."""

@@ -14,6 +14,8 @@ from cachestore.files.checksum import digest_of
 from cachestore.files.opening import read_whole
 from cachestore.files.paths import to_repair, to_verify
 
+NEWER: Final = "install a newer one"
+"""Part of each message that refuses a newer format."""
 RECORD_LIMIT_BYTES: Final = 256 * 1024 * 1024
 """Largest record that is read. A round that opens ten million units again is smaller."""
 
@@ -42,7 +44,7 @@ def decode_record(kind: str, version: int, data: bytes | bytearray, *, where: Pa
     if found_kind != kind or not isinstance(body, dict):
         raise FormatError(f"{where} holds {found_kind!r}, but should hold {kind!r}; run {to_verify(where)}")
     if number > version and checksum != _checksum(raw, kind, 1):
-        raise FormatError(f"{where} has format {kind}/{number}; this cachestore reads up to {kind}/{version}: install a newer one")
+        raise FormatError(f"{where} has format {kind}/{number}; this cachestore reads up to {kind}/{version}: {NEWER}")
     if checksum != _checksum(raw, kind, number):
         raise FormatError(f"{where} does not match its checksum; run {to_repair(where)}")
     return body  # pyright: ignore[reportUnknownVariableType] - checked field by field where it is used

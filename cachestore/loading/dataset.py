@@ -6,7 +6,7 @@ A sample is complete only if its columns for other resolutions are complete too.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from cachestore.core.captions import CaptionPolicy, Choose
 from cachestore.core.errors import BadInput, CacheStoreError
 from cachestore.core.keys import Recipe
 from cachestore.core.words import plural
-from cachestore.files.paths import Layout
 from cachestore.loading.batch_slice import BatchSlice, read_or
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.cast import as_dtype
@@ -33,6 +32,10 @@ from cachestore.loading.wanted import check_variants, chosen_resolution
 from cachestore.storage.catalog import list_generations, list_names, open_catalog, read_catalog
 from cachestore.storage.fetch import Io, Verify
 from cachestore.store.reader import Reader
+from cachestore.store.remote_reader import RemoteReader, open_reader
+
+_BATCHES_REQUESTED: Final = 2
+"""How many batches are requested from an object store before they are needed, whatever their size."""
 
 
 class CachedDataset(Dataset[SampleDict]):
@@ -72,11 +75,13 @@ class CachedDataset(Dataset[SampleDict]):
         seed: int = 0,
         verify: Verify = "first",
         io: Io = "pread",
+        local: str | Path | None = None,
+        limit: int | str | None = None,
     ) -> None:
         """Open a data set of a store.
 
         Args:
-            path: the store's folder.
+            path: the store's folder, or its address in an object store, such as `s3://bucket/cache`.
             name: the data set's name.
             latents: "sample" draws from the stored moments by (seed, epoch, sample id), "mean" takes their mean; both are normalised as in
                 diffusers' training scripts before the noise scheduler. If only a mean, or one sample, is stored, "sample" gives that,
@@ -94,6 +99,10 @@ class CachedDataset(Dataset[SampleDict]):
             seed: for the noise of latents, the choice of captions, and the turns of crops and mirrored pictures.
             verify: check each entry against its checksum the "first" time it is read here, "always" or "never".
             io: "pread", or "mmap", with which a truncated file kills the process (SIGBUS).
+            local: for an address: a folder of this machine, in which copies of what is read stay for later epochs and other processes. By
+                default that in the environment's CACHESTORE_LOCAL.
+            limit: for an address: most bytes in that folder, or a text such as "200GB"; 0 keeps no values. By default what is free on the
+                disk, less a tenth. What has no room is downloaded in every epoch.
 
         Raises:
             StoreNotFound: there is no store at that path.
@@ -101,12 +110,15 @@ class CachedDataset(Dataset[SampleDict]):
                 store has no such latents; dtype is none to cast to; or the policy needs captions that were not encoded.
             MissingEntry: the policy drops captions, but the empty caption is not stored.
             FormatError: the catalog is damaged, or was made by a newer version.
+            RemoteFailed: the object store refuses, or does not answer.
+            WriteFailed: the local folder cannot be written.
+            MissingExtra: for an address, the extra [objects] is not installed.
         """
-        reader = Reader(path, verify=verify, io=io)
+        reader = open_reader(path, verify=verify, io=io, local=local, limit=limit)
         generation = None if generation is None else as_whole("generation", generation, least=0)
         resolution = None if resolution is None else as_whole("resolution", resolution, least=1)
         seed, dtype = as_whole("seed", seed, least=0), as_dtype(dtype)
-        found = _find_generation(reader.layout, as_text("name", name), generation)
+        found = _find_generation(reader, as_text("name", name), generation)
         policy = None if captions is None else CaptionPolicy.parse(captions)
         with _Naming(called(reader.layout, name)):
             catalog = read_catalog(reader.layout.catalog(name, found), generation=found)
@@ -116,6 +128,8 @@ class CachedDataset(Dataset[SampleDict]):
             options = DataOptions(reader.layout, name, found, latents, seed, is_pinned, policy, names, chosen, dtype=dtype)
             self._show(reader, Selection(catalog, complete_rows(catalog), options, Epoch()))
             self._selection.check_captions(reader.__contains__)
+            if isinstance(reader, RemoteReader):
+                reader.make_room_for(catalog, self.called)
 
     def _show(self, reader: Reader, selection: Selection) -> "CachedDataset":
         self._reader = reader
@@ -141,7 +155,7 @@ class CachedDataset(Dataset[SampleDict]):
             self._show(reader, selection)
 
     def __repr__(self) -> str:
-        root = str(self._reader.layout.root)
+        root = self._reader.layout.shown
         return f"CachedDataset({root!r}, {self.name!r}, generation={self.generation}: {plural(len(self), 'sample')})"
 
     def __len__(self) -> int:
@@ -176,6 +190,19 @@ class CachedDataset(Dataset[SampleDict]):
     def prefetch(self, indices: Sequence[SupportsIndex]) -> None:
         """Ask the system to load the entries of these samples, without waiting. Use it for the next batch. Only a hint."""
         self._read.prefetch(self._selection.rows_at(indices))
+
+    def can_prefetch(self, batches: int) -> bool:
+        """Whether `prefetch` may be called for a batch that is so many batches later.
+
+        Always for the next two, and later while what was requested is below 256 MiB. For a store in a folder it is False: there the system
+        reads what is next when it is asked for.
+        """
+        return isinstance(self._reader, RemoteReader) and (batches <= _BATCHES_REQUESTED or self._reader.has_room)
+
+    def forget_prefetched(self) -> None:
+        """Drop what was prefetched and not read."""
+        if isinstance(self._reader, RemoteReader):
+            self._reader.forget_prefetched()
 
     @staticmethod
     def make_buffers(*, pin: bool = False) -> BatchBuffers:
@@ -357,7 +384,10 @@ class _Naming:
             raise type(error)(f"{self.called}: {error}") from error
 
 
-def _find_generation(layout: Layout, name: str, generation: int | None) -> int:
+def _find_generation(reader: Reader, name: str, generation: int | None) -> int:
+    if isinstance(reader, RemoteReader):
+        return reader.bring_catalog(name, generation)
+    layout = reader.layout
     generations = list_generations(layout, name)
     if not generations:
         names = ", ".join(map(repr, list_names(layout))) or "none"

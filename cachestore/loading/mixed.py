@@ -184,6 +184,15 @@ class MixedDataset(Dataset[SampleDict]):
         for number, _wanted, inner in self._by_owner(indices):
             self.datasets[number].prefetch(inner)
 
+    def can_prefetch(self, batches: int) -> bool:
+        """As `CachedDataset.can_prefetch`. In a mix with a store in a folder, the system reads that one's batches into memory."""
+        return any(data.can_prefetch(batches) for data in self.datasets)
+
+    def forget_prefetched(self) -> None:
+        """As `CachedDataset.forget_prefetched`."""
+        for data in self.datasets:
+            data.forget_prefetched()
+
     def with_dtype(self, dtype: torch.dtype | None) -> "MixedDataset":
         """Return this mix, cast to a dtype as `CachedDataset.with_dtype`. It shares the epoch."""
         found = MixedDataset.__new__(MixedDataset)

@@ -24,6 +24,8 @@ Batch = dict[str, Any]
 
 _READER: Final = "cachestore-read"
 """Prefix of the names of reading threads."""
+_REQUESTED_AT_ONCE: Final = 8
+"""Most batches that are requested between two reads. So a thread does not walk through a whole epoch that is in the cache already."""
 
 
 class Batched(Bucketed, Protocol):
@@ -70,6 +72,8 @@ class Prefetcher(Dataset[Any]):
         self._plan: Indices = np.empty((0, 0), dtype=np.int64)
         self._at = 0
         """Number of the batch in the plan that is expected next."""
+        self._requested = 0
+        """Number of the batch in the plan that is requested from an object store next."""
         self._reads: dict[int, Future[Batch]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._iteration: object = None
@@ -126,7 +130,7 @@ class Prefetcher(Dataset[Any]):
         iteration, owner = object(), threading.current_thread()
         with self._guard:
             self._end_reads()
-            self._plan, self._at, self._iteration = batches, 0, iteration
+            self._plan, self._at, self._requested, self._iteration = batches, 0, 0, iteration
             _iterating.add(self)
         try:
             yield
@@ -154,8 +158,20 @@ class Prefetcher(Dataset[Any]):
                 if number not in self._reads:
                     if self._pool is None:
                         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=_READER)
-                    self._reads[number] = self._pool.submit(self._read, self._plan[number].tolist())
+                    self._reads[number] = self._pool.submit(self._read_next, number, self._plan)
             return self._reads.pop(at)
+
+    def _read_next(self, number: int, plan: Indices) -> Batch:
+        """Read a batch of the plan. Before that, request it and later ones, if they come from an object store."""
+        data: Any = self._data
+        if hasattr(data, "can_prefetch"):
+            first = max(number, self._requested)
+            for later in range(first, min(first + _REQUESTED_AT_ONCE, len(plan))):
+                if not data.can_prefetch(later - number):
+                    break
+                data.prefetch(plan[later].tolist())
+                self._requested = later + 1
+        return self._read(plan[number].tolist())
 
     def _find(self, indices: Sequence[int]) -> int | None:
         """The number of a batch in the plan, searched from the expected one on, as trainers that resume skip some. None if not found."""
@@ -184,6 +200,9 @@ class Prefetcher(Dataset[Any]):
     def _end_reads(self) -> None:
         self._rest()
         self._reads.clear()
+        data: Any = self._data
+        if hasattr(data, "forget_prefetched"):
+            data.forget_prefetched()
 
     def _rest(self) -> None:
         """Join the threads after their current reads; finished reads are kept. Threads start again when needed."""

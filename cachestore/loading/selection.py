@@ -74,7 +74,7 @@ class DataOptions:
 
 def called(layout: Layout, name: str) -> str:
     """The name of a data set and its store, for messages."""
-    return f"the data set {name!r} of {layout.root}"
+    return f"the data set {name!r} of {layout.shown}"
 
 
 class Chosen(NamedTuple):

@@ -64,8 +64,11 @@ class Readable(Protocol):
         ...
 
 
-class Client(Protocol):
-    """One store in an object store. Keys are paths within that store. All errors are RemoteFailed; a missing object has `errno` ENOENT."""
+class ReadingClient(Protocol):
+    """One store in an object store, for reading.
+
+    Keys are paths within that store. All errors are RemoteFailed; a missing object has `errno` ENOENT.
+    """
 
     @property
     def address(self) -> Address:
@@ -76,16 +79,20 @@ class Client(Protocol):
         """Yield all objects below a folder, page by page."""
         ...
 
-    def head(self, key: str) -> int | None:
-        """Return the size of an object, or None if it does not exist."""
-        ...
-
     def get(self, key: str) -> bytes:
         """Return a small object."""
         ...
 
     def get_range(self, key: str, start: int, size: int) -> bytes:
         """Return `size` bytes from `start` on; fewer only at the object's end."""
+        ...
+
+
+class Client(ReadingClient, Protocol):
+    """One store in an object store, for reading and writing."""
+
+    def head(self, key: str) -> int | None:
+        """Return the size of an object, or None if it does not exist."""
         ...
 
     def put_new(self, key: str, data: bytes) -> bool:

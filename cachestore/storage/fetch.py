@@ -22,11 +22,11 @@ from cachestore.storage.side_by_side import run_side_by_side
 Verify = Literal["first", "always", "never"]
 Io = Literal["pread", "mmap"]
 
-_DESCRIPTORS: Final = 256
+DESCRIPTORS: Final = 256
 _READ_BYTES: Final = 256 * 1024
 """Most bytes of one read, unless one entry is larger. They are then checked while they are still in the CPU cache."""
 _READ_ENTRIES: Final = 64
-_SHARED_BYTES: Final = 4 << 20
+SHARED_BYTES: Final = 4 << 20
 """From this size on, two threads read faster than one. Starting the second takes as long as copying about 1 MiB."""
 _LARGE_COPY: Final = 64 * 1024
 """From this size on, it pays to release the GIL while copying out of a memory map."""
@@ -86,7 +86,7 @@ class Checked:
             self._bits[bit >> 3] |= 1 << (bit & 7)
 
 
-_Read = tuple[SegmentRef, int, int, list[int]]
+Read = tuple[SegmentRef, int, int, list[int]]
 """One read of neighbouring entries in a segment: (segment, start, size, positions of the entries in the order of their bytes)."""
 
 
@@ -96,7 +96,7 @@ class _Wanted(NamedTuple):
     keys: Sequence[Key]
     located: Located
     targets: Sequence[Sequence[memoryview]]
-    reads: Sequence[_Read]
+    reads: Sequence[Read]
     doubted: set[int]
     """Positions of the entries that must be checked."""
     first_wait: Iterator[bool]
@@ -128,7 +128,7 @@ class Fetcher:
         self._layout = layout
         self._verify: Verify = verify
         self._io: Io = io
-        self._limit = max(1, min(_DESCRIPTORS, descriptor_limit() // 4))
+        self._limit = max(1, min(DESCRIPTORS, descriptor_limit() // 4))
         self._pid = os.getpid()
         self._uses = count()
         self._open: dict[str, _Segment] = {}
@@ -163,7 +163,7 @@ class Fetcher:
         """
         # Do few steps for each entry, and nothing that can be done before: reading a large entry empties the CPU cache, after which each
         # step takes several times as long.
-        reads = _plan_reads(located)
+        reads = plan_reads(located)
         turns = enumerate(reads)
         wanted = _Wanted(keys, located, targets, reads, self._doubted(located), first_wait=iter((True,)))
 
@@ -175,19 +175,19 @@ class Fetcher:
                 for _turn in turns:
                     pass
 
-        if side_by_side and len(reads) > 1 and sum(size for _ref, _start, size, _rows in reads) >= _SHARED_BYTES:
+        if side_by_side and len(reads) > 1 and sum(size for _ref, _start, size, _rows in reads) >= SHARED_BYTES:
             run_side_by_side(read)
         else:
             read()
 
-    def _read_each(self, turns: Iterator[tuple[int, _Read]], wanted: _Wanted) -> None:
+    def _read_each(self, turns: Iterator[tuple[int, Read]], wanted: _Wanted) -> None:
         located, targets = wanted.located, wanted.targets
         is_waiting = False
         segment, last = None, None
         for number, (ref, start, size, rows) in turns:
             if segment is None or ref is not last:
                 segment, last = self._segment(ref), ref
-            buffers = targets[rows[0]] if len(rows) == 1 else _join_buffers(start, rows, located, targets)
+            buffers = targets[rows[0]] if len(rows) == 1 else join_buffers(start, rows, located, targets)
             if segment.view is not None:
                 _copy_out(segment.view, buffers, start)
             elif is_waiting or not self._read_present(segment, ref, buffers, start, size):
@@ -210,9 +210,9 @@ class Fetcher:
 
     def prefetch(self, locations: Sequence[Location]) -> None:
         """Ask the system to load the bytes of these entries, without waiting. Only a hint."""
-        self._ask_for(_plan_reads(Located.of(locations)))
+        self._ask_for(plan_reads(Located.of(locations)))
 
-    def _ask_for(self, reads: Iterable[_Read]) -> None:
+    def _ask_for(self, reads: Iterable[Read]) -> None:
         for ref, start, size, _rows in reads:
             segment = self._segment(ref)
             if segment.mapping is None:
@@ -298,14 +298,14 @@ def new_buffer(size: int) -> memoryview:
     return np.empty(size, np.uint8).data
 
 
-def _plan_reads(located: Located) -> list[_Read]:
+def plan_reads(located: Located) -> list[Read]:
     """Plan the reads in the order on disk. Small entries next to each other share one read."""
     sizes = list(map(size_of, located.specs))
     digests = [ref.digest for ref in located.segments]
     ordered = sorted(zip(digests, located.offsets, range(len(sizes)), strict=True))
     if 2 * min(sizes, default=0) > _READ_BYTES:  # no two fit into one read
         return [(located.segments[row], offset, sizes[row], [row]) for _digest, offset, row in ordered]
-    reads: list[_Read] = []
+    reads: list[Read] = []
     last, start, end = "", 0, 0
     for digest, offset, row in ordered:
         size = sizes[row]
@@ -320,7 +320,7 @@ def _plan_reads(located: Located) -> list[_Read]:
     return reads
 
 
-def _join_buffers(start: int, rows: Sequence[int], located: Located, targets: Sequence[Sequence[memoryview]]) -> list[memoryview]:
+def join_buffers(start: int, rows: Sequence[int], located: Located, targets: Sequence[Sequence[memoryview]]) -> list[memoryview]:
     """The buffers for one read; bytes between entries go to `_NOWHERE`."""
     buffers: list[memoryview] = []
     end = start

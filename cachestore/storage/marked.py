@@ -13,12 +13,10 @@ from cachestore.core.errors import FormatError
 from cachestore.files.checksum import digest_of
 from cachestore.files.opening import names_in, read_whole
 from cachestore.files.paths import Layout, parse_marked, to_repair
-from cachestore.files.records import RECORD_LIMIT_BYTES, decode_record
+from cachestore.files.records import NEWER, RECORD_LIMIT_BYTES, decode_record
 
 FORMAT: Final = "cachestore-condemned"
 VERSION: Final = 1
-NEWER: Final = "install a newer one"
-"""Part of each message that refuses a newer format."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.opening import is_link, names_in
 from cachestore.files.paths import MARKER, Layout, Mode, parse_lost, parse_segment
 from cachestore.files.publish import make_folder, move, publish
-from cachestore.files.records import encode_record
+from cachestore.files.records import NEWER, encode_record
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import read_stray
 from cachestore.storage.commit import commit, has_news, publish_marker
@@ -33,7 +33,6 @@ from cachestore.storage.entry import Entry
 from cachestore.storage.findings import HARMLESS, Finding, missing_keys
 from cachestore.storage.index import Index, check, is_no_index
 from cachestore.storage.losses import LOST_FORMAT, LOST_VERSION, Sample, needed_samples, vanished_keys, wanted_keys
-from cachestore.storage.marked import NEWER
 from cachestore.storage.segment import StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
 from cachestore.storage.soundness import check_segment, good_entries

@@ -3,6 +3,7 @@
 So any good index is correct, and races between index writers are harmless. A snapshot never changes; `load_snapshot` takes a newer one.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,9 +15,11 @@ from cachestore.core.keys import Key
 from cachestore.files.marker import check_for_reading, read_marker
 from cachestore.files.opening import is_link, is_of_a_signal, look_at, names_in
 from cachestore.files.paths import IndexName, Layout, Mode, parse_index, parse_segment
+from cachestore.files.records import NEWER
+from cachestore.objects.cache import CACHE_MARKER
 from cachestore.storage.index import Index, Verdict, check
 from cachestore.storage.locations import Located, Location, SegmentRef
-from cachestore.storage.marked import NEWER, marked_segments
+from cachestore.storage.marked import marked_segments
 from cachestore.storage.segment import SegmentContents, read_contents
 
 
@@ -120,7 +123,9 @@ def open_layout(layout_root: Layout) -> Layout:
         body = read_marker(layout_root)
     except (FileNotFoundError, NotADirectoryError) as error:
         help_text = "`cachestore precompute … --store` makes one"
-        if list_segments(layout_root):
+        if (layout_root.root / CACHE_MARKER).exists():
+            help_text = f"it has copies of stores at addresses: `cachestore cache {shlex.quote(str(layout_root.root))}` lists them"
+        elif list_segments(layout_root):
             help_text = f"it holds segments: {layout_root.command('repair')} makes it a store again"
         raise StoreNotFound(
             f"there is no store at {layout_root.root} (no {path.name} in it{_folder_hint(layout_root.root)}); {help_text}"
@@ -223,11 +228,16 @@ def hand_over(snapshot: Snapshot) -> Handover:
 def take_over(layout: Layout, given: Handover) -> Snapshot:
     """Make the same snapshot in another process. Takes a new one if the index is gone or is not the checked file."""
     try:
-        index = Index(layout, given.verdict) if given.verdict is not None else None
+        return snapshot_of(layout, given)
     except (FormatError, OSError) as error:
         if is_of_a_signal(error):
             raise
         return load_snapshot(layout)
+
+
+def snapshot_of(layout: Layout, given: Handover) -> Snapshot:
+    """Make a snapshot without listing anything. Raises FormatError, FileNotFoundError, ReadFailed if its index is not the checked file."""
+    index = Index(layout, given.verdict) if given.verdict is not None else None
     covered = {ref.digest for number, ref in index.segments.items() if number not in given.vanished} if index is not None else set[str]()
     return Snapshot(layout, index, _tail(given.uncovered), given.uncovered, given.vanished, {}, frozenset(covered | set(given.uncovered)))
 

@@ -16,12 +16,11 @@ from cachestore.files.container import HEADER_LIMIT_BYTES
 from cachestore.files.marker import FORMAT as MARKER_FORMAT
 from cachestore.files.marker import VERSION as MARKER_VERSION
 from cachestore.files.paths import MARKER, IndexName, Layout, decode_name, parse_catalog, parse_index, parse_recipe, parse_segment
-from cachestore.files.records import decode_record
+from cachestore.files.records import NEWER, decode_record
 from cachestore.files.table import read_header
-from cachestore.objects.client import PIECE_BYTES, Client
+from cachestore.objects.client import PIECE_BYTES, ReadingClient
 from cachestore.storage.catalog import FORMAT, VERSION, Catalog, read_catalog
 from cachestore.storage.index import Index, check
-from cachestore.storage.marked import NEWER
 
 KEYS: Final = Layout(Path())
 """Its paths are the keys of a store's files."""
@@ -48,7 +47,7 @@ def key_of(path: Path) -> str:
     return path.as_posix()
 
 
-def take_inventory(client: Client) -> Inventory:
+def take_inventory(client: ReadingClient) -> Inventory:
     """List a store. What lists last is written first, so all that a listed catalog names is listed. Raises RemoteFailed."""
     catalogs: dict[str, dict[int, int]] = {}
     for folder, file, size in _files(client, "catalogs"):
@@ -67,7 +66,7 @@ def take_inventory(client: Client) -> Inventory:
     )
 
 
-def _files(client: Client, top: str) -> Iterable[tuple[str, str, int]]:
+def _files(client: ReadingClient, top: str) -> Iterable[tuple[str, str, int]]:
     """Yield (folder below `top`, name, size) of each object."""
     for page in client.list(top):
         for found in page:
@@ -75,7 +74,7 @@ def _files(client: Client, top: str) -> Iterable[tuple[str, str, int]]:
             yield folder, file, found.size
 
 
-def read_remote_marker(client: Client) -> dict[str, Any] | None:
+def read_remote_marker(client: ReadingClient) -> dict[str, Any] | None:
     """Return the body of a store's marker, or None if there is no store. Raises FormatError, also for a newer format; RemoteFailed."""
     try:
         raw = client.get(MARKER)
@@ -87,7 +86,7 @@ def read_remote_marker(client: Client) -> dict[str, Any] | None:
         return decode_record(MARKER_FORMAT, MARKER_VERSION, raw, where=Path(MARKER))
 
 
-def require_store(client: Client) -> None:
+def require_store(client: ReadingClient) -> None:
     """Raise StoreNotFound if there is no store at a client's address."""
     if read_remote_marker(client) is None:
         raise StoreNotFound(
@@ -96,7 +95,7 @@ def require_store(client: Client) -> None:
 
 
 @contextmanager
-def naming_damage(client: Client, path: Path) -> Generator[None]:
+def naming_damage(client: ReadingClient, path: Path) -> Generator[None]:
     """Name the object where the block finds damage in its local copy; `path` is one of KEYS."""
     try:
         yield
@@ -122,7 +121,7 @@ def write_sparse(path: Path, start: bytes, size: int) -> None:
         file.truncate(size)
 
 
-def fetch_file(client: Client, key: str, size: int, path: Path) -> None:
+def fetch_file(client: ReadingClient, key: str, size: int, path: Path) -> None:
     """Download an object into a new local file. Raises RemoteFailed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("xb") as file:
@@ -130,7 +129,7 @@ def fetch_file(client: Client, key: str, size: int, path: Path) -> None:
             file.write(client.get_range(key, start, min(PIECE_BYTES, size - start)))
 
 
-def fetch_index(client: Client, inventory: Inventory, outline: Layout) -> None:
+def fetch_index(client: ReadingClient, inventory: Inventory, outline: Layout) -> None:
     """Bring the newest good index of a store into an outline, if there is one."""
     for name, size in inventory.indexes.items():
         path = outline.index(name)
@@ -160,7 +159,7 @@ def _names(folder: Path) -> list[str]:
     return os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208 - names are wanted, not paths
 
 
-def remote_header(client: Client) -> Callable[[str, int], bytes]:
+def remote_header(client: ReadingClient) -> Callable[[str, int], bytes]:
     """Return a `header_of` for `draw_segments` that reads the headers of a store's segments by range."""
 
     def header_of(digest: str, size: int) -> bytes:
@@ -170,7 +169,7 @@ def remote_header(client: Client) -> Callable[[str, int], bytes]:
     return header_of
 
 
-def fetch_catalog_start(client: Client, name: str, generation: int, size: int, outline: Layout) -> Path:
+def fetch_catalog_start(client: ReadingClient, name: str, generation: int, size: int, outline: Layout) -> Path:
     """Bring the header of a catalog of this size into an outline, unless it is there, and return the file's path. Raises RemoteFailed."""
     path, key = outline.catalog(name, generation), key_of(KEYS.catalog(name, generation))
     if not path.exists():
@@ -178,7 +177,7 @@ def fetch_catalog_start(client: Client, name: str, generation: int, size: int, o
     return path
 
 
-def fetch_catalog(client: Client, inventory: Inventory, name: str, generation: int, outline: Layout) -> Catalog:
+def fetch_catalog(client: ReadingClient, inventory: Inventory, name: str, generation: int, outline: Layout) -> Catalog:
     """Bring a catalog into an outline, read and check it. Raises FormatError for a damaged one, RemoteFailed."""
     path, key = outline.catalog(name, generation), KEYS.catalog(name, generation)
     fetch_file(client, key_of(key), inventory.catalogs[name][generation], path)
@@ -186,7 +185,7 @@ def fetch_catalog(client: Client, inventory: Inventory, name: str, generation: i
         return read_catalog(path, generation=generation)
 
 
-def remote_digest(client: Client, name: str, generation: int, size: int, outline: Layout) -> str:
+def remote_digest(client: ReadingClient, name: str, generation: int, size: int, outline: Layout) -> str:
     """Return the digest of a catalog in an object store, by its header. Raises FormatError for a damaged one, RemoteFailed."""
     path = fetch_catalog_start(client, name, generation, size, outline)
     with naming_damage(client, KEYS.catalog(name, generation)):

@@ -1,5 +1,6 @@
 """Read a store and return tensors. Takes no lock, writes nothing, leaves no thread running, and survives fork and spawn."""
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any, Self, TypeVar, get_args
 
 from cachestore.core.arguments import as_many, as_word
 from cachestore.core.dtypes import RawTensor
-from cachestore.core.errors import CacheStoreError, CorruptEntry, FormatError, MissingEntry
+from cachestore.core.errors import CacheStoreError, CorruptEntry, FormatError, MissingEntry, RemoteFailed
 from cachestore.core.keys import Json, Key
 from cachestore.core.tensors import to_numpy, to_torch
 from cachestore.core.words import first_of, noun, plural
@@ -19,6 +20,7 @@ from cachestore.files.opening import is_of_a_signal
 from cachestore.files.paths import Layout
 from cachestore.storage.entry import size_of, split
 from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone, new_buffer
+from cachestore.storage.fetch_parts import PartsFetcher
 from cachestore.storage.index import Verdict
 from cachestore.storage.locations import Located, Location
 from cachestore.storage.segment import SegmentContents, read_contents
@@ -90,8 +92,11 @@ class Reader:
 
     def _show(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._fetcher = Fetcher(self.layout, Checked(snapshot.segments()), verify=self._verify, io=self._io)
+        self._fetcher = self._make_fetcher()
         self._values: dict[str, dict[Key, Mapping[str, Json]]] = {}
+
+    def _make_fetcher(self) -> Fetcher | PartsFetcher:
+        return Fetcher(self.layout, Checked(self._snapshot.segments()), verify=self._verify, io=self._io)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -119,7 +124,10 @@ class Reader:
     def _look_again(self, known: Mapping[str, SegmentContents]) -> None:
         """As `refresh`, without reading the headers of `known` segments."""
         with _lock:
-            self._replace(lambda before: load_snapshot(self.layout, earlier=replace(before, uncovered={**before.uncovered, **known})))
+            self._replace(lambda before: self._load(replace(before, uncovered={**before.uncovered, **known})))
+
+    def _load(self, earlier: Snapshot) -> Snapshot:
+        return load_snapshot(self.layout, earlier=earlier)
 
     def _replace(self, newer: Callable[[Snapshot], Snapshot]) -> None:
         before = self.snapshot
@@ -134,7 +142,7 @@ class Reader:
         try:
             raw = self._fetch(parsed, location)
         except (CorruptEntry, FormatError, OSError) as error:
-            if is_of_a_signal(error):
+            if _ends_here(error):
                 raise
             raw = self._read(parsed, self._find_all([parsed])[0], self._fetch)
         return to_numpy(raw) if as_numpy else to_torch(raw)
@@ -194,7 +202,7 @@ class Reader:
         try:
             self._fetcher.fetch_into(keys, located, targets, side_by_side=side_by_side)
         except (CorruptEntry, FormatError, OSError) as error:
-            if is_of_a_signal(error):
+            if _ends_here(error):
                 raise
             return False
         return True
@@ -202,13 +210,13 @@ class Reader:
     def prefetch(self, keys: Sequence[AnyKey]) -> None:
         """Ask the system to read these entries into memory, without waiting: those of the next batch, while this one is used.
 
-        It is a hint: missing keys and segments are ignored.
+        It is a hint: missing keys and segments are ignored. Of a store in an object store the helper process brings them into the cache.
         """
         locations = [locations[0] for locations in self._find([Key.parse(key) for key in keys]) if locations]
         try:
             self._fetcher.prefetch(locations)
         except (CorruptEntry, FormatError, OSError) as error:
-            if not is_gone(error):
+            if not is_gone(error) and not isinstance(error, RemoteFailed):
                 raise
 
     def _find(self, keys: Sequence[Key]) -> list[list[Location]]:
@@ -229,7 +237,7 @@ class Reader:
             named = first_of(missing)
             help_text = f"run `cachestore precompute` again, or {self.layout.command('repair')}"
             raise MissingEntry(
-                f"{len(missing)} of {plural(len(keys), 'key')} {noun(len(missing), 'is', 'are')} not in {self.layout.root}: {named};"
+                f"{len(missing)} of {plural(len(keys), 'key')} {noun(len(missing), 'is', 'are')} not in {self.layout.shown}: {named};"
                 f" {help_text}"
             )
         return found
@@ -296,6 +304,11 @@ class Reader:
         self.close()
 
 
+def _ends_here(error: Exception) -> bool:
+    """Whether another copy or a newer snapshot is no help: a signal handler raised this, or an object store does not answer."""
+    return is_of_a_signal(error) or (isinstance(error, RemoteFailed) and error.errno != errno.ENOENT)
+
+
 def _look_at_any(key: Key, locations: list[Location], look: Callable[[Key, Location], T]) -> T:
     """Return what the first copy gives that is not gone, damaged or unreadable. Raises the last copy's error if there is none."""
     *others, last = locations
@@ -303,6 +316,6 @@ def _look_at_any(key: Key, locations: list[Location], look: Callable[[Key, Locat
         try:
             return look(key, location)
         except (CorruptEntry, FormatError, OSError) as error:
-            if is_of_a_signal(error):
+            if _ends_here(error):
                 raise
     return look(key, last)

@@ -442,7 +442,7 @@ def test_a_batches_memory_goes_with_the_batch_and_not_with_the_next_collection(p
 @pytest.fixture
 def shared(monkeypatch):
     """How often two threads read, however little."""
-    monkeypatch.setattr(fetch, "_SHARED_BYTES", 0)
+    monkeypatch.setattr(fetch, "SHARED_BYTES", 0)
     counted, real = [], fetch.run_side_by_side
     monkeypatch.setattr(fetch, "run_side_by_side", lambda work: counted.append(1) or real(work))
     return counted
@@ -535,7 +535,7 @@ def test_one_thread_reads_where_torch_may_use_one(path, shared, threads):
 
 def test_one_thread_reads_in_a_worker_of_a_data_loader(path, monkeypatch, threads):
     threads(2)
-    monkeypatch.setattr(fetch, "_SHARED_BYTES", 0)
+    monkeypatch.setattr(fetch, "SHARED_BYTES", 0)
     monkeypatch.setattr(fetch, "run_side_by_side", lambda _work: pytest.fail("two threads"))
     data = cs.CachedDataset(make_store(path, ROWS, recipes()))
     with pytest.raises(pytest.fail.Exception, match="two threads"):

@@ -145,11 +145,15 @@ def _listing(server, query):
     return 200, text.encode(), ()
 
 
+class _Http(ThreadingHTTPServer):
+    request_queue_size = 128  # with the usual 5, the sixth connection at once waits for a second
+
+
 @contextmanager
 def served(**options):
     """A server in threads of this process, and its URL."""
     state = Server(**options)
-    http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(state))
+    http = _Http(("127.0.0.1", 0), _handler(state))
     http.daemon_threads = True
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

@@ -399,7 +399,7 @@ class TestFetchingSideBySide(TestFetchingInto):
 
     @pytest.fixture(autouse=True)
     def _by_two(self, monkeypatch):
-        monkeypatch.setattr(fetching, "_SHARED_BYTES", 0)
+        monkeypatch.setattr(fetching, "SHARED_BYTES", 0)
         real = Fetcher.fetch_into
         monkeypatch.setattr(Fetcher, "fetch_into", lambda *given: real(*given, side_by_side=True))
 
@@ -454,7 +454,7 @@ class TestFetchingSideBySide(TestFetchingInto):
     def test_little_is_read_by_one(self, layout, fetcher, monkeypatch):
         put(layout, 1)
         put(layout, 2)
-        monkeypatch.setattr(fetching, "_SHARED_BYTES", 1 << 20)
+        monkeypatch.setattr(fetching, "SHARED_BYTES", 1 << 20)
         monkeypatch.setattr(fetching, "run_side_by_side", lambda _work: pytest.fail("two threads"))
         wanted = self.wanted(layout, 1, 2)
         fetcher().fetch_into(*wanted)

@@ -1,0 +1,336 @@
+"""The reader's end of its helper process: it starts the helper, sends requests and takes answers. Has no thread, and no network client.
+
+A process has one helper, whatever stores it reads, and shares it with no other: a forked child starts its own at its first request. The
+helper ends with the last data set that uses it. If it is killed, the next one gets the open requests again.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from cachestore.core.arguments import as_whole
+from cachestore.core.errors import BadInput, MissingExtra, ReadFailed, RemoteFailed
+from cachestore.objects.address import Address
+from cachestore.objects.client import ClientLimits, ObjectRef
+
+PARALLEL: Final = "CACHESTORE_IN_FLIGHT"
+"""The variable with the number of requests that a helper sends at once."""
+_PARALLEL: Final = 32
+_LIMITS: Final = ClientLimits()
+_SLACK_SECONDS: Final = 30.0
+"""A helper that says nothing for so much longer than its own limits does not work."""
+_STARTS: Final = 3
+"""How many helpers may end one after the other without an answer."""
+_LOOK_SECONDS: Final = 1.0
+_READ_BYTES: Final = 1 << 20
+_ERRORS: Final = {kind.__name__: kind for kind in (BadInput, MissingExtra, RemoteFailed)}
+
+
+class HelperRequest:
+    """A request, and its answer once there is one."""
+
+    __slots__ = ("body", "error", "head", "line", "number")
+
+    def __init__(self, number: int, line: bytes) -> None:
+        self.number = number
+        self.line = line
+        self.head: Mapping[str, Any] | None = None
+        """None until the answer is here."""
+        self.body: bytes = b""
+        self.error: Exception | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is no answer yet."""
+        return self.head is None
+
+    def result(self) -> bytes:
+        """Return the bytes of the answer. Raises the helper's error."""
+        if self.error is not None:
+            raise self.error
+        return self.body
+
+
+class _HelperEnded(Exception):
+    """The helper has ended, or closed its pipes."""
+
+
+class Downloads:
+    """The helper of this process. Several threads may use it; each waits for its own answers."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._turn = threading.Condition()
+        """Held while anything below changes, and while a request is written."""
+        self._is_reading = False
+        """Whether a thread reads answers now; the others wait for it."""
+        self._helper: subprocess.Popen[bytes] | None = None
+        self._environment: dict[str, str] = {}
+        """The environment in which the helper was started."""
+        self._rest = bytearray()
+        self._open: dict[int, HelperRequest] = {}
+        self._numbers = 0
+        self._users = 0
+        self._starts = 0
+        """Helpers that were started since the last answer."""
+        self._heard = 0.0
+        """When an answer came last, or a part of one."""
+
+    def hold(self, user: object) -> None:
+        """Let the helper live as long as this object, at least. One that was started in another environment is replaced."""
+        with self._turn:
+            self._users += 1
+            weakref.finalize(user, self._release)
+            if self._environment != os.environ and not self._is_reading:
+                self.end()  # endpoint or credentials may be other ones
+
+    def _release(self) -> None:
+        self._users -= 1
+        if not self._users and self._pid == os.getpid():
+            self.end()
+
+    def end(self) -> None:
+        """End the helper. The next request starts another one."""
+        helper, self._helper = self._helper, None
+        self._rest.clear()
+        if helper is not None:
+            helper.kill()
+            self._close(helper)
+            with suppress(subprocess.TimeoutExpired):
+                helper.wait(_SLACK_SECONDS)
+
+    def abandon(self) -> None:
+        """In a forked child: close the inherited pipes. The helper is the parent's."""
+        if self._helper is not None:
+            self._close(self._helper)
+            self._helper.returncode = 0  # it is not a child of this process
+            self._helper = None
+
+    @staticmethod
+    def _close(helper: "subprocess.Popen[bytes]") -> None:
+        for pipe in (helper.stdin, helper.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+    @property
+    def helper_pid(self) -> int | None:
+        """The pid of the helper, if one runs."""
+        return self._helper.pid if self._helper is not None else None
+
+    def send(self, body: Mapping[str, Any]) -> HelperRequest:
+        """Send a request without waiting for the answer. Raises RemoteFailed if no helper can be started."""
+        with self._turn:
+            self._numbers += 1
+            line = json.dumps({"n": self._numbers, **body}).encode() + b"\n"
+            self._open[self._numbers] = request = HelperRequest(self._numbers, line)
+            if self._helper is None:
+                self._start()  # sends all that is open
+            else:
+                try:
+                    self._write(line)
+                except _HelperEnded:
+                    self._start()
+            return request
+
+    def wait(self, requests: Iterable[HelperRequest]) -> None:
+        """Wait until all these have an answer. The wait has a bound: after it, the answer is a RemoteFailed."""
+        with self._turn:
+            since = time.monotonic()
+            for request in requests:
+                while request.is_open:
+                    if self._is_reading:
+                        self._turn.wait(_LOOK_SECONDS)
+                        continue
+                    if request.number not in self._open:  # another thread gave up on all of them
+                        request.head, request.error = {}, RemoteFailed("the helper process was given up: run the same command again")
+                        continue
+                    self._read_once(since)
+
+    def take(self) -> None:
+        """Take the answers that are here already, without waiting."""
+        with self._turn:
+            while not self._is_reading and self._open and self._helper is not None and self._is_readable(0):
+                self._read_once(time.monotonic())
+
+    def _read_once(self, since: float) -> None:
+        """Read what comes next, with `_turn` held at both ends. Gives up if nothing came for too long, counted from `since` on."""
+        self._is_reading = True
+        self._turn.release()
+        try:
+            data = self._read()
+        except _HelperEnded:
+            data = b""
+        finally:
+            self._turn.acquire()
+            self._is_reading = False
+            self._turn.notify_all()
+        if data is None:
+            seconds = time.monotonic() - max(since, self._heard)
+            if seconds > sum(_LIMITS) + _SLACK_SECONDS:
+                self._give_up(f"the helper process did not answer for {seconds:.0f} s")
+        elif data:
+            self._heard = time.monotonic()
+            self._rest += data
+            self._settle()
+        else:
+            self._start()
+
+    def _read(self) -> bytes | None:
+        """Return some of what the helper sends; None if nothing came for a second. Raises _HelperEnded."""
+        if not self._is_readable(_LOOK_SECONDS):
+            return None
+        data = os.read(self._descriptors()[1], _READ_BYTES)
+        if not data:
+            raise _HelperEnded
+        return data
+
+    def _is_readable(self, seconds: float) -> bool:
+        return bool(select.select([self._descriptors()[1]], [], [], seconds)[0])
+
+    def _descriptors(self) -> tuple[int, int]:
+        helper = self._helper
+        if helper is None or helper.stdin is None or helper.stdout is None:
+            raise _HelperEnded
+        return helper.stdin.fileno(), helper.stdout.fileno()
+
+    def _settle(self) -> None:
+        """Hand out the answers that have arrived whole."""
+        rest = self._rest
+        while (end := rest.find(b"\n")) >= 0:
+            head = json.loads(bytes(rest[:end]))
+            if len(rest) < end + 1 + head["size"]:
+                return
+            request = self._open.pop(head["n"], None)
+            if request is not None:
+                request.body = bytes(memoryview(rest)[end + 1 : end + 1 + head["size"]])
+                request.error = _error_of(head)
+                request.head = head
+                self._starts = 0
+            del rest[: end + 1 + head["size"]]
+
+    def _start(self) -> None:
+        """Start a helper, in place of one that ended, and send it all open requests."""
+        while True:
+            self.end()
+            self._starts += 1
+            if self._starts > _STARTS:
+                self._give_up(f"{_STARTS} helper processes ended without an answer")
+                return
+            command = [sys.executable, "-m", "cachestore.objects.helper", str(os.getpid()), *map(str, _LIMITS), str(_parallel())]
+            try:
+                self._environment = dict(os.environ)
+                self._helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+                requests, answers = self._descriptors()
+                os.set_blocking(requests, False)
+                with suppress(ImportError, AttributeError, OSError):  # Linux only
+                    import fcntl
+
+                    fcntl.fcntl(answers, fcntl.F_SETPIPE_SZ, _READ_BYTES)
+                for request in list(self._open.values()):
+                    self._write(request.line)
+            except _HelperEnded:
+                continue
+            except OSError as error:
+                self._give_up(f"cannot start the helper process: {error}")
+            return
+
+    def _write(self, line: bytes) -> None:
+        """Write a request. The helper always reads, so this hardly waits. Raises _HelperEnded."""
+        left, since = memoryview(line), time.monotonic()
+        while left:
+            descriptor = self._descriptors()[0]
+            try:
+                left = left[os.write(descriptor, left) :]
+            except BlockingIOError:
+                if time.monotonic() - since > _SLACK_SECONDS:
+                    raise _HelperEnded from None
+                select.select([], [descriptor], [], _LOOK_SECONDS)
+            except OSError as error:
+                raise _HelperEnded from error
+
+    def _give_up(self, reason: str) -> None:
+        """Answer all open requests with an error, and start anew with the next one."""
+        self.end()
+        self._starts = 0
+        for request in self._open.values():
+            request.error = RemoteFailed(f"{reason}; run the same command again: it continues from here")
+            request.head = {}
+        self._open.clear()
+
+
+def _error_of(head: Mapping[str, Any]) -> Exception | None:
+    if "error" not in head:
+        return None
+    error = _ERRORS.get(head["error"], ReadFailed)(head["message"])
+    if isinstance(error, OSError):
+        error.errno = head["errno"]
+    return error
+
+
+def _parallel() -> int:
+    given = os.environ.get(PARALLEL, "")
+    return as_whole(PARALLEL, int(given) if given.isdecimal() else given or _PARALLEL, least=1)
+
+
+_current: Downloads | None = None
+_making = threading.Lock()
+
+
+def downloads() -> Downloads:
+    """Return the helper of this process. It starts with the first request."""
+    global _current  # noqa: PLW0603 - one for each process
+    with _making:
+        if _current is None:
+            _current = Downloads()
+        return _current
+
+
+def _renew() -> None:
+    """In a forked child: forget the parent's helper, and locks that a thread of the parent may have held."""
+    global _current, _making
+    if _current is not None:
+        _current.abandon()
+    _current, _making = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
+
+class HelperClient:
+    """The reading half of a `Client`, by the helper of this process."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    @property
+    def address(self) -> Address:
+        """Where the store is."""
+        return self._address
+
+    def _ask(self, **body: Any) -> bytes:
+        helper = downloads()
+        request = helper.send({"address": str(self._address), **body})
+        helper.wait([request])
+        return request.result()
+
+    def list(self, folder: str = "") -> Iterator[list[ObjectRef]]:
+        """Yield all objects below a folder."""
+        yield [ObjectRef(*found) for found in json.loads(self._ask(do="list", folder=folder))]
+
+    def get(self, key: str) -> bytes:
+        """Return a small object."""
+        return self._ask(do="get", key=key)
+
+    def get_range(self, key: str, start: int, size: int) -> bytes:
+        """Return `size` bytes from `start` on; fewer only at the object's end."""
+        return self._ask(do="range", key=key, start=start, size=size)

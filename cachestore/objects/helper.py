@@ -1,0 +1,156 @@
+"""The helper: a process that talks to object stores for one process that reads. `downloads` starts it.
+
+The network client has threads, which a fork would kill. Here nothing forks, and the reader stays free of them. The helper gets one JSON
+object on each line of stdin and answers each with a line on stdout, followed by as many bytes as the line says; answers come in any order.
+
+    {"n": 1, "do": "list", "address": "s3://…", "folder": "segments"}                     -> {"n": 1, "size": …} and JSON: [[key, size], …]
+    {"n": 2, "do": "get", "address": …, "key": …}                                         -> {"n": 2, "size": …} and the object
+    {"n": 3, "do": "range", "address": …, "key": …, "start": 0, "size": 9, "soon": false} -> {"n": 3, "size": 9} and the bytes
+    {"n": 4, …, "part": {"path": …, "have": …, "bytes": …, "ordinals": […]}}              -> {"n": 4, "size": 0}; the bytes are in the part
+    a request that fails                                          -> {"n": 5, "size": 0, "error": kind, "errno": …, "message": …}
+
+Ranges that are not needed `soon` wait for those that are. With "both" the bytes are written and sent. If the part cannot be written, the
+bytes are sent, and the answer has "full".
+
+It ends when its reader does. Its stdin ends then, unless a process that the reader forked holds it open too, so it watches the reader's
+pid as well.
+"""
+
+import json
+import os
+import queue
+import select
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+from cachestore.core.errors import CacheStoreError, RemoteFailed
+from cachestore.objects.address import parse_address
+from cachestore.objects.client import PIECE_BYTES, Client, ClientLimits, connect
+
+_WATCH_SECONDS: Final = 1.0
+_READ_BYTES: Final = 1 << 20
+_WRITE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+Answer = tuple[dict[str, Any], bytes | bytearray]
+
+
+def main(arguments: list[str]) -> None:
+    """Serve the process with this pid until it ends. Arguments: its pid, seconds for a request, seconds for retries, requests at once."""
+    reader, request_seconds, retry_seconds, parallel = int(arguments[0]), float(arguments[1]), float(arguments[2]), int(arguments[3])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the reader decides
+    server = _Server(ClientLimits(request_seconds, retry_seconds))
+    for number in range(parallel):
+        threading.Thread(target=server.work, name=f"range-{number}", daemon=True).start()
+    threading.Thread(target=server.send, name="send", daemon=True).start()
+    rest = b""
+    while os.getppid() == reader:
+        if not select.select([0], [], [], _WATCH_SECONDS)[0]:
+            continue
+        data = os.read(0, _READ_BYTES)
+        if not data:
+            break
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            server.take(json.loads(line))
+    os._exit(0)  # threads may still wait for the network
+
+
+class _Server:
+    def __init__(self, limits: ClientLimits) -> None:
+        self._limits = limits
+        self._requests: queue.PriorityQueue[tuple[bool, int, dict[str, Any]]] = queue.PriorityQueue()
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._clients: dict[str, Client] = {}
+        self._guard = threading.Lock()
+
+    def take(self, request: dict[str, Any]) -> None:
+        """Queue a request: those that are needed soon first, then by number."""
+        self._requests.put((not request.get("soon", True), request["n"], request))
+
+    def work(self) -> None:
+        """Answer requests, one after the other."""
+        while True:
+            _later, number, request = self._requests.get()
+            try:
+                head, body = self._answer(request)
+            except Exception as error:  # noqa: BLE001 - every request gets an answer
+                is_ours, words = isinstance(error, CacheStoreError), str(error)
+                head = {"error": type(error).__name__, "errno": getattr(error, "errno", None)}
+                head["message"], body = words if is_ours else f"the helper process failed: {type(error).__name__}: {words}", b""
+            self._answers.put(({"n": number, "size": len(body), **head}, body))
+
+    def send(self) -> None:
+        """Write answers to stdout until the reader is gone."""
+        with suppress(OSError):
+            while True:
+                head, body = self._answers.get()
+                for data in (json.dumps(head).encode() + b"\n", body):
+                    left = memoryview(data)
+                    while left:
+                        left = left[os.write(1, left) :]
+        os._exit(0)
+
+    def _client(self, address: str) -> Client:
+        with self._guard:
+            if address not in self._clients:
+                self._clients[address] = connect(parse_address("path", address), limits=self._limits)
+            return self._clients[address]
+
+    def _answer(self, request: dict[str, Any]) -> Answer:
+        client = self._client(request["address"])
+        match request["do"]:
+            case "list":
+                return {}, json.dumps([found for page in client.list(request["folder"]) for found in page]).encode()
+            case "get":
+                return {}, client.get(request["key"])
+            case _:
+                return _range(client, request)
+
+
+def _range(client: Client, request: dict[str, Any]) -> Answer:
+    """Bring a range piece by piece: into the part, as the answer's bytes, or both."""
+    part: dict[str, Any] | None = request.get("part")
+    if part is None:
+        return {}, b"".join(data for _at, data in _pieces(client, request))
+    body = bytearray()
+    try:
+        for at, data in _pieces(client, request):
+            _write(part["path"], data, at, size=part["bytes"])
+            if request.get("both"):
+                body += data
+        for ordinal in part["ordinals"]:
+            _write(part["have"], b"\1", ordinal)
+    except RemoteFailed:
+        raise
+    except OSError as error:  # no room, or somebody removed the folder: the reader gets the bytes
+        head, body = _range(client, {**request, "part": None})
+        return {**head, "full": error.strerror or str(error)}, body
+    return {}, body
+
+
+def _pieces(client: Client, request: dict[str, Any]) -> Iterator[tuple[int, bytes]]:
+    end = request["start"] + request["size"]
+    for at in range(request["start"], end, PIECE_BYTES):
+        yield at, client.get_range(request["key"], at, min(PIECE_BYTES, end - at))
+
+
+def _write(path: str, data: bytes, at: int, *, size: int = 0) -> None:
+    """Write into a sparse file of this size, which is made if it does not exist. Follows no link."""
+    descriptor = os.open(path, _WRITE_FLAGS, 0o644)
+    try:
+        if os.fstat(descriptor).st_size < size:
+            os.truncate(descriptor, size)
+        left = memoryview(data)
+        while left:
+            count = os.pwrite(descriptor, left, at)
+            left, at = left[count:], at + count
+    finally:
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,251 @@
+"""Read entries of a store in an object store: from its parts in the local cache, where the helper puts those that are missing.
+
+The checksum of an entry decides whether its bytes are right, and nothing else. So it does not matter what killed processes, full disks and
+other readers left in the cache. What was checked is remembered for an open file only: another file under its name may have holes.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from cachestore.core.errors import CorruptEntry
+from cachestore.core.keys import Key
+from cachestore.files.opening import READ_FLAGS, ask_for, descriptor_limit, is_of_a_signal, read_present, read_scattered
+from cachestore.objects.cache import TOUCH_SECONDS
+from cachestore.objects.parts import EntrySpan, OpenPart, PartsSource
+from cachestore.storage.entry import checksum_of, size_of
+from cachestore.storage.fetch import DESCRIPTORS, SHARED_BYTES, Read, Verify, join_buffers, new_buffer, plan_reads
+from cachestore.storage.locations import Located, Location, SegmentRef
+from cachestore.storage.side_by_side import run_side_by_side
+
+
+class _PartsWork(NamedTuple):
+    """The work of one `fetch_into`."""
+
+    keys: Sequence[Key]
+    located: Located
+    targets: Sequence[Sequence[memoryview]]
+    reads: Sequence[Read]
+    rows: Sequence[int]
+    """Positions in `located` of what the reads number."""
+    parts: Mapping[str, OpenPart | None]
+    wrong: list[int]
+    """Receives the positions of entries that do not match their checksums."""
+    first_wait: Iterator[bool]
+    """As in `Fetcher`."""
+
+
+class PartsFetcher:
+    """Reads entries of one store, as a `Fetcher` does. Several threads may use it; a forked child opens its own files."""
+
+    def __init__(self, source: PartsSource, *, verify: Verify = "first") -> None:
+        """Read from this source. Without checks a hole would be read as data, so `verify="never"` checks what it reads first too."""
+        self._source = source
+        self._verify: Verify = verify
+        self._limit = max(1, min(DESCRIPTORS, descriptor_limit() // 8))
+        self._pid = os.getpid()
+        self._uses = count()
+        self._open: dict[str, OpenPart] = {}
+        self._touched: dict[str, float] = {}
+        self._can_tell = True
+
+    def fetch(self, key: Key, location: Location) -> memoryview:
+        """As `Fetcher.fetch`."""
+        run = new_buffer(size_of(location.specs))
+        self.fetch_into([key], Located.of([location]), [[run]])
+        return run
+
+    def fetch_into(
+        self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]], *, side_by_side: bool = False
+    ) -> None:
+        """As `Fetcher.fetch_into`, and asks the helper for what is not in the cache. Raises RemoteFailed too."""
+        absent = self._absent(located)
+        sent = self._bring(located, absent) if absent else {}
+        rows = [row for row in range(len(keys)) if row not in sent] if sent else range(len(keys))
+        part = _rows_of(located, rows) if sent else located
+        reads = plan_reads(part)
+        parts = {ref.digest: self._part(ref) for ref in part.segments}
+        wanted = _PartsWork(keys, located, targets, reads, rows, parts, [], iter((True,)))
+        turns = enumerate(reads)
+
+        def read() -> None:
+            try:
+                self._read_each(turns, wanted, part)
+            finally:
+                for _turn in turns:
+                    pass
+
+        if side_by_side and len(reads) > 1 and sum(size for _ref, _start, size, _rows in reads) >= SHARED_BYTES:
+            run_side_by_side(read)
+        else:
+            read()
+        for row, data in sent.items():
+            _spread(data, targets[row])
+            if not _matches(keys[row], located, row, targets[row]):
+                wanted.wrong.append(row)
+        if wanted.wrong:
+            self._mend(wanted)
+
+    def _absent(self, located: Located) -> list[int]:
+        """The positions of entries that are not in their parts."""
+        parts = {ref.digest: self._part(ref) for ref in located.segments}
+        rows = zip(located.segments, located.ordinals, located.specs, strict=True)
+        return [
+            row
+            for row, (ref, ordinal, specs) in enumerate(rows)
+            if ((part := parts[ref.digest]) is None or not part.holds(ordinal)) and size_of(specs)
+        ]
+
+    def _bring(self, located: Located, rows: Sequence[int], *, again: bool = False) -> dict[int, memoryview]:
+        spans = {row: _span(located, row) for row in rows}
+        sizes = {located.segments[row].digest: located.segments[row].size_bytes for row in rows}
+        found = self._source.bring(list(spans.values()), sizes, again=again)
+        return {row: found[span] for row, span in spans.items() if span in found}
+
+    def _read_each(self, turns: Iterator[tuple[int, Read]], wanted: _PartsWork, located: Located) -> None:
+        targets = [wanted.targets[row] for row in wanted.rows]
+        is_waiting = False
+        for number, (ref, start, size, own) in turns:
+            part = wanted.parts[ref.digest]
+            buffers = targets[own[0]] if len(own) == 1 else join_buffers(start, own, located, targets)
+            is_here = part is not None and not is_waiting and self._read_present(part, buffers, start, size)
+            if part is not None and not is_here:
+                if next(wanted.first_wait, False):
+                    self._ask_for(wanted.reads[number:], wanted.parts)
+                is_waiting = True
+                with suppress(OSError):  # the disk refuses: the entry comes from the address
+                    is_here = read_scattered(part.descriptor, buffers, start) == size
+            for row in own:
+                self._check(wanted, part if is_here else None, wanted.rows[row])
+
+    def _read_present(self, part: OpenPart, buffers: Sequence[memoryview], start: int, size: int) -> bool:
+        """Read what is available without waiting. Returns whether that was all."""
+        if not self._can_tell:
+            return False
+        try:
+            found = read_present(part.descriptor, buffers, start)
+        except OSError:
+            return False
+        self._can_tell = found is not None
+        return found == size
+
+    def _check(self, wanted: _PartsWork, part: OpenPart | None, row: int) -> None:
+        ordinal = wanted.located.ordinals[row]
+        if part is not None and self._verify != "always" and part.checked[ordinal]:
+            return
+        # An entry without bytes is right in any case, and needs no part.
+        is_empty = not size_of(wanted.located.specs[row])
+        if (part is None and not is_empty) or not _matches(wanted.keys[row], wanted.located, row, wanted.targets[row]):
+            wanted.wrong.append(row)
+        elif part is not None:
+            part.checked[ordinal] = 1
+
+    @staticmethod
+    def _ask_for(reads: Sequence[Read], parts: Mapping[str, OpenPart | None]) -> None:
+        for ref, start, size, _rows in reads:
+            if (part := parts[ref.digest]) is not None:
+                ask_for(part.descriptor, start, size)
+
+    def _mend(self, wanted: _PartsWork) -> None:
+        """Fetch entries again that do not match their checksums. Raises CorruptEntry for those that are wrong at the address too."""
+        keys, located, targets = wanted.keys, wanted.located, wanted.targets
+        for row in wanted.wrong:
+            self._source.clear(_span(located, row))
+            self._open.pop(located.segments[row].digest, None)  # another file may have its name now
+        found = self._bring(located, wanted.wrong, again=True)
+        for row in wanted.wrong:
+            if row in found:
+                _spread(found[row], targets[row])
+            if row not in found or not _matches(keys[row], located, row, targets[row]):
+                where = self._source.where(located.segments[row].digest)
+                mend = f"run `cachestore push STORE {self._source.address} --check` from a store that has it"
+                raise CorruptEntry(f"entry {keys[row]} does not match its checksum in {where}; {mend}")
+
+    def prefetch(self, locations: Sequence[Location]) -> None:
+        """Ask the helper for those of these entries that are not in the cache, without waiting."""
+        located = Located.of(locations)
+        rows = self._absent(located)
+        sizes = {located.segments[row].digest: located.segments[row].size_bytes for row in rows}
+        self._source.prefetch((_span(located, row) for row in rows), sizes)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `prefetch` may be called with more."""
+        return self._source.has_room
+
+    def forget(self) -> None:
+        """Drop what was prefetched and not read."""
+        self._source.forget()
+
+    def _part(self, ref: SegmentRef) -> OpenPart | None:
+        """The part of a segment, open; None if there is none, or none that can be read."""
+        if self._pid != os.getpid():
+            self.close()  # closes the inherited copies; the parent's descriptors stay open
+            self._pid = os.getpid()
+        part = self._open.get(ref.digest)
+        if part is None:
+            part = self._open_part(ref)
+            if part is None:
+                return None
+        part.used = next(self._uses)
+        now = time.monotonic()
+        if now - self._touched.get(ref.digest, -TOUCH_SECONDS) >= TOUCH_SECONDS:
+            self._touched[ref.digest] = now
+            part.touch()
+        return part
+
+    def _open_part(self, ref: SegmentRef) -> OpenPart | None:
+        self._make_space()
+        have = _open(self._source.cache.have(ref.digest))
+        if have is None:
+            return None
+        descriptor = _open(self._source.cache.part(ref.digest))
+        if descriptor is None:
+            os.close(have)
+            return None
+        self._open[ref.digest] = part = OpenPart(descriptor, have, ref.entries, next(self._uses))
+        return part
+
+    def _make_space(self) -> None:
+        held = self._open.copy()
+        for digest in sorted(held, key=lambda digest: held[digest].used)[: max(0, len(held) - self._limit + 1)]:
+            self._open.pop(digest, None)
+
+    def close(self) -> None:
+        """Close every part. May be called twice; fetching afterwards opens them again."""
+        self._open.clear()
+
+
+def _open(path: Path) -> int | None:
+    """Open a file of the cache; None if there is none, or what is there cannot be opened. Reading then fails if it is no file."""
+    try:
+        return os.open(path, READ_FLAGS | getattr(os, "O_NOFOLLOW", 0))
+    except OSError as error:
+        if is_of_a_signal(error):
+            raise
+        return None
+
+
+def _span(located: Located, row: int) -> EntrySpan:
+    return EntrySpan(located.segments[row].digest, located.offsets[row], size_of(located.specs[row]), located.ordinals[row])
+
+
+def _rows_of(located: Located, rows: Sequence[int]) -> Located:
+    return Located.of([located.location(row) for row in rows])
+
+
+def _matches(key: Key, located: Located, row: int, buffers: Sequence[memoryview]) -> bool:
+    return checksum_of(key, located.specs[row], buffers) == located.checksums[row]
+
+
+def _spread(data: memoryview, buffers: Sequence[memoryview]) -> None:
+    """Copy an entry's bytes into the buffers of its tensors; fewer, if the object is shorter than it was."""
+    start = 0
+    for buffer in buffers:
+        some = data[start : start + len(buffer)]
+        buffer[: len(some)] = some
+        start += len(buffer)

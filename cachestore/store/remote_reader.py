@@ -1,0 +1,262 @@
+"""Read a store in an object store, through a local cache. Lists and downloads by the helper process; a copied reader lists nothing."""
+
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cachestore.core.arguments import as_path, as_whole, as_word, refuse
+from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.keys import Key
+from cachestore.core.words import did_you_mean, first_of, human_bytes
+from cachestore.files.opening import is_of_a_signal
+from cachestore.files.paths import Layout, parse_index
+from cachestore.objects.address import Address, is_address, parse_address
+from cachestore.objects.cache import LOCAL, Room, StoreCache, copy_file, default_limit, is_store_id, make_room, parts_in, used_bytes
+from cachestore.objects.downloads import HelperClient, downloads
+from cachestore.objects.parts import PartsSource
+from cachestore.storage.catalog import NO_KEY, Catalog
+from cachestore.storage.fetch import Io, Verify
+from cachestore.storage.fetch_parts import PartsFetcher
+from cachestore.storage.index import Index, check
+from cachestore.storage.segment import SegmentContents, read_contents
+from cachestore.storage.snapshot import Handover, Snapshot, hand_over, snapshot_of
+from cachestore.store.outline import (
+    KEYS,
+    Inventory,
+    catalog_digest,
+    fetch_file,
+    key_of,
+    read_remote_marker,
+    remote_digest,
+    remote_header,
+    require_store,
+    take_inventory,
+    write_sparse,
+)
+from cachestore.store.reader import Reader
+
+if TYPE_CHECKING:
+    from cachestore.storage.locations import SegmentRef
+
+_log = logging.getLogger(__name__)
+
+_UNITS: Final = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "b": 1, "": 1}
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]*)", re.IGNORECASE)
+_LOCATED_AT_ONCE: Final = 4096
+
+
+def open_reader(path: str | Path, *, verify: Verify, io: Io, local: str | Path | None, limit: int | str | None) -> Reader:
+    """Return a reader of the store at a path or address. `local` and `limit` are for addresses. Raises as `Reader`; RemoteFailed."""
+    if not is_address(path):
+        if local is not None or limit is not None:
+            raise BadInput(f"local and limit are for a store at an address, such as s3://bucket/cache, but {str(path)!r} is a folder")
+        return Reader(path, verify=verify, io=io)
+    as_word("verify", verify, ("first", "always", "never"))
+    as_word("io", io, ("pread", "mmap"))
+    if io == "mmap":
+        raise BadInput('io="mmap" is for a store in a folder: parts of a local cache may be cut while they are mapped; leave io out')
+    folder = os.environ.get(LOCAL, "") if local is None else local
+    if not folder:
+        raise BadInput(f"{path} is an address: pass local=, a folder of this machine for copies of what is read, or set {LOCAL}")
+    return RemoteReader.open(parse_address("path", path), as_path("local", folder).absolute(), as_limit(limit), verify)
+
+
+def as_limit(given: int | str | None) -> int | None:
+    """Return a limit in bytes: from a number, or from a text such as "200GB" or "1.5 GiB". None stays None. Raises BadInput."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        found = _SIZE.fullmatch(given.strip())
+        if found is None or found[2].lower() not in _UNITS:
+            refuse("limit", 'a number of bytes, or a text such as "200GB"', given)
+        return int(float(found[1]) * _UNITS[found[2].lower()])
+    return as_whole("limit", given, least=0)
+
+
+class RemoteReader(Reader):
+    """A store in an object store, as a `Reader`. It writes nothing there. Its layout has the copies of index and catalogs."""
+
+    _client: HelperClient
+    _cache: StoreCache
+    _limit: int
+    _source: PartsSource
+    _inventory: Inventory
+    """As it was when a snapshot was taken last."""
+
+    @classmethod
+    def open(cls, address: Address, folder: Path, limit: int | None, verify: Verify) -> "RemoteReader":
+        """Open the store at an address. Raises StoreNotFound, BadInput for a folder that cannot be a cache, WriteFailed, RemoteFailed."""
+        client = HelperClient(address)
+        self = cls.__new__(cls)
+        downloads().hold(self)
+        require_store(client)
+        store_id = (read_remote_marker(client) or {}).get("store_id")
+        if not is_store_id(store_id):
+            raise FormatError(f"the marker of {address} has no valid id: remove it there, then push the store again")
+        cache = StoreCache(folder, str(store_id))
+        cache.open(str(address))
+        limit = default_limit(folder) if limit is None else limit
+        self._set_up(address, cache, limit, verify)
+        self._show(self._load(None))
+        return self
+
+    def _set_up(self, address: Address, cache: StoreCache, limit: int, verify: Verify) -> None:
+        self.layout = Layout(cache.root, address=str(address))
+        self._client = HelperClient(address)
+        self._cache = cache
+        self._limit = limit
+        self._source = PartsSource(address, cache, Room(cache.folder, limit))
+        self._is_closed = False
+        self._verify: Verify = verify
+        self._io: Io = "pread"
+
+    def _make_fetcher(self) -> PartsFetcher:
+        return PartsFetcher(self._source, verify=self._verify)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As a Reader's, with the address and the folder. There is no credential in it."""
+        where = {"address": str(self._client.address), "folder": str(self._cache.folder), "store_id": self._cache.store_id}
+        return {**where, "limit": self._limit, "verify": self._verify, "given": hand_over(self.snapshot)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Read the same snapshot in another process. Sends nothing, unless the copy of the index is gone."""
+        cache = StoreCache(Path(state["folder"]), state["store_id"])
+        self._set_up(parse_address("path", state["address"]), cache, state["limit"], state["verify"])
+        self._show(self._take_over(state["given"]))
+
+    def _take_over(self, given: Handover) -> Snapshot:
+        try:
+            return snapshot_of(self.layout, given)
+        except (FormatError, OSError) as error:
+            if is_of_a_signal(error):
+                raise
+            return self._load(None)
+
+    def _load(self, earlier: Snapshot | None) -> Snapshot:
+        """Take a snapshot by the store's listing, the newest good index and the headers of the segments that it does not cover."""
+        inventory = self._inventory = take_inventory(self._client)
+        index = self._index_of(inventory)
+        refs: Mapping[int, SegmentRef] = index.segments if index is not None else {}
+        covered = {ref.digest for ref in refs.values()}
+        vanished = frozenset(number for number, ref in refs.items() if inventory.segments.get(ref.digest) != ref.size_bytes)
+        known: Mapping[str, SegmentContents] = earlier.uncovered if earlier is not None else {}
+        uncovered: dict[str, SegmentContents] = {}
+        for digest in sorted(inventory.segments.keys() - covered):
+            with suppress(FormatError):  # its values count as missing
+                uncovered[digest] = known.get(digest) or self._contents(digest, inventory.segments[digest])
+        given = Handover(index.verdict if index is not None else None, vanished, uncovered)
+        if index is not None:
+            index.close()
+        return snapshot_of(self.layout, given)
+
+    def _index_of(self, inventory: Inventory) -> Index | None:
+        for name, size in inventory.indexes.items():
+            path, key = self.layout.index(name), key_of(KEYS.index(name))
+            for _try in range(2):  # a copy that was damaged here is downloaded again
+                if not path.exists():
+                    copy_file(path, self._cache.temporary, partial(fetch_file, self._client, key, size))
+                with suppress(FormatError, FileNotFoundError):
+                    index = Index(self.layout, check(self.layout, name))
+                    self._remove_old_indexes(inventory)
+                    return index
+                with suppress(OSError):
+                    path.unlink()
+        return None
+
+    def _remove_old_indexes(self, inventory: Inventory) -> None:
+        for path in self.layout.indexes.iterdir():
+            name = parse_index(path.name)
+            if name is not None and name not in inventory.indexes:
+                with suppress(OSError):
+                    path.unlink()
+
+    def _contents(self, digest: str, size: int) -> SegmentContents:
+        """Read the header of a segment by range."""
+        with self._scratch() as folder:
+            path = Layout(folder).segment(digest)
+            write_sparse(path, remote_header(self._client)(digest, size), size)
+            return read_contents(path)
+
+    @contextmanager
+    def _scratch(self) -> Generator[Path]:
+        folder = Path(tempfile.mkdtemp(dir=self._cache.temporary))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def bring_catalog(self, name: str, generation: int | None) -> int:
+        """Bring a catalog into the cache and return its generation: the given or the newest. Raises BadInput for an unknown one."""
+        there = self._inventory.catalogs
+        sizes = there.get(name)
+        if not sizes:
+            names = first_of(map(repr, there)) or "none"
+            raise BadInput(f"{self.layout.shown} has no data set {name!r}; it has {names}{did_you_mean(name, there)}")
+        found = max(sizes) if generation is None else generation
+        if found not in sizes:
+            some = first_of(map(str, sorted(sizes, reverse=True)))
+            raise BadInput(f"{self.layout.shown} has no generation {found} of the data set {name!r}; it has {some}")
+        path = self.layout.catalog(name, found)
+        with self._scratch() as scratch:
+            digest = remote_digest(self._client, name, found, sizes[found], Layout(scratch))
+        with suppress(FormatError, OSError):
+            if path.exists() and catalog_digest(path) == digest and path.stat().st_size == sizes[found]:
+                return found
+        path.unlink(missing_ok=True)
+        key = key_of(KEYS.catalog(name, found))
+        copy_file(path, self._cache.temporary, partial(fetch_file, self._client, key, sizes[found]))
+        return found
+
+    def make_room_for(self, catalog: Catalog, called: str) -> None:
+        """Remove parts of other data sets if there is no room for this one's values. Logs how much of it fits."""
+        folder = self._cache.folder
+        sizes = {ref.digest: ref.size_bytes for ref in self.snapshot.segments()}
+        if used_bytes(folder) + sum(sizes.values()) <= self._limit:
+            return
+        needed = _bytes_by_segment(catalog, self.snapshot)
+        here = {part.digest: part.bytes for part in parts_in(folder) if part.store == self._cache.store_id}
+        missing = sum(max(0, size - here.get(digest, 0)) for digest, size in needed.items())
+        fits = make_room(folder, missing, self._limit, {(self._cache.store_id, digest) for digest in needed})
+        total, lacking = sum(needed.values()), max(0, missing - fits)
+        if lacking:
+            percent = 100 * (total - lacking) // total
+            _log.warning(
+                "%d %% of %s fits in %s, within the limit of %s: every epoch downloads about %s",
+                percent,
+                called,
+                folder,
+                human_bytes(self._limit),
+                human_bytes(lacking),
+            )
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `prefetch` may be called with more keys."""
+        return self._source.has_room
+
+    def forget_prefetched(self) -> None:
+        """Drop what was prefetched and not read."""
+        self._source.forget()
+
+
+def _bytes_by_segment(catalog: Catalog, snapshot: Snapshot) -> dict[str, int]:
+    """The bytes of a catalog's values, each once, by segment."""
+    found: dict[str, int] = {}
+    for keys in _chunks({key for column in catalog.columns for key in column.keys if key != NO_KEY}):
+        for locations in snapshot.find(keys):
+            for location in locations[:1]:
+                found[location.segment.digest] = found.get(location.segment.digest, 0) + location.size_bytes
+    return found
+
+
+def _chunks(keys: Iterable[bytes]) -> Iterator[list[Key]]:
+    rest = [Key(key) for key in keys]
+    for start in range(0, len(rest), _LOCATED_AT_ONCE):
+        yield rest[start : start + _LOCATED_AT_ONCE]
