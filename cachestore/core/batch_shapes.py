@@ -32,7 +32,10 @@ def batch_shape(block: LatentsBlock, wanted: LatentsAs, stored: Sequence[int]) -
         return tuple(stored)
     size, channels, *rest = stored
     one = (channels // 2 if block.stored == "moments" else channels, *rest)
-    return size, *(one if wanted == "raw" else folded_shape(one, block.patchify))
+    if wanted == "raw":
+        return size, *one
+    first, *others = folded_shape(one, block.patchify)
+    return size, first + (block.temporal_factor if block.marks else 0), *others
 
 
 def folded_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:

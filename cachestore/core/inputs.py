@@ -1,7 +1,8 @@
 """What a unit is made from: a caption, an image, an image with the one that decides its crop, or a caption with images.
 
-A request is a JSON object in the plan: `{"caption": TEXT}`, `{"image": REF, "role": ROLE, ...}` (also with `"like": REF`),
-`{"video": REF, ...}`, or `{"caption": TEXT, "images": {ROLE: [REF, ...]}}`. The caller reads the files.
+A request is a JSON object in the plan: `{"caption": TEXT}`, `{"image": REF, "role": ROLE, ...}` (also with `"like": REF`) or
+`{"video": REF, ...}`. With `"images": {ROLE: [REF, ...]}` the encoder reads further images too. A video with a `"role"` stands for its own
+frame of that role. The caller reads the files.
 
 The options of an image column, each left out at its default, are `resolution`, `step`, `upscale` (false: small pictures are not scaled up),
 `buckets` (the trainer whose rule is used), `crop` ("random", with its `seed`), `variants` (the number of random crops) and `flip` (each is
@@ -12,8 +13,8 @@ parts of each).
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, cast
 
-from cachestore.core.keys import Json, Key, canonical, digest_bytes, digest_parts, digest_text, input_key
-from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO
+from cachestore.core.keys import Json, Key, canonical, digest_parts, digest_text, input_key
+from cachestore.core.samples import CAPTION, IMAGE, ROLES, VIDEO, role_of
 
 Stat = tuple[int, int]
 """(size in bytes, mtime_ns)."""
@@ -22,7 +23,7 @@ NO_STAT: Final[Stat] = (-1, -1)
 """For a unit without a file, or with a file modified so recently that its time proves nothing."""
 
 IMAGES: Final = "images"
-"""Option of a caption column: the role of the images that the text encoder sees beside the caption."""
+"""Option of a column: the role, or a list of roles, of the images that the encoder reads beside the caption, or beside the column's own."""
 
 SOURCE: Final = "source"
 """The column with the name of a sample's source, if there are several sources."""
@@ -50,7 +51,7 @@ SIZE: Final = "size"
 LIKE: Final = "like"
 """In a request: the picture that decides this image's bucket or crop."""
 
-FRAMED: Final = frozenset({IMAGE, MASK})
+FRAMED: Final = frozenset({IMAGE, *(row.name for row in ROLES.values() if row.follows == IMAGE and row.is_cut_alike)})
 """Roles of the images to which a sample's own crop applies."""
 
 
@@ -97,12 +98,22 @@ def sides_each(options: Mapping[str, Json]) -> int:
     return 2 if options.get("flip") else 1
 
 
+def _shown(options: Mapping[str, Json]) -> tuple[str, ...]:
+    """Return the roles of the images that the encoder also reads."""
+    shown = options.get(IMAGES)
+    return (shown,) if isinstance(shown, str) else tuple(shown or ())
+
+
+def _followed(role: str, options: Mapping[str, Json]) -> str | None:
+    """Return the role that decides the crops of a column's cells, if it is not their own."""
+    row = role_of(role)
+    return row.follows if row.is_cut_alike or options.get("crop") == RANDOM else None
+
+
 def companions(role: str, options: Mapping[str, Json]) -> tuple[str, ...]:
     """Return the roles of the sample's other images that a column's cells are also made from."""
-    if role == CAPTION:
-        return (str(options[IMAGES]),) if options.get(IMAGES) is not None else ()
-    is_cropped = role == MASK or (role == CONTROL and options.get("crop") == RANDOM)
-    return (IMAGE,) if is_cropped else ()
+    followed = None if role == CAPTION else _followed(role, options)
+    return (*(() if followed is None else (followed,)), *_shown(options))
 
 
 def request_for(
@@ -110,15 +121,19 @@ def request_for(
 ) -> dict[str, Json]:
     """Return the request for one cell: `value` is the caption, or the reference of the image.
 
-    `number` counts the cells of one input. `images` are the sample's references by role; a caption takes those of the role that the
-    column's option `images` names. The sample's own crop applies only to its picture and mask.
+    `number` counts the cells of one input. `images` are the sample's references by role; those of the roles that the column's option
+    `images` names are read too. The sample's own crop applies only to its picture and mask.
     """
+    shown: dict[str, Json] = {name: list(images.get(name, ())) for name in _shown(options)}
     if role == CAPTION:
-        shown = options.get(IMAGES)
-        return {"caption": value} if shown is None else {"caption": value, "images": {shown: list(images.get(shown, ()))}}
+        return {"caption": value, IMAGES: shown} if shown else {"caption": value}
     sides, clips = sides_each(options), _number(options, "clips")
-    left_out = {"variants", "flip"} if role in FRAMED else {"variants", "flip", WITHIN, STATED}
+    left_out = {"variants", "flip", IMAGES, *(() if role in FRAMED else (WITHIN, STATED))}
+    followed = _followed(role, options)
+    like = next(iter(images.get(followed or "", ())), None)
     request: dict[str, Json] = {VIDEO: value} if role == VIDEO else {"image": value, "role": role}
+    if role_of(role).is_own and value == like:  # nobody brought it: a frame of the video itself
+        request, like = {VIDEO: value, "role": role}, None
     request |= {name: option for name, option in options.items() if name not in left_out}
     if options.get("crop") == RANDOM:
         request["variant"] = number // (clips * sides)
@@ -126,8 +141,10 @@ def request_for(
         request["clip"] = number // sides % clips
     if number % sides:
         request["flip"] = True
-    like = next((images[role][0] for role in companions(role, options) if images.get(role)), None)
-    return request if like is None else {**request, LIKE: like}
+    request |= {} if like is None else {LIKE: like}
+    own = list(images.get(VIDEO, ()))
+    given = {name: some for name, some in shown.items() if some and not (role_of(name).is_own and some == own)}
+    return {**request, IMAGES: given} if given else request
 
 
 def is_of_files(role: str, options: Mapping[str, Json]) -> bool:
@@ -137,20 +154,20 @@ def is_of_files(role: str, options: Mapping[str, Json]) -> bool:
 
 def references_of(request: Mapping[str, Json]) -> list[str]:
     """Return the files that a unit is made from, in order; none for a caption alone."""
-    shown: Mapping[str, Sequence[str]] = request.get("images", {})
+    shown: Mapping[str, Sequence[str]] = request.get(IMAGES, {})
     own = [str(request[name]) for name in ("image", VIDEO, LIKE) if name in request]
     return own + [reference for references in shown.values() for reference in references]
 
 
-def digests_of(request: Mapping[str, Json], contents: Sequence[bytes]) -> dict[str, str]:
-    """Return the SHA-256 (hex) of each input by role (`ROLE.2` for a second image); `contents` are the bytes of `references_of`."""
-    if "image" in request:
-        names = (str(request.get("role", IMAGE)), IMAGE)
-        return {name: digest_bytes(content) for name, content in zip(names, contents, strict=False)}
-    digests = {CAPTION: digest_text(str(request["caption"]))}
-    shown: Mapping[str, Sequence[str]] = request.get("images", {})
-    names = [role if number == 1 else f"{role}.{number}" for role, some in shown.items() for number in range(1, len(some) + 1)]
-    return digests | {name: digest_bytes(content) for name, content in zip(names, contents, strict=True)}
+def digests_of(request: Mapping[str, Json], digests: Sequence[str]) -> dict[str, str]:
+    """Return the SHA-256 (hex) of each input by role (`ROLE.2` for a second image); `digests` are those of `references_of`."""
+    role = str(request.get("role", IMAGE))
+    names = [VIDEO] if VIDEO in request else [role] if "image" in request else []
+    names += [role_of(role).follows or IMAGE] if LIKE in request else []
+    shown: Mapping[str, Sequence[str]] = request.get(IMAGES, {})
+    names += [name if number == 1 else f"{name}.{number}" for name, some in shown.items() for number in range(1, len(some) + 1)]
+    caption = {CAPTION: digest_text(str(request["caption"]))} if "caption" in request else {}
+    return caption | dict(zip(names, digests, strict=True))
 
 
 def combined_digest(inputs: Mapping[str, str]) -> str:

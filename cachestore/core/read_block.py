@@ -19,7 +19,9 @@ _PADDING: Final = frozenset({"dim", "side", "length", "multiple", "value", "mask
 _CONSTANT: Final = frozenset({"kind", "shape", "like"})
 _MASK: Final = frozenset({"format", "stored", "factor"})
 _SCALING: Final = frozenset({"scaling_factor", "shift_factor", "latents_mean", "latents_std", "scaled"})
-_LATENTS: Final = _SCALING | {"format", "stored", "channels", "spatial_factor", "temporal_factor", "patchify", "patches_first"}
+_LAYOUT: Final = {"format", "stored", "channels", "spatial_factor", "temporal_factor", "patchify", "patches_first"}
+_LATENTS: Final = _SCALING | _LAYOUT | {"name", "marks"}
+_MARKS: Final = (["first"], ["first", "last"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,11 @@ class LatentsBlock:
     """Whether patches are folded into channels in the order (patch, channel), and not (channel, patch)."""
     is_scaled: bool = False
     """Whether the stored latents are normalised already, as in another trainer's cache. The constants are the ones used for that."""
+    name: str | None = None
+    """The name in a batch of a condition's latents; None for plain latents."""
+    marks: tuple[str, ...] = ()
+    """The frames that are given. Then so many channels as `temporal_factor` come in front and say it."""
+    temporal_factor: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +160,8 @@ def parse_latents(recipe: Recipe) -> LatentsBlock:
             raise _Unknown(f"it keeps {stored!r}, with latents_mean {mean!r} and latents_std {std!r}")
         if read.get("scaled", False) not in {True, False} or (read.get("scaled") and stored == "moments"):
             raise _Unknown(f"it keeps {stored!r}, scaled: {read['scaled']!r}")
+        if "marks" in read and (read["marks"] not in _MARKS or stored == "moments" or read["patchify"] != 1):
+            raise _Unknown(f"it keeps {stored!r}, marks: {read['marks']!r}")
         return LatentsBlock(
             stored=stored,
             patchify=int(read["patchify"]),
@@ -162,6 +171,9 @@ def parse_latents(recipe: Recipe) -> LatentsBlock:
             mean=None if mean is None else tuple(map(float, mean)),
             std=None if std is None else tuple(map(float, std)),
             is_scaled=bool(read.get("scaled", False)),
+            name=None if read.get("name") is None else str(read["name"]),
+            marks=tuple(read.get("marks", ())),
+            temporal_factor=int(read.get("temporal_factor", 1)),
         )
 
 

@@ -1,10 +1,10 @@
 """Samples with their images and captions, as plain values. The package `source` makes them from folders and files."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import isfinite
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from cachestore.core.arguments import as_number, as_path_str, as_text, as_whole, refuse
 from cachestore.core.errors import BadInput
@@ -19,14 +19,69 @@ VIDEO = "video"
 CONTROL = "control"
 """The role of pictures that the model sees beside the caption: a picture to edit, or references."""
 
+REFERENCE = "reference"
+"""The role of further pictures that the model sees, such as a person or an object."""
+
 MASK = "mask"
 """The role of masks: greyscale pictures with the frame of the trained picture, white where it counts."""
+
+FIRST_FRAME, LAST_FRAME = "first_frame", "last_frame"
+"""The roles of the pictures with which a video begins and ends. Where nobody brings one, it is the video's own."""
 
 CAPTION = "caption"
 """The role of captions. All other roles are of images."""
 
-ROLES = (IMAGE, CONTROL, MASK, VIDEO)
-"""The roles of images."""
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What an image may be, and what decides its crop. A new role is a new row of `ROLES`."""
+
+    name: str
+    follows: str | None = None
+    """The role of the sample's picture or video that it belongs to."""
+    is_cut_alike: bool = False
+    """Whether it shows the same frame as what it follows: then it gets the same bucket and crop, and cannot be without it. Otherwise it has
+    a bucket of its own, and follows only the place of a drawn crop."""
+    is_own: bool = False
+    """Whether it is taken from the video itself where nobody brings it."""
+
+
+ROLES: Final[Mapping[str, Role]] = {
+    row.name: row
+    for row in (
+        Role(IMAGE),
+        Role(CONTROL, IMAGE),
+        Role(MASK, IMAGE, is_cut_alike=True),
+        Role(VIDEO),
+        Role(REFERENCE, IMAGE),
+        Role(FIRST_FRAME, VIDEO, is_cut_alike=True, is_own=True),
+        Role(LAST_FRAME, VIDEO, is_cut_alike=True, is_own=True),
+    )
+}
+"""The roles of images, by name."""
+
+SHOWN: Final = (CONTROL, REFERENCE)
+"""The roles whose latents every VAE makes: `control_latents`, `reference_latents` in a batch."""
+
+
+BESIDE: Final = tuple(name for name in ROLES if name not in (IMAGE, VIDEO))
+"""The roles that a file can have beside its sample's picture or video, by its name: `cat.mask.png`."""
+
+
+def role_of(name: str) -> Role:
+    """Return the row of a role; of one of the user's own, a row like that of control images."""
+    return ROLES.get(name, Role(name, IMAGE))
+
+
+def goes_with(role: str, kind: str, kinds: Collection[str]) -> bool:
+    """Return whether an image of this role belongs to the picture or the video of one name, of which there may be both."""
+    return len(kinds) == 1 or role_of(role).follows == kind
+
+
+def images_of(images: Mapping[str, Any], role: str) -> Sequence[Any]:
+    """Return a sample's images of a role; of a role that `is_own` the sample's video, if it brings none."""
+    found: Sequence[Any] = images.get(role, ())
+    return images.get(VIDEO, ()) if not found and role_of(role).is_own else found
 
 
 @dataclass(frozen=True, slots=True)

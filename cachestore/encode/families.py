@@ -43,6 +43,10 @@ scripts:
 
 A null `scaling_factor` counts as 1, a null `shift_factor` as 0. `"scaled": true` marks imported latents that another trainer has
 normalised: the stored tensor is returned as it is, and the constants are those with which it was made.
+
+Latents of a condition also have `"name"`, their name in a batch. With `"marks": ["first"]` (or `["first", "last"]`) the batch gets
+`temporal_factor` channels in front, one for each frame of a latent frame, as Wan's image-to-video pipeline makes them: 1 where the frame is
+given (in the first latent frame, and in the last channel of the last one), else 0.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -151,6 +155,11 @@ def text_read(family: TextFamily, *, limit: int | None = None, widths: Mapping[s
         "pad": pads,
         "mask_name": family.mask,
     }
+
+
+def plain_read(name: str) -> dict[str, Json]:
+    """Return the `read` block of embeddings that are stored and returned as they are."""
+    return {"format": READ_FORMAT, "family": name, "outputs": plain_forms(name), "constants": {}, "pad": {}, "mask_name": None}
 
 
 def _with_widths(form: Json, widths: Mapping[str, int]) -> Json:

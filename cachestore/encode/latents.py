@@ -1,47 +1,37 @@
 """The encoder of pictures and videos: from bytes to a bucket and a key, to pixels, to the VAE's raw output. `vae` has what needs torch."""
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import LIKE, OWN, Buckets
-from cachestore.core.keys import Json, Key, Recipe, digest_bytes, digest_opened, input_key
-from cachestore.core.samples import IMAGE, VIDEO
-from cachestore.encode import images
+from cachestore.core.keys import Json, Key, Recipe, input_key
+from cachestore.core.samples import VIDEO
 from cachestore.encode.bucket_rules import RULES, STEP, BucketSettings
 from cachestore.encode.buckets import Size
-from cachestore.encode.clips import Clip, Shape, check_frames, clip_of
+from cachestore.encode.clips import Shape, check_frames
 from cachestore.encode.resamplers import RESAMPLERS, Resample, check_resampler
-from cachestore.encode.resizing import fit, mirror
 from cachestore.encode.setup import LatentsSetup
+from cachestore.encode.shots import Examined, Shot, look_at_input
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
-from cachestore.encode.variants import variant_of
 
 if TYPE_CHECKING:
     from cachestore.encode.budget import Budget
     from cachestore.encode.vae import Vae
 
-_CHANNELS: Final = 3
 WINDOW = 32
 """How many decoded pictures may wait for their batches, if no batch size is given."""
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Footage:
-    """A clip, and how to read its video, whose bytes may be gigabytes."""
-
-    read: Read
-    reference: str
-    clip: Clip
-    times: tuple[int, ...]
-    """When each frame of the clip is shown, in ticks of the file."""
+Look = Callable[[Mapping[str, Json], Read, Resample], Examined]
+"""Looks at the files of a request: one of the functions of `shots`."""
 
 
 class LatentsEncoder:
@@ -56,12 +46,14 @@ class LatentsEncoder:
         recipe: Recipe,
         setup: LatentsSetup,
         *,
+        look: Look = look_at_input,
         device: str = "auto",
         batch_size: int | Literal["auto"] = "auto",
         compiles: bool = False,
     ) -> None:
         self.recipe = recipe
         self.setup = setup
+        self._look = look
         self._device = device
         self._batch_size: int | Literal["auto"] = batch_size
         self._compiles = compiles
@@ -75,10 +67,11 @@ class LatentsEncoder:
 
     def resampled(self, name: Resample) -> "LatentsEncoder":
         """Return this encoder for pictures and videos that are resized in the named way. Its recipe and all keys differ."""
-        transform = {**self.recipe.make["transform"], "pixels": RESAMPLERS[name].pictures}
-        recipe = replace(self.recipe, make={**self.recipe.make, "transform": transform})
-        setup = replace(self.setup, resample=name)
-        return LatentsEncoder(recipe, setup, device=self._device, batch_size=self._batch_size, compiles=self._compiles)
+        return self.changed(resampled_recipe(self.recipe, name), replace(self.setup, resample=name), self._look)
+
+    def changed(self, recipe: Recipe, setup: LatentsSetup, look: Look) -> "LatentsEncoder":
+        """Return another encoder with the same VAE and device."""
+        return LatentsEncoder(recipe, setup, look=look, device=self._device, batch_size=self._batch_size, compiles=self._compiles)
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Read a picture, digest its bytes, and find its bucket from the header. Raises EncodeFailed if it is no picture.
@@ -86,22 +79,14 @@ class LatentsEncoder:
         For a video, all packets are read to find the times of its frames, but only the first frame is decoded.
         """
         self._check_step(int(request.get("step", STEP)))
-        if VIDEO in request:
-            return self._resolve_video(request, read)
-        role = str(request.get("role", IMAGE))
-        data = read(str(request["image"]))
-        digest = digest_bytes(data)
-        inputs = {role: digest}
-        if LIKE in request:
-            inputs[IMAGE] = digest_bytes(read(str(request[LIKE])))
-        variant = variant_of(request, images.measure(data), inputs.get(IMAGE, digest))
-        # the role is not part of the key: a picture that is both image and control is encoded once
-        key, meta = self._key_and_meta("image", digest, variant.transform())
-        return Resolved(key, (data, variant), inputs, meta, variant.facts())
-
-    def _key_and_meta(self, kind: str, digest: str, transform: Mapping[str, Json]) -> tuple[Key, dict[str, Json]]:
-        facts = {name: value for name, value in transform.items() if value not in ("center", None)}
-        return input_key(self._fingerprint, {kind: digest}, transform), {"input_digest": digest, "encoder": self.recipe.encoder, **facts}
+        if "frames" in request:
+            check_frames(request["frames"], self.setup.temporal_factor)
+        examined = self._look(request, read, self.setup.resample)
+        if examined.transfer and not self._has_warned:
+            self._has_warned = True
+            text = "%s has high dynamic range (%s). It is not tone-mapped, so it looks pale; each such entry records this in `transfer`"
+            _log.warning(text, request[VIDEO if VIDEO in request else LIKE], examined.transfer)
+        return resolved_from(examined, self.recipe.encoder, self._fingerprint)
 
     def check_buckets(self, resolution: int, step: int, buckets: Buckets = OWN) -> None:
         """Raise BadInput if there are no buckets of this resolution and step, or the VAE cannot take them."""
@@ -116,43 +101,13 @@ class LatentsEncoder:
         if step % self.setup.multiple:
             raise BadInput(f"--bucket-step {step} does not suit this VAE: it must be a multiple of {self.setup.multiple}")
 
-    def _resolve_video(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        from cachestore.encode import videos
-
-        check_frames(request["frames"], self.setup.temporal_factor)
-        reference = str(request[VIDEO])
-        with read.open(reference) as file:
-            digest = digest_opened(file)
-            video = videos.look(file)
-        frames, start, rate = clip_of(request, video.timeline)
-        clip = Clip(variant_of(request, video.size, digest), frames, start, rate, video.rate)
-        key, meta = self._key_and_meta(VIDEO, digest, clip.transform() | {"pixels": RESAMPLERS[self.setup.resample].videos})
-        meta |= {"transfer": video.transfer} if video.transfer else {}
-        if video.transfer and not self._has_warned:
-            self._has_warned = True
-            text = "%s has high dynamic range (%s). It is not tone-mapped, so it looks pale; each such entry records this in `transfer`"
-            _log.warning(text, reference, video.transfer)
-        footage = _Footage(read, reference, clip, tuple(video.timeline.take(rate, start, frames)))
-        return Resolved(key, footage, {VIDEO: digest}, meta, clip.facts())
-
     def prepare(self, resolved: Resolved) -> Prepared:
-        """Decode, scale and crop: uint8 [height, width, 3], or [frames, height, width, 3] for a clip. The group is the bucket."""
-        resample = self.setup.resample
+        """Decode, scale and crop, as `Shot.pixels`. The group is the bucket."""
         if not self._is_checked:
-            check_resampler(resample)
+            check_resampler(self.setup.resample)
             self._is_checked = True
-        if isinstance(footage := resolved.item, _Footage):
-            from cachestore.encode import videos
-
-            variant, bucket = footage.clip.variant, footage.clip.shape
-            with footage.read.open(footage.reference) as file:
-                pixels = videos.take(file, footage.times, variant.bucket, variant.box, resample)
-        else:
-            data, variant = resolved.item
-            bucket, picture = variant.bucket, images.decode_picture(data)
-            picture = picture if variant.within is None else images.cut_out(picture, variant.within)
-            pixels = fit(picture, bucket, variant.box, resample)
-        return Prepared(mirror(pixels) if variant.is_flipped else pixels, bucket, cost=prod(bucket))
+        shot: Shot = resolved.item
+        return Prepared(shot.pixels(self.setup.resample), shot.bucket, cost=prod(shot.bucket))
 
     @property
     def window(self) -> int:
@@ -179,7 +134,7 @@ class LatentsEncoder:
             from cachestore.encode import modules, vae
 
             self._vae = vae.Vae(self.setup, modules.choose_device(self._device), compiles=self._compiles)
-        pixels = batch[0][1].size // _CHANNELS
+        pixels = prod(batch[0][1].shape[:-1])
         with nullcontext() if self._budget is None else self._budget.spending(len(batch)):
             return self._vae.submit(batch, partial(self._took, len(batch) * pixels))
 
@@ -205,3 +160,17 @@ class LatentsEncoder:
         width, height = bucket.width // self.setup.factor, bucket.height // self.setup.factor
         latent_frames = (frames - 1) // self.setup.temporal_factor + 1
         return channels * latent_frames * width * height * (4 if self.setup.dtype == "float32" else 2)
+
+
+def resampled_recipe(recipe: Recipe, name: Resample) -> Recipe:
+    """Return the recipe for pictures that are resized in the named way."""
+    return replace(recipe, make={**recipe.make, "transform": {**recipe.make["transform"], "pixels": RESAMPLERS[name].pictures}})
+
+
+def resolved_from(examined: Examined, encoder: str, fingerprint: str) -> Resolved:
+    """Return a unit whose files were examined, with its key."""
+    described = {name: value for name, value in examined.transform.items() if value not in ("center", None)}
+    digest = next(iter(examined.keyed.values())) if len(examined.keyed) == 1 else dict(examined.keyed)
+    meta: dict[str, Json] = {"input_digest": digest, "encoder": encoder, **described}
+    meta |= {"transfer": examined.transfer} if examined.transfer else {}
+    return Resolved(input_key(fingerprint, examined.keyed, examined.transform), examined.shot, examined.inputs, meta, examined.facts)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, canonical, digest_bytes
-from cachestore.encode.models import Component, Model
+from cachestore.encode.models import IMAGE_PROCESSOR, Component, Model
 
 FOLDER = Path("(loaded model)")
 """Stands for the model's folder in messages, and for the model in the request that a catalog records."""
@@ -60,10 +60,13 @@ class LoadedModel:
 
     def component(self, name: str) -> Component:
         """Return a component with digests of its contents. Raises BadInput if it is missing or cannot be fingerprinted."""
-        part = self.parts.get(name)
+        part = self.parts.get(name, self.others.get(name))
         if part is None:
             raise BadInput(f"the loaded model has no {name!r}; it has {', '.join(self.parts) or 'no component'}")
         library, class_name = _class_of(name, part)
+        if name == IMAGE_PROCESSOR:
+            settings: dict[str, Json] = {field: value for field, value in part.to_dict().items() if not field.startswith("_")}
+            return Component(name, library, class_name, FOLDER, {}, loaded=part, digests={"settings": digest_bytes(canonical(settings))})
         if not isinstance(part, nn.Module) and not hasattr(part, "model_max_length"):
             raise BadInput(
                 f"{name} of the loaded model is a {class_name}, which cannot be fingerprinted here; save the model and give its folder"

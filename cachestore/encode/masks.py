@@ -5,14 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from cachestore.core.errors import EncodeFailed
-from cachestore.core.inputs import LIKE
+from cachestore.core.inputs import LIKE, digests_of
 from cachestore.core.keys import Json, Key, Recipe, digest_bytes, input_key
-from cachestore.core.samples import IMAGE, MASK
+from cachestore.core.samples import MASK
 from cachestore.encode import images
 from cachestore.encode.buckets import Size
+from cachestore.encode.shots import THRESHOLD, covered, variant_with_mask
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
-from cachestore.encode.variants import variant_of
 
 VERSION = 1
 """Raise it when the code makes other values from the same settings."""
@@ -20,8 +19,8 @@ VERSION = 1
 BATCH = 64
 
 
-def mask_recipe(factor: int) -> Recipe:
-    """Return the recipe of masks for latents whose sides are `factor` times shorter than their picture's."""
+def mask_recipe(factor: int, *, is_input: bool = False) -> Recipe:
+    """Return the recipe of masks for latents whose sides are `factor` times shorter than their picture's. `is_input`: see `MaskEncoder`."""
     make = {
         "kind": "mask",
         "version": VERSION,
@@ -29,39 +28,36 @@ def mask_recipe(factor: int) -> Recipe:
         "factor": factor,
         "outputs": [MASK],
     }
+    make |= {"threshold": THRESHOLD, "shrinks": "nearest"} if is_input else {}
     return Recipe(MASK, make, {"format": 1, "stored": MASK, "factor": factor})
 
 
 class MaskEncoder:
     """Implements `unit.Encoder` for masks. A request is as for pictures, with the picture that the mask belongs to in `"like"`.
 
-    Makes the tensor `mask`, uint8 [1, height, width] in latent pixels. 255 means that this part of the picture is trained on.
+    Makes the tensor `mask`, uint8 [1, height, width] in latent pixels. 255 means that this part of the picture is trained on. With
+    `is_input` it is an input of the denoiser: 255 where the picture is painted anew, else 0, as the pipelines for inpainting make it.
     """
 
-    def __init__(self, factor: int) -> None:
-        self.recipe = mask_recipe(factor)
+    def __init__(self, factor: int, *, is_input: bool = False) -> None:
+        self.recipe = mask_recipe(factor, is_input=is_input)
         self._factor = factor
+        self._is_input = is_input
         self._fingerprint = self.recipe.fingerprint
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Find the crop of the picture. Raises EncodeFailed if a file is no picture, or if mask and picture differ in aspect ratio."""
         data, picture = read(str(request["image"])), read(str(request[LIKE]))
-        digest, digest_of_picture = digest_bytes(data), digest_bytes(picture)
-        size, own = images.measure(picture), images.measure(data)
-        if abs(own.width * size.height - own.height * size.width) > size.width + size.height:
-            raise EncodeFailed(
-                f"the mask has {own.width} x {own.height} pixels, but its picture {size.width} x {size.height}: they need the"
-                " same aspect ratio"
-            )
-        variant = variant_of(request, size, digest_of_picture)
+        inputs = digests_of(request, [digest_bytes(data), digest_bytes(picture)])
+        variant = variant_with_mask(request, picture, data)
         # of the picture only the crop box matters, so pictures of one size can share an entry of a mask
         transform = {**variant.transform(), "crop": list(variant.box.crop), "resized": list(variant.box.resized)}
         transform |= {} if variant.within is None else {"size": list(variant.size)}
         return Resolved(
-            key=input_key(self._fingerprint, {MASK: digest}, transform),
+            key=input_key(self._fingerprint, {MASK: inputs[MASK]}, transform),
             item=(data, variant),
-            inputs={MASK: digest, IMAGE: digest_of_picture},
-            meta={"input_digest": digest, "encoder": MASK, "bucket": list(variant.bucket)},
+            inputs=inputs,
+            meta={"input_digest": inputs[MASK], "encoder": MASK, "bucket": list(variant.bucket)},
             facts=variant.facts(),
         )
 
@@ -69,8 +65,12 @@ class MaskEncoder:
         """Crop and shrink a mask: uint8 [1, height, width]."""
         data, variant = resolved.item
         size = self._latents_size(variant.bucket)
-        made = images.fit_mask(images.decode(data), size, variant.box, None if variant.within is None else (variant.within, variant.size))
-        made = made[:, ::-1] if variant.is_flipped else made
+        if self._is_input:
+            made = covered(data, variant)[:: self._factor, :: self._factor].astype(np.uint8) * 255
+        else:
+            within = None if variant.within is None else (variant.within, variant.size)
+            made = images.fit_mask(images.decode(data), size, variant.box, within)
+            made = made[:, ::-1] if variant.is_flipped else made
         return Prepared(np.ascontiguousarray(made)[None], variant.bucket, cost=size.width * size.height)
 
     def _latents_size(self, bucket: Size) -> Size:
@@ -94,7 +94,7 @@ class MaskEncoder:
     def close(self) -> None:
         """Do nothing, as no model is loaded."""
 
-    def entry_bytes(self, bucket: Size) -> int:
+    def entry_bytes(self, bucket: Size, frames: int = 1) -> int:
         """Return the bytes of one entry's tensors at this bucket, for estimates."""
         size = self._latents_size(bucket)
-        return size.width * size.height
+        return size.width * size.height * frames

@@ -29,6 +29,8 @@ TOKENIZER_FILES = _VOCABULARIES | _SETTINGS | {"merges.txt"}
 """All files that a tokenizer may be loaded from. Those that are present are digested."""
 PICTURE_FILES = ("preprocessor_config.json", "processor_config.json")
 """Files with the settings of an image processor. transformers 5 writes the second one alone; earlier versions may write both."""
+IMAGE_PROCESSOR = "image_processor"
+"""The name of an image processor, among a pipeline's components and in the settings of a processor."""
 _WITHOUT_VOCABULARY = {"ByT5Tokenizer"}
 """Tokenizers that need no vocabulary, as their tokens are bytes."""
 _WEIGHTS = {"transformers": "model", "diffusers": "diffusion_pytorch_model"}
@@ -114,6 +116,8 @@ def pipeline_component(model: Model, name: str, variant: str | None, override: M
         return tokenizer(name, folder, library, class_name)
     if name.startswith("processor"):
         return processor(name, folder, library, class_name)
+    if name == IMAGE_PROCESSOR:
+        return image_processor(name, folder, library, class_name)
     return module(name, folder, library, class_name, variant, file=override if isinstance(override, Path) else None)
 
 
@@ -160,13 +164,17 @@ def tokenizer(name: str, folder: Path, library: str, class_name: str) -> Compone
 
 def processor(name: str, folder: Path, library: str, class_name: str) -> Component:
     """Return a processor as a component: a tokenizer, and the settings of its image processor. `config` has those of both."""
-    held = tokenizer(name, folder, library, class_name)
+    held, shown = tokenizer(name, folder, library, class_name), image_processor(name, folder, library, class_name)
+    return replace(held, files={**shown.files, **held.files}, config={**shown.config, **held.config})
+
+
+def image_processor(name: str, folder: Path, library: str, class_name: str) -> Component:
+    """Return an image processor as a component. Raises MissingFile if its settings are not there."""
     files = {file: folder / file for file in PICTURE_FILES if (folder / file).is_file()}
     if not files:
         raise MissingFile(f"{folder} needs {' or '.join(PICTURE_FILES)}, to prepare pictures for {name!r}: download the model again")
     settings = [read_json(path) for path in files.values()]
-    inner: list[Mapping[str, Json]] = [one.get("image_processor", one) for one in settings]
-    return replace(held, files={**files, **held.files}, config={**inner[0], **held.config})
+    return Component(name, library, class_name, folder, files, config=settings[0].get(IMAGE_PROCESSOR, settings[0]))
 
 
 def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, list[float]]:

@@ -64,7 +64,7 @@ def choose_device(asked: str) -> torch.device:
 
 
 @contextmanager
-def _loading(component: Component) -> "Generator[None]":
+def loading(component: Component) -> "Generator[None]":
     """Load in one thread at a time, and turn any error into BadInput: a model that cannot be loaded ends the run, not one sample."""
     with _one_at_a_time:
         LOADING.get()(component.name)
@@ -86,7 +86,7 @@ def load_tokenizer(component: Component) -> Foreign:
     """Load a tokenizer, or copy the caller's, so that its state is not shared. Of a processor only the tokenizer is loaded."""
     if component.loaded is not None:
         return copy.deepcopy(component.loaded)  # cutting and padding change the state of a tokenizer
-    with _loading(component):
+    with loading(component):
         if component.class_name.endswith("Processor"):
             return Processor.of_text(component)
         return _class_of(component).from_pretrained(component.folder, local_files_only=True)
@@ -94,7 +94,7 @@ def load_tokenizer(component: Component) -> Foreign:
 
 def load_processor(component: Component) -> Processor:
     """Load a processor with a tokenizer of its own. Raises BadInput if its class is not known."""
-    with _loading(component):
+    with loading(component):
         return Processor.of(component)
 
 
@@ -105,8 +105,8 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
     """
     if component.loaded is not None:
         return component.loaded
-    with _loading(component), weights_folder(component, _class_of(component)) as folder:
-        module, loading = _class_of(component).from_pretrained(
+    with loading(component), weights_folder(component, _class_of(component)) as folder:
+        module, info = _class_of(component).from_pretrained(
             folder,
             variant=component.variant,
             use_safetensors=True,
@@ -114,18 +114,18 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
             output_loading_info=True,
             **{_dtype_name(component.library): DTYPES[dtype], **_single_file_options(component)},
         )
-    missing = sorted(key for key in loading["missing_keys"] if not any(part in key for part in _MAY_BE_MISSING))
+    missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in _MAY_BE_MISSING))
     if missing:
         raise BadInput(
             f"the weights in {component.path} lack {plural(len(missing), 'tensor')}, such as {missing[0]},"
             " which would get random values; download the model again"
         )
     if component.single_file is not None:
-        check_single_file(component, loading)
+        check_single_file(component, info)
     for parameter in module.parameters():  # transformers 4.54 and 4.57 do not convert 8-bit weights, and cannot compute with them
         if parameter.is_floating_point() and parameter.element_size() == 1:
             parameter.data = parameter.data.to(DTYPES[dtype])
-    with _loading(component):  # a GPU may run out of memory here
+    with loading(component):  # a GPU may run out of memory here
         ready = module.eval().requires_grad_(requires_grad=False).to(device)
     _held.add(ready)
     return ready

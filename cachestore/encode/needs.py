@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachestore.core.keys import Json
-from cachestore.core.samples import CONTROL
+from cachestore.core.samples import CONTROL, role_of
+from cachestore.encode.conditions import ROWS, Condition, conditions_of
 from cachestore.encode.text_families import TEXT_FAMILIES
 
 DENOISERS: Final = ("transformer", "unet")
@@ -26,7 +27,9 @@ class Need:
 
     words: str
     role: str | None = None
-    """If samples have pictures of this role, it is made from them, and nothing is missing."""
+    """If samples have images of this role, it is made from them, and nothing is missing."""
+    what: str = ""
+    """What is missing where some samples have such images and others do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,8 @@ class _Row:
 _FIRST_FRAME = Need("the first frame's latents")
 _FRAMES = Need("latents of the frames from which the video continues")
 _MASKED = Need("latents of the masked picture, and its mask as the denoiser takes it")
-_CONTROL = Need("latents of the control picture (no sample has one in the column `control`, or latents are not encoded)", CONTROL)
+_CONTROL_WORDS = "latents of the control picture"
+_CONTROL = Need(f"{_CONTROL_WORDS} (no sample has one in the column `control`, or latents are not encoded)", CONTROL, _CONTROL_WORDS)
 _CONTROL_VIDEO = Need("latents of the control video")
 
 _ROWS: Final = (
@@ -94,13 +98,22 @@ def needs_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Ma
 
     `parts` has the classes of its components by name, and `configs` the known configurations of its denoiser and VAE.
     """
-    by_channels = _by_channels(class_name, configs)
+    by_channels, made = _by_channels(class_name, configs), conditions_of(class_name, parts, configs)
+    if made or (class_name in ROWS and by_channels == ()):
+        return tuple(_of(condition) for condition in made)
     row = next((row for row in _ROWS if re.search(row.name, class_name)), None)
     is_plain = row is None or (row.depends_on_channels and by_channels == ())
     found = by_channels or () if row is None or is_plain else row.needs
     if class_name in TEXT_FAMILIES:  # an image encoder among its parts belongs to an adapter
         return found
     return tuple(dict.fromkeys((*found, *_by_parts(parts))))
+
+
+def _of(condition: Condition) -> Need:
+    """Return what is missing where a condition is not made."""
+    lacks = "a video" if role_of(condition.role).is_own else f"one in the column `{condition.role}`"
+    why = f"(role `{condition.role}`, no sample has {lacks}, or latents are not encoded)"
+    return Need(f"{condition.words} {why}", condition.role, condition.words)
 
 
 def _by_parts(parts: Mapping[str, str]) -> Sequence[Need]:

@@ -7,7 +7,7 @@ arguments, the lengths, the dtype, and the name of the transform from bytes to p
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 from cachestore.core.errors import BadInput, MissingExtra, how_to_install
 from cachestore.core.keys import Json, Recipe
 from cachestore.encode import families, images, models
+from cachestore.encode.conditions import Condition, conditions_of, plain_class
 from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
 from cachestore.encode.hub import find_here, with_folder
 from cachestore.encode.latents import LatentsEncoder
@@ -23,9 +24,11 @@ from cachestore.encode.models import Component, Model
 from cachestore.encode.needs import DENOISERS, VAE, Need, needs_of
 from cachestore.encode.resamplers import FIRST, RESAMPLERS
 from cachestore.encode.setup import LatentsSetup, TextSetup, text_width
+from cachestore.encode.shots import LookAtEnds, look_at_masked
 from cachestore.encode.single_file import is_single_file, read_shapes, text_prefix, token_embeddings
 from cachestore.encode.text import TextEncoder
 from cachestore.encode.text_families import PLAIN, TEXT_FAMILIES
+from cachestore.encode.vision import VisionEncoder, VisionSetup
 
 if TYPE_CHECKING:
     from cachestore.encode.loaded import LoadedModel
@@ -33,12 +36,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Digest = Callable[[Path], str]
 Stored = Literal["moments", "mean", "sample"]
+ModelEncoder = TextEncoder | LatentsEncoder | VisionEncoder
 
 ENCODERS = ("text", "latents")
 """The encoders that can be asked for, in the order in which they run."""
 
 TEXT_VERSION = 1
 LATENTS_VERSION = 1
+VISION_VERSION = 1
+CONDITION_VERSION = 1
 """Raise these when the code makes other tensors from the same settings."""
 
 _CLIP_LAYERS = 12
@@ -75,8 +81,8 @@ class ModelRequest:
     """A model in memory. It is used instead of `model`."""
 
 
-def encoders_for(request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
-    """Return the encoders that a request asks for, text before latents. Loads no weights.
+def encoders_for(request: ModelRequest, digest: Digest) -> tuple[ModelEncoder, ...]:
+    """Return the encoders that a request asks for: text, latents, and with latents the model's conditions. Loads no weights.
 
     `digest` returns a file's SHA-256 (64 hex digits). It is called for exactly the files that will be loaded. Raises BadInput, which says
     what would help, if the model cannot do what is asked.
@@ -109,13 +115,7 @@ def needs_for(request: ModelRequest) -> tuple[Need, ...]:
     folder = find_here(request.model, request.revision)
     if folder is None or not (folder / models.INDEX).is_file():
         return ()
-    model = models.read_model(folder)
-    parts = {name: str(entry[1]) for name, entry in model.index.items() if isinstance(entry, list) and len(entry) == 2 and entry[0]}
-    configs: dict[str, Mapping[str, Json]] = {}
-    for name in (*DENOISERS, VAE):
-        with suppress(BadInput):  # without it the class alone decides
-            configs[name] = model.config_of(name)
-    return needs_of(model.class_name, parts, configs)
+    return needs_of(*_outline(models.read_model(folder), request))
 
 
 def _check(request: ModelRequest) -> None:
@@ -134,13 +134,72 @@ def _check(request: ModelRequest) -> None:
         raise BadInput(f"the batch size must be at least 1, not {request.batch_size}")
 
 
-def _encoders(model_of: Callable[[str], Model], request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
-    makers = {"text": _text_encoder, "latents": _latents_encoder}
+def _encoders(model_of: Callable[[str], Model], request: ModelRequest, digest: Digest) -> tuple[ModelEncoder, ...]:
     wanted = {encoder_of(name) for name in request.encode}
-    return tuple(makers[name](model_of(name), request, digest) for name in ENCODERS if name in wanted)
+    found: list[ModelEncoder] = [_text_encoder(model_of("text"), request, digest)] if "text" in wanted else []
+    if "latents" not in wanted:
+        return tuple(found)
+    model = model_of("latents")
+    latents = _latents_encoder(model, request, digest)
+    conditions = conditions_of(*_outline(model, request)) if model.kind == "pipeline" else ()
+    found.append(latents)
+    found += [
+        _vision_encoder(one, model, request, digest) if one.makes == "embeds" else _condition_latents(one, latents) for one in conditions
+    ]
+    return tuple(found)
 
 
-def _encoders_of_folder(folder: Path, request: ModelRequest, digest: Digest) -> tuple[TextEncoder | LatentsEncoder, ...]:
+def _outline(model: Model, request: ModelRequest) -> tuple[str, dict[str, str], dict[str, Mapping[str, Json]]]:
+    """Return a pipeline's class, the classes of its components, and the known configurations of its denoiser and VAE."""
+    if request.loaded is not None:
+        return request.loaded.outline()
+    parts = {name: str(entry[1]) for name, entry in model.index.items() if isinstance(entry, list) and len(entry) == 2 and entry[0]}
+    configs: dict[str, Mapping[str, Json]] = {}
+    for name in (*DENOISERS, VAE):
+        with suppress(BadInput):  # without it the class alone decides
+            configs[name] = model.config_of(name)
+    return model.class_name, parts, configs
+
+
+def _condition_latents(condition: Condition, latents: LatentsEncoder) -> LatentsEncoder:
+    """Return the encoder of a condition that a VAE makes, from the encoder of its latents."""
+    make: dict[str, Json] = {**latents.recipe.make, "kind": "condition", "version": CONDITION_VERSION, "makes": condition.makes}
+    read: dict[str, Json] = {**latents.recipe.read, "name": condition.name}
+    setup, look = latents.setup, look_at_masked
+    if condition.makes == "ends":
+        look = LookAtEnds(condition.others)
+        make |= {"roles": [condition.role, *condition.others], "outputs": ["mean"]}
+        # the channels in front, which say what is given, are made when reading
+        read |= {"stored": "mean", "marks": ["first", *("last" for _role in condition.others)]}
+        setup = replace(setup, stored="mean")
+    return latents.changed(Recipe(condition.name, make, read), setup, look)
+
+
+def _vision_encoder(condition: Condition, model: Model, request: ModelRequest, digest: Digest) -> VisionEncoder:
+    names = ("image_encoder", models.IMAGE_PROCESSOR)
+    if request.loaded is not None:
+        components = {name: request.loaded.component(name) for name in names}
+    else:
+        components = {name: models.pipeline_component(model, name, request.variant) for name in names}
+    dtype, device = _dtype_and_device({names[0]: components[names[0]]}, request, "auto", "float32", "vision")
+    make = {
+        "kind": "vision",
+        "version": VISION_VERSION,
+        "components": {component.name: f"{component.library}.{component.class_name}" for component in components.values()},
+        "files": _digests(components.values(), digest, flat=False),
+        "transform": {"pixels": RESAMPLERS[FIRST].pictures, "alpha": "white", "colour": "srgb"},
+        "roles": [condition.role, *condition.others],
+        "layer": condition.layer,
+        "dtype": dtype,
+        "outputs": [condition.name],
+    }
+    setup = VisionSetup(components, dtype, condition.layer, condition.name)
+    read = families.plain_read(condition.name)
+    recipe = Recipe(condition.name, make, read)
+    return VisionEncoder(recipe, setup, LookAtEnds(condition.others), device=device, batch_size=request.batch_size)
+
+
+def _encoders_of_folder(folder: Path, request: ModelRequest, digest: Digest) -> tuple[ModelEncoder, ...]:
     model = models.read_model(folder)
     made = _encoders(lambda _name: model, request, digest)
     found = [component.variant for encoder in made for component in encoder.setup.components.values()]
@@ -227,7 +286,7 @@ def _text_parts(model: Model, request: ModelRequest, override: Model | Path | No
 
 def _family(model: Model, request: ModelRequest) -> TextFamily:
     """Return the row of the model's pipeline, or the one that introspection makes, for the text encoders that are asked for."""
-    family = request.family or TEXT_FAMILIES.get(model.class_name)
+    family = request.family or TEXT_FAMILIES.get(plain_class(model.class_name))
     if family is None:
         from cachestore.encode import introspection
 
@@ -331,7 +390,7 @@ def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: M
 
 def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> LatentsEncoder:
     if request.loaded is not None:
-        family, vae = TEXT_FAMILIES.get(model.class_name, PLAIN), request.loaded.component("vae")
+        family, vae = TEXT_FAMILIES.get(plain_class(model.class_name), PLAIN), request.loaded.component("vae")
     else:
         family, vae = _with_override(request.vae, partial(_vae, model, request), "latents", request)
     dtype, device = _dtype_and_device({"vae": vae}, request, request.vae_dtype, family.vae_dtype, "vae")
@@ -383,7 +442,7 @@ def _vae(model: Model, request: ModelRequest, override: Model | Path | None) -> 
     if file is not None:
         read_shapes(file)
     source = override if isinstance(override, Model) else model
-    family = TEXT_FAMILIES.get(source.class_name) or TEXT_FAMILIES.get(model.class_name, PLAIN)
+    family = TEXT_FAMILIES.get(plain_class(source.class_name)) or TEXT_FAMILIES.get(plain_class(model.class_name), PLAIN)
     if source.kind == "pipeline":
         return family, models.pipeline_component(source, "vae", request.variant, file)
     if source.kind == "vae":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.inputs import digests_of, references_of
-from cachestore.core.keys import Json, Key, Recipe, input_key
+from cachestore.core.keys import Json, Key, Recipe, digest_bytes, input_key
 from cachestore.core.samples import CAPTION
 from cachestore.encode import images
 from cachestore.encode.families import form_names
@@ -71,7 +71,7 @@ class TextEncoder:
         caption, references = str(request["caption"]), references_of(request)
         self._check_pictures(len(references))
         contents = tuple(read(reference) for reference in references)
-        inputs = digests_of(request, contents)
+        inputs = digests_of(request, [digest_bytes(content) for content in contents])
         meta: dict[str, Json] = {"input_digest": inputs if references else inputs[CAPTION], "encoder": self.recipe.encoder}
         if len(caption) <= CAPTION_IN_META:
             meta["caption"] = caption

@@ -16,6 +16,7 @@ from cachestore.encode.compiling import Compiling
 from cachestore.encode.modules import DTYPES, Foreign, load_module
 from cachestore.encode.outputs import Entries, Made, difference, fetch, make_sound, tolerance
 from cachestore.encode.setup import LatentsSetup
+from cachestore.encode.shots import GIVEN
 from cachestore.encode.torch_threads import keep_number
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
@@ -33,6 +34,7 @@ GPU_FRACTION = 0.6
 FIRST_DIVISOR = 8
 """On a GPU the first batch is the largest one divided by this. The size doubles while that is faster."""
 
+_COLOURS = 3
 _OF_VIDEO = 4
 """The number of dimensions of one clip's pixels, and of a batch of pictures."""
 
@@ -203,8 +205,12 @@ class Compiled:
 
 
 def to_range(pixels: Tensor) -> Tensor:
-    """Convert uint8 [B, ..., H, W, 3] to float32 [B, 3, ..., H, W] in -1..1, by the same operations as diffusers' training scripts."""
-    return pixels.movedim(-1, 1).contiguous().float().div_(255).sub_(0.5).div_(0.5)
+    """Convert uint8 [B, ..., H, W, 3] to float32 [B, 3, ..., H, W] in -1..1, by the same operations as diffusers' training scripts.
+
+    A fourth channel says which pixels are given (255); all others become 0.
+    """
+    made = pixels[..., :_COLOURS].movedim(-1, 1).contiguous().float().div_(255).sub_(0.5).div_(0.5)
+    return made if pixels.shape[-1] == _COLOURS else made.mul_(pixels[..., _COLOURS:].movedim(-1, 1) == GIVEN)
 
 
 def noise_of(key: Key, shape: Sequence[int]) -> Tensor:

@@ -4,7 +4,7 @@ A mask, and a control image whose crop is drawn, are cropped as the picture they
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from cachestore.core.errors import EncodeFailed
@@ -119,6 +119,20 @@ def variant_of(request: Mapping[str, Json], size: Size, digest: str) -> Variant:
     at = None if crop_number is None else _draw(int(request["seed"]), digest, crop_number)
     bucket, box = _fitted(request, part, at)
     return Variant(size, bucket, box, bool(request.get("flip", False)), crop_number, within)
+
+
+def same_part(size: Size, variant: Variant) -> Variant:
+    """Return the variant of a picture of this size that fills the bucket of `variant` and shows the same part.
+
+    If the two shapes differ, it is scaled to cover the bucket, and cut at the same place: at the centre, or in proportion.
+    """
+    resized, crop = variant.box.resized, variant.box.crop
+    over = max(resized.width - variant.bucket.width, 0), max(resized.height - variant.bucket.height, 0)
+    at = next((Fraction(crop[side], over[side] + 1) for side in (0, 1) if over[side]), None)
+    own = Variant.centred(size, variant.bucket)
+    box = own.box if variant.is_centred or at is None else crop_box(size, variant.bucket, at)
+    box = variant.box if size == variant.size and variant.within is None else box
+    return replace(own, box=box, is_flipped=variant.is_flipped, crop_number=variant.crop_number)
 
 
 def _draw(seed: int, digest: str, crop_number: int) -> Fraction:

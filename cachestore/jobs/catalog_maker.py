@@ -6,7 +6,7 @@ import numpy as np
 
 from cachestore.core.inputs import NO_STAT, Stat, cells_each, companions, is_of_files, references_of, request_for
 from cachestore.core.keys import Json
-from cachestore.core.samples import IMAGE, MASK
+from cachestore.core.samples import CAPTION, IMAGE
 from cachestore.jobs.columns import cells_of, images_in, inputs, key_column, numbers
 from cachestore.jobs.presence import Presence
 from cachestore.jobs.task import Job
@@ -20,12 +20,14 @@ def make_catalog(presence: Presence, job: Job, outcomes: Outcomes, failed: Mappi
     plan = job.plan
     columns = [_column(plan, number, outcomes, failed) for number in range(len(plan.columns))]
     made = {column.encoder for column in columns}
-    # Masks are made together with their pictures.
-    made |= {MASK} if any(column.role == IMAGE for column in columns) else set()
+    # Masks and other conditions are made together with their pictures.
+    are_whole = any(column.role == IMAGE for column in columns)
     request: dict[str, Json] = {column.encoder: dict(job.request) for column in columns}
     recipes = {column.fingerprint: plan.recipes[one.recipe] for column, one in zip(columns, plan.columns, strict=True)}
     if previous is not None:
-        for column in (column for column in previous.columns if column.encoder not in made):
+        for column in previous.columns:
+            if column.encoder in made or (are_whole and column.role != CAPTION):
+                continue
             columns.append(_reused_column(presence, previous, column))
             request[column.encoder] = previous.request.get(column.encoder, {})
             recipes[column.fingerprint] = previous.recipes[column.fingerprint]
@@ -65,7 +67,8 @@ def _reused_column(presence: Presence, previous: Catalog, column: KeyColumn) -> 
         for cell in np.flatnonzero(indices >= 0).tolist():
             presence.rise()
             row = int(np.searchsorted(numbers(at), cell, side="right")) - 1
-            images = {role: images_in(presence.plan, row, role) for role in companions(column.role, column.options)}
+            others = (role for role in companions(column.role, column.options) if role in presence.plan.images)
+            images = {role: images_in(presence.plan, row, role) for role in others}
             request = request_for(column.role, column.options, values[cell // each], images, cell % each)
             stat = (int(cells.stats[cell, 0]), int(cells.stats[cell, 1]))
             if not _is_same_input(presence, request, stat, cells.inputs[cell].tobytes()):

@@ -8,8 +8,8 @@ import numpy as np
 
 from cachestore.core.inputs import CROP, SIZE, framing_of
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json
-from cachestore.core.samples import CAPTION
-from cachestore.files.table import Digests, run_of
+from cachestore.core.samples import CAPTION, VIDEO, role_of
+from cachestore.files.table import Digests, offsets_of, run_of
 from cachestore.storage.catalog import FACTS, Catalog, KeyColumn
 from cachestore.work.outcomes import Bytes, Cells, Numbers
 from cachestore.work.plan import Plan, PlanColumn
@@ -28,15 +28,28 @@ def numbers(values: Sequence[int]) -> Numbers:
 
 
 def inputs(rows: Plan | Catalog, role: str) -> tuple[Sequence[int], Sequence[str]]:
-    """Return where each row's captions (or references of a role) start, and all of these captions or references."""
+    """Return where each row's captions (or references of a role) start, and all of these captions or references.
+
+    Where a row brings no image of a role that `is_own`, its video stands for it, as for `images_of`.
+    """
     if role == CAPTION:
         return rows.captions_at, rows.captions
-    return rows.images.get(role, ([0] * (len(rows.ids) + 1), ()))
+    found = rows.images.get(role, ([0] * (len(rows.ids) + 1), ()))
+    own = rows.images.get(VIDEO) if role_of(role).is_own else None
+    if own is None or not len(found[1]):
+        return found if own is None else own
+    each = [_references(found, row) or _references(own, row) for row in range(len(rows.ids))]
+    return list(offsets_of(map(len, each))), [reference for some in each for reference in some]
 
 
 def images_in(rows: Plan | Catalog, row: int, role: str) -> list[str]:
     """Return the references of a role in a row."""
-    at, references = inputs(rows, role)
+    found = _references(rows.images[role], row) if role in rows.images else []
+    return _references(rows.images[VIDEO], row) if not found and role_of(role).is_own and VIDEO in rows.images else found
+
+
+def _references(images: tuple[Sequence[int], Sequence[str]], row: int) -> list[str]:
+    at, references = images
     return [references[index] for index in range(at[row], at[row + 1])]
 
 

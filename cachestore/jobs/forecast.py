@@ -13,7 +13,7 @@ import numpy as np
 from cachestore.core.errors import EncodeFailed, FormatError
 from cachestore.core.inputs import LIKE, references_of
 from cachestore.core.keys import Json
-from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO
+from cachestore.core.samples import CAPTION, IMAGE, VIDEO, role_of
 from cachestore.core.words import human_bytes, in_short, noun, plural
 from cachestore.encode.needs import in_words as not_made
 from cachestore.encode.unit import Encoder
@@ -98,16 +98,16 @@ def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int]
     limit = len(missing) if look_at_all else MAX_INSPECTED
     held = _held(reconciler, _units_by(plan, missing, "text"))
     missing = [index for index in missing if index not in held]
-    captions, images, masks = (_units_by(plan, missing, encoder) for encoder in ("text", "latents", MASK))
+    captions = _units_by(plan, missing, "text")
+    images = {name: _units_by(plan, missing, name) for name in dict.fromkeys(recipe.encoder for recipe in plan.recipes) if name != "text"}
     measures = cache(partial(_measure, wanted.listing)), cache(partial(_glance, wanted.listing))  # cached, as one file may have many units
-    facts = _buckets_of(plan, images, limit, *measures)
+    facts = {name: _buckets_of(plan, units, limit, *measures) for name, units in images.items()}
     is_trained_on = _first_units_of(plan, IMAGE, VIDEO)
-    buckets = Counter(bucket for index, bucket in facts.items() if is_trained_on[index])
+    buckets = Counter(bucket for found in facts.values() for index, bucket in found.items() if is_trained_on[index])
     buckets.update(_known_buckets(reconciler, missing, is_trained_on))
     tokens = _count(by_encoder.get("text"), [plan.unit(index).request for index in captions[:limit]])
     # The bytes of the units that were looked at, scaled up to all.
-    size = _bytes_of_pictures(by_encoder.get("latents"), list(facts.values()), len(images))
-    size += _bytes_of_pictures(by_encoder.get(MASK), list(_buckets_of(plan, masks, limit, *measures).values()), len(masks))
+    size = sum(_bytes_of_pictures(by_encoder.get(name), list(facts[name].values()), len(units)) for name, units in images.items())
     if tokens:
         size += sum(by_encoder["text"].entry_bytes(count) for count in tokens) * len(captions) // len(tokens)
     published, ignored = _published(layout, reconciler), reconciler.ignored_launch
@@ -130,7 +130,7 @@ def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int]
         not_made_here=wanted.not_made_here,
         published=published,
         left=left,
-        is_bound=bool(images or masks),
+        is_bound=any(images.values()),
     )
 
 
@@ -195,13 +195,16 @@ def _buckets_of(
         if len(found) >= limit:
             break
         try:
-            if VIDEO in request:
+            # a mask has the bucket of its picture, and a first frame that of its video; any other image one by its own size
+            role = role_of(str(request.get("role", IMAGE)))
+            decides = str(request[VIDEO if VIDEO in request else LIKE if role.is_cut_alike else "image"])
+            if VIDEO in request or (role.is_cut_alike and role.follows == VIDEO):
                 from cachestore.encode.clips import clip_of
 
-                video = glance(str(request[VIDEO]))
+                video = glance(decides)
                 found[index] = (*bucket_of(request, video.size), clip_of(request, video.timeline)[0])
-            else:  # a mask is cropped like its picture, any other image by its own size
-                found[index] = bucket_of(request, measure(str(request[LIKE if request.get("role") == MASK else "image"])))
+            else:
+                found[index] = bucket_of(request, measure(decides))
         except (EncodeFailed, OSError):
             continue
     return found

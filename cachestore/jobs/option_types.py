@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, cast
 from cachestore.core.captions import CHOICES, CaptionPolicy
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
-from cachestore.core.samples import Source
+from cachestore.core.samples import CAPTION, ROLES, Source
 from cachestore.core.words import listed
 from cachestore.encode.family import DTYPES, is_text_encoder
 from cachestore.encode.resamplers import RESAMPLERS
@@ -23,6 +23,7 @@ LATENTS: Final = "latents"
 
 _LEAST_FPS, _MOST_FPS = 0.1, 1000
 DEVICES: Final = "auto, cpu, cuda, cuda:N, mps, xpu, xpu:N"
+_ROLE: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _DEVICE: Final = re.compile(r"auto|cpu(:0)?|mps(:0)?|(cuda|xpu)(:(0|[1-9][0-9]{0,3}))?")
 _WAYS: Final = "|".join(RESAMPLERS)
 PATHS: Final = ("model", "vae", "text_encoder")
@@ -133,6 +134,12 @@ def _names(value: Any) -> tuple[str, ...]:
     return names if names and are_names else _refuse()
 
 
+def _roles(value: Any) -> tuple[str, ...]:
+    names = tuple(one.strip() for one in value.split(",") if one.strip()) if isinstance(value, str) else tuple(value)
+    are_free = all(isinstance(name, str) and _ROLE.fullmatch(name) and name not in {*ROLES, CAPTION} for name in names)
+    return names if are_free and len(set(names)) == len(names) else _refuse()
+
+
 def read_device(value: Any) -> str:
     """Return a device as torch spells it. Raises as every type's `read`."""
     return value if _DEVICE.fullmatch(value) else _refuse()
@@ -209,6 +216,7 @@ THREADS: Final = OptionType("a number of threads, 0 or more", lambda value: _who
 BATCH: Final = OptionType("auto or a whole number of at least 1", _batch_size, lambda text: text if text == "auto" else int(text))
 ARGUMENTS: Final = OptionType("NAME=VALUE (in a file a table, from Python a mapping)", _arguments, _parse_arguments)
 POLICY: Final = OptionType("first, all, random, or a CaptionPolicy (as JSON, or as a table)", _captions, _parse_captions)
+ROLE_NAMES: Final = OptionType(f"a list of names in small letters, such as depth,pose, that are not in {', '.join(ROLES)}", _roles)
 ENCODERS: Final = OptionType(
     "a list of names, such as text,latents or text_encoder,text_encoder_2",
     _names,

@@ -18,7 +18,7 @@ from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, CacheStoreError, naming_extras
 from cachestore.core.inputs import OWN, RANDOM, Buckets
 from cachestore.core.keys import Json
-from cachestore.core.samples import MASK, Source
+from cachestore.core.samples import Source
 from cachestore.encode.family import DTYPES, encoder_of
 from cachestore.encode.resamplers import RESAMPLERS, Resample
 from cachestore.files.paths import is_temporary
@@ -35,6 +35,7 @@ from cachestore.jobs.option_types import (
     PATHS,
     POLICY,
     RATE,
+    ROLE_NAMES,
     SIZES,
     SOURCES,
     STORE,
@@ -116,6 +117,13 @@ class PrecomputeRequest:
         is_for_files=False,
     )
     """Used for several sources, or one with its own settings. The `data` of each is a path or IN_MEMORY."""
+    roles: tuple[str, ...] = make_option(
+        (),
+        ROLE_NAMES,
+        "what",
+        "further roles of your own, like control: depth takes the column depth, or files such as cat.depth.png, and makes depth_latents",
+        "LIST",
+    )
     replace: bool = make_switch(
         "what",
         "change the source, model or resolution of a data set that exists; without this, a change is an error",
@@ -204,7 +212,7 @@ class PrecomputeRequest:
     strict: bool = make_switch(
         "how",
         "if more failed than --max-failures, end with exit code 1 instead of 3. And refuse (exit code 2) a model whose training needs"
-        " inputs that cachestore does not make, such as an inpainting model",
+        " inputs that cachestore does not make, such as a model that takes depth maps",
     )
     max_failures: str = make_option(
         "0",
@@ -298,7 +306,7 @@ class PrecomputeRequest:
 
     def made_by(self, encoders: Collection[str]) -> tuple[str, ...]:
         """Return the names in `encode` that these encoders make; all names if they make none."""
-        return tuple(name for name in self.encode if _makes(name) & set(encoders)) or self.encode
+        return tuple(name for name in self.encode if any(_makes(name, encoder) for encoder in encoders)) or self.encode
 
 
 class SharedOptions(TypedDict, total=False):
@@ -308,6 +316,7 @@ class SharedOptions(TypedDict, total=False):
     captions: Literal["first", "all"] | CaptionPolicy
     caption_lines: CaptionLines
     caption: str | None
+    roles: str | Sequence[str]
     replace: bool
     resolution: int | Sequence[int]
     buckets: Buckets
@@ -446,6 +455,6 @@ def _as_hint(data: str) -> str:
     return str(Path(data).absolute()) if is_path else data
 
 
-def _makes(name: str) -> set[str]:
-    """The encoders that run for a name in `encode`: "latents" includes masks."""
-    return {encoder_of(name), MASK} if name == LATENTS else {encoder_of(name)}
+def _makes(name: str, encoder: str) -> bool:
+    """Whether an encoder runs for a name in `encode`: "latents" includes masks and all other conditions."""
+    return encoder_of(name) == (encoder if encoder == "text" else LATENTS)

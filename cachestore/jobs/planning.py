@@ -2,16 +2,16 @@
 
 import importlib.util
 import unicodedata
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
-from cachestore.core.inputs import BUCKETS, IMAGES, OWN, RANDOM, RESOLUTIONS, cells_each, options_for, request_for
-from cachestore.core.keys import Json, canonical, digest_parts
-from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample
+from cachestore.core.inputs import companions
+from cachestore.core.keys import canonical, digest_parts
+from cachestore.core.samples import CONTROL, IMAGE, MASK, VIDEO, Sample, role_of
 from cachestore.core.words import first_of, plural
 from cachestore.encode.bucket_rules import RULES, STEP
 from cachestore.encode.resamplers import FIRST, NEW, RESAMPLERS, Resample, check_resampler
@@ -22,14 +22,15 @@ from cachestore.jobs.columns import rows_without_picture
 from cachestore.jobs.comparison import Compare, compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
 from cachestore.jobs.recorded_paths import gone_paths
-from cachestore.source.combined import IN_MEMORY, InMemory, files_of, files_of_sources, list_path, list_sources, resolutions_of
+from cachestore.jobs.wanted_columns import NAMED_ROLES, columns_of, picture_role
+from cachestore.source.combined import IN_MEMORY, InMemory, files_of, files_of_sources, list_path, list_sources
 from cachestore.source.files import IMAGE_SUFFIXES, Files
 from cachestore.source.listing import Listing
 from cachestore.source.remarks import Remarks
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
 from cachestore.work.agreement import Intent, counted, wait_for_rank_0
-from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, plan_name, publish_plan, read_plan
+from cachestore.work.plan import ColumnRequest, Plan, build_plan, is_published, plan_name, publish_plan, read_plan
 from cachestore.work.workers import PLANNING, Heartbeat, host_name
 
 if TYPE_CHECKING:
@@ -70,11 +71,9 @@ class Wanted:
 
 def list_request(request: PrecomputeRequest, in_memory: InMemory | None = None) -> Listing:
     """Return the listing of a request's sources; `in_memory` are those in memory. Raises BadInput."""
-    if not request.sources:
-        return list_path(request.data, caption_lines=request.caption_lines, caption=request.caption, videos=bool(request.frames))
-    return list_sources(
-        request.sources, in_memory or {}, caption_lines=request.caption_lines, caption=request.caption, videos=bool(request.frames)
-    )
+    how: dict[str, Any] = {"caption_lines": request.caption_lines, "caption": request.caption}
+    how |= {"videos": bool(request.frames), "roles": request.roles}
+    return list_sources(request.sources, in_memory or {}, **how) if request.sources else list_path(request.data, **how)
 
 
 def _announce(layout: Layout, heartbeat: Heartbeat, intent: Intent) -> None:
@@ -130,7 +129,7 @@ def look_at_request(
     request = _with_step(request, encoders)
     needs = needs_of_request(request, loaded)
     _check_latents(request, encoders)
-    columns = [column for number, encoder in enumerate(encoders) for column in _columns(number, encoder, request)]
+    columns = [column for number, encoder in enumerate(encoders) for column in columns_of(number, encoder, request)]
     asked, intent = _intent_of(request, encoders, columns, listing, policy)
     name, content = intent.plan, intent.content
     if heartbeat is not None:
@@ -141,7 +140,7 @@ def look_at_request(
         seen = Remarks()
         samples = listing.samples(seen) if heartbeat is None else counted(listing.samples(seen), heartbeat)
         plan = _build(request, samples, encoders, columns, (asked, content))
-        plan = replace(plan, remarks=(*seen.in_words(), *_what_lacks(plan, request, seen)))
+        plan = replace(plan, remarks=(*seen.in_words(), *_what_lacks(plan, request, seen), *_unread(plan)))
         _refuse_rows(request, seen)
     _refuse_nothing(request, plan, previous)
     _check_resampler(plan, encoders)
@@ -163,9 +162,10 @@ def _intent_of(
     request: PrecomputeRequest, encoders: Sequence[Encoder], columns: Sequence[ColumnRequest], listing: Listing, policy: str
 ) -> tuple[str, Intent]:
     """Return the digest of what is asked for, and what others of the launch see of it."""
-    # Masks follow from the rest, and only a whole pass over the source shows whether there are any.
+    # Masks and further images follow from the rest, and only a whole pass over the source shows whether there are any.
     asked_for = [encoder for encoder in encoders if encoder.recipe.encoder != MASK]
-    described = [[one.encoder, one.role, dict(one.options)] for one in (column.column for column in columns) if one.encoder != MASK]
+    named = [column.column for column in columns if column.column.role in NAMED_ROLES]
+    described = [[one.encoder, one.role, dict(one.options)] for one in named]
     arguments = digest_parts("cachestore-arguments", request.name, policy, canonical(described)).hex()
     content = digest_parts(listing.content, policy).hex()
     asked = digest_parts("cachestore-request", arguments, *(encoder.recipe.fingerprint for encoder in asked_for)).hex()
@@ -189,15 +189,40 @@ def needs_of_request(request: PrecomputeRequest, loaded: "LoadedModel | None" = 
     from cachestore.encode.recipes import needs_for
 
     needs = needs_for(_model_request(request, loaded))
-    if request.strict and (always := tuple(need.words for need in needs if need.role is None)):
+    if request.strict and (always := tuple(need.words for need in needs if need.role is None or LATENTS not in request.encode)):
         _refuse(always)
     return needs
 
 
 def _not_made(needs: "Sequence[Need]", plan: Plan) -> tuple[str, ...]:
-    """Describe the needs that are not made: all but those met by the samples' own pictures."""
-    roles = {column.role for column, (_starts, units) in zip(plan.columns, plan.cells, strict=True) if len(units)}
-    return tuple(need.words for need in needs if need.role not in roles)
+    """Describe the needs that are not made: all but those met by images of each sample's own."""
+    found: list[str] = []
+    for need in needs:
+        having = set[int]() if need.role is None else _rows_with(plan, need.role)
+        trained = _rows_with(plan, *(row.follows or row.name for row in (role_of(need.role or ""),)))
+        if not having:
+            found.append(need.words)
+        elif lacking := sorted(trained - having):
+            named = first_of(plan.ids[row] for row in lacking)
+            found.append(f"{need.what} of {len(lacking)} of {len(trained)} samples, which have no {need.role} ({named})")
+    return tuple(found)
+
+
+def _rows_with(plan: Plan, *roles: str) -> set[int]:
+    """The rows with a cell in a column of these roles."""
+    cells = [starts for column, (starts, _units) in zip(plan.columns, plan.cells, strict=True) if column.role in roles]
+    return {row for starts in cells for row in range(len(plan.ids)) if starts[row] < starts[row + 1]}
+
+
+def _unread(plan: Plan) -> tuple[str, ...]:
+    """Remarks on images that the model's encoders do not read, if they read any."""
+    read = {one for column in plan.columns for one in (column.role, *companions(column.role, column.options))}
+    if read.isdisjoint((IMAGE, VIDEO)):
+        return ()
+    rows = range(len(plan.ids))
+    left = {role: sum(at[row] < at[row + 1] for row in rows) for role, (at, _references) in plan.images.items() if role not in read}
+    words = "which this model is not trained with here: nothing is made of it"
+    return tuple(f"{plural(count, 'sample has', 'samples have')} a {role}, {words}" for role, count in left.items())
 
 
 def _refuse(not_made: Sequence[str]) -> NoReturn:
@@ -224,7 +249,7 @@ def _build(
         texts=request.policy.encoding(),
         # If a text encoder also sees the sample's images, the empty caption has another value for each sample.
         extra=[
-            (n, {"caption": ""}) for n, encoder in enumerate(encoders) if encoder.recipe.encoder == "text" and not _picture_role(encoder)
+            (n, {"caption": ""}) for n, encoder in enumerate(encoders) if encoder.recipe.encoder == "text" and not picture_role(encoder)
         ],
     )
 
@@ -277,7 +302,7 @@ def _with_resampler(
     # Older versions, which had no choice, may have made values for another data set, or for one whose first pass did not end.
     is_begun = layout.recipe(latents.resampled(FIRST).recipe.fingerprint).is_file()
     chosen: Resample = own if own is not None else FIRST if is_begun else NEW
-    return replace(request, resample=chosen), tuple(latents.resampled(chosen) if one is latents else one for one in encoders)
+    return replace(request, resample=chosen), _resampled(encoders, chosen)
 
 
 def _check_resampler(plan: Plan, encoders: Sequence[Encoder]) -> None:
@@ -313,14 +338,22 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
 
     A `loaded` model replaces the one that the request names. If there are latents, the last encoder makes masks.
     """
-    from cachestore.encode.latents import LatentsEncoder
     from cachestore.encode.masks import MaskEncoder
     from cachestore.encode.recipes import encoders_for
 
     found = encoders_for(_model_request(request, loaded), lambda path: digest_file(path, known))
-    chosen = request.resample or FIRST
-    found = tuple(encoder.resampled(chosen) if isinstance(encoder, LatentsEncoder) else encoder for encoder in found)
-    return (*found, *(MaskEncoder(encoder.setup.factor) for encoder in found if isinstance(encoder, LatentsEncoder)))
+    latents = next((encoder for encoder in found if encoder.recipe.encoder == LATENTS), None)
+    is_input = any(encoder.recipe.make.get("makes") == "masked" for encoder in found)
+    masks = () if latents is None else (MaskEncoder(latents.recipe.read["spatial_factor"], is_input=is_input),)
+    return _resampled((*found, *masks), request.resample or FIRST)
+
+
+def _resampled(encoders: Iterable[Encoder], chosen: Resample) -> tuple[Encoder, ...]:
+    """Return the encoders with those of pictures and videos resizing in the chosen way."""
+    from cachestore.encode.latents import LatentsEncoder
+    from cachestore.encode.vision import VisionEncoder
+
+    return tuple(one.resampled(chosen) if isinstance(one, LatentsEncoder | VisionEncoder) else one for one in encoders)
 
 
 def _model_request(request: PrecomputeRequest, loaded: "LoadedModel | None") -> "ModelRequest":
@@ -351,80 +384,6 @@ def _named(policy: CaptionPolicy) -> str:
     if policy.each > 1 or policy.prefix:
         return canonical(encoding).decode()
     return "all" if encoding else "first"
-
-
-def _columns(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[ColumnRequest]:
-    name, shown = encoder.recipe.encoder, _picture_role(encoder)
-    if shown is not None:
-        _check_pictures(request)
-    if name == "text":
-        wanted = [(CAPTION, {} if shown is None else {IMAGES: shown})]
-    else:
-        roles = (MASK,) if name == MASK else (IMAGE, CONTROL, VIDEO) if request.frames else (IMAGE, CONTROL)
-        wanted = [(role, _options(request, role, size)) for role in roles for size in request.resolutions]
-    return [
-        ColumnRequest(PlanColumn(number, name, role, options), partial(_requests, role, options), needs_cells=role in {MASK, VIDEO})
-        for role, options in wanted
-    ]
-
-
-def _check_pictures(request: PrecomputeRequest) -> None:
-    if request.flip:
-        raise BadInput("--flip cannot be used with this model, whose text encoder sees the unmirrored pictures: leave it out")
-    if request.policy.dropout:
-        raise BadInput(
-            "this model's text encoder sees each sample's own pictures, so no empty caption fits all samples: leave the dropout"
-            " of --captions out"
-        )
-
-
-def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str, Json]:
-    """The options of an image column. Options at their default are left out, so that columns of older stores stay equal."""
-    resolution, by_source = resolutions_of(request.sources, resolution)
-    options: dict[str, Json] = {"resolution": resolution, "step": request.bucket_step or STEP}
-    options |= {BUCKETS: request.buckets} if request.buckets != OWN else {}
-    options |= {RESOLUTIONS: dict(by_source)} if by_source else {}
-    options |= {"crop": RANDOM, "seed": request.crop_seed} if request.crop == RANDOM else {}
-    options |= {"variants": request.variants} if request.variants > 1 else {}
-    options |= {"flip": True} if request.flip else {}
-    if role == VIDEO:
-        options["frames"] = sorted(set(request.frames))
-        options |= {} if request.fps is None else {"fps": int(request.fps) if request.fps == int(request.fps) else request.fps}
-        options |= {"clips": request.clips} if request.clips > 1 else {}
-    return options | ({"upscale": False} if request.no_upscale else {})
-
-
-def _requests(role: str, options: Mapping[str, Json], sample: Sample) -> list[Request]:
-    """A sample's requests for a column, in the order of the cells. Raises BadInput for images that cannot be combined."""
-    if role == CAPTION:
-        return [request_for(role, options, value, sample.images) for value in sample.captions]
-    values = sample.images.get(role, ())
-    if values and role == MASK and not sample.images.get(IMAGE):
-        raise BadInput(f"sample {sample.id!r} has a mask, but no picture that it belongs to")
-    if values and role == VIDEO:
-        _check_video(options, sample)
-    own = options_for(options, sample.extras)
-    return [request_for(role, own, value, sample.images, number) for value in values for number in range(cells_each(options))]
-
-
-def _check_video(options: Mapping[str, Json], sample: Sample) -> None:
-    if sample.images.get(IMAGE) or len(sample.images[VIDEO]) > 1:
-        raise BadInput(
-            f"sample {sample.id!r} has a video and {'a picture' if sample.images.get(IMAGE) else 'another one'}, but only one of"
-            " them can be trained on: leave one out, or give each a row; a picture that the model is shown goes into the column"
-            " `control`"
-        )
-    if sample.images.get(CONTROL) and (options.get("crop") == RANDOM or "clips" in options):
-        raise BadInput(
-            f"sample {sample.id!r} has a video with control images, which --crop random and --clips cannot cut in the same way as"
-            " the video: leave these options out"
-        )
-
-
-def _picture_role(encoder: Encoder) -> str | None:
-    """The role of the images that a text encoder sees with a caption; None if it reads captions alone."""
-    pictures: Mapping[str, Json] = encoder.recipe.make.get("pictures") or {}
-    return pictures.get("role")
 
 
 def check_listing(request: PrecomputeRequest, listing: Listing) -> None:

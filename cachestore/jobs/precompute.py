@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from cachestore.encode.loaded import LoadedModel
     from cachestore.jobs.forecast import Forecast
 
+_CHOSEN: Final = ("resample", "bucket_step")
+"""Options that are chosen when a data set is planned, if they are not given."""
 _FEW: Final = 10_000
 """How many samples are looked at by the command itself before it starts workers: fewer take less time than a worker's start."""
 
@@ -106,7 +108,7 @@ def precompute(
             encoded, no process is started and torch is not loaded. The workers stop when this process dies.
         **options: all other options of `cachestore precompute`, with underscores: resolution (a number, or several of
             them), variants, crop, crop_seed, flip, buckets, bucket_step, no_upscale, frames (a number, or several), fps, clips, name,
-            captions ("first", "all", or a CaptionPolicy: all texts that it may ask for are encoded), caption_lines, caption,
+            captions ("first", "all", or a CaptionPolicy: all texts that it may ask for are encoded), caption_lines, caption, roles,
             vae, text_encoder, revision, variant, text_dtype, vae_dtype, latents, procs, device, batch_size, compile, workers, rank,
             world_size, strict, replace.
 
@@ -130,7 +132,7 @@ def precompute(
     observer = Observer(Layout.at(request.store))
     tell = observer.following(on_progress) if on_progress else None
     with number_if_there(Layout.at(request.store), request.name) as number:
-        in_memory = list_in_memory(request.sources, held, caption_lines=request.caption_lines, caption=request.caption)
+        in_memory = list_in_memory(request.sources, held, caption_lines=request.caption_lines, caption=request.caption, roles=request.roles)
         if loaded is not None:
             with loaded.evaluating(), _as_it_was(os.environ):
                 report = precompute_here(request, on_progress=tell, cancel=cancel, loaded=loaded, in_memory=in_memory, number=number)
@@ -166,7 +168,7 @@ def plan(
     asked = {"encode": encode, "encode_arg": encode_args, **options}
     request, held, loaded = read_arguments("plan", data, model, store, asked)
     with _as_it_was(os.environ):
-        in_memory = list_in_memory(request.sources, held, caption_lines=request.caption_lines, caption=request.caption)
+        in_memory = list_in_memory(request.sources, held, caption_lines=request.caption_lines, caption=request.caption, roles=request.roles)
         return forecast_of(request, loaded, in_memory)
 
 
@@ -258,8 +260,8 @@ def report_if_made(request: PrecomputeRequest, rank_info: RankInfo, say: Say) ->
 
 
 def _is_same(hints: Mapping[str, Json], recorded: Mapping[str, Any]) -> bool:
-    """Whether options are those that a catalog records, which also names the way of resizing that was chosen."""
-    return {**hints, "resample": hints["resample"] or recorded.get("resample")} == recorded
+    """Whether options are those that a catalog records. Of options that are chosen at planning, it records what was chosen."""
+    return {**hints, **{name: recorded.get(name) for name in _CHOSEN if hints[name] is None}} == recorded
 
 
 def _look_first(

@@ -19,7 +19,6 @@ from cachestore.core.inputs import (
     references_of,
 )
 from cachestore.core.keys import KEY_BYTES, Json, Key, digest_opened
-from cachestore.core.samples import VIDEO
 from cachestore.files.table import Digests
 from cachestore.jobs.columns import as_text, cells_of, framing, has_same_rows, has_same_texts, images_in, inputs, numbers, rows
 from cachestore.jobs.task import FileReader
@@ -141,12 +140,12 @@ class Presence:
 
     def digest(self, request: Mapping[str, Json]) -> tuple[bytes, Stat]:
         """Return the digest of a request's files as they are now, and their combined (size, mtime_ns). Raises OSError."""
-        if VIDEO in request:
-            with self.files.open(str(request[VIDEO])) as (file, stat):
-                return bytes.fromhex(digest_opened(file)), stat
-        read = [self.files.read(reference) for reference in references_of(request)]
-        inputs = digests_of(request, [data for data, _stat in read])
-        return bytes.fromhex(combined_digest(inputs)), combined_stat([stat for _data, stat in read])
+        found: list[tuple[str, Stat]] = []
+        for reference in references_of(request):
+            with self.files.open(reference) as (file, stat):
+                found.append((digest_opened(file), stat))
+        inputs = digests_of(request, [digest for digest, _stat in found])
+        return bytes.fromhex(combined_digest(inputs)), combined_stat([stat for _digest, stat in found])
 
     def has_other_bytes(self, index: int, outcomes: Outcomes) -> bool:
         """Return whether the files of a unit contain other bytes now. If not, record their new size and time."""

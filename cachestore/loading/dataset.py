@@ -50,7 +50,8 @@ class CachedDataset(Dataset[SampleDict]):
     - `caption`, the one of its embeddings, chosen by the policy `captions`; `sample_id`; and the extra columns of its source;
     - `original_size` and `target_size` (height, width), `crop_top_left` (top, left), int64;
     - with control images, `control_latents`: [C, h, w] if each sample of the data set has exactly one and `buckets` keep these of one
-      size, else a list of such tensors. A part (`select`) has the form of the whole;
+      size, else a list of such tensors. A part (`select`) has the form of the whole. The same for references and roles of your own;
+    - with conditions, what the pipeline's denoiser takes, such as `condition` and `image_embeds` (docs/families.md);
     - with masks, `mask`: float32 [1, h, w] in 0..1, with the height and width of the latents; ones for a sample without a mask;
     - with videos, `num_frames` (int64, as encoded; 1 for a picture) and `fps` (float32; 0 for a picture).
 
@@ -88,10 +89,10 @@ class CachedDataset(Dataset[SampleDict]):
             captions: which caption a sample has in each epoch, and how often the empty one: a pure function of (seed, epoch, sample id).
                 Pass the policy that `precompute` got, or one that needs no more captions; "first", "random" and "all" stand for a
                 policy that chooses so. Default: the first caption of each sample.
-            fields: which of `latents`, `control_latents`, `mask` and the text encoders' outputs to return; by default all. A component
-                of a joined output has a name too, such as `prompt_embeds.text_encoder_2`, and is returned as stored. Entries without a
-                wanted field are not read; other entries are read whole, as their checksum covers all bytes. Captions, ids and extra
-                columns are always returned, sizes with the latents.
+            fields: which of `latents`, `control_latents`, `mask`, conditions and the text encoders' outputs to return; by default all. A
+                component of a joined output has a name too, such as `prompt_embeds.text_encoder_2`, and is returned as stored. Entries
+                without a wanted field are not read; other entries are read whole, as their checksum covers all bytes. Captions, ids and
+                extra columns are always returned, sizes with the latents.
             dtype: cast the floating point tensors of entries to this one; by default they have the dtype in which they were stored.
             generation: the catalog's generation; by default the newest. Several ranks must pass the same.
             resolution: which one, if samples were encoded at several. To use all, mix one data set for each (MixedDataset).
@@ -139,7 +140,7 @@ class CachedDataset(Dataset[SampleDict]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Paths, options, the shared epoch, and what is known about all rows. No rows and no descriptors."""
-        found = {"digest": self._selection.catalog.digest, "has_one_control": self._selection.has_one_control}
+        found = {"digest": self._selection.catalog.digest, "stacked": self._selection.stacked}
         complete = None if len(self._selection.complete) == len(self._selection.catalog) else self._selection.complete
         return {"reader": self._reader, "options": self._selection.options, "epoch": self._selection.epoch, "complete": complete, **found}
 
@@ -150,7 +151,7 @@ class CachedDataset(Dataset[SampleDict]):
         with _Naming(options.called):
             catalog = open_catalog(path, generation=options.generation, digest=state["digest"])
             complete = state["complete"] if state["complete"] is not None else np.arange(len(catalog), dtype=np.int64)
-            selection = Selection(catalog, complete, options, state["epoch"], has_one_control=state["has_one_control"])
+            selection = Selection(catalog, complete, options, state["epoch"], stacked=state["stacked"])
             self._show(reader, selection)
 
     def __repr__(self) -> str:
@@ -323,7 +324,9 @@ class CachedDataset(Dataset[SampleDict]):
     @property
     def recipes_in_use(self) -> Mapping[str, Recipe]:
         """As `recipes`, but only for encoders whose tensors are returned. Masks are made without a model."""
-        columns = [part.column for part in (*self._selection.texts, self._selection.latents, self._selection.controls) if part is not None]
+        chosen = self._selection
+        returned = (*chosen.texts, chosen.latents, *chosen.conditions, *chosen.embeds, *chosen.shown)
+        columns = [part.column for part in returned if part is not None]
         return {column.encoder: self._selection.catalog.recipes[column.fingerprint] for column in columns}
 
     @property
@@ -354,7 +357,7 @@ class CachedDataset(Dataset[SampleDict]):
     @property
     def has_control_lists(self) -> bool:
         """Whether samples have lists of control latents, as not each has exactly one."""
-        return self._selection.controls is not None and not self._selection.has_one_control
+        return any(one.name not in self._selection.stacked for one in self._selection.shown)
 
     @property
     def mask_name(self) -> str | None:

@@ -9,8 +9,8 @@ from cachestore.core.dtypes import TORCH_NAMES
 from cachestore.core.keys import Recipe
 from cachestore.core.read_block import TextBlock
 from cachestore.core.samples import MASK
-from cachestore.loading.selection import CONTROL_LATENTS, LATENTS, Selection
-from cachestore.loading.wanted import LatentsColumn
+from cachestore.loading.selection import Selection
+from cachestore.loading.wanted import LATENTS, LatentsColumn
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -32,17 +32,16 @@ class Feature:
 
 def features_of(selection: Selection) -> dict[str, Feature]:
     """By name, what a batch of these samples may have, without lists of plain values."""
-    recipes, latents, controls = selection.catalog.recipes, selection.latents, selection.controls
+    recipes, latents = selection.catalog.recipes, selection.latents
     cast = selection.options.dtype
     found: dict[str, Feature] = {}
     if latents is not None:
         found[LATENTS] = _latents(recipes[latents.column.fingerprint], latents, cast)
     if selection.masks is not None:
         found[MASK] = Feature(cast or torch.float32, (None, 1, None, None))
-    if controls is not None:
-        one = _latents(recipes[controls.column.fingerprint], controls, cast)
-        found[CONTROL_LATENTS] = one if selection.has_one_control else Feature(one.dtype, None)
-    for text in selection.texts:
+    found |= {one.name: _latents(recipes[one.column.fingerprint], one, cast) for one in (*selection.conditions, *selection.shown)}
+    found |= {one.name: Feature(found[one.name].dtype, None) for one in selection.shown if one.name not in selection.stacked}
+    for text in (*selection.embeds, *selection.texts):
         found |= _texts(recipes[text.column.fingerprint], text.block, cast)
     facts = frozenset[str]() if latents is None else latents.column.facts.keys()
     found |= {name: Feature(torch.int64, (None, 2)) for name, fact in SIZES.items() if fact in facts}

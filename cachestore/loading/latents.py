@@ -52,7 +52,7 @@ def read_latents(block: LatentsBlock, wanted: LatentsAs, stored: Mapping[str, to
 def read_latents_into(block: LatentsBlock, wanted: LatentsAs, stored: torch.Tensor, noise: Sequence[int], out: torch.Tensor) -> None:
     """As `read_latents` for a whole batch `[B, ...]`, bit for bit. `noise` has a seed for each sample; `stored` may be overwritten."""
     if block.stored != "moments":
-        _normalise_into(block, stored, out)
+        _normalise_into(block, stored, _behind_marks(block, out))
         return
     mean, logvar = torch.chunk(stored, 2, dim=1)
     match wanted:
@@ -67,6 +67,17 @@ def read_latents_into(block: LatentsBlock, wanted: LatentsAs, stored: torch.Tens
                 row.normal_(generator=generator.manual_seed(seed))
             std = logvar.clamp_(_LOGVAR_LEAST, _LOGVAR_MOST).mul_(0.5).exp_()
             _normalise_into(block, drawn.mul_(std).add_(mean), out)
+
+
+def _behind_marks(block: LatentsBlock, out: torch.Tensor) -> torch.Tensor:
+    """Write into a batch's first channels which frames are given, and return the others."""
+    if not block.marks:
+        return out
+    marks = out[:, : block.temporal_factor].zero_()
+    marks[:, :, 0] = 1
+    if "last" in block.marks:
+        marks[:, -1, -1] = 1
+    return out[:, block.temporal_factor :]
 
 
 def _normalise_into(block: LatentsBlock, latents: torch.Tensor, out: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,9 +17,9 @@ from cachestore.loading.cast import cast
 from cachestore.loading.collate import ReadSample, SampleDict
 from cachestore.loading.columns import batch_clips, batch_sizes, control_keys, sizes_of, variant_keys
 from cachestore.loading.latents import mask_shape, noise_seed, read_latents, read_mask
-from cachestore.loading.selection import CONTROL_LATENTS, LATENTS, SAMPLE_ID, Chosen, Selection, key_of_caption
+from cachestore.loading.selection import SAMPLE_ID, Chosen, Selection, key_of_caption
 from cachestore.loading.texts import read_outputs
-from cachestore.loading.wanted import CAPTION, LatentsColumn, MaskColumn, text_columns
+from cachestore.loading.wanted import CAPTION, LATENTS, LatentsColumn, MaskColumn, text_columns
 from cachestore.store.reader import Reader
 
 
@@ -90,20 +91,27 @@ class Rows:
             seed, epoch = selection.options.seed, selection.epoch.get()
             noise = [noise_seed(seed, epoch, sample_id) if latents.form == "sample" else 0 for sample_id in ids]
             parts.append(LatentsPart(LATENTS, latents.block, latents.form, variant_keys(latents.column, rows, variants), noise))
+        for one in selection.conditions:
+            noise = [self._noise(one, sample_id) for sample_id in ids]
+            parts.append(LatentsPart(one.name, one.block, one.form, variant_keys(one.column, rows, variants), noise))
         if selection.masks is not None and (masks := self._mask_part(selection.masks, rows, variants)) is not None:
             parts.append(masks)
-        if selection.controls is not None:
-            parts.append(self._controls_part(selection.controls, rows, variants))
+        parts += [self._shown_part(one, rows, variants) for one in selection.shown]
+        parts += [TextPart(one.block, variant_keys(one.column, rows, variants)) for one in selection.embeds]
         parts += [TextPart(text.block, selection.text_keys(text, rows, texts)) for text in selection.texts]
         return [part for part in parts if part.keys or isinstance(part, MaskPart | ControlsPart)]
 
-    def _controls_part(self, controls: LatentsColumn, rows: Sequence[int], variants: Sequence[int]) -> Part:
+    def _noise(self, latents: LatentsColumn, sample_id: str) -> int:
+        """The seed of a condition's noise, which is not that of the sample's own latents."""
+        return noise_seed(self._selection.options.seed, self._selection.epoch.get(), f"{sample_id}/{latents.name}")
+
+    def _shown_part(self, shown: LatentsColumn, rows: Sequence[int], variants: Sequence[int]) -> Part:
         """Control images: stacked if every sample of the data set has exactly one, else a list for each sample."""
-        if self._selection.has_one_control:
-            keys = variant_keys(controls.column, rows, variants)
-            return LatentsPart(CONTROL_LATENTS, controls.block, controls.form, keys, [0] * len(rows))
-        cells = [control_keys(controls.column, row, variant) for row, variant in zip(rows, variants, strict=True)]
-        return ControlsPart(CONTROL_LATENTS, controls.block, controls.form, cells)
+        if shown.name in self._selection.stacked:
+            keys = variant_keys(shown.column, rows, variants)
+            return LatentsPart(shown.name, shown.block, shown.form, keys, [0] * len(rows))
+        cells = [control_keys(shown.column, row, variant) for row, variant in zip(rows, variants, strict=True)]
+        return ControlsPart(shown.name, shown.block, shown.form, cells)
 
     def _mask_part(self, masks: MaskColumn, rows: Sequence[int], variants: Sequence[int]) -> MaskPart | None:
         """Masks, and the shape of the missing ones if it is the same for all. None if no sample has a picture."""
@@ -118,18 +126,23 @@ class Rows:
         self, row: int, sample_id: str, text: int | None, variant: int, stored: Sequence[Mapping[str, torch.Tensor] | None]
     ) -> SampleDict:
         """Make a sample. `stored` has the entries of the keys that `Selection.row_keys` gives for this row."""
-        selection, rest = self._selection, list(stored[len(self._selection.texts) :])
+        selection, rest = self._selection, iter(stored[len(self._selection.texts) :])
         sample: SampleDict = {}
         sizes: dict[str, torch.Tensor] = {}
-        if selection.latents is not None and (tensors := rest.pop(0)) is not None:
+        if selection.latents is not None and (tensors := next(rest)) is not None:
             seed = noise_seed(selection.options.seed, selection.epoch.get(), sample_id)
             sample[LATENTS] = read_latents(selection.latents.block, selection.latents.form, tensors, seed)
             sizes = sizes_of(selection.latents.column, row, variant)
-        if selection.masks is not None and (mask := self._mask(selection.masks, row, rest.pop(0))) is not None:
+        if selection.masks is not None and (mask := self._mask(selection.masks, row, next(rest))) is not None:
             sample[MASK] = mask
-        if selection.controls is not None:
-            made = [read_latents(selection.controls.block, selection.controls.form, found) for found in rest if found is not None]
-            sample[CONTROL_LATENTS] = made[0] if selection.has_one_control else made
+        for one, found in zip(selection.conditions, rest, strict=False):
+            sample |= {} if found is None else {one.name: read_latents(one.block, one.form, found, self._noise(one, sample_id))}
+        for one, found in zip(selection.embeds, rest, strict=False):
+            sample |= {} if found is None else read_outputs(one.block, found)
+        for one in selection.shown:
+            count = len(control_keys(one.column, row, variant))
+            made = [read_latents(one.block, one.form, found) for found in islice(rest, count) if found is not None]
+            sample[one.name] = made[0] if one.name in selection.stacked else made
         for one, found in zip(selection.texts, stored, strict=False):
             sample |= read_outputs(one.block, found) if found is not None else {}
         sample = ReadSample(cast(sample, selection.options.dtype))

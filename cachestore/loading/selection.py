@@ -22,7 +22,7 @@ from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, FormatError, MissingEntry
 from cachestore.core.inputs import IMAGES, SOURCE, SOURCE_WEIGHT, caption_key
 from cachestore.core.keys import Key, digest_parts
-from cachestore.core.samples import CONTROL, MASK
+from cachestore.core.samples import MASK
 from cachestore.core.words import plural
 from cachestore.files.paths import Layout
 from cachestore.files.table import take
@@ -30,13 +30,20 @@ from cachestore.loading.columns import NO_EXTRAS, Bucket, bucket_groups, control
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.latents import check_form
 from cachestore.loading.order import turn_of
-from cachestore.loading.wanted import TextColumn, chosen_fields, latents_column, mask_column, text_columns, trained_column, variants_of
+from cachestore.loading.wanted import (
+    LATENTS,
+    TextColumn,
+    chosen_fields,
+    condition_columns,
+    mask_column,
+    shown_columns,
+    text_columns,
+    trained_column,
+    variants_of,
+)
 from cachestore.storage.catalog import Catalog
 
-CONTROL_LATENTS: Final = "control_latents"
 SAMPLE_ID: Final = "sample_id"
-LATENTS: Final = "latents"
-"""The name of a picture's latents in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +92,9 @@ class Selection:
     """The rows and columns of one catalog that a data set returns."""
 
     def __init__(
-        self, catalog: Catalog, complete: NDArray[np.int64], options: DataOptions, epoch: Epoch, *, has_one_control: bool | None = None
+        self, catalog: Catalog, complete: NDArray[np.int64], options: DataOptions, epoch: Epoch, *, stacked: frozenset[str] | None = None
     ) -> None:
-        """Select from the `complete` rows, for which every encoder succeeded. `has_one_control` is None if not known yet."""
+        """Select from the `complete` rows, for which every encoder succeeded. `stacked` is None if not known yet."""
         self.options = options
         self.epoch = epoch
         self.catalog = catalog
@@ -98,33 +105,42 @@ class Selection:
         resolution, form = options.resolution, options.latents
         self.pictures = trained_column(catalog, resolution, form)
         """The column that buckets come from, even if it is not returned."""
-        texts, pictures, controls = text_columns(catalog), self.pictures, latents_column(catalog, CONTROL, resolution, form)
-        masks = mask_column(catalog, resolution, pictures)
-        made = {name for name, column in ((LATENTS, pictures), (CONTROL_LATENTS, controls), (MASK, masks)) if column is not None}
-        self.fields = chosen_fields(texts, made, options.fields)
-        self.texts = [replace(text, block=text.block.only(self.fields)) for text in texts if set(text.block.fields()) & self.fields]
+        texts, pictures, shown = text_columns(catalog), self.pictures, shown_columns(catalog, resolution, form)
+        masks, (conditions, embeds) = mask_column(catalog, resolution, pictures), condition_columns(catalog, resolution)
+        made = {name for name, column in ((LATENTS, pictures), (MASK, masks)) if column is not None}
+        self.fields = chosen_fields([*texts, *embeds], made | {one.name for one in (*shown, *conditions)}, options.fields)
+        self.texts = self._returned(texts)
+        self.embeds = self._returned(embeds)
+        """Embeddings of images, whose variants are those of the picture or video."""
         self.latents = pictures if LATENTS in self.fields else None
-        self.controls = controls if CONTROL_LATENTS in self.fields else None
+        self.conditions = [one for one in conditions if one.name in self.fields]
+        self.shown = [one for one in shown if one.name in self.fields]
+        """Latents of control images and references, of which a sample may have several."""
         self.masks = masks if MASK in self.fields else None
         self.variants = variants_of(catalog, pictures, resolution)
         """Number of variants of each picture, or of clips of each video; an array by row if these differ."""
         check_form(None if self.latents is None else self.latents.block, form)
-        if has_one_control is None and self.controls is not None:
-            has_one_control = is_one_a_bucket(self.controls.column, pictures.column if pictures is not None else None, self.rows)
-        self.has_one_control = bool(has_one_control)
+        if stacked is None:
+            own = pictures.column if pictures is not None else None
+            stacked = frozenset(one.name for one in self.shown if is_one_a_bucket(one.column, own, self.rows))
+        self.stacked = stacked
+        """The names of `shown` of which each sample has exactly one, so that they can be stacked."""
         self.has_extras = has_extras(catalog.extras)
         self.encoded = CaptionPolicy() if options.captions is None else _encoded_for(catalog)
+
+    def _returned(self, columns: Sequence[TextColumn]) -> list[TextColumn]:
+        return [replace(one, block=one.block.only(self.fields)) for one in columns if set(one.block.fields()) & self.fields]
 
     def only(self, indices: NDArray[np.int64]) -> "Selection":
         """The samples at these indices, with their own epoch. Controls keep the form of the whole, so that parts can be mixed."""
         chosen = indices if self.options.selection is None else self.options.selection[indices]
         options = replace(self.options, selection=chosen)
-        return Selection(self.catalog, self.complete, options, Epoch(self.epoch.get()), has_one_control=self.has_one_control)
+        return Selection(self.catalog, self.complete, options, Epoch(self.epoch.get()), stacked=self.stacked)
 
     def cast(self, dtype: torch.dtype | None) -> "Selection":
         """The same samples in another dtype, with the same epoch."""
         options = replace(self.options, dtype=dtype)
-        return Selection(self.catalog, self.complete, options, self.epoch, has_one_control=self.has_one_control)
+        return Selection(self.catalog, self.complete, options, self.epoch, stacked=self.stacked)
 
     def check_captions(self, holds: Callable[[Key], bool]) -> None:
         """Check that the policy needs only encoded captions. Raises BadInput, MissingEntry, FormatError."""
@@ -239,14 +255,14 @@ class Selection:
         return [turn_of(variants, epoch, "views", seed, sample_id) for variants, sample_id in zip(each, ids, strict=True)]
 
     def row_keys(self, chosen: Chosen) -> list[list[Key | None]]:
-        """For each row, the keys of the returned columns: texts, latents, masks, controls. None if the row has no cell there."""
+        """For each row, the keys of the returned columns: texts, latents, masks, conditions, embeds, shown images. None without a cell."""
         return [self._row_keys(row, text, variant) for row, _id, text, variant in zip(*chosen, strict=True)]
 
     def _row_keys(self, row: int, text: int | None, variant: int) -> list[Key | None]:
-        columns = [part.column for part in (self.latents, self.masks) if part is not None]
+        columns = [part.column for part in (self.latents, self.masks, *self.conditions, *self.embeds) if part is not None]
         keys = [next(iter(variant_keys(column, [row], [variant])), None) for column in columns]
         texts = [next(iter(self.text_keys(one, [row], [text])), None) for one in self.texts]
-        return [*texts, *keys, *(control_keys(self.controls.column, row, variant) if self.controls is not None else ())]
+        return [*texts, *keys, *(key for one in self.shown for key in control_keys(one.column, row, variant))]
 
     def text_keys(self, texts: TextColumn, rows: Sequence[int], chosen: Sequence[int | None]) -> list[Key]:
         """The key of the chosen caption of each row, or of the empty caption. Skips rows without captions."""
@@ -271,7 +287,7 @@ class Selection:
         if all(text == NO_EXTRAS for text in texts):
             return ()
         found: list[dict[str, Any]] = [json.loads(text) for text in texts]
-        taken = {*made, *SIZES, *(name for text in self.texts for name in text.block.names())}
+        taken = {*made, *SIZES, *(name for text in (*self.texts, *self.embeds) for name in text.block.names())}
         for row, extras in zip(rows, found, strict=True):
             if clash := sorted(taken.intersection(extras)):
                 raise BadInput(

@@ -11,12 +11,14 @@ from cachestore.core.batch_shapes import LatentsAs
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import cells_each
 from cachestore.core.read_block import LatentsBlock, MaskBlock, TextBlock, parse_latents, parse_mask, parse_text
-from cachestore.core.samples import CONTROL, IMAGE, MASK, VIDEO
+from cachestore.core.samples import IMAGE, MASK, VIDEO
 from cachestore.loading.columns import joined
 from cachestore.storage.catalog import Catalog, KeyColumn
 
 CAPTION: Final = "caption"
 """The role of key columns made from captions."""
+LATENTS: Final = "latents"
+"""The name of a picture's latents in a batch, and of their encoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +31,10 @@ class TextColumn:
 
 @dataclass(frozen=True, slots=True)
 class LatentsColumn:
-    """The key column of a VAE: of pictures, videos or control images."""
+    """The key column of a VAE: of pictures or videos, of control images, or of a condition."""
 
+    name: str
+    """Its name in a batch."""
     column: KeyColumn
     block: LatentsBlock
     form: LatentsAs
@@ -92,24 +96,52 @@ def check_variants(catalog: Catalog) -> None:
             raise FormatError(f"{column.encoder} does not have {each} variants of each {column.role}; run `cachestore precompute` again")
 
 
-def _images_column(catalog: Catalog, role: str, resolution: int | None) -> KeyColumn | None:
-    columns = (column for column in catalog.columns if column.role == role)
-    return next((column for column in columns if resolution is None or column.options.get("resolution") == resolution), None)
+def _image_columns(catalog: Catalog, resolution: int | None) -> list[KeyColumn]:
+    """The columns made from images, at the chosen resolution."""
+    columns = (column for column in catalog.columns if column.role != CAPTION)
+    return [column for column in columns if resolution is None or column.options.get("resolution") == resolution]
 
 
-def latents_column(catalog: Catalog, role: str, resolution: int | None, form: LatentsAs) -> LatentsColumn | None:
-    """The VAE's column for this role, at the chosen resolution; None if there is none."""
-    column = _images_column(catalog, role, resolution)
-    if column is None:
-        return None
-    block = parse_latents(catalog.recipes[column.fingerprint])
-    is_shown = role == CONTROL and form == "sample" and block.stored == "moments"
-    return LatentsColumn(column, block, "mean" if is_shown else form)
+def _images_column(catalog: Catalog, encoder: str, role: str, resolution: int | None) -> KeyColumn | None:
+    columns = _image_columns(catalog, resolution)
+    return next((column for column in columns if (column.encoder, column.role) == (encoder, role)), None)
+
+
+def shown_columns(catalog: Catalog, resolution: int | None, form: LatentsAs) -> list[LatentsColumn]:
+    """The latents of control images, references and the like: `ROLE_latents` in a batch."""
+    found: dict[str, LatentsColumn] = {}
+    for column in _image_columns(catalog, resolution):
+        if column.encoder == LATENTS and column.role not in (IMAGE, VIDEO):
+            block = parse_latents(catalog.recipes[column.fingerprint])
+            own: LatentsAs = "mean" if form == "sample" and block.stored == "moments" else form
+            found.setdefault(column.role, LatentsColumn(f"{column.role}_{LATENTS}", column, block, own))
+    return list(found.values())
+
+
+def condition_columns(catalog: Catalog, resolution: int | None) -> tuple[list[LatentsColumn], list[TextColumn]]:
+    """The inputs of the denoiser that are made from further images: latents as the pipeline makes them, and embeddings."""
+    latents: dict[str, LatentsColumn] = {}
+    embeds: dict[str, TextColumn] = {}
+    for column in _image_columns(catalog, resolution):
+        recipe = catalog.recipes[column.fingerprint]
+        if column.encoder in {LATENTS, MASK}:
+            continue
+        if "outputs" in recipe.read:
+            embeds.setdefault(column.encoder, TextColumn(column, parse_text(recipe)))
+        else:
+            block = parse_latents(recipe)
+            latents.setdefault(column.encoder, LatentsColumn(block.name or column.encoder, column, block, "sample"))
+    return list(latents.values()), list(embeds.values())
+
+
+def _latents_column(catalog: Catalog, role: str, resolution: int | None, form: LatentsAs) -> LatentsColumn | None:
+    column = _images_column(catalog, LATENTS, role, resolution)
+    return None if column is None else LatentsColumn(LATENTS, column, parse_latents(catalog.recipes[column.fingerprint]), form)
 
 
 def trained_column(catalog: Catalog, resolution: int | None, form: LatentsAs) -> LatentsColumn | None:
     """The column to train on: of pictures, of videos, or both as one."""
-    pictures, videos = (latents_column(catalog, role, resolution, form) for role in (IMAGE, VIDEO))
+    pictures, videos = (_latents_column(catalog, role, resolution, form) for role in (IMAGE, VIDEO))
     if pictures is None or videos is None:
         return pictures or videos
     if not len(pictures.column.keys) or not len(videos.column.keys):
@@ -121,7 +153,8 @@ def trained_column(catalog: Catalog, resolution: int | None, form: LatentsAs) ->
 
 def variants_of(catalog: Catalog, trained: LatentsColumn | None, resolution: int | None) -> int | NDArray[np.int64]:
     """The number of variants of what is trained on; an array by row if pictures and videos differ."""
-    found = [column for role in (IMAGE, VIDEO) if (column := _images_column(catalog, role, resolution)) is not None and len(column.keys)]
+    columns = (_images_column(catalog, LATENTS, role, resolution) for role in (IMAGE, VIDEO))
+    found = [column for column in columns if column is not None and len(column.keys)]
     each = [cells_each(column.options) for column in found]
     if trained is None or not found or len(set(each)) == 1:
         return each[0] if each else 1
@@ -131,7 +164,7 @@ def variants_of(catalog: Catalog, trained: LatentsColumn | None, resolution: int
 
 def mask_column(catalog: Catalog, resolution: int | None, pictures: LatentsColumn | None) -> MaskColumn | None:
     """The column of masks; None if there is none, or no pictures to go with them."""
-    column = _images_column(catalog, MASK, resolution)
+    column = _images_column(catalog, MASK, MASK, resolution)
     if column is None or pictures is None:
         return None
     patch = pictures.block.patchify if pictures.form in {"sample", "mean"} else 1

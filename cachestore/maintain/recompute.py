@@ -17,7 +17,7 @@ from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch
 from cachestore.core.inputs import cells_each, combined_digest, options_for, request_for
 from cachestore.core.keys import Json, Key, Recipe, canonical
-from cachestore.core.samples import CAPTION
+from cachestore.core.samples import CAPTION, images_of
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import first_of, plural
 from cachestore.encode.batches import Batches
@@ -70,7 +70,7 @@ class _Cell:
         role, each = self.column.role, cells_each(self.column.options)
         number, variant = divmod(self.index - self.column.at[self.row], each)
         images = {name: references[at[self.row] : at[self.row + 1]] for name, (at, references) in self.catalog.images.items()}
-        value = (self.catalog.row_captions(self.row) if role == CAPTION else images[role])[number]
+        value = (self.catalog.row_captions(self.row) if role == CAPTION else images_of(images, role))[number]
         options = options_for(self.column.options, json.loads(self.catalog.extras[self.row]))
         request = request_for(role, options, value, images, variant)
         if not is_imported(self.recipe):

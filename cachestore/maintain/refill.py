@@ -15,6 +15,7 @@ from cachestore.core.ranks import RankInfo
 from cachestore.core.words import first_of, plural
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import MARKER, Layout
+from cachestore.jobs.columns import images_in
 from cachestore.jobs.comparison import compare
 from cachestore.jobs.options import PrecomputeRequest, python_call
 from cachestore.jobs.planning import Wanted, look_at_request
@@ -224,10 +225,9 @@ def _gone(catalog: Catalog, wanted: Wanted, missing: AbstractSet[Key]) -> list[s
     """Return the samples with missing entries whose picture is gone."""
     gone: dict[str, None] = {}
     for column in catalog.columns:
-        at, references = catalog.images.get(column.role, ((), ()))
         for row, sample in enumerate(catalog.ids):
             if not missing.isdisjoint(key for key in column.row_keys(row) if key is not None):
-                made_of = references[at[row] : at[row + 1]] if at else ()
+                made_of = images_in(catalog, row, column.role)
                 if any(wanted.listing.stat(reference) is None for reference in made_of):
                     gone[sample] = None
     return list(gone)

@@ -34,14 +34,24 @@ InMemory = Mapping[int, Listing]
 """By number of the source, the listings of sources in memory."""
 
 
-def list_path(data: str | Path, *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False) -> Listing:
-    """List what a path names: a folder, a manifest, a prompt list, or tars; also their `videos` if that is set. Raises BadInput."""
+def list_path(
+    data: str | Path,
+    *,
+    caption_lines: CaptionLines = "whole",
+    caption: str | None = None,
+    videos: bool = False,
+    roles: Sequence[str] = (),
+) -> Listing:
+    """List what a path names: a folder, a manifest, a prompt list, or tars; also their `videos` if that is set. Raises BadInput.
+
+    `roles` are the user's own, beside those of the table.
+    """
     tars = tars_at(data)
     if tars is not None:
-        return list_tars(tars, caption_lines=caption_lines, caption=caption, videos=videos)
+        return list_tars(tars, caption_lines=caption_lines, caption=caption, videos=videos, roles=roles)
     if is_temporary(Path(data).name) and Path(data).is_file():
         return list_rows(Path(data), pipe_files(os.environ))
-    return list_source(data, caption_lines=caption_lines, caption=caption, videos=videos)
+    return list_source(data, caption_lines=caption_lines, caption=caption, videos=videos, roles=roles)
 
 
 def files_of(data: str | Path) -> Files:
@@ -71,10 +81,17 @@ def as_sources(data: object) -> tuple[str, tuple[Source, ...], dict[int, object]
     return "", tuple(replace(source, data=index) for source, index in zip(sources, paths, strict=True)), held
 
 
-def list_in_memory(sources: Sequence[Source], held: Mapping[int, object], *, caption_lines: CaptionLines, caption: str | None) -> InMemory:
+def list_in_memory(
+    sources: Sequence[Source],
+    held: Mapping[int, object],
+    *,
+    caption_lines: CaptionLines,
+    caption: str | None,
+    roles: Sequence[str] = (),
+) -> InMemory:
     """List the sources in memory. Raises BadInput."""
     own = [caption if source.caption is None else source.caption for source in sources]
-    return {number: list_objects(data, caption_lines=caption_lines, caption=own[number]) for number, data in held.items()}
+    return {number: list_objects(data, caption_lines=caption_lines, caption=own[number], roles=roles) for number, data in held.items()}
 
 
 def labels_of(sources: Sequence[Source]) -> list[str]:
@@ -110,6 +127,7 @@ def list_sources(
     caption_lines: CaptionLines = "whole",
     caption: str | None = None,
     videos: bool = False,
+    roles: Sequence[str] = (),
 ) -> Listing:
     """List several sources as one. `in_memory` are listings by number. Raises BadInput, also if two samples have the same id."""
     labels = labels_of(sources)
@@ -118,7 +136,7 @@ def list_sources(
     for number, source in enumerate(sources):
         own = caption if source.caption is None else source.caption
         try:
-            there = in_memory.get(number) or list_path(source.data, caption_lines=caption_lines, caption=own, videos=videos)
+            there = in_memory.get(number) or list_path(source.data, caption_lines=caption_lines, caption=own, videos=videos, roles=roles)
         except BadInput as error:
             problems.add(error)
         else:

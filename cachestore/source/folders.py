@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Final
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_text
-from cachestore.core.samples import IMAGE, VIDEO, Sample
+from cachestore.core.samples import BESIDE, IMAGE, VIDEO, Sample, goes_with
 from cachestore.files.paths import MARKER
 from cachestore.source.captions import CAPTION_SUFFIXES, CaptionLines, by_spelling, lines_of, normal, side_car
 from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Folder
@@ -21,33 +21,55 @@ from cachestore.source.rows import METADATA, from_manifest
 _SUFFIXES: Final = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 
 
-def list_source(data: str | Path, *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False) -> Listing:
+def list_source(
+    data: str | Path,
+    *,
+    caption_lines: CaptionLines = "whole",
+    caption: str | None = None,
+    videos: bool = False,
+    roles: Sequence[str] = (),
+) -> Listing:
     """List a folder, a manifest (`.jsonl`) or a prompt list (`.txt`). The listing may be empty.
 
     `caption_lines` says how to read a caption file: "whole" as one caption, "each" as one caption a line, "first" as its first line.
     Samples without a caption get `caption`, by default the empty one. Without `videos` the videos of a folder are only counted.
+    `roles` are the user's own, beside those of the table.
     Raises BadInput for a missing path, an unknown kind of file, a malformed row, or two samples with one id.
     """
     path = Path(data)
     if os.path.isdir(path):  # noqa: PTH112 - as below
         manifest = next((path / name for name in METADATA if (path / name).is_file()), None)
         if manifest is None:
-            return list_samples(Folder(path.absolute()), partial(_from_folder, path, caption_lines, videos=videos), path, caption)
+            return list_samples(
+                Folder(path.absolute()), partial(_from_folder, path, caption_lines, videos=videos, roles=roles), path, caption
+            )
     else:
         manifest = path if path.suffix.lower() in {".jsonl", ".txt"} and os.path.isfile(path) else None  # noqa: PTH113
     if manifest is not None and manifest.suffix.lower() == ".txt":
         return list_manifest(manifest, partial(_from_prompts, manifest), "whole", caption)
     if manifest is not None:
-        return list_manifest(manifest, partial(from_manifest, manifest, caption_lines), caption_lines, caption)
+        return list_manifest(manifest, partial(from_manifest, manifest, caption_lines, roles=roles), caption_lines, caption, roles)
     if not os.path.exists(path):  # noqa: PTH110 - Path's raises if access is refused
         raise BadInput(f"{path} does not exist, or this user may not read it")
     raise BadInput(f"{path} is not a folder of images, a manifest (.jsonl), a list of prompts (.txt) or a tar")
 
 
-def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, videos: bool) -> Iterator[Sample]:
+def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, videos: bool, roles: Sequence[str]) -> Iterator[Sample]:
     walk = _Walk(remarks)
-    for reference, path in sorted(walk.files_below(root), key=lambda item: by_spelling(item[0])):
+    found = sorted(walk.files_below(root), key=lambda item: by_spelling(item[0]))
+    kinds: dict[str, set[str]] = {}
+    for reference, path in found:
+        kinds.setdefault(_stem(reference), set()).add(VIDEO if path.suffix.lower() in VIDEO_SUFFIXES else IMAGE)
+    beside: dict[str, dict[str, list[str]]] = {}
+    for reference, path in found:
+        if path.suffix.lower() in IMAGE_SUFFIXES and (named := _named_role(_stem(reference), roles)) is not None and named[0] in kinds:
+            beside.setdefault(named[0], {}).setdefault(named[1], []).append(reference)
+            remarks.beside.append(reference)
+    others = set(remarks.beside)
+    for reference, path in found:
         role = VIDEO if path.suffix.lower() in VIDEO_SUFFIXES else IMAGE
+        if reference in others:
+            continue
         if role == VIDEO and not videos:
             remarks.videos += 1
             continue
@@ -57,8 +79,22 @@ def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, v
         except BadInput as error:
             walk.problems.add(error)
             continue
-        yield Sample(sample, {role: (reference,)}, captions)
+        stem = _stem(reference)
+        own = {name: tuple(those) for name, those in beside.get(stem, {}).items() if goes_with(name, role, kinds[stem])}
+        yield Sample(sample, {role: (reference,), **own}, captions)
     walk.problems.refuse(root)
+
+
+def _stem(reference: str) -> str:
+    return reference.rpartition(".")[0]
+
+
+def _named_role(stem: str, roles: Sequence[str]) -> tuple[str, str] | None:
+    """What a picture's name says, `cat.mask` or `cat.control.1`: the name of the file that it belongs to, and its role there."""
+    name, _dot, role = stem.rpartition(".")
+    if role.isdecimal():
+        name, _dot, role = name.rpartition(".")
+    return (name, role.lower()) if name and role.lower() in {*BESIDE, *roles} else None
 
 
 def _from_prompts(path: Path, remarks: Remarks) -> Iterator[Sample]:

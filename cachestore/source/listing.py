@@ -4,7 +4,7 @@ Equal listings have equal digests, whatever the order of the directory, the modi
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from cachestore.source.files import Files, Folder, Stat
 from cachestore.source.remarks import Remarks
 from cachestore.source.rows import METADATA, look_at_columns
 
-_ROWS_VERSION: Final = 2
+_ROWS_VERSION: Final = 3
 """Increase it when the same bytes of a manifest or metadata file become other samples: these then have another plan."""
 
 Parse = Callable[["Remarks"], Iterator[Sample]]
@@ -69,7 +69,7 @@ def list_samples(files: Files, parse: Parse, where: Path | str, caption: str | N
     return Listing(files, digest_parts("cachestore-content", *rows).hex(), walk)
 
 
-def list_manifest(path: Path, parse: Parse, caption_lines: CaptionLines, caption: str | None) -> Listing:
+def list_manifest(path: Path, parse: Parse, caption_lines: CaptionLines, caption: str | None, roles: Sequence[str] = ()) -> Listing:
     """List a manifest by the digest of its bytes. So no row is read if there is already a plan for it."""
     before = _digest(path)
 
@@ -81,6 +81,7 @@ def list_manifest(path: Path, parse: Parse, caption_lines: CaptionLines, caption
     kind = path.name.lower() if path.name in METADATA else path.suffix.lower()
     version = "" if kind == ".txt" else f" {_ROWS_VERSION}"
     parts = [kind + version, before, b"" if caption is None else canonical(caption), *([caption_lines] * (caption_lines != "whole"))]
+    parts += [canonical(["roles", *roles])] if roles else []
     return Listing(Folder(path.parent.absolute()), digest_parts("cachestore-content", *parts).hex(), walk)
 
 

@@ -18,7 +18,7 @@ from cachestore.core.arguments import as_many, as_mapping
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import in_place_of_time
 from cachestore.core.keys import Json, canonical, digest_parts
-from cachestore.core.samples import CONTROL, IMAGE, MASK, ROLES, VIDEO, Sample
+from cachestore.core.samples import BESIDE, IMAGE, ROLES, VIDEO, Sample
 from cachestore.core.words import first_of
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder
@@ -120,10 +120,10 @@ def _as_tiff(picture: Any) -> bytes:
 # Sequences of samples
 
 
-def list_objects(data: object, *, caption_lines: CaptionLines = "whole", caption: str | None = None) -> Listing:
+def list_objects(data: object, *, caption_lines: CaptionLines = "whole", caption: str | None = None, roles: Sequence[str] = ()) -> Listing:
     """List a sequence of `Sample`, or a Hugging Face data set with `Image(decode=False)`. Raises BadInput, also if two ids are equal."""
     if hasattr(data, "features") and hasattr(data, "column_names"):
-        return _list_columns(data, caption_lines, caption)
+        return _list_columns(data, caption_lines, caption, roles)
     if not isinstance(data, Sequence) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise BadInput(
             f"a source must be a path, a cs.Source, a sequence of cs.Sample or a Hugging Face data set, not {type(data).__name__}"
@@ -144,14 +144,16 @@ def list_objects(data: object, *, caption_lines: CaptionLines = "whole", caption
         return those[ref.number]
 
     memory = Memory(fetch)
-    return list_samples(memory, partial(_from_samples, samples, memory, caption_lines), "the samples given", caption)
+    return list_samples(memory, partial(_from_samples, samples, memory, caption_lines, roles=roles), "the samples given", caption)
 
 
 def _several(value: object) -> Sequence[object]:
     return cast("Sequence[object]", value) if isinstance(value, tuple | list) else (value,)
 
 
-def _from_samples(samples: Sequence[Sample], memory: Memory, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
+def _from_samples(
+    samples: Sequence[Sample], memory: Memory, caption_lines: CaptionLines, remarks: Remarks, *, roles: Sequence[str]
+) -> Iterator[Sample]:
     def parse(row: int) -> Iterator[Sample]:
         sample = samples[row]
         if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's
@@ -159,12 +161,13 @@ def _from_samples(samples: Sequence[Sample], memory: Memory, caption_lines: Capt
         where = f"sample {row} ({sample.id!r})"
         shown = as_mapping(f"{where}: images", sample.images, "a mapping from roles to pictures")
         images = {role: _references(memory, _PictureRef(row, role, 0, sample.id), value) for role, value in shown.items()}
-        if unknown := next((role for role in images if role not in ROLES), None):
-            raise BadInput(f"{where}: images of the unknown role {unknown!r} cannot be encoded; roles are {', '.join(ROLES)}")
+        if unknown := next((role for role in images if role not in {*ROLES, *roles}), None):
+            known = ", ".join((*ROLES, *roles))
+            raise BadInput(f"{where}: images of the unknown role {unknown!r} cannot be encoded; roles are {known}; roles= names your own")
         captions = [sample.captions] if isinstance(sample.captions, str) else list(as_many(f"{where}: captions", sample.captions, "texts"))
         extras = as_mapping(f"{where}: extras", sample.extras, "a mapping of columns")
         sizes = {name: list(value) for name, value in (("size", sample.size), ("crop", sample.crop)) if value is not None}
-        yield _from_columns({**extras, **sizes, **images, "id": sample.id, "caption": captions}, where, caption_lines, remarks)
+        yield _from_columns({**extras, **sizes, **images, "id": sample.id, "caption": captions}, where, caption_lines, remarks, roles)
 
     return taken(range(len(samples)), parse, "the samples given")
 
@@ -190,12 +193,12 @@ def _named(memory: Memory, ref: _PictureRef) -> str:
     return reference
 
 
-def _from_columns(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks) -> Sample:
+def _from_columns(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks, roles: Sequence[str]) -> Sample:
     """As `from_row`, for values of any type. Raises BadInput for values that JSON cannot hold."""
     if why := _why_not_json(dict(row)):
         column = next((column for column, value in row.items() if _why_not_json(value)), "")
         raise BadInput(f"{where}: the column {column!r} cannot be kept beside the sample ({why}); leave it out, or make it a text")
-    return from_row(row, where, caption_lines, remarks)
+    return from_row(row, where, caption_lines, remarks, roles)
 
 
 def _why_not_json(value: Json) -> str:
@@ -209,11 +212,11 @@ def _why_not_json(value: Json) -> str:
 # Hugging Face
 
 
-def _list_columns(data: Any, caption_lines: CaptionLines, caption: str | None) -> Listing:
+def _list_columns(data: Any, caption_lines: CaptionLines, caption: str | None, own: Sequence[str]) -> Listing:
     if not hasattr(data, "__len__"):
         raise BadInput("a streamed data set has no length, and may be different each time; load it (streaming=False), or save it as tars")
     plain = data.with_format(None)
-    columns = _picture_columns(plain.features)
+    columns = _picture_columns(plain.features, own)
     pictures = {role: plain.select_columns([column]) for role, column in columns.items()}
 
     def fetch(ref: _PictureRef) -> object:
@@ -234,8 +237,8 @@ def _list_columns(data: Any, caption_lines: CaptionLines, caption: str | None) -
             # Reads pictures only if a column holds several in a row.
             several: Any = pictures[role][row][column] if role in of_lists else (None,)
             found[role] = [_named(memory, _PictureRef(row, role, number, str(found["id"]))) for number in range(len(several or ()))]
-        check_row(found, where, dict.fromkeys(plain.column_names))
-        yield _from_columns(found, where, caption_lines, remarks)
+        check_row(found, where, dict.fromkeys(plain.column_names), own)
+        yield _from_columns(found, where, caption_lines, remarks, own)
 
     def parse_all(remarks: Remarks) -> Iterator[Sample]:
         remarks.columns.update(dict.fromkeys(plain.column_names if len(plain) else ()))
@@ -244,7 +247,7 @@ def _list_columns(data: Any, caption_lines: CaptionLines, caption: str | None) -
     return list_samples(memory, parse_all, "the data set given", caption)
 
 
-def _picture_columns(features: Mapping[str, Any]) -> dict[str, str]:
+def _picture_columns(features: Mapping[str, Any], own: Sequence[str]) -> dict[str, str]:
     """The picture columns by role. A single one may have any name. Raises BadInput for columns that cannot be used."""
     found = {name: kind for name, feature in features.items() if (kind := _picture_kind(feature)) is not None}
     for name, kind in found.items():
@@ -254,7 +257,7 @@ def _picture_columns(features: Mapping[str, Any]) -> dict[str, str]:
                 f" datasets.{type(kind).__name__}(decode=False))"
             )
     roles: dict[str, str] = {}
-    for role, kind_name, names in ((IMAGE, "Image", (IMAGE, CONTROL, MASK)), (VIDEO, "Video", (VIDEO,))):
+    for role, kind_name, names in ((IMAGE, "Image", (IMAGE, *BESIDE, *own)), (VIDEO, "Video", (VIDEO,))):
         columns = [name for name, kind in found.items() if type(kind).__name__ == kind_name]
         roles |= {name: name for name in columns if name in names}
         others = [name for name in columns if name not in names]
@@ -282,7 +285,7 @@ def write_rows(layout: Layout, listing: Listing, prefix: str) -> Path:
     make_folder(layout, layout.temporary)
     path, remarks = layout.new_temporary(), Remarks()
     samples = listing.samples(remarks)
-    kept = ("missing", "multi_line", "collapsed", "uncaptioned", "pictureless", "rows_without_picture", "misspelt")
+    kept = ("missing", "multi_line", "beside", "collapsed", "uncaptioned", "pictureless", "rows_without_picture", "misspelt")
     counts = {name: getattr(remarks, name) for name in kept}
     head = {"format": _FORMAT, "asked_as": prefix, **counts}
     with path.open("xb") as file:

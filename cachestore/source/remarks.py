@@ -26,6 +26,8 @@ class Remarks:
     """Labels of the sources that list nothing, if there are several sources."""
     videos: int = 0
     """Video files of a folder that are skipped."""
+    beside: list[str] = field(default_factory=list[str])
+    """Pictures of a folder that belong to another file, by their names."""
     replaced: list[str] = field(default_factory=list[str])
     """Members of tars that a later member of the same name replaces."""
     again: list[str] = field(default_factory=list[str])
@@ -50,7 +52,7 @@ class Remarks:
 
     def add(self, other: "Remarks", prefix: str = "") -> None:
         """Add the counts of one of several sources. `prefix` is put before the ids of its samples."""
-        for name in ("missing", "multi_line", "replaced", "again", "dead"):
+        for name in ("missing", "multi_line", "beside", "replaced", "again", "dead"):
             getattr(self, name).extend(f"{prefix}{one}" for one in getattr(other, name))
         for name in ("wordless", "uncaptioned", "pictureless", "rows_without_picture", "misspelt", "collapsed", "videos"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -69,6 +71,11 @@ class Remarks:
                 self.multi_line,
                 "caption has several lines ({}): the whole text is one caption (see --caption-lines)",
                 "captions have several lines ({}): each whole text is one caption (see --caption-lines)",
+            ),
+            (
+                self.beside,
+                "picture is no sample, as its name gives it a role of another file's sample ({})",
+                "pictures are no samples, as their names give them a role of another file's sample ({})",
             ),
             (range(self.collapsed), "duplicate prompt line is encoded once", "duplicate prompt lines are encoded once"),
             (self.empty, "source lists no samples ({})", "sources list no samples ({})"),

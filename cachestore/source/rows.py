@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import CROP, SIZE, are_whole
 from cachestore.core.keys import Json, digest_text
-from cachestore.core.samples import IMAGE, ROLES, VIDEO, Sample
+from cachestore.core.samples import IMAGE, ROLES, SHOWN, VIDEO, Sample
 from cachestore.core.words import NAMED, first_of, misspelt
 from cachestore.source.captions import CaptionLines, captions_in, lines_of, normal, read_text
 from cachestore.source.files import VIDEO_SUFFIXES
@@ -27,25 +27,28 @@ _MOST_COLUMNS: Final = 20
 _KNOWN: Final = (*_CAPTIONS, *ROLES, *_FILES)
 _EMPTY_IS_NONE: Final = frozenset({*ROLES, *_FILES, CROP, SIZE})
 _BATCH_NAMES: Final = frozenset(
-    {"latents", "control_latents", "prompt_embeds", "sample_id", "original_size", "crop_top_left", "target_size"}
+    {"latents", "prompt_embeds", "sample_id", "original_size", "crop_top_left", "target_size", *(f"{role}_latents" for role in SHOWN)}
 )
 _VIDEO_BATCH_NAMES: Final = frozenset({"num_frames", "fps"})
 
 
-def from_manifest(path: Path, caption_lines: CaptionLines, remarks: Remarks) -> Iterator[Sample]:
-    """Read the rows of a manifest or of a metadata file. In a metadata file every row must name a file. Raises BadInput."""
+def from_manifest(path: Path, caption_lines: CaptionLines, remarks: Remarks, *, roles: Sequence[str] = ()) -> Iterator[Sample]:
+    """Read the rows of a manifest or of a metadata file. In a metadata file every row must name a file. Raises BadInput.
+
+    `roles` are the user's own, beside those of the table.
+    """
     rows = _csv_rows(path) if path.suffix == ".csv" else ((number, text) for number, text in lines_of(path) if text.strip())
     is_metadata = path.name in METADATA
 
     def parse(line: tuple[int, Any]) -> tuple[Sample]:
         number, content = line
         where = f"{path}, line {number}"
-        row = _cells(cast("dict[Any, Any]", content), where) if isinstance(content, dict) else json_row(content, where)
+        row = _cells(cast("dict[Any, Any]", content), where, roles) if isinstance(content, dict) else json_row(content, where)
         if is_metadata and not any(row.get(column) for column in (*_FILES, IMAGE, VIDEO)):
             raise BadInput(f"{where}: a row needs `file_name`; its columns are {_listed_columns(row)}")
         named = _with_file(named_row(row, where, remarks), where)
-        check_row(named, where, row)
-        return (from_row(named, where, caption_lines, remarks),)
+        check_row(named, where, row, roles)
+        return (from_row(named, where, caption_lines, remarks, roles),)
 
     return taken(rows, parse, path)
 
@@ -59,11 +62,11 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
         raise BadInput(f"{path}, line {rows.reader.line_num}: {error}") from error
 
 
-def _cells(row: Mapping[Any, Any], where: str) -> dict[str, Any]:
+def _cells(row: Mapping[Any, Any], where: str, roles: Sequence[str]) -> dict[str, Any]:
     """The values of a CSV row. A crop or size is parsed as a list; an empty cell of a reference, crop or size is left out."""
     if None in row:
         raise BadInput(f"{where}: more cells than the first line has columns; put cells that contain commas into quotes")
-    cells = {column: value for column, value in row.items() if value or column not in _EMPTY_IS_NONE}
+    cells = {column: value for column, value in row.items() if value or column not in {*_EMPTY_IS_NONE, *roles}}
     for column in cells.keys() & {CROP, SIZE}:
         with suppress(ValueError):
             cells[column] = json.loads(cells[column])
@@ -101,12 +104,12 @@ def _with_file(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return _under_one_name(row, (role, *_FILES), where)
 
 
-def check_row(named: Mapping[str, Any], where: str, row: Mapping[str, Any]) -> None:
+def check_row(named: Mapping[str, Any], where: str, row: Mapping[str, Any], roles: Sequence[str] = ()) -> None:
     """Raise BadInput for a row without file and caption: a column may be misspelt. `row` is the row as it was written."""
-    if named.get("caption") in (None, []) and all(named.get(column) in (None, []) for column in ROLES):
+    if named.get("caption") in (None, []) and all(named.get(column) in (None, []) for column in (*ROLES, *roles)):
         raise BadInput(
             f"{where}: the row has neither a picture, a video nor a caption: its columns are {_listed_columns(row)}; the known"
-            f" ones are {', '.join(_KNOWN)}"
+            f" ones are {', '.join((*_KNOWN, *roles))}"
         )
 
 
@@ -144,10 +147,14 @@ def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) ->
     return named
 
 
-def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks) -> Sample:
-    """Make a sample from one row. Unknown columns become extra columns. `where` names the row in errors. Raises BadInput."""
+def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks, roles: Sequence[str] = ()) -> Sample:
+    """Make a sample from one row. Unknown columns become extra columns. `where` names the row in errors. Raises BadInput.
+
+    `roles` are the user's own, beside those of the table.
+    """
+    known = (*ROLES, *roles)
     captions = _texts(row.get("caption"), f"{where}: caption")
-    images = {role: references for role in ROLES if (references := _texts(row.get(role), f"{where}: {role}"))}
+    images = {role: references for role in known if (references := _texts(row.get(role), f"{where}: {role}"))}
     if empty := next((role for role, references in images.items() if "" in references), None):
         raise BadInput(f"{where}: the reference in the column {empty} is empty; leave the column out, or write null")
     if images.keys().isdisjoint((IMAGE, VIDEO)) and len(remarks.rows_without_picture) <= NAMED:
@@ -156,9 +163,10 @@ def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, re
     if given is not None and (given == "" or isinstance(given, bool) or not isinstance(given, str | int)):
         raise BadInput(f"{where}: an id must be a text or a whole number, not {given!r}")
     default = next((images[role][0] for role in (IMAGE, VIDEO) if role in images), digest_text("\n".join(captions)))
-    others: dict[str, Json] = {column: value for column, value in row.items() if column not in {"id", "caption", *ROLES}}
+    others: dict[str, Json] = {column: value for column, value in row.items() if column not in {"id", "caption", *known}}
     extras = _with_framing(others, where, has_picture=IMAGE in images)
-    if taken := sorted((_BATCH_NAMES | _VIDEO_BATCH_NAMES if VIDEO in images else _BATCH_NAMES) & extras.keys()):
+    ours = {*_BATCH_NAMES, *(f"{role}_latents" for role in roles), *(_VIDEO_BATCH_NAMES if VIDEO in images else ())}
+    if taken := sorted(ours & extras.keys()):
         raise BadInput(f"{where}: a batch uses the name {taken[0]!r} itself; give the column another name")
     sample = normal(default if given is None else str(given))
     if caption_lines != "whole":

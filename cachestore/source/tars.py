@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from cachestore.core.errors import BadInput
-from cachestore.core.samples import CONTROL, IMAGE, MASK, VIDEO, Sample
+from cachestore.core.samples import BESIDE, IMAGE, VIDEO, Sample, goes_with
 from cachestore.source.captions import CaptionLines, by_spelling, captions_in, decode_text
 from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Stat, open_regular, stat_of, trusted
 from cachestore.source.listing import Listing, list_samples
@@ -177,7 +177,14 @@ def _expanded(name: str) -> Iterator[str]:
         yield from _expanded(f"{name[: found.start()]}{number:0{len(first)}}{name[found.end() :]}")
 
 
-def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", caption: str | None = None, videos: bool = False) -> Listing:
+def list_tars(
+    paths: Sequence[Path],
+    *,
+    caption_lines: CaptionLines = "whole",
+    caption: str | None = None,
+    videos: bool = False,
+    roles: Sequence[str] = (),
+) -> Listing:
     """List the samples in tars. Ids are the names of pictures and videos, after their tar's name if there are several tars.
 
     Without `videos` the videos are only counted. Reads every header and the bytes of captions, but no picture. Raises BadInput for files
@@ -197,14 +204,14 @@ def list_tars(paths: Sequence[Path], *, caption_lines: CaptionLines = "whole", c
             reference = prefix + name
             replaced += [reference] if reference in members else []
             members[reference] = member  # the later of two members of one name counts, as in unpacking
-            _sort_in(groups, reference)
+            _sort_in(groups, reference, roles)
     problems.refuse(where)
 
     def parse(remarks: Remarks) -> Iterator[Sample]:
         remarks.replaced += replaced
         remarks.videos += 0 if videos else sum(len(group.videos) for group in groups.values())
         ordered = [groups[key] for key in sorted(groups, key=by_spelling)]
-        yield from taken(ordered, partial(_samples, members, caption_lines, remarks, videos=videos), where)
+        yield from taken(ordered, partial(_samples, members, caption_lines, remarks, videos=videos, roles=roles), where)
 
     return list_samples(_Members(members), parse, where, caption)
 
@@ -218,7 +225,7 @@ class _Group:
     row: str | None = None
 
 
-def _sort_in(groups: dict[str, _Group], reference: str) -> None:
+def _sort_in(groups: dict[str, _Group], reference: str, roles: Sequence[str]) -> None:
     folder, slash, name = reference.rpartition("/")
     stem, dot, rest = name.partition(".")
     if not dot or not stem:
@@ -233,14 +240,14 @@ def _sort_in(groups: dict[str, _Group], reference: str) -> None:
         group.videos.add(reference)
     elif Path(name).suffix.lower() not in IMAGE_SUFFIXES:
         return
-    elif role in {CONTROL, MASK} and "." in rest:
+    elif role in {*BESIDE, *roles} and "." in rest:
         group.roles.setdefault(role, set()).add(reference)
     else:
         group.pictures.add(reference)
 
 
 def _samples(
-    members: Mapping[str, _Member], caption_lines: CaptionLines, remarks: Remarks, group: _Group, *, videos: bool
+    members: Mapping[str, _Member], caption_lines: CaptionLines, remarks: Remarks, group: _Group, *, videos: bool, roles: Sequence[str]
 ) -> Iterator[Sample]:
     of_roles = dict.fromkeys(group.videos if videos else (), VIDEO) | dict.fromkeys(group.pictures, IMAGE)
     if not of_roles:
@@ -251,12 +258,13 @@ def _samples(
         row = named_row(json_row(decode_text(members[group.row].read(), where), where), where, remarks)
     text = next((group.texts[suffix] for suffix in _TEXTS if suffix in group.texts), None)
     raw = None if text is None else decode_text(members[text].read(), f"{text} in {members[text].tar}")
-    roles = {role: sorted(references, key=by_spelling) for role, references in group.roles.items()}
+    beside = {role: sorted(references, key=by_spelling) for role, references in group.roles.items()}
     for reference in sorted(of_roles, key=by_spelling):
         name = {"id": reference} if row.get("id") is None or len(of_roles) > 1 else {}
         where = f"{reference} in {members[reference].tar}"
-        named = {**row, **name, of_roles[reference]: reference, **roles}
-        sample = from_row(named, where, caption_lines, remarks if raw is None else Remarks())
+        own = {role: those for role, those in beside.items() if goes_with(role, of_roles[reference], {*of_roles.values()})}
+        named = {**row, **name, of_roles[reference]: reference, **own}
+        sample = from_row(named, where, caption_lines, remarks if raw is None else Remarks(), roles)
         yield sample if raw is None else replace(sample, captions=captions_in(raw, caption_lines, sample.id, remarks))
 
 

@@ -240,7 +240,7 @@ def build_plan(
         for one, (at, numbers) in zip(columns, cells, strict=True):
             numbers.extend(units[one.column.recipe].number(wanted) for wanted in one.requests(sample))
             at.append(len(numbers))
-    optional = {one.column.recipe for one in columns if one.needs_cells}
+    optional = {one.column.recipe for one in columns} - {one.column.recipe for one in columns if not one.needs_cells}
     columns, cells = _used(columns, cells)
     for recipe, wanted in extra if len(ids) else ():
         units[recipe].number(wanted)

@@ -301,7 +301,8 @@ def test_a_batch_size_is_chosen_by_the_picture_or_taken_as_given(vae_folder, dig
 
 @pytest.mark.torch
 def test_a_text_encoder_and_a_vae_of_other_models_work_together(plain_model, vae_folder, digest):
-    text, latents = encoders_for(ModelRequest(model=str(plain_model[0]), vae=str(vae_folder)), digest)
+    made: Any = encoders_for(ModelRequest(model=str(plain_model[0]), vae=str(vae_folder)), digest)
+    text, latents = made
     never_read: Any = pytest.fail
     resolved = text.resolve({"caption": "a cat"}, never_read)
     assert text.encode([(resolved.key, text.prepare(resolved).payload)])[resolved.key]["prompt_embeds"].shape[-1] == 32

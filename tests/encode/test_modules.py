@@ -40,5 +40,5 @@ class TestFreeingMemory:
 
 def test_a_gpu_that_is_not_there_is_refused_with_what_is(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(BadInput, match="finds 1 CUDA devices"):
+    with pytest.raises(BadInput, match="finds 1 CUDA device "):
         modules.choose_device("cuda:1")

@@ -92,7 +92,7 @@ def test_nothing_is_reported_of_a_loaded_pipeline_of_any_family(built, name):
         ("WanImageToVideoPipeline", (36, 16), {}, ("first frame",)),
         ("WanVACEPipeline", (16, 16), {}, ("control video", "reference pictures")),
         ("WanAnimatePipeline", (36, 16), {"image_encoder": "CLIPVisionModel"}, ("pose video", "face video", "image embeddings")),
-        ("LTXImageToVideoPipeline", (128, 128), {}, ("first frame",)),
+        ("LTXImageToVideoPipeline", None, {}, ("first frame",)),
         ("CogVideoXImageToVideoPipeline", (32, 16), {}, ("first frame",)),
         ("HunyuanVideo15ImageToVideoPipeline", (65, 32), {"image_encoder": "SiglipVisionModel"}, ("first frame", "image embeddings")),
         ("FluxFillPipeline", (384, 16), {}, ("masked picture",)),
@@ -144,6 +144,9 @@ def test_weights_for_inpainting_are_recognised_under_the_plain_class_too(class_n
         ("FluxInpaintPipeline", (64, 16)),
         ("StableDiffusionXLImg2ImgPipeline", (4, 4)),
         ("WanVideoToVideoPipeline", (16, 16)),
+        # the first frame takes the place of the clip's own first latent frame
+        ("WanImageToVideoPipeline", (48, 48)),
+        ("LTXImageToVideoPipeline", (128, 128)),
         ("MotifVideoPipeline", (33, 16)),
     ],
 )
@@ -234,8 +237,9 @@ def test_a_pipeline_without_a_row_and_one_in_memory_say_it_too(built, tmp_path, 
     with caplog.at_level(logging.WARNING, "cachestore"):
         report = cs.precompute(tmp_path / "prompts.txt", model=model, store=tmp_path / "store", encode=["text"], inline=True)
     assert report.complete
-    assert report.not_made_here == ("the first frame's latents", "image embeddings (image_encoder, CLIPVisionModel)")
-    assert [one.message for one in caplog.records if one.message.startswith("not made here: the first frame's latents; image embeddings")]
+    why = "(role `first_frame`, no sample has a video, or latents are not encoded)"
+    assert report.not_made_here == (f"the first frame's latents {why}", f"image embeddings (image_encoder, CLIPVisionModel) {why}")
+    assert [one.message for one in caplog.records if one.message.startswith(f"not made here: the first frame's latents {why}; image emb")]
     parts = {name: getattr(built("wan").pipeline, name) for name in ("text_encoder", "tokenizer", "vae", "transformer")}
     loaded = {"_class_name": "WanVACEPipeline", **parts}
     report = cs.precompute(tmp_path / "prompts.txt", model=loaded, store=tmp_path / "other", encode=["text"])

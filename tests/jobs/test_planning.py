@@ -8,10 +8,9 @@ import pytest
 
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch
-from cachestore.core.samples import Sample
 from cachestore.jobs.comparison import _differences
 from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.planning import _requests, look_at_request
+from cachestore.jobs.planning import look_at_request
 from cachestore.jobs.precompute import precompute_here
 from cachestore.storage.commit import create_store
 from cachestore.work import agreement
@@ -54,12 +53,6 @@ def test_a_column_stands_for_each_resolution_and_its_cells_for_crops_and_sides(t
     assert [dict(column.options) for column in plan.columns] == [{"resolution": 64, **shared}, {"resolution": 32, **shared}]
     assert [list(at) for at, _units in plan.cells] == [[0, 4], [0, 4]]
     assert plan.unit_count == 8
-
-
-def test_a_mask_without_a_picture_is_refused():
-    with pytest.raises(BadInput, match="'x' has a mask, but no picture"):
-        _requests("mask", {"resolution": 64}, Sample("x", {"mask": ("m.png",)}))
-    assert _requests("mask", {"resolution": 64}, Sample("x", {"image": ("a.png",)})) == []
 
 
 def test_pictures_that_a_text_encoder_sees_are_not_mirrored_and_captions_beside_them_not_dropped(tmp_path, makers):

@@ -7,6 +7,7 @@ import pytest
 
 from cachestore.core.errors import RecipeMismatch, Superseded
 from cachestore.core.inputs import combined_digest, digests_of
+from cachestore.core.keys import digest_bytes
 from cachestore.files.paths import Layout, LedgerName
 from cachestore.jobs import reconcile
 from cachestore.jobs.worker import Worker
@@ -233,7 +234,7 @@ def test_a_caption_is_another_unit_beside_other_images(root):
     assert len({column.row_keys(row)[0] for row in range(5)}) == 4
     assert column.cell(0).stat == (1, fakes.YEAR_2000)
     assert column.cell(2).input == bytes.fromhex(
-        combined_digest(digests_of({"caption": "redder", "images": {"control": ["", ""]}}, [b"a", b"b"]))
+        combined_digest(digests_of({"caption": "redder", "images": {"control": ["", ""]}}, [digest_bytes(b"a"), digest_bytes(b"b")]))
     )
 
 

@@ -95,7 +95,7 @@ def precompute(body: Mapping[str, Any]):
     from cachestore.jobs.options import PrecomputeRequest
     from cachestore.jobs.precompute import precompute_here
 
-    def encoders(_layout, asked):
+    def encoders(_layout, asked, **_how):
         return (Bucketed("latents", model=asked.model, limit=16, buckets=body["buckets"]),)
 
     request._encoders = encoders  # pyright: ignore[reportAttributeAccessIssue]

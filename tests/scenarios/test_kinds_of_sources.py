@@ -318,3 +318,32 @@ def test_a_picture_that_its_caller_cannot_hand_over_fails_alone_and_no_descripto
     assert report.encoded == 8
     gc.collect()
     assert (len(os.listdir("/proc/self/fd")) if before else 0) == before
+
+
+@pytest.mark.parametrize("kind", ["folder", "manifest", "tar", "samples", "hugging face"])
+def test_every_kind_of_source_names_roles_alike(tmp_path, kind):
+    from cachestore.source.combined import list_path
+    from cachestore.source.memory import list_objects
+
+    roles = ("image", "control", "mask", "reference")
+    names = {"image": "a.png", **{role: f"a.{role}.png" for role in roles[1:]}}
+    for name in names.values():
+        put(tmp_path / name, content(name))
+    match kind:
+        case "folder":
+            listing = list_path(tmp_path)
+        case "manifest":
+            (tmp_path / "rows.jsonl").write_text(json.dumps(names) + "\n")
+            listing = list_path(tmp_path / "rows.jsonl")
+        case "tar":
+            listing = list_path(pack(tmp_path / "a.tar", {name: content(name) for name in names.values()}))
+        case "samples":
+            listing = list_objects([Sample("a.png", {role: content(name) for role, name in names.items()})])
+        case _:
+            datasets: Any = pytest.importorskip("datasets")
+            features = datasets.Features({role: datasets.Image(decode=False) for role in roles})
+            rows = {role: [{"bytes": content(name), "path": None}] for role, name in names.items()}
+            listing = list_objects(datasets.Dataset.from_dict(rows, features=features))
+    [sample] = listing.samples()
+    read = {role: [listing.read(reference)[0] for reference in references] for role, references in sample.images.items()}
+    assert read == {role: [content(name)] for role, name in names.items()}

@@ -139,7 +139,7 @@ def test_equal_values_under_two_names_are_one_and_null_is_none(tmp_path):
         ({"file_name": "a.png", "path": "a.mp4"}, "file_name and path mean the same but differ"),
         (
             {"imgae": "a.png", "captoin": "x"},
-            "its columns are imgae, captoin; the known ones are caption, text, image, control, mask, video, file_",
+            "its columns are imgae, captoin; the known ones are caption, text, image, control, mask, video, reference, first_frame, ",
         ),
         ({"id": 7, "image": None, "caption": []}, "neither a picture, a video nor a caption: its columns are id, image, caption"),
         ({"path": {"bytes": "x"}}, "path must be a text or a list of texts"),

@@ -1,0 +1,113 @@
+"""The table of conditions: what a model is trained with beside text and latents, and is made from further roles. Imports no torch.
+
+A row says by a pipeline's class which conditions it takes, under the names of its pipeline; `makes` says how each is made. The same row
+says what is missing where the samples do not bring its role.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from cachestore.core.keys import Json
+from cachestore.core.samples import FIRST_FRAME, LAST_FRAME, MASK
+
+Makes = Literal["masked", "ends", "embeds"]
+"""`masked`: latents of the picture without what its mask covers. `ends`: latents of the clip's first frame (and last), and zeros in place
+of the others. `embeds`: what a vision encoder makes of these frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One input of a denoiser."""
+
+    name: str
+    """Its name in a batch, which is diffusers' own, and the name of its encoder."""
+    role: str
+    """The role of its column: the image that is encoded, or that decides what of the picture is."""
+    makes: Makes
+    words: str
+    """What it is, for messages."""
+    others: tuple[str, ...] = ()
+    """Further roles that it is made from."""
+    layer: int = -1
+    """Which of the vision encoder's hidden states, as its pipeline takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOutline:
+    """What configurations say of a pipeline."""
+
+    class_name: str
+    parts: Mapping[str, str]
+    """The classes of its components by name."""
+    denoiser: Mapping[str, Json]
+    """The denoiser's configuration; empty if it is not known."""
+    channels: int | None
+    """The channels of latents; None if they are not known."""
+
+    @property
+    def more_channels(self) -> int | None:
+        """How many channels the denoiser takes beside those of latents; None if that is not known."""
+        takes = self.denoiser.get("in_channels")
+        return takes - self.channels if isinstance(takes, int) and self.channels else None
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionRow:
+    """The conditions of a pipeline."""
+
+    plain: str
+    """The pipeline whose text and latents it takes."""
+    find: Callable[[PipelineOutline], tuple[Condition, ...]]
+
+
+def _masked(outline: PipelineOutline) -> tuple[Condition, ...]:
+    """Latents of the masked picture, if the denoiser takes them and one channel for the mask."""
+    is_known = outline.more_channels is not None
+    if outline.more_channels != (outline.channels or 0) + 1 and (is_known or "Inpaint" not in outline.class_name):
+        return ()
+    return (Condition("masked_image_latents", MASK, "masked", "latents of the masked picture, and its mask as the denoiser takes it"),)
+
+
+def _wan_ends(outline: PipelineOutline) -> tuple[Condition, ...]:
+    """Wan 2.1 and 2.2: the first frame; with positions for two pictures (FLF2V) also the last."""
+    if outline.more_channels == 0:  # Wan 2.2 TI2V-5B
+        return _nothing_more(outline)
+    others = () if outline.denoiser.get("pos_embed_seq_len") is None else (LAST_FRAME,)
+    frames = "the first and the last frame's" if others else "the first frame's"
+    found = (Condition("condition", FIRST_FRAME, "ends", f"{frames} latents", others),)
+    if "image_encoder" not in outline.parts or outline.denoiser.get("image_dim", 0) is None:
+        return found
+    shown = f"image embeddings (image_encoder, {outline.parts['image_encoder']})"
+    return (*found, Condition("image_embeds", FIRST_FRAME, "embeds", shown, others, layer=-2))
+
+
+def _nothing_more(outline: PipelineOutline) -> tuple[Condition, ...]:
+    """Nothing: the denoiser takes the first frame in place of the clip's own first latent frame, which a causal VAE makes of it alone."""
+    del outline
+    return ()
+
+
+ROWS: Final[Mapping[str, ConditionRow]] = {
+    "StableDiffusionPipeline": ConditionRow("StableDiffusionPipeline", _masked),
+    "StableDiffusionInpaintPipeline": ConditionRow("StableDiffusionPipeline", _masked),
+    "StableDiffusionXLPipeline": ConditionRow("StableDiffusionXLPipeline", _masked),
+    "StableDiffusionXLInpaintPipeline": ConditionRow("StableDiffusionXLPipeline", _masked),
+    "WanImageToVideoPipeline": ConditionRow("WanPipeline", _wan_ends),
+    "LTXImageToVideoPipeline": ConditionRow("LTXPipeline", _nothing_more),
+}
+"""By the class of the pipeline."""
+
+
+def plain_class(class_name: str) -> str:
+    """Return the pipeline whose text and latents this one takes; itself if there is no row."""
+    return ROWS[class_name].plain if class_name in ROWS else class_name
+
+
+def conditions_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Mapping[str, Json]]) -> tuple[Condition, ...]:
+    """Return the conditions that are made for a pipeline. `configs` has the known configurations of its denoiser and VAE."""
+    denoiser: Mapping[str, Json] = next((configs[name] for name in ("transformer", "unet") if name in configs), {})
+    vae = configs.get("vae", {})
+    channels = vae.get("latent_channels", vae.get("z_dim"))
+    outline = PipelineOutline(class_name, parts, denoiser, channels if isinstance(channels, int) and channels > 0 else None)
+    return ROWS[class_name].find(outline) if class_name in ROWS else ()

@@ -1,0 +1,233 @@
+"""What is encoded of a sample's files: a picture, a clip, a picture without its masked part, or the first and last frames of a clip.
+
+Each `look_at_…` digests the files of a request and finds bucket and crop from headers and packets; `Shot.pixels` decodes. Shots whose
+pixels have a fourth channel say there what is given (255); the rest is encoded as zeros, in the middle between black and white.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from cachestore.core.errors import EncodeFailed
+from cachestore.core.inputs import IMAGES, LIKE, digests_of, references_of
+from cachestore.core.keys import Json, digest_bytes, digest_opened
+from cachestore.core.samples import IMAGE, LAST_FRAME, VIDEO, role_of
+from cachestore.encode import images
+from cachestore.encode.buckets import Size
+from cachestore.encode.clips import Clip, Shape, clip_of
+from cachestore.encode.resamplers import RESAMPLERS, Resample
+from cachestore.encode.resizing import fit, mirror
+from cachestore.encode.unit import Read
+from cachestore.encode.variants import Variant, same_part, variant_of
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+GIVEN: Final = 255
+"""In the fourth channel: this pixel is given."""
+THRESHOLD: Final = 128
+"""A mask counts as white from this level on, as in diffusers' pipelines (0.5)."""
+
+
+class Shot(Protocol):
+    """What is encoded, not yet decoded."""
+
+    @property
+    def bucket(self) -> Size | Shape:
+        """The size in which it is encoded."""
+        ...
+
+    def pixels(self, resample: Resample) -> Pixels:
+        """Decode, scale and crop: uint8 [height, width, 3 or 4], for videos [frames, height, width, 3 or 4]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What is known of a request before anything is decoded."""
+
+    shot: Any
+    """A `Shot`."""
+    inputs: Mapping[str, str]
+    """SHA-256 (hex) of each file by role, as `digests_of`."""
+    keyed: Mapping[str, str]
+    """The digests in the key: of the files whose pixels are encoded."""
+    transform: Mapping[str, Json]
+    """The key's part for bucket, crop and flip."""
+    facts: Mapping[str, Json]
+    transfer: str = ""
+    """The transfer function of a video of high dynamic range; else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Still:
+    """A picture."""
+
+    data: bytes
+    variant: Variant
+
+    @property
+    def bucket(self) -> Size:
+        """As `Shot.bucket`."""
+        return self.variant.bucket
+
+    def pixels(self, resample: Resample) -> Pixels:
+        """As `Shot.pixels`."""
+        picture = images.decode_picture(self.data)
+        picture = picture if self.variant.within is None else images.cut_out(picture, self.variant.within)
+        pixels = fit(picture, self.variant.bucket, self.variant.box, resample)
+        return mirror(pixels) if self.variant.is_flipped else pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Footage:
+    """A clip, and how to read its video, whose bytes may be gigabytes."""
+
+    read: Read
+    reference: str
+    clip: Clip
+    times: tuple[int, ...]
+    """When each frame of the clip is shown, in ticks of the file."""
+
+    @property
+    def bucket(self) -> Shape:
+        """As `Shot.bucket`."""
+        return self.clip.shape
+
+    def pixels(self, resample: Resample) -> Pixels:
+        """As `Shot.pixels`."""
+        return self.frames(self.times, resample)
+
+    def frames(self, times: Sequence[int], resample: Resample) -> Pixels:
+        """Decode the frames that are shown at these times."""
+        from cachestore.encode import videos
+
+        variant = self.clip.variant
+        with self.read.open(self.reference) as file:
+            pixels = videos.take(file, times, variant.bucket, variant.box, resample)
+        return mirror(pixels) if variant.is_flipped else pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """A picture without the part that its mask covers."""
+
+    picture: Still
+    mask: bytes
+
+    @property
+    def bucket(self) -> Size:
+        """As `Shot.bucket`."""
+        return self.picture.bucket
+
+    def pixels(self, resample: Resample) -> Pixels:
+        """As `Shot.pixels`, with the fourth channel."""
+        pixels = self.picture.pixels(resample)
+        return np.concatenate([pixels, np.where(covered(self.mask, self.picture.variant), 0, GIVEN)[..., None].astype(np.uint8)], axis=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class ClipEnds:
+    """The first frame of a clip, or its first and last: pictures, where the sample brings them, else the clip's own."""
+
+    clip: Footage
+    given: Sequence[Still | None]
+    """One for each end; None stands for the clip's own."""
+
+    @property
+    def bucket(self) -> Shape:
+        """As `Shot.bucket`."""
+        return self.clip.bucket
+
+    def frames(self, resample: Resample) -> Pixels:
+        """Decode the ends alone: uint8 [1 or 2, height, width, 3]."""
+        times = [time for time, one in zip((self.clip.times[0], self.clip.times[-1]), self.given, strict=False) if one is None]
+        own = iter(self.clip.frames(times, resample) if times else ())
+        return np.stack([next(own) if one is None else one.pixels(resample) for one in self.given])
+
+    def pixels(self, resample: Resample) -> Pixels:
+        """As `Shot.pixels`, with the fourth channel: all other frames are not given."""
+        made = np.zeros((self.bucket.frames, self.bucket.height, self.bucket.width, 4), np.uint8)
+        for at, frame in zip((0, -1), self.frames(resample), strict=False):
+            made[at, ..., :3], made[at, ..., 3] = frame, GIVEN
+        return made
+
+
+def covered(mask: bytes, variant: Variant) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """Return where a mask is white, cropped as its picture and at the size of the bucket: [height, width]."""
+    within = None if variant.within is None else (variant.within, variant.size)
+    white = images.fit_mask(images.decode(mask), variant.bucket, variant.box, within) >= THRESHOLD
+    return np.ascontiguousarray(white[:, ::-1]) if variant.is_flipped else white
+
+
+def look_at_input(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
+    """Look at a picture or video that is encoded as it is. Raises EncodeFailed if it is neither."""
+    if VIDEO in request:
+        return _look_at_video(request, read, resample)
+    role, data = str(request.get("role", IMAGE)), read(str(request["image"]))
+    digest = digest_bytes(data)
+    # a drawn crop depends on the digest of the picture that is followed
+    inputs = digests_of(request, [digest, *([digest_bytes(read(str(request[LIKE])))] if LIKE in request else [])])
+    variant = variant_of(request, images.measure(data), inputs[role_of(role).follows or IMAGE] if LIKE in request else digest)
+    # the role is not part of the key: a picture that is both image and control is encoded once
+    return Examined(Still(data, variant), inputs, {IMAGE: digest}, variant.transform(), variant.facts())
+
+
+def _look_at_video(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
+    from cachestore.encode import videos
+
+    reference = str(request.get(VIDEO) or request[LIKE])
+    with read.open(reference) as file:
+        digest = digest_opened(file)
+        video = videos.look(file)
+    frames, start, rate = clip_of(request, video.timeline)
+    clip = Clip(variant_of(request, video.size, digest), frames, start, rate, video.rate)
+    footage = Footage(read, reference, clip, tuple(video.timeline.take(rate, start, frames)))
+    transform = clip.transform() | {"pixels": RESAMPLERS[resample].videos}
+    return Examined(footage, {VIDEO: digest}, {VIDEO: digest}, transform, clip.facts(), video.transfer)
+
+
+def look_at_masked(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
+    """Look at a mask and its picture, of which the part that the mask leaves is encoded."""
+    del resample
+    data, picture = read(str(request["image"])), read(str(request[LIKE]))
+    inputs = digests_of(request, [digest_bytes(data), digest_bytes(picture)])
+    variant = variant_with_mask(request, picture, data)
+    return Examined(Masked(Still(picture, variant), data), inputs, inputs, variant.transform(), variant.facts())
+
+
+def variant_with_mask(request: Mapping[str, Json], picture: bytes, mask: bytes) -> Variant:
+    """Return the variant of a picture that has a mask. Raises EncodeFailed if the two differ in aspect ratio."""
+    size, own = images.measure(picture), images.measure(mask)
+    if abs(own.width * size.height - own.height * size.width) > size.width + size.height:
+        raise EncodeFailed(
+            f"the mask has {own.width} x {own.height} pixels, but its picture {size.width} x {size.height}: they need the same aspect ratio"
+        )
+    return variant_of(request, size, digest_bytes(picture))
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtEnds:
+    """Looks at the frames with which a clip begins (and ends, with `LAST_FRAME` among the `others`)."""
+
+    others: Sequence[str] = field(default_factory=tuple[str, ...])
+
+    def __call__(self, request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
+        """Look at the video, and at the pictures that the sample brings as its ends."""
+        video = _look_at_video(request, read, resample)
+        footage: Footage = video.shot
+        shown: Mapping[str, Sequence[str]] = request.get(IMAGES, {})
+        ends = [request.get("image"), *(next(iter(shown.get(role, ())), None) for role in self.others if role == LAST_FRAME)]
+        data = [None if reference is None else read(str(reference)) for reference in ends]
+        given = [None if one is None else Still(one, same_part(images.measure(one), footage.clip.variant)) for one in data]
+        digests = {str(reference): digest_bytes(one) for reference, one in zip(ends, data, strict=True) if one is not None}
+        digests[footage.reference] = video.inputs[VIDEO]
+        inputs = digests_of(request, [digests[reference] for reference in references_of(request)])
+        if None in given:
+            keyed, transform = {**inputs, **video.inputs}, dict(video.transform)
+        else:  # of the video only bucket, crop and flip matter
+            keyed = {role: digest for role, digest in inputs.items() if role != VIDEO}
+            transform = {name: value for name, value in video.transform.items() if name in {"bucket", "flip", "pixels"}}
+        transform["ends"] = [None if one is None else one.variant.transform()["crop"] for one in given]
+        return Examined(ClipEnds(footage, given), inputs, keyed, transform, video.facts, video.transfer)

@@ -1,0 +1,117 @@
+"""Which columns a request wants of each encoder, and which requests a sample makes for them. Reads no file."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from cachestore.core.errors import BadInput
+from cachestore.core.inputs import BUCKETS, IMAGES, OWN, RANDOM, RESOLUTIONS, cells_each, options_for, request_for
+from cachestore.core.keys import Json
+from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, SHOWN, VIDEO, Sample, images_of, role_of
+from cachestore.encode.bucket_rules import STEP
+from cachestore.encode.unit import Encoder
+from cachestore.jobs.options import LATENTS, PrecomputeRequest
+from cachestore.source.combined import resolutions_of
+from cachestore.work.plan import ColumnRequest, PlanColumn, Request
+
+FIRST_COLUMNS: Final = (CAPTION, IMAGE, CONTROL)
+"""The roles whose columns a plan may have without cells."""
+NAMED_ROLES: Final = (*FIRST_COLUMNS, VIDEO)
+"""The roles whose columns are in a plan's name."""
+
+
+def columns_of(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[ColumnRequest]:
+    """Return the columns of an encoder, each with the requests that a sample makes for it. Raises BadInput for options that do not fit."""
+    name, shown = encoder.recipe.encoder, picture_role(encoder)
+    if shown is not None:
+        _check_pictures(request)
+    if name == "text":
+        wanted = [(CAPTION, {} if shown is None else {IMAGES: shown})]
+    else:
+        wanted = [(role, _options(request, role, size)) for role in _roles(encoder, request) for size in request.resolutions]
+        wanted = [(role, {**options, **_also_read(encoder)}) for role, options in wanted]
+    return [
+        ColumnRequest(PlanColumn(number, name, role, options), partial(requests_of, role, options), needs_cells=role not in FIRST_COLUMNS)
+        for role, options in wanted
+    ]
+
+
+def _roles(encoder: Encoder, request: PrecomputeRequest) -> tuple[str, ...]:
+    """The roles of an encoder's columns: of the latents themselves, of masks, or the one that a condition is made from."""
+    name, roles = encoder.recipe.encoder, encoder.recipe.make.get("roles")
+    found = (MASK,) if roles is None and name != LATENTS else (IMAGE, *SHOWN, *request.roles, VIDEO) if roles is None else (roles[0],)
+    return tuple(role for role in found if request.frames or VIDEO not in (role, role_of(role).follows))
+
+
+def _also_read(encoder: Encoder) -> dict[str, Json]:
+    others: Sequence[str] = (encoder.recipe.make.get("roles") or ())[1:]
+    return {IMAGES: list(others)} if others else {}
+
+
+def _check_pictures(request: PrecomputeRequest) -> None:
+    if request.flip:
+        raise BadInput("--flip cannot be used with this model, whose text encoder sees the unmirrored pictures: leave it out")
+    if request.policy.dropout:
+        raise BadInput(
+            "this model's text encoder sees each sample's own pictures, so no empty caption fits all samples: leave the dropout"
+            " of --captions out"
+        )
+
+
+def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str, Json]:
+    """The options of an image column. Options at their default are left out, so that columns of older stores stay equal."""
+    resolution, by_source = resolutions_of(request.sources, resolution)
+    options: dict[str, Json] = {"resolution": resolution, "step": request.bucket_step or STEP}
+    options |= {BUCKETS: request.buckets} if request.buckets != OWN else {}
+    options |= {RESOLUTIONS: dict(by_source)} if by_source else {}
+    options |= {"crop": RANDOM, "seed": request.crop_seed} if request.crop == RANDOM else {}
+    options |= {"variants": request.variants} if request.variants > 1 else {}
+    options |= {"flip": True} if request.flip else {}
+    if VIDEO in (role, role_of(role).follows):
+        options["frames"] = sorted(set(request.frames))
+        options |= {} if request.fps is None else {"fps": int(request.fps) if request.fps == int(request.fps) else request.fps}
+        options |= {"clips": request.clips} if request.clips > 1 else {}
+    return options | ({"upscale": False} if request.no_upscale else {})
+
+
+def requests_of(role: str, options: Mapping[str, Json], sample: Sample) -> list[Request]:
+    """Return a sample's requests for a column, in the order of the cells. Raises BadInput for images that cannot be combined."""
+    if role == CAPTION:
+        return [request_for(role, options, value, sample.images) for value in sample.captions]
+    values = images_of(sample.images, role)
+    if values:
+        _check_companions(role, sample)
+    if values and role == VIDEO:
+        _check_video(options, sample)
+    own = options_for(options, sample.extras)
+    return [request_for(role, own, value, sample.images, number) for value in values for number in range(cells_each(options))]
+
+
+def _check_companions(role: str, sample: Sample) -> None:
+    """Raise BadInput for an image that shows the same frame as a picture or video which the sample lacks."""
+    row = role_of(role)
+    if row.is_cut_alike and not sample.images.get(row.follows or ""):
+        what = "picture" if row.follows == IMAGE else row.follows
+        raise BadInput(f"sample {sample.id!r} has a {role}, but no {what} that it belongs to")
+    if row.is_own and len(sample.images.get(role, ())) > 1:
+        raise BadInput(f"sample {sample.id!r} has {len(sample.images[role])} images in the column {role}, but a video has only one")
+
+
+def _check_video(options: Mapping[str, Json], sample: Sample) -> None:
+    if sample.images.get(IMAGE) or len(sample.images[VIDEO]) > 1:
+        raise BadInput(
+            f"sample {sample.id!r} has a video and {'a picture' if sample.images.get(IMAGE) else 'another one'}, but only one of"
+            " them can be trained on: leave one out, or give each a row; a picture that the model is shown goes into the column"
+            " `control`"
+        )
+    if any(role_of(role).follows == IMAGE for role in sample.images) and (options.get("crop") == RANDOM or "clips" in options):
+        raise BadInput(
+            f"sample {sample.id!r} has a video with control images, which --crop random and --clips cannot cut in the same way as"
+            " the video: leave these options out"
+        )
+
+
+def picture_role(encoder: Encoder) -> str | None:
+    """Return the role of the images that a text encoder sees with a caption; None if it reads captions alone."""
+    pictures: Mapping[str, Json] = encoder.recipe.make.get("pictures") or {}
+    return pictures.get("role")

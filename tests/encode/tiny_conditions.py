@@ -1,0 +1,74 @@
+"""Pipelines whose denoiser takes more than text and latents, with random weights of a few kilobytes."""
+
+from typing import Any
+
+from tests.encode import tiny, tiny_families
+from tests.encode.tiny_families import of, t5, transformer
+
+
+def clip_vision():
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "projection_dim": 16}
+    config = of("transformers", "CLIPVisionConfig", **sizes, image_size=28, patch_size=14)
+    return of("transformers", "CLIPVisionModel", config=config).eval()
+
+
+def wan_i2v(*, ends=1, is_shown=True, **options):
+    """Wan 2.1 with one picture or two, or (without a vision encoder) Wan 2.2."""
+    heads = {"num_attention_heads": 2, "attention_head_dim": 12, "num_layers": 1, "cross_attn_norm": True}
+    sizes = {
+        "in_channels": 16 if options else 36,
+        "out_channels": 16,
+        "text_dim": 32,
+        "freq_dim": 256,
+        "ffn_dim": 32,
+        "rope_max_seq_len": 32,
+    }
+    shown = {"image_dim": 16, "added_kv_proj_dim": 24, "pos_embed_seq_len": 5 * ends if ends > 1 else None} if is_shown else {}
+    model = transformer("WanTransformer3DModel", patch_size=(1, 2, 2), qk_norm="rms_norm_across_heads", **heads, **sizes, **shown)
+    parts = {"tokenizer": tiny.t5_tokenizer(), "text_encoder": t5(kind="UMT5"), "vae": tiny_families.wan_vae(), "transformer": model}
+    processor = of("transformers", "CLIPImageProcessorPil", size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    parts |= (
+        {"image_encoder": clip_vision(), "image_processor": processor} if is_shown else {"image_encoder": None, "image_processor": None}
+    )
+    return of("diffusers", "WanImageToVideoPipeline", **parts, **options, scheduler=tiny_families.scheduler())
+
+
+def ltx_i2v():
+    plain = tiny_families.ltx()
+    return of("diffusers", "LTXImageToVideoPipeline", **plain.components)
+
+
+def sdxl_inpaint():
+    added = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 48 + 6 * 8}
+    parts = {
+        "vae": tiny.vae(scaling_factor=0.13025),
+        "text_encoder": tiny_families.clip(),
+        "text_encoder_2": tiny_families.clip(48, projected=True),
+    }
+    tokenizers = {"tokenizer": tiny.clip_tokenizer(), "tokenizer_2": tiny.clip_tokenizer(pad="!")}
+    noise = of("diffusers", "EulerDiscreteScheduler")
+    model = tiny_families.unet(80, **added, in_channels=9, out_channels=4)
+    return of("diffusers", "StableDiffusionXLInpaintPipeline", **parts, **tokenizers, unet=model, scheduler=noise)
+
+
+PIPELINES: dict[str, Any] = {
+    "wan-i2v": (wan_i2v, {}, "transformer"),
+    "wan-flf2v": (wan_i2v, {"ends": 2}, "transformer"),
+    "wan22-i2v": (wan_i2v, {"is_shown": False}, "transformer"),
+    "wan22-ti2v": (wan_i2v, {"is_shown": False, "expand_timesteps": True}, "transformer"),
+    "ltx-i2v": (ltx_i2v, {}, "transformer"),
+    "sdxl-inpaint": (sdxl_inpaint, {}, "unet"),
+}
+
+
+def build(name, folder):
+    """Build a pipeline, and save it without the weights of its denoiser."""
+    import torch
+
+    torch.manual_seed(0)
+    make, options, denoiser = PIPELINES[name]
+    pipeline = make(**options)
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.save_pretrained(folder)
+    (folder / denoiser / "diffusion_pytorch_model.safetensors").write_bytes(b"these are no weights")
+    return pipeline

@@ -1,0 +1,44 @@
+"""What a sample asks of the encoders of pictures and videos."""
+
+import pytest
+
+from cachestore.core.errors import BadInput
+from cachestore.core.samples import Sample
+from cachestore.jobs.wanted_columns import requests_of
+
+FRAMES = {"resolution": 64, "frames": [5]}
+
+
+@pytest.mark.parametrize(
+    ("role", "images", "says"),
+    [
+        ("mask", {"mask": ("m.png",)}, "'x' has a mask, but no picture"),
+        ("first_frame", {"image": ("a.png",), "first_frame": ("f.png",)}, "'x' has a first_frame, but no video"),
+        ("last_frame", {"video": ("a.mkv",), "last_frame": ("f.png", "g.png")}, "'x' has 2 images in the column last_frame, but a video"),
+    ],
+)
+def test_an_image_without_what_it_belongs_to_is_refused(role, images, says):
+    with pytest.raises(BadInput, match=says):
+        requests_of(role, FRAMES, Sample("x", images))
+
+
+def test_a_picture_without_a_mask_and_one_beside_frames_ask_for_none():
+    assert requests_of("mask", {"resolution": 64}, Sample("x", {"image": ("a.png",)})) == []
+    assert requests_of("first_frame", FRAMES, Sample("x", {"image": ("a.png",)})) == []
+
+
+def test_a_first_frame_that_nobody_brings_is_the_videos_own_and_has_its_variants():
+    options = {**FRAMES, "crop": "random", "seed": 7, "variants": 2, "flip": True}
+    own = requests_of("first_frame", options, Sample("x", {"video": ("a.mkv",)}))
+    same = {"resolution": 64, "frames": [5], "crop": "random", "seed": 7}
+    assert own[:2] == [{"video": "a.mkv", "role": "first_frame", **same, "variant": 0, **more} for more in ({}, {"flip": True})]
+    assert len(own) == len(requests_of("video", options, Sample("x", {"video": ("a.mkv",)}))) == 4
+    brought = requests_of("first_frame", options, Sample("x", {"video": ("a.mkv",), "first_frame": ("f.png",)}))
+    assert brought[3] == {"image": "f.png", "role": "first_frame", **same, "variant": 1, "flip": True, "like": "a.mkv"}
+
+
+def test_further_images_that_an_encoder_reads_come_with_those_that_the_sample_brings():
+    options = {**FRAMES, "images": ["last_frame"]}
+    assert "images" not in requests_of("first_frame", options, Sample("x", {"video": ("a.mkv",)}))[0]
+    [both] = requests_of("first_frame", options, Sample("x", {"video": ("a.mkv",), "last_frame": ("l.png",)}))
+    assert both == {"video": "a.mkv", "role": "first_frame", "resolution": 64, "frames": [5], "images": {"last_frame": ["l.png"]}}
