@@ -9,6 +9,7 @@ import resource
 import signal
 import time
 from dataclasses import replace
+from multiprocessing import forkserver
 from typing import Any
 
 import pytest
@@ -237,6 +238,9 @@ def test_a_fork_while_threads_read_harms_neither(path, tmp_path, bucket):
 def test_workers_of_every_start_method_read_the_same(path, tmp_path, bucket, method, workers):
     from torch.utils.data import DataLoader
 
+    if method == "forkserver":  # its children have the environment in which it was started: that of an earlier test's server
+        server_of_forks: Any = forkserver._forkserver
+        server_of_forks._stop()
     data, own = open_both(path, tmp_path, ADDRESS, limit=90_000)
     batches = list(cs.BucketBatchSampler(own, batch_size=4))
     options: dict[str, Any] = {"batch_sampler": batches, "num_workers": workers, "multiprocessing_context": method}
