@@ -119,12 +119,12 @@ def test_every_public_name_can_be_called_twice_after_every_module_was_imported(t
     Image.new("RGB", (8, 8)).save(tmp_path / "cached" / "a.png")
     np.savez(tmp_path / "cached" / "a_0008x0008_sdxl.npz", latents=np.zeros((4, 1, 1), np.float32))
     trained = make_store(tmp_path / "trained", [Row("a"), Row("b")], recipes())
-    before = threading.active_count()
+    before = set(threading.enumerate())
     every = calls(tmp_path / "store", tmp_path, trained)
     assert set(every) == set(cs.__all__)
     first = {name: every[name]() for name in ("open", "precompute", *cs.__all__)}
     assert first == {name: every[name]() for name in reversed(cs.__all__)}
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
 
 
 def test_every_public_name_is_listed_and_found():

@@ -11,6 +11,10 @@ from typing import Final, Literal
 from cachestore.core.keys import Json
 from cachestore.core.samples import FIRST_FRAME, LAST_FRAME, MASK
 
+DENOISERS: Final = ("transformer", "unet")
+"""The names of a denoiser among a pipeline's components. Only its config.json is read."""
+VAE: Final = "vae"
+
 Makes = Literal["masked", "ends", "embeds"]
 """`masked`: latents of the picture without what its mask covers. `ends`: latents of the clip's first frame (and last), and zeros in place
 of the others. `embeds`: what a vision encoder makes of these frames."""
@@ -104,10 +108,14 @@ def plain_class(class_name: str) -> str:
     return ROWS[class_name].plain if class_name in ROWS else class_name
 
 
-def conditions_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Mapping[str, Json]]) -> tuple[Condition, ...]:
-    """Return the conditions that are made for a pipeline. `configs` has the known configurations of its denoiser and VAE."""
-    denoiser: Mapping[str, Json] = next((configs[name] for name in ("transformer", "unet") if name in configs), {})
-    vae = configs.get("vae", {})
+def conditions_of(outline: PipelineOutline) -> tuple[Condition, ...]:
+    """Return the conditions that are made for a pipeline."""
+    return ROWS[outline.class_name].find(outline) if outline.class_name in ROWS else ()
+
+
+def outline_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Mapping[str, Json]]) -> PipelineOutline:
+    """Return what configurations say of a pipeline. `configs` has those of its denoiser and VAE that are known."""
+    denoiser: Mapping[str, Json] = next((configs[name] for name in DENOISERS if name in configs), {})
+    vae = configs.get(VAE, {})
     channels = vae.get("latent_channels", vae.get("z_dim"))
-    outline = PipelineOutline(class_name, parts, denoiser, channels if isinstance(channels, int) and channels > 0 else None)
-    return ROWS[class_name].find(outline) if class_name in ROWS else ()
+    return PipelineOutline(class_name, parts, denoiser, channels if isinstance(channels, int) and channels > 0 else None)

@@ -11,12 +11,9 @@ from typing import Final
 
 from cachestore.core.keys import Json
 from cachestore.core.samples import CONTROL, role_of
-from cachestore.encode.conditions import ROWS, Condition, conditions_of
+from cachestore.encode.conditions import ROWS, Condition, PipelineOutline, conditions_of, outline_of
 from cachestore.encode.text_families import TEXT_FAMILIES
 
-DENOISERS: Final = ("transformer", "unet")
-"""The names of a denoiser among a pipeline's components. Only its config.json is read."""
-VAE: Final = "vae"
 NOT_MADE: Final = "not made here:"
 """The beginning of the line that says what is missing."""
 
@@ -98,7 +95,8 @@ def needs_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Ma
 
     `parts` has the classes of its components by name, and `configs` the known configurations of its denoiser and VAE.
     """
-    by_channels, made = _by_channels(class_name, configs), conditions_of(class_name, parts, configs)
+    outline = outline_of(class_name, parts, configs)
+    by_channels, made = _by_channels(outline), conditions_of(outline)
     if made or (class_name in ROWS and by_channels == ()):
         return tuple(_of(condition) for condition in made)
     row = next((row for row in _ROWS if re.search(row.name, class_name)), None)
@@ -121,14 +119,12 @@ def _by_parts(parts: Mapping[str, str]) -> Sequence[Need]:
     return [Need(f"{words} ({name}, {parts[name]})") for name, words in first.items() if words and not _MADE.fullmatch(name)]
 
 
-def _by_channels(class_name: str, configs: Mapping[str, Mapping[str, Json]]) -> tuple[Need, ...] | None:
+def _by_channels(outline: PipelineOutline) -> tuple[Need, ...] | None:
     """Return what the denoiser's input channels show to be needed; None if they are not known."""
-    takes = next((configs[name].get("in_channels") for name in DENOISERS if name in configs), None)
-    vae = configs.get(VAE, {})
-    latents = vae.get("latent_channels", vae.get("z_dim"))
-    if not isinstance(takes, int) or not isinstance(latents, int) or latents < 1:
+    takes, latents = outline.denoiser.get("in_channels"), outline.channels
+    if not isinstance(takes, int) or latents is None:
         return None
-    if takes <= latents or class_name in _FILLED_WITH_ZEROS:
+    if takes <= latents or outline.class_name in _FILLED_WITH_ZEROS:
         return ()
     other = (Need(f"the input for the other channels of its denoiser (it takes {takes}, latents have {latents})"),)
     return next((needs for (factor, more), needs in _BY_CHANNELS.items() if takes == factor * latents + more), other)

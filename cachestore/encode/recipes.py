@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 from cachestore.core.errors import BadInput, MissingExtra, how_to_install
 from cachestore.core.keys import Json, Recipe
 from cachestore.encode import families, images, models
-from cachestore.encode.conditions import Condition, conditions_of, plain_class
+from cachestore.encode.conditions import DENOISERS, VAE, Condition, conditions_of, outline_of, plain_class
 from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
 from cachestore.encode.hub import find_here, with_folder
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import Component, Model
-from cachestore.encode.needs import DENOISERS, VAE, Need, needs_of
+from cachestore.encode.needs import Need, needs_of
 from cachestore.encode.resamplers import FIRST, RESAMPLERS
 from cachestore.encode.setup import LatentsSetup, TextSetup, text_width
 from cachestore.encode.shots import LookAtEnds, look_at_masked
@@ -141,7 +141,7 @@ def _encoders(model_of: Callable[[str], Model], request: ModelRequest, digest: D
         return tuple(found)
     model = model_of("latents")
     latents = _latents_encoder(model, request, digest)
-    conditions = conditions_of(*_outline(model, request)) if model.kind == "pipeline" else ()
+    conditions = conditions_of(outline_of(*_outline(model, request))) if model.kind == "pipeline" else ()
     found.append(latents)
     found += [
         _vision_encoder(one, model, request, digest) if one.makes == "embeds" else _condition_latents(one, latents) for one in conditions

@@ -11,7 +11,7 @@ from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json
 from cachestore.core.samples import CAPTION, VIDEO, role_of
 from cachestore.files.table import Digests, offsets_of, run_of
 from cachestore.storage.catalog import FACTS, Catalog, KeyColumn
-from cachestore.work.outcomes import Bytes, Cells, Numbers
+from cachestore.work.outcomes import Bytes, Cells, Mask, Numbers
 from cachestore.work.plan import Plan, PlanColumn
 
 
@@ -111,9 +111,14 @@ def count_complete(catalog: Catalog) -> int:
 
 def rows_without_picture(starts: Iterable[Sequence[int]]) -> list[int]:
     """Return the rows that have no cell in any of these columns, if other rows have one. `starts` says where a column's rows start."""
-    has_cells = [np.diff(numbers(at)) > 0 for at in starts]
-    has_picture = np.logical_or.reduce(has_cells) if has_cells else np.zeros(0, np.bool_)
+    has_picture = rows_with_any(starts)
     return np.flatnonzero(~has_picture).tolist() if has_picture.any() else []
+
+
+def rows_with_any(starts: Iterable[Sequence[int]]) -> Mask:
+    """Return which rows have something in one of these columns, as a mask; empty without columns. `starts`: as above."""
+    each = [np.diff(numbers(at)) > 0 for at in starts]
+    return np.logical_or.reduce(each) if each else np.zeros(0, np.bool_)
 
 
 def _flat(array: Bytes | Numbers) -> memoryview:

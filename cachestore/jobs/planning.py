@@ -18,7 +18,7 @@ from cachestore.encode.resamplers import FIRST, NEW, RESAMPLERS, Resample, check
 from cachestore.encode.unit import Encoder
 from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
-from cachestore.jobs.columns import rows_without_picture
+from cachestore.jobs.columns import rows_with_any, rows_without_picture
 from cachestore.jobs.comparison import Compare, compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
 from cachestore.jobs.recorded_paths import gone_paths
@@ -198,20 +198,20 @@ def _not_made(needs: "Sequence[Need]", plan: Plan) -> tuple[str, ...]:
     """Describe the needs that are not made: all but those met by images of each sample's own."""
     found: list[str] = []
     for need in needs:
-        having = set[int]() if need.role is None else _rows_with(plan, need.role)
-        trained = _rows_with(plan, *(row.follows or row.name for row in (role_of(need.role or ""),)))
-        if not having:
+        having = rows_with_any(_starts(plan, need.role))
+        if need.role is None or not having.any():
             found.append(need.words)
-        elif lacking := sorted(trained - having):
+            continue
+        trained = rows_with_any(_starts(plan, role_of(need.role).follows))
+        if lacking := (trained & ~having).nonzero()[0].tolist():
             named = first_of(plan.ids[row] for row in lacking)
-            found.append(f"{need.what} of {len(lacking)} of {len(trained)} samples, which have no {need.role} ({named})")
+            found.append(f"{need.what} of {len(lacking)} of {trained.sum()} samples, which have no {need.role} ({named})")
     return tuple(found)
 
 
-def _rows_with(plan: Plan, *roles: str) -> set[int]:
-    """The rows with a cell in a column of these roles."""
-    cells = [starts for column, (starts, _units) in zip(plan.columns, plan.cells, strict=True) if column.role in roles]
-    return {row for starts in cells for row in range(len(plan.ids)) if starts[row] < starts[row + 1]}
+def _starts(plan: Plan, *roles: str | None) -> list[Sequence[int]]:
+    """Where the cells of each row start, in the columns of these roles."""
+    return [starts for column, (starts, _units) in zip(plan.columns, plan.cells, strict=True) if column.role in roles]
 
 
 def _unread(plan: Plan) -> tuple[str, ...]:
@@ -219,8 +219,7 @@ def _unread(plan: Plan) -> tuple[str, ...]:
     read = {one for column in plan.columns for one in (column.role, *companions(column.role, column.options))}
     if read.isdisjoint((IMAGE, VIDEO)):
         return ()
-    rows = range(len(plan.ids))
-    left = {role: sum(at[row] < at[row + 1] for row in rows) for role, (at, _references) in plan.images.items() if role not in read}
+    left = {role: int(rows_with_any([at]).sum()) for role, (at, _references) in plan.images.items() if role not in read}
     words = "which this model is not trained with here: nothing is made of it"
     return tuple(f"{plural(count, 'sample has', 'samples have')} a {role}, {words}" for role, count in left.items())
 
@@ -443,8 +442,7 @@ def _what_lacks(plan: Plan, request: PrecomputeRequest, listed: Remarks) -> tupl
     """
     if not plan.ids:
         return (_nothing_in_words(request, 0, ()),)
-    seen = (starts for column, (starts, _units) in zip(plan.columns, plan.cells, strict=True) if column.role in {IMAGE, VIDEO})
-    lacking = rows_without_picture(seen)
+    lacking = rows_without_picture(_starts(plan, IMAGE, VIDEO))
     if not lacking:
         return ()
     named = first_of(listed.rows_without_picture or (plan.ids[row] for row in lacking))

@@ -6,7 +6,7 @@ A sample is complete only if its columns for other resolutions are complete too.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -29,13 +29,10 @@ from cachestore.loading.features import Feature, features_of
 from cachestore.loading.rows import Rows
 from cachestore.loading.selection import DataOptions, Selection, called, index_in
 from cachestore.loading.wanted import check_variants, chosen_resolution
-from cachestore.storage.catalog import list_generations, list_names, open_catalog, read_catalog
+from cachestore.storage.catalog import list_generations, list_names, read_catalog
 from cachestore.storage.fetch import Io, Verify
 from cachestore.store.reader import Reader
 from cachestore.store.remote_reader import RemoteReader, open_reader
-
-_BATCHES_REQUESTED: Final = 2
-"""How many batches are requested from an object store before they are needed, whatever their size."""
 
 
 class CachedDataset(Dataset[SampleDict]):
@@ -57,7 +54,6 @@ class CachedDataset(Dataset[SampleDict]):
 
     Tensors are writable and owned by the sample. They have no batch axis, and text has its own length; `collate` adds padding, masks and
     constants. With a plain DataLoader call `set_epoch` before each epoch, or every epoch draws the same latents; `make_loader` does it.
-
     Use it from one thread of one process. Forked, spawned and pickled copies open their own files.
     """
 
@@ -99,15 +95,14 @@ class CachedDataset(Dataset[SampleDict]):
             seed: for the noise of latents, the choice of captions, and the turns of crops and mirrored pictures.
             verify: check each entry against its checksum the "first" time it is read here, "always" or "never".
             io: "pread", or "mmap", with which a truncated file kills the process (SIGBUS).
-            local: for an address: a folder of this machine, in which copies of what is read stay for later epochs and other processes. By
-                default that in the environment's CACHESTORE_LOCAL.
-            limit: for an address: most bytes in that folder, or a text such as "200GB"; 0 keeps no values. By default what is free on the
-                disk, less a tenth. What has no room is downloaded in every epoch.
+            local: for an address: the folder for copies of what is read, for later epochs and other processes; default CACHESTORE_LOCAL.
+            limit: for an address: most bytes in that folder, or a text such as "200GB"; 0 keeps no values. By default nine tenths of
+                what is free on the disk. What has no room is downloaded in every epoch.
 
         Raises:
             StoreNotFound: there is no store at that path.
-            BadInput: the name, generation, resolution or field does not exist; there are several resolutions and none was chosen; the
-                store has no such latents; dtype is none to cast to; or the policy needs captions that were not encoded.
+            BadInput: the name, generation, resolution, field or such latents do not exist; there are several resolutions and none was
+                chosen; dtype is none to cast to; or the policy needs captions that were not encoded.
             MissingEntry: the policy drops captions, but the empty caption is not stored.
             FormatError: the catalog is damaged, or was made by a newer version.
             RemoteFailed: the object store refuses, or does not answer.
@@ -128,31 +123,23 @@ class CachedDataset(Dataset[SampleDict]):
             options = DataOptions(reader.layout, name, found, latents, seed, is_pinned, policy, names, chosen, dtype=dtype)
             self._show(reader, Selection(catalog, complete_rows(catalog), options, Epoch()))
             self._selection.check_captions(reader.__contains__)
-            if isinstance(reader, RemoteReader):
-                reader.make_room_for(catalog, self.called)
+            reader.make_room_for(catalog, options.called)
 
     def _show(self, reader: Reader, selection: Selection) -> "CachedDataset":
         self._reader = reader
         self._selection = selection
         self._read = Rows(reader, selection)
-        self._named = _Naming(self.called)
+        self._named = _Naming(selection.options.called)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         """Paths, options, the shared epoch, and what is known about all rows. No rows and no descriptors."""
-        found = {"digest": self._selection.catalog.digest, "stacked": self._selection.stacked}
-        complete = None if len(self._selection.complete) == len(self._selection.catalog) else self._selection.complete
-        return {"reader": self._reader, "options": self._selection.options, "epoch": self._selection.epoch, "complete": complete, **found}
+        return {"reader": self._reader, "selection": self._selection.handed_over()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open the same catalog in another process. It was checked already, so rows are read when they are used."""
-        reader, options = state["reader"], state["options"]
-        path = reader.layout.catalog(options.name, options.generation)
-        with _Naming(options.called):
-            catalog = open_catalog(path, generation=options.generation, digest=state["digest"])
-            complete = state["complete"] if state["complete"] is not None else np.arange(len(catalog), dtype=np.int64)
-            selection = Selection(catalog, complete, options, state["epoch"], stacked=state["stacked"])
-            self._show(reader, selection)
+        """Open the same catalog in another process."""
+        with _Naming(state["selection"]["options"].called):
+            self._show(state["reader"], Selection.taken_over(state["selection"], state["reader"].layout))
 
     def __repr__(self) -> str:
         root = self._reader.layout.shown
@@ -179,9 +166,8 @@ class CachedDataset(Dataset[SampleDict]):
     def read_batch(self, indices: Sequence[SupportsIndex], *, into: BatchBuffers | None = None) -> dict[str, Any]:
         """Return `data.collate(data.__getitems__(indices))`, bit for bit but faster, as tensors are read straight into the batch.
 
-        With `into` the tensors are views of those buffers, valid until the next batch is read into them; without, they are the caller's
-        own. Several threads of one process may read from one data set, each into its own buffers. Raises as `collate` and `__getitems__`;
-        the contents of the buffers are then undefined.
+        With `into` the tensors are views of those buffers, valid until the next batch; without, they are the caller's own. Several threads
+        may read, each into its own buffers. Raises as `collate` and `__getitems__`; the contents of the buffers are then undefined.
         """
         rows = self._selection.rows_at(indices)
         with self._named:
@@ -192,17 +178,12 @@ class CachedDataset(Dataset[SampleDict]):
         self._read.prefetch(self._selection.rows_at(indices))
 
     def can_prefetch(self, batches: int) -> bool:
-        """Whether `prefetch` may be called for a batch that is so many batches later.
-
-        Always for the next two, and later while what was requested is below 256 MiB. For a store in a folder it is False: there the system
-        reads what is next when it is asked for.
-        """
-        return isinstance(self._reader, RemoteReader) and (batches <= _BATCHES_REQUESTED or self._reader.has_room)
+        """Whether `prefetch` may be called for a batch that is so many batches later. Never for a store in a folder."""
+        return self._reader.can_prefetch(batches)
 
     def forget_prefetched(self) -> None:
         """Drop what was prefetched and not read."""
-        if isinstance(self._reader, RemoteReader):
-            self._reader.forget_prefetched()
+        self._reader.forget_prefetched()
 
     @staticmethod
     def make_buffers(*, pin: bool = False) -> BatchBuffers:
@@ -222,8 +203,7 @@ class CachedDataset(Dataset[SampleDict]):
     def prompt(self, caption: str) -> dict[str, Any]:
         """Return the embeddings of any encoded caption as a batch of one, such as `data.prompt("")`.
 
-        Raises MissingEntry if the caption was not encoded. Raises BadInput if the data set has no text, or if its text encoder saw pictures
-        beside each caption, so that no caption has embeddings of its own.
+        Raises MissingEntry if the caption was not encoded, and BadInput without text, or if the encoder saw pictures with captions.
         """
         with self._named:
             return self.collate([self._read.outputs_of(caption)])
@@ -231,8 +211,7 @@ class CachedDataset(Dataset[SampleDict]):
     def select(self, samples: Iterable[SupportsIndex | str]) -> "CachedDataset":
         """Return a data set of these samples, given by index or id, in this order. It has buckets and shares the open files.
 
-        A sample named twice comes twice in an epoch; the list may be empty. The part has its own epoch. For a Subset of torch use
-        `data.select(part.indices)`. Raises IndexError, and for ids as `index` does.
+        A sample named twice comes twice in an epoch; the list may be empty. The part has its own epoch. Raises IndexError, or as `index`.
         """
         if isinstance(samples, str):
             raise BadInput(f"select takes several samples; for one sample: data.select([{samples!r}])")
@@ -271,11 +250,6 @@ class CachedDataset(Dataset[SampleDict]):
     def name(self) -> str:
         """The data set's name."""
         return self._selection.options.name
-
-    @property
-    def called(self) -> str:
-        """The data set's name and store, for messages."""
-        return self._selection.options.called
 
     @property
     def generation(self) -> int:
@@ -324,10 +298,7 @@ class CachedDataset(Dataset[SampleDict]):
     @property
     def recipes_in_use(self) -> Mapping[str, Recipe]:
         """As `recipes`, but only for encoders whose tensors are returned. Masks are made without a model."""
-        chosen = self._selection
-        returned = (*chosen.texts, chosen.latents, *chosen.conditions, *chosen.embeds, *chosen.shown)
-        columns = [part.column for part in returned if part is not None]
-        return {column.encoder: self._selection.catalog.recipes[column.fingerprint] for column in columns}
+        return self._selection.recipes
 
     @property
     def fields(self) -> frozenset[str]:
@@ -339,8 +310,7 @@ class CachedDataset(Dataset[SampleDict]):
         """Dtype and shape of each tensor that a batch may have, by name, as the recipes say. Reads no entry.
 
         Shapes include the batch axis, which samples do not have; their text has its own length. Masks of text and constants come with the
-        batch only. A list of control latents has the dtype of its tensors, and no shape. If all samples of a batch lack something, such as
-        a picture, its name is missing.
+        batch only. A list of control latents has no shape. What all samples of a batch lack, such as a picture, is missing in it.
         """
         return features_of(self._selection)
 
@@ -357,7 +327,7 @@ class CachedDataset(Dataset[SampleDict]):
     @property
     def has_control_lists(self) -> bool:
         """Whether samples have lists of control latents, as not each has exactly one."""
-        return any(one.name not in self._selection.stacked for one in self._selection.shown)
+        return self._selection.has_lists
 
     @property
     def mask_name(self) -> str | None:

@@ -151,8 +151,7 @@ def _refuse_unpinned(data: Batched) -> None:
     """Raise BadInput for a data set that this rank opened without a generation: another rank may have found a newer catalog."""
     if getattr(data, "is_pinned", True):
         return
-    generation, called = getattr(data, "generation", None), getattr(data, "called", "this one")
     raise BadInput(
         "several processes train together, and each one opened the newest catalog, which may differ: open the data set with"
-        f" generation=... on every rank, such as generation=report.generation; {called} has generation {generation}"
+        f" generation=... on every rank, such as generation=report.generation; got {data!r}"
     )

@@ -274,7 +274,7 @@ def _apportion(sizes: Sequence[int], fraction: float) -> list[int]:
 
 
 def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
-    names = f"{one.called} and {other.called}"
+    names = f"{one!r} and {other!r}"
     if one.fields != other.fields or one.latents_form != other.latents_form:
         what = [f"{', '.join(sorted(data.fields)) or 'nothing'} (latents={data.latents_form!r})" for data in (one, other)]
         raise BadInput(f"{names} cannot be mixed: one returns {what[0]}, the other {what[1]}; pass both the same fields= and latents=")

@@ -21,7 +21,7 @@ from cachestore.core.batch_shapes import SIZES, LatentsAs
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, FormatError, MissingEntry
 from cachestore.core.inputs import IMAGES, SOURCE, SOURCE_WEIGHT, caption_key
-from cachestore.core.keys import Key, digest_parts
+from cachestore.core.keys import Key, Recipe, digest_parts
 from cachestore.core.samples import MASK
 from cachestore.core.words import plural
 from cachestore.files.paths import Layout
@@ -41,7 +41,7 @@ from cachestore.loading.wanted import (
     trained_column,
     variants_of,
 )
-from cachestore.storage.catalog import Catalog
+from cachestore.storage.catalog import Catalog, open_catalog
 
 SAMPLE_ID: Final = "sample_id"
 
@@ -127,6 +127,37 @@ class Selection:
         """The names of `shown` of which each sample has exactly one, so that they can be stacked."""
         self.has_extras = has_extras(catalog.extras)
         self.encoded = CaptionPolicy() if options.captions is None else _encoded_for(catalog)
+
+    def handed_over(self) -> dict[str, Any]:
+        """What `taken_over` needs in another process: options, the shared epoch, and what is known about all rows. No rows."""
+        complete = None if len(self.complete) == len(self.catalog) else self.complete
+        return {
+            "options": self.options,
+            "epoch": self.epoch,
+            "digest": self.catalog.digest,
+            "complete": complete,
+            "stacked": self.stacked,
+        }
+
+    @classmethod
+    def taken_over(cls, state: Mapping[str, Any], layout: Layout) -> "Selection":
+        """Open the same catalog. It was checked already, so rows are read when they are used. Raises FormatError for another catalog."""
+        options: DataOptions = state["options"]
+        path = layout.catalog(options.name, options.generation)
+        catalog = open_catalog(path, generation=options.generation, digest=state["digest"])
+        complete = state["complete"] if state["complete"] is not None else np.arange(len(catalog), dtype=np.int64)
+        return cls(catalog, complete, options, state["epoch"], stacked=state["stacked"])
+
+    @property
+    def recipes(self) -> dict[str, Recipe]:
+        """By encoder, the recipes of the returned tensors."""
+        returned = (*self.texts, self.latents, *self.conditions, *self.embeds, *self.shown)
+        return {part.column.encoder: self.catalog.recipes[part.column.fingerprint] for part in returned if part is not None}
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether samples have lists of control latents or references, as not each has exactly one."""
+        return any(one.name not in self.stacked for one in self.shown)
 
     def _returned(self, columns: Sequence[TextColumn]) -> list[TextColumn]:
         return [replace(one, block=one.block.only(self.fields)) for one in columns if set(one.block.fields()) & self.fields]

@@ -18,6 +18,7 @@ from cachestore.core.words import first_of, noun, plural
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import is_of_a_signal
 from cachestore.files.paths import Layout
+from cachestore.storage.catalog import Catalog
 from cachestore.storage.entry import size_of, split
 from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone, new_buffer
 from cachestore.storage.fetch_parts import PartsFetcher
@@ -218,6 +219,17 @@ class Reader:
         except (CorruptEntry, FormatError, OSError) as error:
             if not is_gone(error) and not isinstance(error, RemoteFailed):
                 raise
+
+    def can_prefetch(self, batches: int) -> bool:
+        """Whether `prefetch` may be called for a batch that is so many batches later. No: the system reads ahead in a folder by itself."""
+        del batches
+        return False
+
+    def forget_prefetched(self) -> None:
+        """Drop what was prefetched and not read. A store in a folder has nothing to drop."""
+
+    def make_room_for(self, catalog: Catalog, called: str) -> None:
+        """Make room in the local cache for the values of a data set. A store in a folder has no cache."""
 
     def _find(self, keys: Sequence[Key]) -> list[list[Location]]:
         """Return locations by this snapshot; by a newer one if its index is damaged, or was gone before a forked child could open it."""

@@ -50,6 +50,8 @@ _log = logging.getLogger(__name__)
 _UNITS: Final = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "b": 1, "": 1}
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]*)", re.IGNORECASE)
 _LOCATED_AT_ONCE: Final = 4096
+_BATCHES_REQUESTED: Final = 2
+"""How many batches are requested before they are needed, whatever their size."""
 
 
 def open_reader(path: str | Path, *, verify: Verify, io: Io, local: str | Path | None, limit: int | str | None) -> Reader:
@@ -236,10 +238,9 @@ class RemoteReader(Reader):
                 human_bytes(lacking),
             )
 
-    @property
-    def has_room(self) -> bool:
-        """Whether `prefetch` may be called with more keys."""
-        return self._source.has_room
+    def can_prefetch(self, batches: int) -> bool:
+        """As `Reader.can_prefetch`: always for the next two batches, and later while what was requested is below 256 MiB."""
+        return batches <= _BATCHES_REQUESTED or self._source.has_room
 
     def forget_prefetched(self) -> None:
         """Drop what was prefetched and not read."""

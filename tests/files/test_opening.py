@@ -7,7 +7,6 @@ import re
 import socket
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -37,16 +36,13 @@ from cachestore.files.opening import (
 from cachestore.files.records import read_record
 from cachestore.files.table import read_table
 from tests.fakes import raising, refusing
+from tests.leaks import held
 
 
 def file_of(tmp_path, content=b"0123456789"):
     path = tmp_path / "file"
     path.write_bytes(content)
     return path
-
-
-def descriptors():
-    return set(Path("/proc/self/fd").iterdir())
 
 
 def test_names_in_a_missing_folder_are_none(tmp_path):
@@ -94,10 +90,10 @@ TRAPS = {
 def test_anything_but_a_regular_file_is_refused_without_waiting(tmp_path, trap):
     path = tmp_path / "trap"
     TRAPS[trap](path)
-    before = descriptors()
+    before = held()
     with pytest.raises(FormatError, match="trap"):
         read_whole(path, limit_bytes=100)
-    assert descriptors() == before
+    assert not held() - before
 
 
 def test_a_socket_is_refused(tmp_path, monkeypatch):
@@ -227,10 +223,10 @@ def test_positional_reads_move_no_shared_offset(tmp_path):
 
 
 def test_a_descriptor_is_closed_when_the_block_raises(tmp_path):
-    path, before = file_of(tmp_path), descriptors()
+    path, before = file_of(tmp_path), held()
     with pytest.raises(ZeroDivisionError), opened(path):
         raise ZeroDivisionError
-    assert descriptors() == before
+    assert not held() - before
 
 
 @pytest.mark.parametrize("change", ["content", "length", "replacement", "permissions"])

@@ -25,6 +25,7 @@ from cachestore.files.table import (
     string_columns,
     take,
 )
+from tests.leaks import held
 
 texts = st.text(st.characters(exclude_categories=[]), max_size=6)
 numbers = st.integers(-(2**63), 2**63 - 1)
@@ -337,10 +338,10 @@ def test_a_file_that_was_cut_short_meanwhile_is_a_format_error(tmp_path):
 
 
 def test_its_file_is_closed_when_nobody_looks_at_it_any_more(tmp_path):
-    before = len(os.listdir("/proc/self/fd"))
+    before = held()
     table = open_table(small(tmp_path / "f"), "thing", 1)
     words = table.strings("words")
     del table
     assert words[0] == "a"
     del words
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not held() - before

@@ -15,6 +15,7 @@ from cachestore.work.workers import read_heartbeats
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder, Pictures, captions, pictures
 from tests.jobs.bench import AfterSome, Bench, results
+from tests.leaks import held
 
 
 def test_batches_are_filled_across_partitions(root):
@@ -381,13 +382,13 @@ def test_an_interrupt_in_the_callers_encode_publishes_what_is_encoded_and_passes
         if len(encoder.batches) == 3:
             raise stop
 
-    before = threading.active_count()
+    before = held()
     encoder = FakeEncoder(limit=4, before_encode=interrupt)
     bench = Bench(root, captions(*map(str, range(40))), encoder)
     with pytest.raises(stop) as caught:
         bench.work(threads=threads)
     assert caught.value.__traceback__ is not None  # its frames still hold what they held, and yet no thread is left
-    assert threading.active_count() == before
+    assert not held() - before
     assert len(bench.present()) == 12
     again = FakeEncoder()
     bench.work(encoders=[again])

@@ -22,6 +22,7 @@ from cachestore.storage.verify import verify
 from cachestore.work.progress import RankStatus
 from tests import fakes
 from tests.fakes import is_running, raising
+from tests.leaks import held
 
 pytestmark = pytest.mark.processes
 
@@ -427,10 +428,10 @@ time.sleep(50)
 
 
 def test_a_process_that_nobody_of_ours_started_watches_nobody():
-    before = threading.active_count()
+    before = held()
     assert not watch_parent({})
     assert not watch_parent({PARENT: "x"})
-    assert threading.active_count() == before
+    assert not held() - before
 
 
 # Scripts and notebooks

@@ -1,7 +1,6 @@
 """One worker's part of a pass: claims, batches, failures, ledgers."""
 
 import os
-import threading
 
 import pytest
 
@@ -13,6 +12,7 @@ from cachestore.work.workers import Watch, host_name, read_heartbeats
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder, Pictures, captions, pictures
 from tests.jobs.bench import AfterSome, Bench, results
+from tests.leaks import held
 
 # Nothing, and everything
 
@@ -210,9 +210,9 @@ def test_an_idle_worker_can_be_cancelled(root):
 
 
 def test_no_thread_outlives_a_worker(root):
-    before = threading.active_count()
+    before = held()
     Bench(root, captions(*map(str, range(100))), FakeEncoder()).work(threads=4)
-    assert threading.active_count() == before
+    assert not held() - before
 
 
 def test_an_error_of_a_reading_thread_reaches_the_caller(root):

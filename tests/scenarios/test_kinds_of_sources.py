@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import threading
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,6 +16,7 @@ from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import forecast_of
 from tests import fakes
 from tests.fakes import catalog
+from tests.leaks import held
 from tests.source.test_tars import pack
 
 Sample: Any = cs.Sample
@@ -274,16 +274,16 @@ def test_a_single_column_of_pictures_may_have_any_name(tmp_path, makers):
 @pytest.mark.processes
 @pytest.mark.parametrize("procs", [None, 2])
 def test_workers_encode_what_only_their_caller_holds(procs, tmp_path, makers, in_processes):
-    before = threading.active_count()
-    held = [Sample(f"held {n}.png", {"image": b"picture %d" % n + bytes(200_000)}, f"caption {n}") for n in range(12)]
-    sources = [cs.Source(held), cs.Source(folder(tmp_path / "folder"))]
+    before = held()
+    samples = [Sample(f"held {n}.png", {"image": b"picture %d" % n + bytes(200_000)}, f"caption {n}") for n in range(12)]
+    sources = [cs.Source(samples), cs.Source(folder(tmp_path / "folder"))]
     report = cs.precompute(sources, model=tmp_path, store=tmp_path / "store", procs=procs)
     assert (report.wanted, report.encoded, report.failed) == (13 + 16, 13 + 16, 0)
     assert len(list((tmp_path / "store/plans").iterdir())) == 1  # workers and their caller mean the same
     assert {json.loads(text)["source"] for text in catalog(tmp_path / "store").extras} == {"memory", "folder"}
     assert {pid for pid, _encoder, _key in fakes.logged(in_processes)}.isdisjoint({os.getpid()})
     assert list((tmp_path / "store/tmp").iterdir()) == []
-    assert threading.active_count() == before
+    assert not held() - before
     again = cs.precompute(sources, model=tmp_path, store=tmp_path / "store", name="inline", inline=True)
     assert (again.encoded, again.reused) == (0, 29)
     assert keys(tmp_path / "store") == keys(tmp_path / "store", "inline")
@@ -301,7 +301,7 @@ def test_a_picture_that_its_caller_cannot_hand_over_fails_alone_and_no_descripto
 
     data = Broken(of_kind("bytes", tmp_path))
     gc.collect()
-    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    before = held()
     real = run.list_in_memory
 
     def gathered(*arguments, **options):
@@ -317,7 +317,7 @@ def test_a_picture_that_its_caller_cannot_hand_over_fails_alone_and_no_descripto
     assert [(failure["sample"], "row 1 cannot be read" in failure["reason"]) for failure in report.failures] == [("1.png", True)]
     assert report.encoded == 8
     gc.collect()
-    assert (len(os.listdir("/proc/self/fd")) if before else 0) == before
+    assert not held() - before
 
 
 @pytest.mark.parametrize("kind", ["folder", "manifest", "tar", "samples", "hugging face"])

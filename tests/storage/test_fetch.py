@@ -23,6 +23,7 @@ from cachestore.storage.fetch import Checked, Fetcher, is_gone
 from cachestore.storage.locations import Located, Location, SegmentRef
 from cachestore.storage.snapshot import load_snapshot
 from tests.fakes import examples, refusing
+from tests.leaks import held
 from tests.storage.stores import damage, flip, key_of, location_of, plain, put, tensors_of
 
 LIMIT_SECONDS = 30
@@ -43,10 +44,6 @@ def fetcher(layout):
     yield make
     for each in made:
         each.close()
-
-
-def descriptors():
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @BOTH
@@ -154,10 +151,10 @@ def test_a_segment_of_another_size_is_a_corrupt_entry(layout, fetcher, io, verif
     path = layout.segment(digest)
     path.chmod(0o644)
     os.truncate(path, path.stat().st_size + change)
-    before = descriptors()
+    before = held()
     with pytest.raises(CorruptEntry, match="were published"):
         fetcher(io=io, verify=verify).fetch(key_of(1), location)
-    assert descriptors() == before
+    assert not held() - before
 
 
 def test_a_segment_replaced_by_a_link_is_refused(layout, fetcher, tmp_path):
@@ -200,13 +197,13 @@ def test_more_segments_than_the_limit_are_read_with_few_descriptors(layout, fetc
     for n in range(10):
         put(layout, n)
     locations = {n: location_of(layout, n) for n in range(10)}
-    reading, before = fetcher(io=io), descriptors()
+    reading, before = fetcher(io=io), held()
     for n in [*range(10), *range(10)]:
         assert plain(split(locations[n].specs, reading.fetch(key_of(n), locations[n]))) == tensors_of(n)
-        assert descriptors() - before <= (3 if io == "pread" else 6)
+        assert len(held() - before) <= (3 if io == "pread" else 6)
     reading.close()
     reading.close()
-    assert descriptors() == before
+    assert not held() - before
 
 
 def test_the_segment_used_longest_ago_is_closed_first(layout, fetcher, monkeypatch):
@@ -465,11 +462,11 @@ def test_a_segment_that_cannot_be_mapped_is_a_refused_read_that_keeps_no_file_op
     put(layout, 1)
     location, reading = location_of(layout, 1), fetcher(io="mmap")
     monkeypatch.setattr(fetching.mmap, "mmap", refusing(errno.ENOMEM))
-    before = descriptors()
+    before = held()
     for _time in range(3):
         with pytest.raises(ReadFailed, match=rf"{location.segment.digest}.*{os.strerror(errno.ENOMEM)}"):
             reading.fetch(key_of(1), location)
-    assert descriptors() == before
+    assert not held() - before
 
 
 @BOTH

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import threading
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from cachestore.storage import append
 from cachestore.storage.snapshot import list_segments
 from cachestore.store.read_through import AGE_SECONDS
 from tests.fakes import Clock, program
+from tests.leaks import held
 
 
 class Encode:
@@ -319,7 +319,7 @@ with cs.open(sys.argv[1], mode="a") as store, cs.ReadThrough(store, encode, "enc
 
 
 def test_reading_through_starts_no_thread(store):
-    before = threading.active_count()
+    before = held()
     with cs.ReadThrough(store, Encode(), "encode") as read:
         ask(read, 1)
-        assert threading.active_count() == before
+        assert not held() - before

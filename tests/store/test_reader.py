@@ -22,6 +22,7 @@ from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes, list_segments
 from cachestore.store.reader import Reader
 from tests.fakes import raising
+from tests.leaks import held
 from tests.storage.stores import damage, flip, key_of, location_of, plain, put, tensors_of
 
 BOTH = pytest.mark.parametrize("io", ["pread", "mmap"])
@@ -647,20 +648,20 @@ def test_many_segments_are_read_with_few_descriptors(layout, reader, monkeypatch
     for n in range(12):
         put(layout, n)
     assert len(list_segments(layout)) == 12
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = held()
     assert values(reader(), *range(12)) == [tensors_of(n) for n in range(12)]
-    assert len(list(Path("/proc/self/fd").iterdir())) - before <= 4
+    assert len(held() - before) <= 4
 
 
 def test_closing_gives_every_descriptor_back(layout):
     put(layout, 1, is_committed=True)
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = held()
     with Reader(layout.root) as reading:
         values(reading, 1)
         reading.refresh()
         values(reading, 1)
     reading.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not held() - before
 
 
 def test_the_public_names_are_there():
