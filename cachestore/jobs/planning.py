@@ -167,7 +167,8 @@ def _intent_of(
     named = [column.column for column in columns if column.column.role in NAMED_ROLES]
     described = [[one.encoder, one.role, dict(one.options)] for one in named]
     arguments = digest_parts("cachestore-arguments", request.name, policy, canonical(described)).hex()
-    content = digest_parts(listing.content, policy).hex()
+    prompts = [canonical([list(pair) for pair in request.prompts])] if request.prompts else []
+    content = digest_parts(listing.content, policy, *prompts).hex()
     asked = digest_parts("cachestore-request", arguments, *(encoder.recipe.fingerprint for encoder in asked_for)).hex()
     name = plan_name(asked, content)
     intent = Intent(arguments, {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in asked_for}, content, name)
@@ -248,8 +249,12 @@ def _build(
         texts=request.policy.encoding(),
         # If a text encoder also sees the sample's images, the empty caption has another value for each sample.
         extra=[
-            (n, {"caption": ""}) for n, encoder in enumerate(encoders) if encoder.recipe.encoder == "text" and not picture_role(encoder)
+            (n, {"caption": caption})
+            for n, encoder in enumerate(encoders)
+            if encoder.recipe.encoder == "text" and not picture_role(encoder)
+            for caption in dict.fromkeys(["", *(text for pair in request.prompts for text in pair)])
         ],
+        prompts=request.prompts,
     )
 
 
