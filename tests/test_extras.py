@@ -102,6 +102,4 @@ def test_ray_is_named_where_it_is_missing_and_nothing_else_needs_it(python, stor
     ended = python("-c", "import cachestore.ray", hidden="ray")
     assert ended.stderr.splitlines()[-1].startswith("cachestore.core.errors.MissingExtra: ray is not installed")
     assert "'.[ray]'" in ended.stderr
-    assert python("-m", "cachestore", "verify", store, hidden="ray").returncode == 0 @ pytest.mark.parametrize(
-        ("hidden", "package"), [(ALL, "PIL"), *(pytest.param(name, name, marks=pytest.mark.slow) for name in ("torch", "PIL", "diffusers"))]
-    )
+    assert python("-m", "cachestore", "verify", store, hidden="ray").returncode == 0
