@@ -150,7 +150,8 @@ def test_as_many_tags_are_dropped_as_their_probability_says(rate):
 
 def test_more_variants_and_the_same_version_keep_what_was_encoded():
     """Stores hold what they were: other drawings would have to be encoded again."""
-    for options in ({"tag_dropout": 0.5}, {"max_tags": 2, "keep_tokens": 1}, {"drop_tags": 1, "shuffle_tags": True}):
+    every: list[dict[str, Any]] = [{"tag_dropout": 0.5}, {"max_tags": 2, "keep_tokens": 1}, {"drop_tags": 1, "shuffle_tags": True}]
+    for options in every:
         few, many = (CaptionPolicy(variants=count, **options).texts([TAGS]) for count in (2, 9))
         assert many[: len(few)] == few
         assert CaptionPolicy(variants=9, seed=1, **options).texts([TAGS]) != many
