@@ -20,6 +20,8 @@ from tests import fakes
 from tests.loading import stores
 from tests.shares import share
 
+pytestmark = pytest.mark.processes
+
 USAGE = 2
 ON_STORES = ("status", "verify", "repair", "stats", "ls", "show", "why", "report", "gc", "compact", "relocate", "drop", "doctor")
 OF_SOMETHING = {"show": ["0.png"], "why": ["0.png"], "drop": ["train"]}
