@@ -14,10 +14,11 @@ from cachestore.core.samples import FIRST_FRAME, LAST_FRAME, MASK
 DENOISERS: Final = ("transformer", "unet")
 """The names of a denoiser among a pipeline's components. Only its config.json is read."""
 VAE: Final = "vae"
+AUDIO: Final = "audio latents, unless it is trained on pictures alone"
 
-Makes = Literal["masked", "ends", "embeds"]
+Makes = Literal["masked", "ends", "first", "embeds"]
 """`masked`: latents of the picture without what its mask covers. `ends`: latents of the clip's first frame (and last), and zeros in place
-of the others. `embeds`: what a vision encoder makes of these frames."""
+of the others. `first`: latents of the first frame alone. `embeds`: what a vision encoder makes of these frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,10 @@ class Condition:
     """What it is, for messages."""
     others: tuple[str, ...] = ()
     """Further roles that it is made from."""
-    layer: int = -1
-    """Which of the vision encoder's hidden states, as its pipeline takes it."""
+    layer: int | None = None
+    """Which of the vision encoder's hidden states; None for the last ones, which are normalised."""
+    parts: tuple[str, str] = ("image_encoder", "image_processor")
+    """The pipeline's names of the vision encoder and its image processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class ConditionRow:
     plain: str
     """The pipeline whose text and latents it takes."""
     find: Callable[[PipelineOutline], tuple[Condition, ...]]
+    lacks: tuple[str, ...] = ()
+    """What training needs besides, and is not made here."""
 
 
 def _masked(outline: PipelineOutline) -> tuple[Condition, ...]:
@@ -86,6 +91,12 @@ def _wan_ends(outline: PipelineOutline) -> tuple[Condition, ...]:
     return (*found, Condition("image_embeds", FIRST_FRAME, "embeds", shown, others, layer=-2))
 
 
+def _hunyuan15_first(outline: PipelineOutline) -> tuple[Condition, ...]:
+    shown = f"image embeddings (image_encoder, {outline.parts.get('image_encoder')})"
+    embeds = Condition("image_embeds", FIRST_FRAME, "embeds", shown, parts=("image_encoder", "feature_extractor"))
+    return (Condition("image_latents", FIRST_FRAME, "first", "the first frame's latents"), embeds)
+
+
 def _nothing_more(outline: PipelineOutline) -> tuple[Condition, ...]:
     """Nothing: the denoiser takes the first frame in place of the clip's own first latent frame, which a causal VAE makes of it alone."""
     del outline
@@ -99,6 +110,8 @@ ROWS: Final[Mapping[str, ConditionRow]] = {
     "StableDiffusionXLInpaintPipeline": ConditionRow("StableDiffusionXLPipeline", _masked),
     "WanImageToVideoPipeline": ConditionRow("WanPipeline", _wan_ends),
     "LTXImageToVideoPipeline": ConditionRow("LTXPipeline", _nothing_more),
+    "LTX2ImageToVideoPipeline": ConditionRow("LTX2Pipeline", _nothing_more, (AUDIO,)),
+    "HunyuanVideo15ImageToVideoPipeline": ConditionRow("HunyuanVideo15Pipeline", _hunyuan15_first),
 }
 """By the class of the pipeline."""
 

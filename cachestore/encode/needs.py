@@ -11,7 +11,7 @@ from typing import Final
 
 from cachestore.core.keys import Json
 from cachestore.core.samples import CONTROL, role_of
-from cachestore.encode.conditions import ROWS, Condition, PipelineOutline, conditions_of, outline_of
+from cachestore.encode.conditions import AUDIO, ROWS, Condition, PipelineOutline, conditions_of, outline_of
 from cachestore.encode.text_families import TEXT_FAMILIES
 
 NOT_MADE: Final = "not made here:"
@@ -50,7 +50,7 @@ _ROWS: Final = (
     _Row(r"^WanAnimate", (Need("latents of the reference picture, of the pose video and of its masks"), Need("the face video's pixels"))),
     _Row(r"^LTX2Condition|^LTXCondition|VideoToWorld|^Cosmos2_5_Predict", (_FRAMES,)),
     _Row(r"^LTX2(InContext|HDR)", (Need("latents of the reference video"),)),
-    _Row(r"^LTX2Pipeline$", (Need("audio latents, unless it is trained on pictures alone"),)),
+    _Row(r"^LTX2Pipeline$", (Need(AUDIO),)),
     _Row(r"^CogVideoXFunControl|^EasyAnimateControl", (_CONTROL_VIDEO,)),
     _Row(r"^LucyEdit", (Need("latents of the video that is edited"),)),
     _Row(r"ImageToVideo|Image2Video|I2V|^PIA|^StableVideoDiffusion|^ChronoEdit|Framepack|SanaWM", (_FIRST_FRAME,)),
@@ -98,7 +98,7 @@ def needs_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Ma
     outline = outline_of(class_name, parts, configs)
     by_channels, made = _by_channels(outline), conditions_of(outline)
     if made or (class_name in ROWS and by_channels == ()):
-        return tuple(_of(condition) for condition in made)
+        return (*map(_of, made), *map(Need, ROWS[class_name].lacks))
     row = next((row for row in _ROWS if re.search(row.name, class_name)), None)
     is_plain = row is None or (row.depends_on_channels and by_channels == ())
     found = by_channels or () if row is None or is_plain else row.needs

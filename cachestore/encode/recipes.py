@@ -24,7 +24,7 @@ from cachestore.encode.models import Component, Model
 from cachestore.encode.needs import Need, needs_of
 from cachestore.encode.resamplers import FIRST, RESAMPLERS
 from cachestore.encode.setup import LatentsSetup, TextSetup, text_width
-from cachestore.encode.shots import LookAtEnds, look_at_masked
+from cachestore.encode.shots import LookAtEnds, look_at_first, look_at_masked
 from cachestore.encode.single_file import is_single_file, read_shapes, text_prefix, token_embeddings
 from cachestore.encode.text import TextEncoder
 from cachestore.encode.text_families import PLAIN, TEXT_FAMILIES
@@ -165,18 +165,18 @@ def _condition_latents(condition: Condition, latents: LatentsEncoder) -> Latents
     """Return the encoder of a condition that a VAE makes, from the encoder of its latents."""
     make: dict[str, Json] = {**latents.recipe.make, "kind": "condition", "version": CONDITION_VERSION, "makes": condition.makes}
     read: dict[str, Json] = {**latents.recipe.read, "name": condition.name}
-    setup, look = latents.setup, look_at_masked
-    if condition.makes == "ends":
-        look = LookAtEnds(condition.others)
-        make |= {"roles": [condition.role, *condition.others], "outputs": ["mean"]}
-        # the channels in front, which say what is given, are made when reading
-        read |= {"stored": "mean", "marks": ["first", *("last" for _role in condition.others)]}
-        setup = replace(setup, stored="mean")
-    return latents.changed(Recipe(condition.name, make, read), setup, look)
+    if condition.makes == "masked":
+        return latents.changed(Recipe(condition.name, make, read), latents.setup, look_at_masked)
+    make |= {"roles": [condition.role, *condition.others], "outputs": ["mean"]}
+    is_first = condition.makes == "first"
+    # the channels in front, which say what is given, are made when reading
+    read |= {"stored": "mean"} | ({} if is_first else {"marks": ["first", *("last" for _role in condition.others)]})
+    setup = replace(latents.setup, stored="mean", is_of_pictures=is_first)
+    return latents.changed(Recipe(condition.name, make, read), setup, look_at_first if is_first else LookAtEnds(condition.others))
 
 
 def _vision_encoder(condition: Condition, model: Model, request: ModelRequest, digest: Digest) -> VisionEncoder:
-    names = ("image_encoder", models.IMAGE_PROCESSOR)
+    names = condition.parts
     if request.loaded is not None:
         components = {name: request.loaded.component(name) for name in names}
     else:

@@ -63,7 +63,7 @@ class LatentsSetup:
     has_frames: bool = False
     """Whether the VAE takes videos. A picture is then a video of one frame."""
     is_of_pictures: bool = False
-    """Whether it takes no clip of more than one frame, though it has an axis of frames."""
+    """Whether it is given no clip of more than one frame, though it has an axis of frames."""
     has_alpha: bool = False
     """Whether the VAE takes a fourth channel."""
     temporal_factor: int = 1

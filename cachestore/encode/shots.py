@@ -5,7 +5,7 @@ pixels have a fourth channel say there what is given (255); the rest is encoded 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -154,6 +154,22 @@ class ClipEnds:
         return made
 
 
+@dataclass(frozen=True, slots=True)
+class FirstFrame:
+    """The first frame of a clip alone, as a clip of one frame."""
+
+    ends: ClipEnds
+
+    @property
+    def bucket(self) -> Shape:
+        """As `Shot.bucket`."""
+        return self.ends.bucket._replace(frames=1)
+
+    def pixels(self, resample: Resample) -> Pixels:
+        """As `Shot.pixels`."""
+        return self.ends.frames(resample)
+
+
 def covered(mask: bytes, variant: Variant) -> "np.ndarray[Any, np.dtype[np.bool_]]":
     """Return where a mask is white, cropped as its picture and at the size of the bucket: [height, width]."""
     within = None if variant.within is None else (variant.within, variant.size)
@@ -231,3 +247,10 @@ class LookAtEnds:
             transform = {name: value for name, value in video.transform.items() if name in {"bucket", "flip", "pixels"}}
         transform["ends"] = [None if one is None else one.variant.transform()["crop"] for one in given]
         return Examined(ClipEnds(footage, given), inputs, keyed, transform, video.facts, video.transfer)
+
+
+def look_at_first(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
+    """Look at the frame with which a clip begins, without the others."""
+    found = LookAtEnds()(request, read, resample)
+    first = FirstFrame(found.shot)
+    return replace(found, shot=first, transform={**found.transform, "bucket": list(first.bucket)})

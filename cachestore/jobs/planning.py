@@ -259,7 +259,7 @@ def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> N
     from cachestore.encode.latents import LatentsEncoder
 
     for encoder in encoders:
-        if not isinstance(encoder, LatentsEncoder):
+        if not isinstance(encoder, LatentsEncoder) or encoder.recipe.encoder != LATENTS:
             continue
         for resolution in {*request.resolutions, *(source.resolution for source in request.sources if source.resolution is not None)}:
             encoder.check_buckets(resolution, request.bucket_step or STEP, request.buckets)

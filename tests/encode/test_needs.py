@@ -112,6 +112,7 @@ def test_nothing_is_reported_of_a_loaded_pipeline_of_any_family(built, name):
             {"audio_vae": "AutoencoderKLLTX2Audio", "vocoder": "LTX2Vocoder", "connectors": "LTX2TextConnectors"},
             ("audio latents",),
         ),
+        ("LTX2ImageToVideoPipeline", (128, 128), {"audio_vae": "AutoencoderKLLTX2Audio"}, ("audio latents",)),
         (
             "LTX2FuturePipeline",
             (128, 128),

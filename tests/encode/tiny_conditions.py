@@ -38,6 +38,23 @@ def ltx_i2v():
     return of("diffusers", "LTXImageToVideoPipeline", **plain.components)
 
 
+def ltx2_i2v():
+    return of("diffusers", "LTX2ImageToVideoPipeline", **tiny_families.ltx2().components)
+
+
+def siglip():
+    sizes = {"hidden_size": 12, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = of("transformers", "SiglipVisionConfig", **sizes, image_size=28, patch_size=14)
+    return of("transformers", "SiglipVisionModel", config=config).eval()
+
+
+def hunyuan15_i2v():
+    plain = tiny_families.hunyuanvideo15()
+    processor = of("transformers", "SiglipImageProcessorPil", size={"height": 28, "width": 28})
+    parts = {**plain.components, "image_encoder": siglip(), "feature_extractor": processor}
+    return of("diffusers", "HunyuanVideo15ImageToVideoPipeline", **parts)
+
+
 def sdxl_inpaint():
     added = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 48 + 6 * 8}
     parts = {
@@ -57,6 +74,8 @@ PIPELINES: dict[str, Any] = {
     "wan22-i2v": (wan_i2v, {"is_shown": False}, "transformer"),
     "wan22-ti2v": (wan_i2v, {"is_shown": False, "expand_timesteps": True}, "transformer"),
     "ltx-i2v": (ltx_i2v, {}, "transformer"),
+    "ltx2-i2v": (ltx2_i2v, {}, "transformer"),
+    "hunyuan15-i2v": (hunyuan15_i2v, {}, "transformer"),
     "sdxl-inpaint": (sdxl_inpaint, {}, "unet"),
 }
 
