@@ -16,8 +16,9 @@ DENOISERS: Final = ("transformer", "unet")
 VAE: Final = "vae"
 AUDIO: Final = "audio latents, unless it is trained on pictures alone"
 
-Makes = Literal["masked", "ends", "first", "embeds"]
-"""`masked`: latents of the picture without what its mask covers. `ends`: latents of the clip's first frame (and last), and zeros in place
+Makes = Literal["masked", "filled", "ends", "first", "embeds"]
+"""`masked`: latents of the picture without what its mask covers. `filled`: the same, and the mask behind it, folded to the size of latents.
+`ends`: latents of the clip's first frame (and last), and zeros in place
 of the others. `first`: latents of the first frame alone. `embeds`: what a vision encoder makes of these frames."""
 
 
@@ -78,6 +79,14 @@ def _masked(outline: PipelineOutline) -> tuple[Condition, ...]:
     return (Condition("masked_image_latents", MASK, "masked", "latents of the masked picture, and its mask as the denoiser takes it"),)
 
 
+def _filled(outline: PipelineOutline) -> tuple[Condition, ...]:
+    """FLUX Fill: latents of the masked picture and all pixels of the mask, which its pipeline folds like the latents."""
+    channels = outline.channels or 0
+    if outline.more_channels != 23 * channels and (outline.class_name != "FluxFillPipeline" or outline.more_channels == 3 * channels):
+        return ()
+    return (Condition("masked_image_latents", MASK, "filled", "latents of the masked picture, with its mask"),)
+
+
 def _wan_ends(outline: PipelineOutline) -> tuple[Condition, ...]:
     """Wan 2.1 and 2.2: the first frame; with positions for two pictures (FLF2V) also the last."""
     if outline.more_channels == 0:  # Wan 2.2 TI2V-5B
@@ -108,6 +117,8 @@ ROWS: Final[Mapping[str, ConditionRow]] = {
     "StableDiffusionInpaintPipeline": ConditionRow("StableDiffusionPipeline", _masked),
     "StableDiffusionXLPipeline": ConditionRow("StableDiffusionXLPipeline", _masked),
     "StableDiffusionXLInpaintPipeline": ConditionRow("StableDiffusionXLPipeline", _masked),
+    "FluxPipeline": ConditionRow("FluxPipeline", _filled),
+    "FluxFillPipeline": ConditionRow("FluxFillPipeline", _filled),
     "WanImageToVideoPipeline": ConditionRow("WanPipeline", _wan_ends),
     "LTXImageToVideoPipeline": ConditionRow("LTXPipeline", _nothing_more),
     "LTX2ImageToVideoPipeline": ConditionRow("LTX2Pipeline", _nothing_more, (AUDIO,)),

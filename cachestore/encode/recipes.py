@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from cachestore.core.errors import BadInput, MissingExtra, how_to_install
 from cachestore.core.keys import Json, Recipe
+from cachestore.core.read_block import MASK_BITS
 from cachestore.encode import families, images, models
 from cachestore.encode.conditions import DENOISERS, VAE, Condition, conditions_of, outline_of, plain_class
 from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
@@ -165,8 +166,11 @@ def _condition_latents(condition: Condition, latents: LatentsEncoder) -> Latents
     """Return the encoder of a condition that a VAE makes, from the encoder of its latents."""
     make: dict[str, Json] = {**latents.recipe.make, "kind": "condition", "version": CONDITION_VERSION, "makes": condition.makes}
     read: dict[str, Json] = {**latents.recipe.read, "name": condition.name}
-    if condition.makes == "masked":
-        return latents.changed(Recipe(condition.name, make, read), latents.setup, look_at_masked)
+    if condition.makes in ("masked", "filled"):
+        channels = read["spatial_factor"] ** 2 if condition.makes == "filled" else 0
+        make |= {"outputs": [*make["outputs"], MASK_BITS]} if channels else {}
+        read |= {"mask_channels": channels} if channels else {}
+        return latents.changed(Recipe(condition.name, make, read), replace(latents.setup, mask_channels=channels), look_at_masked)
     make |= {"roles": [condition.role, *condition.others], "outputs": ["mean"]}
     is_first = condition.makes == "first"
     # the channels in front, which say what is given, are made when reading

@@ -26,6 +26,8 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 GIVEN: Final = 255
 """In the fourth channel: this pixel is given."""
+COVERED: Final = 0
+"""In the fourth channel: this pixel is not given."""
 THRESHOLD: Final = 128
 """A mask counts as white from this level on, as in diffusers' pipelines (0.5)."""
 
@@ -123,8 +125,7 @@ class Masked:
 
     def pixels(self, resample: Resample) -> Pixels:
         """As `Shot.pixels`, with the fourth channel."""
-        pixels = self.picture.pixels(resample)
-        return np.concatenate([pixels, np.where(covered(self.mask, self.picture.variant), 0, GIVEN)[..., None].astype(np.uint8)], axis=-1)
+        return _with_mask(self.picture.pixels(resample), covered(self.mask, self.picture.variant))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,10 @@ class FirstFrame:
     def pixels(self, resample: Resample) -> Pixels:
         """As `Shot.pixels`."""
         return self.ends.frames(resample)
+
+
+def _with_mask(pixels: Pixels, is_covered: "np.ndarray[Any, np.dtype[np.bool_]]") -> Pixels:
+    return np.concatenate([pixels, np.where(is_covered, COVERED, GIVEN)[..., None].astype(np.uint8)], axis=-1)
 
 
 def covered(mask: bytes, variant: Variant) -> "np.ndarray[Any, np.dtype[np.bool_]]":

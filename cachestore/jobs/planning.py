@@ -343,7 +343,9 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
     found = encoders_for(_model_request(request, loaded), lambda path: digest_file(path, known))
     latents = next((encoder for encoder in found if encoder.recipe.encoder == LATENTS), None)
     is_input = any(encoder.recipe.make.get("makes") == "masked" for encoder in found)
-    masks = () if latents is None else (MaskEncoder(latents.recipe.read["spatial_factor"], is_input=is_input),)
+    # a mask that is part of a condition is not made a second time
+    is_part = any(encoder.recipe.read.get("mask_channels") for encoder in found)
+    masks = () if latents is None or is_part else (MaskEncoder(latents.recipe.read["spatial_factor"], is_input=is_input),)
     return _resampled((*found, *masks), request.resample or FIRST)
 
 

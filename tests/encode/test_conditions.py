@@ -219,6 +219,32 @@ def test_the_masked_picture_and_its_mask_are_those_of_the_pipeline_for_inpaintin
             torch.testing.assert_close(sample["masked_image_latents"], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_what_flux_fill_paints_is_what_its_pipeline_packs_of_the_same_picture_and_mask(tiny, painted, tmp_path):
+    import torch
+
+    from cachestore.loading.latents import noise_seed
+
+    pipeline = tiny("flux-fill").pipeline
+    report, data = encoded(painted, tiny("flux-fill"), tmp_path / "store", **PAINTING, encode=["latents"], vae_dtype="float32")
+    assert report.not_made_here == ()
+    assert "mask" not in data[0]
+    with torch.inference_mode():
+        for number in range(3):
+            picture, mask = (Image.open(painted.parent / f"{number}{end}.png") for end in ("", "-mask"))
+            width, height = picture.size
+            image = pipeline.image_processor.preprocess(picture, height=height, width=width).to(torch.float32)
+            white = pipeline.mask_processor.preprocess(mask, height=height, width=width)
+            posterior, name = pipeline.vae.encode(image * (1 - white)).latent_dist, f"{number}.png"
+            generator = torch.Generator().manual_seed(noise_seed(0, 0, f"{name}/masked_image_latents"))
+            drawn = posterior.mean + posterior.std * torch.randn(posterior.mean.shape[1:], generator=generator)
+            where = {"height": height, "width": width, "dtype": torch.float32, "device": torch.device("cpu"), "generator": None}
+            packed, latents = pipeline.prepare_mask_latents(white, drawn, 1, 16, 1, **where)
+            made = data[data.index(name)]["masked_image_latents"][None]
+            made = pipeline._pack_latents(made, *made.shape)
+            assert made.shape[-1] == pipeline.transformer.config.in_channels - 64
+            torch.testing.assert_close(made, torch.cat([latents, packed], dim=-1), rtol=1e-5, atol=1e-6)
+
+
 # As for any other value
 
 
@@ -226,11 +252,12 @@ def as_bytes(tensor):
     return tensor.contiguous().numpy().tobytes()
 
 
-@pytest.mark.parametrize("name", ["wan-flf2v", "hunyuan15-i2v", "sdxl-inpaint"])
+@pytest.mark.parametrize("name", ["wan-flf2v", "hunyuan15-i2v", "sdxl-inpaint", "flux-fill"])
 def test_a_batch_gives_what_single_inputs_give_and_is_read_straight_as_sample_by_sample(tiny, clips, painted, tmp_path, name):
     import torch
 
-    source, options = (painted, PAINTING) if name == "sdxl-inpaint" else (clips, {})
+    is_painted = name in {"sdxl-inpaint", "flux-fill"}
+    source, options = (painted, {**PAINTING, "vae_dtype": "float32"}) if is_painted else (clips, {})
     stores = [encoded(source, tiny(name), tmp_path / f"of-{size}", batch_size=size, **options)[1] for size in (1, 3)]
     for index in range(3):
         one, other = (data[data.index(stores[0].ids[index])] for data in stores)
@@ -238,7 +265,7 @@ def test_a_batch_gives_what_single_inputs_give_and_is_read_straight_as_sample_by
             if field in one:
                 torch.testing.assert_close(one[field], other[field], rtol=1e-4, atol=1e-5)
     data = stores[0]
-    for indices in ([0, 1] if name == "sdxl-inpaint" else [0, 1, 2], [2]):
+    for indices in ([0, 1] if is_painted else [0, 1, 2], [2]):
         straight, slow = data.read_batch(indices), data.collate([data[index] for index in indices])
         assert straight.keys() == slow.keys()
         for field, value in straight.items():

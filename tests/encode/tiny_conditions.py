@@ -68,6 +68,12 @@ def sdxl_inpaint():
     return of("diffusers", "StableDiffusionXLInpaintPipeline", **parts, **tokenizers, unet=model, scheduler=noise)
 
 
+def flux_fill():
+    plain = {name: part for name, part in tiny_families.flux().components.items() if name not in {"image_encoder", "feature_extractor"}}
+    model = tiny_families.flux_transformer(channels=64 + 64 + 4 * 2**2, out_channels=64, pooled_projection_dim=32)
+    return of("diffusers", "FluxFillPipeline", **{**plain, "transformer": model})
+
+
 PIPELINES: dict[str, Any] = {
     "wan-i2v": (wan_i2v, {}, "transformer"),
     "wan-flf2v": (wan_i2v, {"ends": 2}, "transformer"),
@@ -76,6 +82,7 @@ PIPELINES: dict[str, Any] = {
     "ltx-i2v": (ltx_i2v, {}, "transformer"),
     "ltx2-i2v": (ltx2_i2v, {}, "transformer"),
     "hunyuan15-i2v": (hunyuan15_i2v, {}, "transformer"),
+    "flux-fill": (flux_fill, {}, "transformer"),
     "sdxl-inpaint": (sdxl_inpaint, {}, "unet"),
 }
 
