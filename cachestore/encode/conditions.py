@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from cachestore.core.keys import Json
-from cachestore.core.samples import FIRST_FRAME, LAST_FRAME, MASK
+from cachestore.core.samples import CONTROL, FIRST_FRAME, LAST_FRAME, MASK, VIDEO
 
 DENOISERS: Final = ("transformer", "unet")
 """The names of a denoiser among a pipeline's components. Only its config.json is read."""
 VAE: Final = "vae"
 AUDIO: Final = "audio latents, unless it is trained on pictures alone"
 
-Makes = Literal["masked", "filled", "ends", "first", "embeds"]
+Makes = Literal["masked", "filled", "guided", "ends", "first", "embeds"]
 """`masked`: latents of the picture without what its mask covers. `filled`: the same, and the mask behind it, folded to the size of latents.
-`ends`: latents of the clip's first frame (and last), and zeros in place
-of the others. `first`: latents of the first frame alone. `embeds`: what a vision encoder makes of these frames."""
+`guided`: latents of a control video's pixels that stay, of those that are made anew, and the mask that says which. `ends`: latents of the
+clip's first frame (and last), and zeros in place of the others. `first`: latents of the first frame alone. `embeds`: what a vision encoder
+makes of these frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Condition:
     """What it is, for messages."""
     others: tuple[str, ...] = ()
     """Further roles that it is made from."""
+    wants: tuple[str, ...] = ()
+    """The roles of which a sample needs at least one, if that is not `role` itself."""
     layer: int | None = None
     """Which of the vision encoder's hidden states; None for the last ones, which are normalised."""
     parts: tuple[str, str] = ("image_encoder", "image_processor")
@@ -100,6 +103,12 @@ def _wan_ends(outline: PipelineOutline) -> tuple[Condition, ...]:
     return (*found, Condition("image_embeds", FIRST_FRAME, "embeds", shown, others, layer=-2))
 
 
+def _wan_vace(outline: PipelineOutline) -> tuple[Condition, ...]:
+    del outline
+    words, guides = "latents of the control video, with its mask", (CONTROL, MASK)
+    return (Condition("conditioning_latents", VIDEO, "guided", words, others=guides, wants=guides),)
+
+
 def _hunyuan15_first(outline: PipelineOutline) -> tuple[Condition, ...]:
     shown = f"image embeddings (image_encoder, {outline.parts.get('image_encoder')})"
     embeds = Condition("image_embeds", FIRST_FRAME, "embeds", shown, parts=("image_encoder", "feature_extractor"))
@@ -120,6 +129,7 @@ ROWS: Final[Mapping[str, ConditionRow]] = {
     "FluxPipeline": ConditionRow("FluxPipeline", _filled),
     "FluxFillPipeline": ConditionRow("FluxFillPipeline", _filled),
     "WanImageToVideoPipeline": ConditionRow("WanPipeline", _wan_ends),
+    "WanVACEPipeline": ConditionRow("WanPipeline", _wan_vace),
     "LTXImageToVideoPipeline": ConditionRow("LTXPipeline", _nothing_more),
     "LTX2ImageToVideoPipeline": ConditionRow("LTX2Pipeline", _nothing_more, (AUDIO,)),
     "HunyuanVideo15ImageToVideoPipeline": ConditionRow("HunyuanVideo15Pipeline", _hunyuan15_first),

@@ -25,6 +25,8 @@ class Need:
     words: str
     role: str | None = None
     """If samples have images of this role, it is made from them, and nothing is missing."""
+    wants: tuple[str, ...] = ()
+    """The roles of which a sample needs at least one, if that is not `role` itself."""
     what: str = ""
     """What is missing where some samples have such images and others do not."""
 
@@ -42,11 +44,10 @@ _FIRST_FRAME = Need("the first frame's latents")
 _FRAMES = Need("latents of the frames from which the video continues")
 _MASKED = Need("latents of the masked picture, and its mask as the denoiser takes it")
 _CONTROL_WORDS = "latents of the control picture"
-_CONTROL = Need(f"{_CONTROL_WORDS} (no sample has one in the column `control`, or latents are not encoded)", CONTROL, _CONTROL_WORDS)
+_CONTROL = Need(f"{_CONTROL_WORDS} (no sample has one in the column `control`, or latents are not encoded)", CONTROL, what=_CONTROL_WORDS)
 _CONTROL_VIDEO = Need("latents of the control video")
 
 _ROWS: Final = (
-    _Row(r"^WanVACE", (Need("latents of the control video with its masks"), Need("latents of the reference pictures"))),
     _Row(r"^WanAnimate", (Need("latents of the reference picture, of the pose video and of its masks"), Need("the face video's pixels"))),
     _Row(r"^LTX2Condition|^LTXCondition|VideoToWorld|^Cosmos2_5_Predict", (_FRAMES,)),
     _Row(r"^LTX2(InContext|HDR)", (Need("latents of the reference video"),)),
@@ -109,9 +110,10 @@ def needs_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Ma
 
 def _of(condition: Condition) -> Need:
     """Return what is missing where a condition is not made."""
-    lacks = "a video" if role_of(condition.role).is_own else f"one in the column `{condition.role}`"
-    why = f"(role `{condition.role}`, no sample has {lacks}, or latents are not encoded)"
-    return Need(f"{condition.words} {why}", condition.role, condition.words)
+    named = " or ".join(f"`{role}`" for role in condition.wants or (condition.role,))
+    lacks = "a video" if role_of(condition.role).is_own else f"one in the column {named}"
+    why = f"(role {named}, no sample has {lacks}, or latents are not encoded)"
+    return Need(f"{condition.words} {why}", condition.role, condition.wants, condition.words)
 
 
 def _by_parts(parts: Mapping[str, str]) -> Sequence[Need]:

@@ -25,7 +25,7 @@ from cachestore.encode.models import Component, Model
 from cachestore.encode.needs import Need, needs_of
 from cachestore.encode.resamplers import FIRST, RESAMPLERS
 from cachestore.encode.setup import LatentsSetup, TextSetup, text_width
-from cachestore.encode.shots import LookAtEnds, look_at_first, look_at_masked
+from cachestore.encode.shots import LookAtEnds, look_at_first, look_at_guided, look_at_masked
 from cachestore.encode.single_file import is_single_file, read_shapes, text_prefix, token_embeddings
 from cachestore.encode.text import TextEncoder
 from cachestore.encode.text_families import PLAIN, TEXT_FAMILIES
@@ -164,14 +164,21 @@ def _outline(model: Model, request: ModelRequest) -> tuple[str, dict[str, str], 
 
 def _condition_latents(condition: Condition, latents: LatentsEncoder) -> LatentsEncoder:
     """Return the encoder of a condition that a VAE makes, from the encoder of its latents."""
+    folded = latents.recipe.read["spatial_factor"] ** 2
     make: dict[str, Json] = {**latents.recipe.make, "kind": "condition", "version": CONDITION_VERSION, "makes": condition.makes}
     read: dict[str, Json] = {**latents.recipe.read, "name": condition.name}
     if condition.makes in ("masked", "filled"):
-        channels = read["spatial_factor"] ** 2 if condition.makes == "filled" else 0
+        channels = folded if condition.makes == "filled" else 0
         make |= {"outputs": [*make["outputs"], MASK_BITS]} if channels else {}
         read |= {"mask_channels": channels} if channels else {}
         return latents.changed(Recipe(condition.name, make, read), replace(latents.setup, mask_channels=channels), look_at_masked)
     make |= {"roles": [condition.role, *condition.others], "outputs": ["mean"]}
+    if condition.makes == "guided":
+        make |= {"outputs": ["mean", MASK_BITS]}
+        twice = {name: read[name] and 2 * read[name] for name in ("latents_mean", "latents_std", "channels")}
+        read |= {"stored": "mean", "mask_channels": folded, **twice}
+        setup = replace(latents.setup, stored="mean", channels=read["channels"], mask_channels=folded, is_split=True)
+        return latents.changed(Recipe(condition.name, make, read), setup, look_at_guided)
     is_first = condition.makes == "first"
     # the channels in front, which say what is given, are made when reading
     read |= {"stored": "mean"} | ({} if is_first else {"marks": ["first", *("last" for _role in condition.others)]})

@@ -163,6 +163,57 @@ def test_where_the_first_frame_takes_the_place_of_a_latent_frame_nothing_else_is
     torch.testing.assert_close(latents[:, :1], expected, rtol=1e-4, atol=1e-5)
 
 
+# Control videos and masks
+
+
+WHITE = np.array([frame[..., :1] > 90 for frame in moving(FRAMES, SIZE)]) * np.full(3, 255, np.uint8)
+"""A mask that moves, as frames."""
+
+
+@pytest.fixture
+def guided(tmp_path):
+    """A clip with a control video, one with a mask as a video, one with a picture for each, and one with both as videos."""
+    folder = tmp_path / "guided"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"{number}.mkv").write_bytes(write(frames_of(number)))
+    for number in (0, 3):
+        (folder / f"{number}.control.mkv").write_bytes(write(frames_of(number + 5)))
+    for number in (1, 3):
+        (folder / f"{number}.mask.mkv").write_bytes(write(list(WHITE)))
+    picture_of(7).save(folder / "2.control.png")
+    Image.fromarray(WHITE[0]).save(folder / "2.mask.png")
+    return folder
+
+
+def vace_latents(pipeline, number):
+    """`conditioning_latents` as `WanVACEPipeline.__call__` makes them of these frames."""
+    import torch
+
+    control = {0: frames_of(5), 1: list(np.where(WHITE == 255, 128, frames_of(1)).astype(np.uint8)), 2: [picture_of(7)] * FRAMES}
+    mask = {0: None, 1: WHITE, 2: [WHITE[0]] * FRAMES}
+    videos = [
+        None if one is None else [Image.fromarray(np.asarray(frame)) for frame in one]
+        for one in (control.get(number, frames_of(8)), mask.get(number, WHITE))
+    ]
+    width, height = SIZE
+    video, white, shown = pipeline.preprocess_conditions(*videos, None, 1, height, width, FRAMES, torch.float32, torch.device("cpu"))
+    return torch.cat([pipeline.prepare_video_latents(video, white, shown), pipeline.prepare_masks(white, shown)], dim=1)[0]
+
+
+def test_what_guides_wan_vace_is_what_its_pipeline_makes_of_the_same_videos_and_masks(tiny, guided, tmp_path):
+    import torch
+
+    report, data = encoded(guided, tiny("wan-vace"), tmp_path / "store")
+    assert (report.not_made_here, len(data)) == ((), 4)
+    with torch.inference_mode():
+        for number in range(4):
+            expected = vace_latents(tiny("wan-vace").pipeline, number)
+            made = data[data.index(f"{number}.mkv")]["conditioning_latents"]
+            assert made.shape == expected.shape == (96, 3, 6, 8)
+            torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+
+
 # Inpainting
 
 
@@ -252,16 +303,17 @@ def as_bytes(tensor):
     return tensor.contiguous().numpy().tobytes()
 
 
-@pytest.mark.parametrize("name", ["wan-flf2v", "hunyuan15-i2v", "sdxl-inpaint", "flux-fill"])
-def test_a_batch_gives_what_single_inputs_give_and_is_read_straight_as_sample_by_sample(tiny, clips, painted, tmp_path, name):
+@pytest.mark.parametrize("name", ["wan-flf2v", "wan-vace", "hunyuan15-i2v", "sdxl-inpaint", "flux-fill"])
+def test_a_batch_gives_what_single_inputs_give_and_is_read_straight_as_sample_by_sample(tiny, request, tmp_path, name):
     import torch
 
     is_painted = name in {"sdxl-inpaint", "flux-fill"}
-    source, options = (painted, {**PAINTING, "vae_dtype": "float32"}) if is_painted else (clips, {})
+    source = request.getfixturevalue("painted" if is_painted else "guided" if name == "wan-vace" else "clips")
+    options: dict[str, Any] = {**(PAINTING if is_painted else {}), "encode": ["latents"], "vae_dtype": "float32"}
     stores = [encoded(source, tiny(name), tmp_path / f"of-{size}", batch_size=size, **options)[1] for size in (1, 3)]
     for index in range(3):
         one, other = (data[data.index(stores[0].ids[index])] for data in stores)
-        for field in ("condition", "image_latents", "image_embeds", "masked_image_latents", "mask"):
+        for field in ("condition", "conditioning_latents", "image_latents", "image_embeds", "masked_image_latents", "mask"):
             if field in one:
                 torch.testing.assert_close(one[field], other[field], rtol=1e-4, atol=1e-5)
     data = stores[0]

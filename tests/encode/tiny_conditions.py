@@ -33,6 +33,14 @@ def wan_i2v(*, ends=1, is_shown=True, **options):
     return of("diffusers", "WanImageToVideoPipeline", **parts, **options, scheduler=tiny_families.scheduler())
 
 
+def wan_vace():
+    parts = {name: part for name, part in tiny_families.wan().components.items() if name not in {"transformer", "transformer_2"}}
+    heads = {"num_attention_heads": 2, "attention_head_dim": 12, "num_layers": 1, "cross_attn_norm": True}
+    sizes = {"text_dim": 32, "freq_dim": 256, "ffn_dim": 32, "rope_max_seq_len": 32, "vace_layers": [0], "vace_in_channels": 96}
+    model = transformer("WanVACETransformer3DModel", patch_size=(1, 2, 2), qk_norm="rms_norm_across_heads", **heads, **sizes)
+    return of("diffusers", "WanVACEPipeline", **parts, transformer=model)
+
+
 def ltx_i2v():
     plain = tiny_families.ltx()
     return of("diffusers", "LTXImageToVideoPipeline", **plain.components)
@@ -79,6 +87,7 @@ PIPELINES: dict[str, Any] = {
     "wan-flf2v": (wan_i2v, {"ends": 2}, "transformer"),
     "wan22-i2v": (wan_i2v, {"is_shown": False}, "transformer"),
     "wan22-ti2v": (wan_i2v, {"is_shown": False, "expand_timesteps": True}, "transformer"),
+    "wan-vace": (wan_vace, {}, "transformer"),
     "ltx-i2v": (ltx_i2v, {}, "transformer"),
     "ltx2-i2v": (ltx2_i2v, {}, "transformer"),
     "hunyuan15-i2v": (hunyuan15_i2v, {}, "transformer"),
