@@ -303,7 +303,9 @@ def as_bytes(tensor):
     return tensor.contiguous().numpy().tobytes()
 
 
-@pytest.mark.parametrize("name", ["wan-flf2v", "wan-vace", "hunyuan15-i2v", "sdxl-inpaint", "flux-fill"])
+@pytest.mark.parametrize(
+    "name", ["wan-flf2v", "wan-vace", pytest.param("hunyuan15-i2v", marks=pytest.mark.slow), "sdxl-inpaint", "flux-fill"]
+)
 def test_a_batch_gives_what_single_inputs_give_and_is_read_straight_as_sample_by_sample(tiny, request, tmp_path, name):
     import torch
 

@@ -203,7 +203,10 @@ class SdxlInpainting:
         return torch.nn.functional.mse_loss(predicted, noise)
 
 
-@pytest.mark.parametrize("family", [WanFromFirstFrames(), Ltx2FromFirstFrames(), SdxlInpainting()], ids=lambda family: family.name)
+FAMILIES = [WanFromFirstFrames(), pytest.param(Ltx2FromFirstFrames(), marks=pytest.mark.slow), SdxlInpainting()]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_four_steps_from_the_store_have_the_losses_of_encoding_on_the_fly(family, tmp_path):
     import torch
 
