@@ -170,8 +170,8 @@ class LatentsEncoder(PictureEncoder[LatentsSetup, Look]):
         """Return the bytes of one entry's tensors at this bucket, for estimates before encoding."""
         channels = self.setup.channels * (2 if self.setup.stored == "moments" else 1)
         width, height = bucket.width // self.setup.factor, bucket.height // self.setup.factor
-        latent_frames = (frames - 1) // self.setup.temporal_factor + 1
-        return channels * latent_frames * width * height * (4 if self.setup.dtype == "float32" else 2)
+        latent_frames = 1 if self.setup.is_of_pictures else (frames - 1) // self.setup.temporal_factor + 1
+        return latent_frames * width * height * (channels * (4 if self.setup.dtype == "float32" else 2) + -(-self.setup.mask_channels // 8))
 
 
 def resampled_recipe(recipe: Recipe, name: Resample) -> Recipe:

@@ -27,8 +27,8 @@ class VisionSetup:
     components: Mapping[str, Component]
     """The vision encoder and its image processor, in this order."""
     dtype: str
-    layer: int
-    """The index of the hidden states."""
+    layer: int | None
+    """The index of the hidden states; None for the last ones, which are normalised."""
     name: str
     """The name of the tensor, in entries and in a batch."""
     resample: Resample = FIRST
@@ -108,5 +108,5 @@ class VisionEncoder(PictureEncoder[VisionSetup, LookAtEnds]):
         del bucket, frames
         config: Mapping[str, Any] = next(iter(self.setup.components.values())).config
         side = int(config.get("image_size") or 224) // int(config.get("patch_size") or _PATCH)
-        ends = len(self.recipe.make["roles"])
-        return ends * (side * side + 1) * text_width(config) * (4 if self.setup.dtype == "float32" else 2)
+        ends, has_class = len(self.recipe.make["roles"]), "CLIP" in next(iter(self.setup.components.values())).class_name
+        return ends * (side * side + has_class) * text_width(config) * (4 if self.setup.dtype == "float32" else 2)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from cachestore.core.errors import EncodeFailed, FormatError
-from cachestore.core.inputs import LIKE, references_of
+from cachestore.core.inputs import LIKE, is_trained_on, references_of
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO, role_of
 from cachestore.core.words import human_bytes, in_short, noun, plural
@@ -102,7 +102,7 @@ def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int]
     images = {name: _units_by(plan, missing, name) for name in dict.fromkeys(recipe.encoder for recipe in plan.recipes) if name != "text"}
     measures = cache(partial(_measure, wanted.listing)), cache(partial(_glance, wanted.listing))  # cached, as one file may have many units
     facts = {name: _buckets_of(plan, units, limit, *measures) for name, units in images.items()}
-    is_trained_on = _first_units_of(plan, IMAGE, VIDEO)
+    is_trained_on = _first_units_of(plan)
     buckets = Counter(bucket for found in facts.values() for index, bucket in found.items() if is_trained_on[index])
     buckets.update(_known_buckets(reconciler, missing, is_trained_on))
     tokens = _count(by_encoder.get("text"), [plan.unit(index).request for index in captions[:limit]])
@@ -162,10 +162,11 @@ def _distinct_captions(plan: Plan) -> int:
     return len(set(plan.captions)) if units is None else int(_marked(plan, units).sum())
 
 
-def _first_units_of(plan: Plan, *roles: str) -> Mask:
-    """Mask of each sample's first unit in columns of these roles: variants share a bucket. A picture in two roles is two units."""
-    cells = [_first_cells(at, units) for column, (at, units) in zip(plan.columns, plan.cells, strict=True) if column.role in roles]
-    return _marked(plan, *cells)
+def _first_units_of(plan: Plan) -> Mask:
+    """Mask of each sample's first unit in columns of what is trained on: variants share a bucket. A picture in two roles is two units."""
+    columns = zip(plan.columns, plan.cells, strict=True)
+    trained = [cells for column, cells in columns if is_trained_on(column.role, column.options)]
+    return _marked(plan, *(_first_cells(at, units) for at, units in trained))
 
 
 def _first_cells(at: Sequence[int], units: Sequence[int]) -> Numbers:

@@ -74,8 +74,8 @@ class Remarks:
             ),
             (
                 self.beside,
-                "picture is no sample, as its name gives it a role of another file's sample ({})",
-                "pictures are no samples, as their names give them a role of another file's sample ({})",
+                "file is no sample, as its name gives it a role of another file's sample ({})",
+                "files are no samples, as their names give them a role of another file's sample ({})",
             ),
             (range(self.collapsed), "duplicate prompt line is encoded once", "duplicate prompt lines are encoded once"),
             (self.empty, "source lists no samples ({})", "sources list no samples ({})"),
