@@ -285,7 +285,7 @@ def _look_first(
     with _as_it_was(os.environ), noticing_its_end(layout), context as heartbeat:
         wanted = look_at_request(layout, request, heartbeat=heartbeat, in_memory=in_memory, listing=listing)
         launch = numbered(launch, invocation_of(layout, wanted.plan, rank_info))
-        reconciler, missing = _unknown(wanted, heartbeat.rise)
+        reconciler, missing = unknown_units(wanted, heartbeat.rise)
         if not missing:
             before_any_work = threading.Event()  # cancels all that would encode or wait; a pass with nothing to do never checks it
             before_any_work.set()
@@ -315,8 +315,8 @@ def _as_it_was(environment: MutableMapping[str, str]) -> Generator[None]:
         environment.update({name: value for name, value in before.items() if environment.get(name) != value})
 
 
-def _unknown(wanted: Wanted, rise: Callable[[], None], launch: str = "") -> tuple[Reconciler, list[int]]:
-    """The reconciler of the pass that a run would join or begin, and the units not known to be present when `launch` joined it.
+def unknown_units(wanted: Wanted, rise: Callable[[], None], launch: str = "") -> tuple[Reconciler, list[int]]:
+    """Return the reconciler of the pass that a run would join or begin, and the units not known to be present when `launch` joined it.
 
     Begins no pass.
     """
@@ -433,7 +433,7 @@ def _forecast(wanted: Wanted, heartbeat: Heartbeat | None, complete: Reconciler 
     from cachestore.jobs.forecast import make_forecast
 
     rise, launch = (lambda: None, "") if heartbeat is None else (heartbeat.rise, heartbeat.launch)
-    reconciler, missing = _unknown(wanted, rise, launch) if complete is None else (complete, list[int]())
+    reconciler, missing = unknown_units(wanted, rise, launch) if complete is None else (complete, list[int]())
     return make_forecast(wanted, reconciler, missing, look_at_all=look_at_all)
 
 
