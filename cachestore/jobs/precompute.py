@@ -340,13 +340,14 @@ def precompute_here(
     in_memory: InMemory | None = None,
     number: int | None = None,
     store_id: str = "",
+    launch: str = "",
     compare_with: Compare | None = None,
 ) -> Report:
     """Do one worker's part of `precompute` in this process; return the report. `say` gets lines for a person.
 
     `loaded` replaces the request's model; `in_memory` are the listings of its sources in memory. `number` is the number of the caller's
     listing; without it this process takes a new number. With a `store_id`, only that store is written, and none is made.
-    `compare_with` as for `look_at_request`.
+    `launch` is this process's launch, if it is known. `compare_with` as for `look_at_request`.
     """
     from cachestore.encode.environment import set_library_defaults
 
@@ -360,7 +361,7 @@ def precompute_here(
     if listing is not None:  # it was listed before there was a store
         number = number or 0
     numbered = nullcontext(number) if number is not None else listing_number(layout, request.name)
-    context = Heartbeat(layout, "", 0, launch_of(rank_info), rank_info.rank, rank_info.world_size)
+    context = Heartbeat(layout, "", 0, launch or launch_of(rank_info), rank_info.rank, rank_info.world_size)
     with noticing_its_end(layout), numbered as listed, context as heartbeat:
         wanted = look_at_request(
             layout, request, heartbeat=heartbeat, loaded=loaded, in_memory=in_memory, listing=listing, compare_with=compare_with

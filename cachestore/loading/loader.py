@@ -87,7 +87,8 @@ def make_loader(
     By default a thread of this process prefetches batches until the iteration ends; `docs/benchmarks.md` compares that with workers.
 
     Args:
-        data: a CachedDataset; or what `ReadThrough.of(...).open` returns, of which a warning says how much is not encoded yet. If several ranks train, it must be opened with `generation=`.
+        data: a CachedDataset. If several ranks train, it must be opened with `generation=`. Or what `ReadThrough.of(...).open` returns: if
+            it is not wholly encoded, a warning says how much is missing.
         batch_size: samples in each batch, on each rank.
         framework: how batches are dealt to ranks: "accelerate" does it itself; with "ddp", "fabric" and "lightning" each rank takes its
             own, by the rank that is found when the loader is used; with "single" every process takes all. "auto" is "accelerate" if an

@@ -1,6 +1,5 @@
 """A data set whose samples are encoded when they are first read. Later epochs read as CachedDataset does."""
 
-import copy
 import logging
 import os
 import threading
@@ -8,7 +7,7 @@ from collections import deque
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, NoReturn, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 import torch
 
@@ -16,6 +15,7 @@ from cachestore.core.arguments import as_whole
 from cachestore.core.batch_shapes import LatentsAs
 from cachestore.core.captions import CaptionPolicy, Choose
 from cachestore.core.errors import BadInput, EncodeFailed
+from cachestore.core.keys import digest_parts
 from cachestore.core.words import first_of, plural
 from cachestore.jobs.pass_loop import Report
 from cachestore.loading.batch_slice import BatchSlice
@@ -87,7 +87,7 @@ class EncodingDataset(CachedDataset):
         """Use `ReadThrough.of` instead."""
         self._state = _State(joined)
         reader = Reader(joined.layout.root, verify=seen.verify, io=seen.io, store_id=joined.layout.store_id)
-        catalog = _with_digest(joined.catalog())
+        catalog = joined.catalog()
         check_variants(catalog)
         resolution = None if seen.resolution is None else as_whole("resolution", seen.resolution, least=1)
         policy = None if seen.captions is None else CaptionPolicy.parse(seen.captions)
@@ -110,7 +110,8 @@ class EncodingDataset(CachedDataset):
             self.finish()
 
     def __repr__(self) -> str:
-        return f"EncodingDataset({self._reader.layout.shown!r}, {self.name!r}: {plural(len(self), 'sample')}{self.not_encoded and '; '}{self.not_encoded})"
+        lacking = f"; {self.not_encoded}" if self.not_encoded else ""
+        return f"EncodingDataset({self._reader.layout.shown!r}, {self.name!r}: {plural(len(self), 'sample')}{lacking})"
 
     @property
     def not_encoded(self) -> str:
@@ -152,17 +153,29 @@ class EncodingDataset(CachedDataset):
     def select(self, samples: Any) -> CachedDataset:
         """As CachedDataset's. Raises BadInput until the data set is complete."""
         self._check_complete("choose samples of it")
-        return CachedDataset(self._reader.layout.root, self.name, generation=self.generation, latents=self.latents_form).select(samples)
+        return super().select(samples)
 
     def with_dtype(self, dtype: torch.dtype | None) -> "EncodingDataset":
         """As CachedDataset's. Both encode together."""
-        other = copy.copy(self)
-        other._show(self._reader, self._selection.cast(as_dtype(dtype)))
+        other = EncodingDataset.__new__(EncodingDataset)
+        other._state = self._state  # noqa: SLF001 - its own class
+        other._show(self._reader, self._selection.cast(as_dtype(dtype)))  # noqa: SLF001 - as above
         return other
 
-    def __getstate__(self) -> NoReturn:
-        """Raise BadInput: it cannot be sent to another process."""
-        raise BadInput(_here_alone())
+    @property
+    def digest(self) -> str:
+        """As CachedDataset's, but the same before and after encoding, if nothing fails: a saved position stays valid."""
+        return digest_parts("cachestore-encoding", self._digest, str(self._selection.options.resolution)).hex()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets the finished CachedDataset. Raises BadInput until the data set is complete."""
+        if self._state.report is None:
+            raise BadInput(_here_alone())
+        return _cached, (self.__getstate__(),)
+
+    def _show(self, reader: Reader, selection: Selection) -> CachedDataset:
+        self._digest = _digest_of(selection.catalog)
+        return super()._show(reader, selection)
 
     def _check_complete(self, what: str) -> None:
         if self._state.report is None:
@@ -212,7 +225,7 @@ class EncodingDataset(CachedDataset):
         if report is None or self._selection.options.generation == report.generation:
             return
         path = self._reader.layout.catalog(self.name, report.generation)
-        catalog = _with_digest(read_catalog(path, generation=report.generation))
+        catalog = read_catalog(path, generation=report.generation)
         options = replace(self._selection.options, generation=report.generation)
         self._reader.refresh()
         self._show(self._reader, Selection(catalog, complete_rows(catalog), options, self._selection.epoch))
@@ -235,7 +248,7 @@ class EncodingDataset(CachedDataset):
             return indices
         good = [index for index, has_failed in zip(indices, failed, strict=True) if not has_failed]
         if not good:
-            raise EncodeFailed(f"no sample of this batch could be encoded: {self._named(rows)}. Mend or remove them, then run it again")
+            raise EncodeFailed(f"no sample of this batch could be encoded: {self._why(rows)}. Mend or remove them, then run it again")
         return [
             good[number % len(good)] if has_failed else index
             for number, (index, has_failed) in enumerate(zip(indices, failed, strict=True))
@@ -276,9 +289,9 @@ class EncodingDataset(CachedDataset):
             if own := [unit for unit in joined.units_of([row]) if unit in lacking]:
                 failed[row] = reasons.get(own[0], changed)
         if named := [row for row in rows if row in failed]:
-            _log.warning("%s could not be encoded: %s", plural(len(named), "sample"), self._named(named))
+            _log.warning("%s could not be encoded: %s", plural(len(named), "sample"), self._why(named))
 
-    def _named(self, rows: Sequence[int]) -> str:
+    def _why(self, rows: Sequence[int]) -> str:
         ids = self._selection.catalog.ids
         return first_of(f"{ids[row]!r} ({self._state.failed[row]})" for row in rows)
 
@@ -287,7 +300,13 @@ def _here_alone() -> str:
     return "it is not encoded yet, and is encoded in the process that opened it: use num_workers=0 in the first epoch"
 
 
-def _with_digest(catalog: Catalog) -> Catalog:
-    """The catalog with the digest of what is known before anything is encoded, so that saved positions stay valid: without `tokens`."""
+def _cached(state: dict[str, Any]) -> CachedDataset:
+    data = CachedDataset.__new__(CachedDataset)
+    data.__setstate__(state)
+    return data
+
+
+def _digest_of(catalog: Catalog) -> str:
+    """The digest of what is known of a data set before anything is encoded: all but the numbers of tokens."""
     known = [replace(one, facts={name: values for name, values in one.facts.items() if name != "tokens"}) for one in catalog.columns]
-    return replace(catalog, digest=draft_of(replace(catalog, columns=tuple(known))).digest)
+    return draft_of(replace(catalog, columns=tuple(known))).digest

@@ -35,7 +35,6 @@ from cachestore.storage.commit import publish_recipe
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.agreement import check_agreement, wait_for_rank_0
 from cachestore.work.ledgers import Outcome, read_ledgers
-from cachestore.work.outcomes import Outcomes
 from cachestore.work.passes import Round, join_pass, list_rounds, read_round
 from cachestore.work.plan import Plan
 from cachestore.work.workers import Heartbeat
@@ -43,6 +42,7 @@ from cachestore.work.workers import Heartbeat
 if TYPE_CHECKING:
     from cachestore.encode.loaded import LoadedModel
     from cachestore.jobs.options import PrecomputeRequest
+    from cachestore.work.outcomes import Outcomes
 
 _log = logging.getLogger("cachestore")
 
@@ -74,6 +74,7 @@ class JoinedPass:
         self._launch = launch_of(self._rank_info)
         self.layout = open_for_pass(request.store)
         self._open: _Open | None = None
+        self._encoded_here = 0
         with noticing_its_end(self.layout), self._new_heartbeat() as heartbeat:
             self._wanted: Wanted = look_at_request(self.layout, request, heartbeat=heartbeat, loaded=loaded, in_memory=in_memory)
             self.plan = self._wanted.plan
@@ -214,6 +215,7 @@ class JoinedPass:
         if self._open is not None:
             now, self._open = self._open, None
             now.stack.close()
+            self._encoded_here += now.heartbeat.encoded
 
     def finish(self) -> Report:
         """Encode what nobody asked for, and publish the data set; the same report on every rank. Raises as `precompute`."""
@@ -222,12 +224,12 @@ class JoinedPass:
                 self._open.worker.do_round(self._open.round)
         self.close()
         with self._evaluating():
-            report = precompute_here(self._request, loaded=self._loaded, in_memory=self._in_memory)
+            report = precompute_here(self._request, loaded=self._loaded, in_memory=self._in_memory, launch=self._launch)
         if not report.complete:
             named = ", ".join(sorted({repr(failure["sample"]) for failure in report.failures})[:3])
             failed = plural(report.failed, "caption or picture", "captions and pictures")
             _log.warning("%s could not be encoded (samples %s): their samples are left out from the next epoch on", failed, named)
-        return report
+        return replace(report, encoded_here=report.encoded_here + self._encoded_here)
 
 
 def units_alone(plan: Plan) -> Sequence[int]:
