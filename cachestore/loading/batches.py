@@ -149,9 +149,9 @@ class BucketBatchSampler:
         rounds = even_out(batches[self._start :], shard.world, self._order.tail, whole=batches)
         ours = rounds[shard.first :: shard.step]
         announce: Any = getattr(self._data, "announce", nullcontext)
-        reading: Any = getattr(self._data, "reading", lambda _all, _own: nullcontext())
+        reading: Any = getattr(self._data, "reading", None)
         own = rounds[shard.rank :: shard.world] if shard.rank is not None else rounds[:0]
-        with reading(rounds, own), announce(own):
+        with nullcontext() if reading is None else reading(rounds, own), announce(own):
             for batch in ours:
                 self._yielded += 1
                 # A caller that takes exactly len(sampler) batches never sees the end, but wants the next epoch next.

@@ -3,6 +3,7 @@
 import logging
 import pickle
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -204,7 +205,7 @@ def test_nothing_is_left_behind_in_the_process(root, pictures, is_left):
     data = opened(root, pictures)
     data.prompt("")  # opens what the reader holds open as long as it lives
     before = held()
-    batches = iter(cs.make_loader(data, batch_size=3))
+    batches: Any = iter(cs.make_loader(data, batch_size=3))
     next(batches)
     if is_left:
         batches.close()
