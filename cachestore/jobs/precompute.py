@@ -210,7 +210,7 @@ def _in_processes(request: PrecomputeRequest, care: Care, in_memory: InMemory, n
     """
     rank_info = find_rank(request.rank, request.world_size)
     launch = launch_of(rank_info)
-    listing = _list_first(request, in_memory)
+    listing = list_first(request, in_memory)
     if _is_model_here(request):  # else it would be downloaded, and the hub's client starts threads
         report, launch = _look_first(request, rank_info, launch, in_memory, listing=listing, number=number)
         if report is not None:
@@ -294,8 +294,8 @@ def _look_first(
     return None, launch
 
 
-def _list_first(request: PrecomputeRequest, in_memory: InMemory | None) -> Listing | None:
-    """List the sources if there is no store yet, so that none is made for an unusable source. Return None if there is a store."""
+def list_first(request: PrecomputeRequest, in_memory: InMemory | None) -> Listing | None:
+    """Return the listing of the sources if there is no store yet, so that none is made for an unusable source; else None. Raises BadUsage."""
     if look_at(Layout.at(request.store).marker) is not None:
         return None
     listing = list_request(request, in_memory)
@@ -354,7 +354,7 @@ def precompute_here(
     set_library_defaults(os.environ)
     if request.strict:
         needs_of_request(request, loaded)  # raises now, before a store is made
-    listing = _list_first(request, in_memory)
+    listing = list_first(request, in_memory)
     layout = open_for_pass(request.store, store_id)
     rank_info = find_rank(request.rank, request.world_size)
     say_conflict(rank_info, say)

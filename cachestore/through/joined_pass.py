@@ -23,7 +23,7 @@ from cachestore.files.marker import noticing_its_end
 from cachestore.jobs.catalog_maker import make_catalog
 from cachestore.jobs.pass_loop import Report, invocation_of, key_without_reading, numbered
 from cachestore.jobs.planning import Wanted, look_at_request
-from cachestore.jobs.precompute import precompute_here, unknown_units
+from cachestore.jobs.precompute import list_first, precompute_here, unknown_units
 from cachestore.jobs.presence import Presence, held_keys
 from cachestore.jobs.ranks import find_rank, launch_of, open_for_pass, threads_for
 from cachestore.jobs.reconcile import Reconciler
@@ -72,11 +72,14 @@ class JoinedPass:
         self._request, self._loaded, self._in_memory = request, loaded, in_memory
         self._rank_info = find_rank(request.rank, request.world_size)
         self._launch = launch_of(self._rank_info)
+        listing = list_first(request, in_memory)
         self.layout = open_for_pass(request.store)
         self._open: _Open | None = None
         self._encoded_here = 0
         with noticing_its_end(self.layout), self._new_heartbeat() as heartbeat:
-            self._wanted: Wanted = look_at_request(self.layout, request, heartbeat=heartbeat, loaded=loaded, in_memory=in_memory)
+            self._wanted: Wanted = look_at_request(
+                self.layout, request, heartbeat=heartbeat, loaded=loaded, in_memory=in_memory, listing=listing
+            )
             self.plan = self._wanted.plan
             self._alone = units_alone(self.plan)
             self._threads = threads_for(request.workers, self._rank_info.local_world_size)
