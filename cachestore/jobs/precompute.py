@@ -295,7 +295,7 @@ def _look_first(
 
 
 def list_first(request: PrecomputeRequest, in_memory: InMemory | None) -> Listing | None:
-    """Return the listing of the sources if there is no store yet, so that none is made for an unusable source; else None. Raises BadUsage."""
+    """Return the listing of the sources if there is no store yet, so that none is made for an unusable source; else None."""
     if look_at(Layout.at(request.store).marker) is not None:
         return None
     listing = list_request(request, in_memory)

@@ -10,8 +10,8 @@ import cachestore as cs
 from cachestore.cli import main
 from cachestore.files.paths import Layout
 from cachestore.storage.snapshot import list_segments
+from tests.encode import tiny
 from tests.fakes import program
-from tests.scenarios import models
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -27,14 +27,15 @@ from cachestore.storage.snapshot import list_segments
 model, photos, store = sys.argv[1:]
 data = cs.ReadThrough.of(model, store=store, resolution=64, batch_size=4).open(photos)
 loader = cs.make_loader(data, batch_size=4)
-epochs = []
-for _epoch in range(2):
-    epochs.append([[batch["sample_id"], float(batch["prompt_embeds"].sum()), list(batch["latents"].shape)] for batch in loader])
-    segments = epochs[1:] and None or sorted(list_segments(Layout.at(store)))
-    report = report if epochs[1:] else data.report
-    before = before if epochs[1:] else segments
-after = sorted(list_segments(Layout.at(store)))
-print(json.dumps({"epochs": epochs, "same": before == after, **report.as_json()}))
+
+
+def epoch():
+    read = [[batch["sample_id"], float(batch["prompt_embeds"].sum()), list(batch["latents"].shape)] for batch in loader]
+    return read, sorted(list_segments(Layout.at(store)))
+
+
+(first, before), report, (second, after) = epoch(), data.report, epoch()
+print(json.dumps({"epochs": [first, second], "same": before == after, **report.as_json()}))
 """
 
 
@@ -42,7 +43,7 @@ print(json.dumps({"epochs": epochs, "same": before == after, **report.as_json()}
 def folder(tmp_path_factory):
     """A tiny SDXL, and photographs of which several share a caption."""
     found = tmp_path_factory.mktemp("training")
-    models.sdxl(found / "model")
+    tiny.sdxl().save_pretrained(found / "model")
     (found / "photos").mkdir()
     draw = np.random.default_rng(0)
     for n in range(COUNT):
@@ -54,7 +55,13 @@ def folder(tmp_path_factory):
 
 def train(folder, store, world):
     """Train as so many ranks of one launch; returns what each printed at its end."""
-    ranks = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}
+    ranks = {
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     started = [
         program(
             TRAINING,
