@@ -306,7 +306,10 @@ def _asked(model: Model, family: TextFamily, request: ModelRequest) -> dict[str,
         component, _, field_name = name.partition(".")
         config = request.loaded.config(component) if request.loaded else model.config_of(component)
         if field_name not in config:
-            raise BadInput(f"{component}/{models.CONFIG} in {model.folder} does not set {name}, which {family.pipeline} needs")
+            raise BadInput(
+                f"{component}/{models.CONFIG} in {model.folder} does not set {name}, which {family.pipeline} needs:"
+                " download the model again"
+            )
         found[name] = config[field_name]
     return found
 
@@ -349,7 +352,7 @@ def _replaced(model: Model, family: TextFamily, override: Model | Path) -> str:
     if len(alike) != 1:
         raise BadInput(
             f"{override.folder} ({override.class_name}) fits {len(alike)} text encoders of {model.folder}, but must fit exactly"
-            f" one: {classes}"
+            f" one: {classes}; give another text encoder"
         )
     return alike[0]
 

@@ -7,7 +7,7 @@
     LOCAL/<store id>/have/<segment's digest>       one byte for each entry: 1 if it was written into the part
     LOCAL/<store id>/tmp/                          copies that are being made
 
-Any number of processes read and write it at once, without locks. `have` is a hint: whoever reads an entry compares it with its checksum,
+Any number of processes read and write it at once, without locks. `have` is a hint: every reader compares an entry with its checksum,
 and fetches it again if it differs. So nothing here is synced, and whatever a killed process left behind is harmless.
 """
 
@@ -294,7 +294,7 @@ def look_into_cache(folder: Path, *, clear: bool = False) -> CacheReport:
     """Return what is in a cache; with `clear`, after its copies were removed. Raises BadInput for a folder that is none, ReadFailed."""
     names = names_in(folder, is_root=True)
     if CACHE_MARKER not in names:
-        raise BadInput(f"{folder} is no folder with copies of stores (no {CACHE_MARKER} in it): pass what you passed as local")
+        raise BadInput(f"{folder} is no folder with copies of stores (no {CACHE_MARKER} in it): give the folder that you passed as local=")
     freed = 0
     if clear:
         before = used_bytes(folder)

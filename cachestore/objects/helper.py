@@ -126,7 +126,7 @@ def _range(client: Client, request: dict[str, Any]) -> Answer:
             _write(part["have"], b"\1", ordinal)
     except RemoteFailed:
         raise
-    except OSError as error:  # no room, or somebody removed the folder: the reader gets the bytes
+    except OSError as error:  # no room, or the folder was removed: the reader gets the bytes
         head, body = _range(client, {**request, "part": None})
         return {**head, "full": error.strerror or str(error)}, body
     return {}, body

@@ -50,7 +50,7 @@ def list_source(
     if manifest is not None:
         return list_manifest(manifest, partial(from_manifest, manifest, caption_lines, roles=roles), caption_lines, caption, roles)
     if not os.path.exists(path):  # noqa: PTH110 - Path's raises if access is refused
-        raise BadInput(f"{path} does not exist, or this user may not read it")
+        raise BadInput(f"{path} does not exist, or this user may not read it: check the path")
     raise BadInput(f"{path} is not a folder of images, a manifest (.jsonl), a list of prompts (.txt) or a tar")
 
 

@@ -113,7 +113,9 @@ def _as_tiff(picture: Any) -> bytes:
     try:
         upright.save(buffer, "TIFF", compression="raw", exif=b"")
     except (KeyError, ValueError) as error:
-        raise OSError(f"a PIL image of mode {picture.mode!r} cannot be written: {error}") from error
+        raise OSError(
+            f"a PIL image of mode {picture.mode!r} cannot be written: {error}; convert it, such as with picture.convert('RGB')"
+        ) from error
     return buffer.getvalue()
 
 

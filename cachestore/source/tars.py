@@ -140,7 +140,9 @@ def tars_at(data: str | Path) -> list[Path] | None:
         return None
     expanded = [Path(name) for name in _expanded(str(path))]
     if missing := [one for one in expanded if not os.path.isfile(one)]:  # noqa: PTH113
-        raise BadInput(f"{missing[0]} does not exist" + (f", nor {len(missing) - 1} more of {path}" if len(missing) > 1 else ""))
+        raise BadInput(
+            f"{missing[0]} does not exist" + (f", nor {len(missing) - 1} more of {path}" if len(missing) > 1 else "") + ": check the path"
+        )
     return expanded
 
 
