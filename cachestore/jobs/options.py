@@ -121,7 +121,8 @@ class PrecomputeRequest:
         (),
         ROLE_NAMES,
         "what",
-        "names of your own for further images, which are encoded as control images are; depth reads the column depth, or files such as cat.depth.png, and makes depth_latents",
+        "names of your own for further images, which are encoded like control images:"
+        " depth reads the column depth, or files such as cat.depth.png, and makes depth_latents",
         "LIST",
     )
     replace: bool = make_switch(
