@@ -414,7 +414,14 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         "dtype": dtype,
         "outputs": [read["stored"]],
     }
-    setup = LatentsSetup(
+    setup = latents_setup(family, vae, read, dtype)
+    return LatentsEncoder(Recipe("latents", make, read), setup, device=device, batch_size=request.batch_size, compiles=request.compile)
+
+
+def latents_setup(family: TextFamily, vae: Component, read: Mapping[str, Json], dtype: str) -> LatentsSetup:
+    """Return what a VAE needs, from the `read` block of its recipe and from its row."""
+    row = families.vae_family(vae.class_name)
+    return LatentsSetup(
         components={vae.name: vae},
         dtype=dtype,
         stored=read["stored"],
@@ -427,7 +434,6 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         temporal_factor=read["temporal_factor"],
         script_resizes=family.script_resizes,
     )
-    return LatentsEncoder(Recipe("latents", make, read), setup, device=device, batch_size=request.batch_size, compiles=request.compile)
 
 
 def _dtype_and_device(components: Mapping[str, Component], request: ModelRequest, asked: str, auto: str, option: str) -> tuple[str, str]:

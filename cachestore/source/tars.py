@@ -118,7 +118,7 @@ class _Members:
     def _member(self, reference: str) -> _Member:
         member = self.members.get(reference)
         if member is None:
-            raise FileNotFoundError(f"no tar of this source has a member {reference!r}")
+            raise FileNotFoundError(f"no tar of this source has a member {reference!r} now: run the same command again")
         return member
 
 
