@@ -268,10 +268,13 @@ def _seconds(layout: Layout, units: int, ignored: str) -> float | None:
 def in_words(forecast: Forecast, root: Path) -> list[str]:
     """Return the forecast as lines for a person."""
     about, most = "about " if forecast.is_estimate else "", "at most " if forecast.left and forecast.is_bound else ""
-    unfinished = f" (an unfinished pass has {forecast.published} of them)" if forecast.published > forecast.present else ""
     there = forecast.wanted - forecast.left
+    unfinished = ""
+    if forecast.published > forecast.present:
+        unfinished = f",{'' if forecast.published >= there else f' {forecast.published} of them'} from a run that did not finish"
     units = (
-        f"{plural(forecast.wanted, 'unit')}: {there} {noun(there, 'is', 'are')} there already{unfinished}, {most}{forecast.left} to encode"
+        f"{plural(forecast.wanted, 'unit')}: {there} {noun(there, 'is', 'are')} in the store already{unfinished};"
+        f" {most}{forecast.left} to encode"
     )
     lines = [not_made(forecast.not_made_here)] if forecast.not_made_here else []
     lines += [*forecast.remarks, f"{plural(forecast.samples, 'sample')}, {plural(forecast.distinct_captions, 'distinct caption')}, {units}"]

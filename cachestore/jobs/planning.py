@@ -437,7 +437,8 @@ def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequenc
             f"there is nothing to encode in {names}: none of {plural(samples, 'sample')} has a picture, and --encode asks for {asked} alone"
         )
     kinds = ", ".join(sorted(IMAGE_SUFFIXES))
-    return "; ".join((f"there is nothing to encode in {names}: no picture ({kinds}), no row, no prompt", *remarks))
+    nothing = f"there is nothing to encode in {names}: no picture ({kinds}), no row, no prompt"
+    return "; ".join(dict.fromkeys((nothing, *remarks)))  # a plan's remarks may have the sentence already
 
 
 def _what_lacks(plan: Plan, request: PrecomputeRequest, listed: Remarks) -> tuple[str, ...]:
