@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cachestore.storage.catalog import Catalog
     from cachestore.store.reader import Reader
 
-HELP = "list the entries of a store, or with --samples the samples of its data sets; of an address (s3://…) the data sets"
+HELP = "list the entries of a store, or with --samples the samples of its data sets; for an address (s3://…), list its data sets"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -92,7 +92,7 @@ def look(file: BinaryIO) -> Video:
         stream = _stream_of(container)
         first = next(_decoded(container, stream), None)
         if first is None:
-            raise EncodeFailed("the video has no frame that can be decoded")
+            raise EncodeFailed(f"the video has no frame that can be decoded: {_MEND}")
         return Video(_size_of(first, stream), timeline, _rate_of(stream, timeline), _HIGH_RANGE.get(int(first.color_trc), ""))
 
 
@@ -145,7 +145,8 @@ def _frames_at(file: BinaryIO, times: Sequence[int]) -> Iterator[VideoFrame]:
                 break
     if wanted:
         raise EncodeFailed(
-            f"the video is damaged or incomplete: {len(wanted)} of {plural(len(times), 'frame')} that its packets promise cannot be decoded"
+            f"the video is damaged or incomplete: {len(wanted)} of {plural(len(times), 'frame')} that its packets"
+            f" promise cannot be decoded: {_MEND}"
         )
 
 

@@ -135,7 +135,8 @@ class PrecomputeRequest:
         (),
         ROLE_NAMES,
         "what",
-        "further roles of your own, like control: depth takes the column depth, or files such as cat.depth.png, and makes depth_latents",
+        "names of your own for further images, which are encoded like control images:"
+        " depth reads the column depth, or files such as cat.depth.png, and makes depth_latents",
         "LIST",
     )
     replace: bool = make_switch(
@@ -154,15 +155,15 @@ class PrecomputeRequest:
         OWN,
         one_of(*get_args(Buckets)),
         "pictures",
-        "by whose rule pictures are put into buckets, resized and cropped: that of a trainer for `cachestore export`, or of diffusers'"
-        " training scripts (the square)",
+        "the rule by which pictures are put into buckets, resized and cropped: cachestore's own; that of another trainer, for"
+        " `cachestore export`; or diffusers, the square of its training scripts",
         "|".join(get_args(Buckets)),
     )
     bucket_step: int | None = make_option(
         None,
         whole_from(1),
         "pictures",
-        "the sides of buckets are multiples of N pixels (default: 64; of musubi 16, of ai-toolkit as it chooses for the model)",
+        "the sides of buckets are multiples of N pixels (default: 64; for musubi 16, for ai-toolkit what it takes for the model)",
         "N",
     )
     no_upscale: bool = make_switch("pictures", "put small pictures into smaller buckets instead of scaling them up")
@@ -177,7 +178,7 @@ class PrecomputeRequest:
         one_of(*RESAMPLERS),
         "pictures",
         "how to resize: lanczos, bicubic and bilinear by torch, area by OpenCV (as sd-scripts), pillow by Pillow's slower Lanczos (default:"
-        " lanczos for a new data set, else as it was made)",
+        " lanczos for a new data set, else that of the data set)",
         "|".join(RESAMPLERS),
     )
     frames: tuple[int, ...] = make_option(
@@ -216,7 +217,7 @@ class PrecomputeRequest:
         "auto", BATCH, "how", "samples in a batch: a number, or auto, which finds a fast one", "N"
     )
     compile: bool = make_switch(
-        "how", "compile the VAE's encoder (torch.compile) for sizes of pictures that are frequent enough to save time"
+        "how", "compile the VAE's encoder (torch.compile) for those sizes of pictures that are frequent enough for it to save time"
     )
     workers: int | None = make_option(
         None, THREADS, "how", "threads in each rank that read and decode files (default: by the number of processors)", "N"

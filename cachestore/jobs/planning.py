@@ -22,7 +22,7 @@ from cachestore.jobs.columns import rows_with_any, rows_without_picture
 from cachestore.jobs.comparison import Compare, compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
 from cachestore.jobs.recorded_paths import gone_paths
-from cachestore.jobs.wanted_columns import NAMED_ROLES, columns_of, picture_role
+from cachestore.jobs.wanted_columns import NAMED_ROLES, picture_role, wanted_columns
 from cachestore.source.combined import IN_MEMORY, InMemory, files_of, files_of_sources, list_path, list_sources
 from cachestore.source.files import IMAGE_SUFFIXES, Files
 from cachestore.source.listing import Listing
@@ -129,7 +129,7 @@ def look_at_request(
     request = _with_step(request, encoders)
     needs = needs_of_request(request, loaded)
     _check_latents(request, encoders)
-    columns = [column for number, encoder in enumerate(encoders) for column in columns_of(number, encoder, request)]
+    columns = wanted_columns(encoders, request)
     asked, intent = _intent_of(request, encoders, columns, listing, policy)
     name, content = intent.plan, intent.content
     if heartbeat is not None:
@@ -207,14 +207,17 @@ def _not_made(needs: "Sequence[Need]", plan: Plan) -> tuple[str, ...]:
     """Describe the needs that are not made: all but those met by images of each sample's own."""
     found: list[str] = []
     for need in needs:
-        having = rows_with_any(_starts(plan, need.role))
+        starts = _starts(plan, need.role)
+        starts = [plan.images[role][0] for role in need.wants if role in plan.images] if starts and need.wants else starts
+        having = rows_with_any(starts)
         if need.role is None or not having.any():
             found.append(need.words)
             continue
-        trained = rows_with_any(_starts(plan, role_of(need.role).follows))
+        trained = rows_with_any(_starts(plan, role_of(need.role).follows or need.role))
         if lacking := (trained & ~having).nonzero()[0].tolist():
             named = first_of(plan.ids[row] for row in lacking)
-            found.append(f"{need.what} of {len(lacking)} of {trained.sum()} samples, which have no {need.role} ({named})")
+            roles = " or ".join(need.wants or (need.role,))
+            found.append(f"{need.what} of {len(lacking)} of {trained.sum()} samples, which have no {roles} ({named})")
     return tuple(found)
 
 
@@ -272,7 +275,7 @@ def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> N
     from cachestore.encode.latents import LatentsEncoder
 
     for encoder in encoders:
-        if not isinstance(encoder, LatentsEncoder):
+        if not isinstance(encoder, LatentsEncoder) or encoder.recipe.encoder != LATENTS:
             continue
         for resolution in {*request.resolutions, *(source.resolution for source in request.sources if source.resolution is not None)}:
             encoder.check_buckets(resolution, request.bucket_step or STEP, request.buckets)
@@ -356,7 +359,9 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
     found = encoders_for(_model_request(request, loaded), lambda path: digest_file(path, known))
     latents = next((encoder for encoder in found if encoder.recipe.encoder == LATENTS), None)
     is_input = any(encoder.recipe.make.get("makes") == "masked" for encoder in found)
-    masks = () if latents is None else (MaskEncoder(latents.recipe.read["spatial_factor"], is_input=is_input),)
+    # a mask that is part of a condition is not made a second time
+    is_part = any(encoder.recipe.read.get("mask_channels") for encoder in found)
+    masks = () if latents is None or is_part else (MaskEncoder(latents.recipe.read["spatial_factor"], is_input=is_input),)
     return _resampled((*found, *masks), request.resample or FIRST)
 
 
@@ -450,7 +455,8 @@ def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequenc
             f"there is nothing to encode in {names}: none of {plural(samples, 'sample')} has a picture, and --encode asks for {asked} alone"
         )
     kinds = ", ".join(sorted(IMAGE_SUFFIXES))
-    return "; ".join((f"there is nothing to encode in {names}: no picture ({kinds}), no row, no prompt", *remarks))
+    nothing = f"there is nothing to encode in {names}: no picture ({kinds}), no row, no prompt"
+    return "; ".join(dict.fromkeys((nothing, *remarks)))  # a plan's remarks may have the sentence already
 
 
 def _what_lacks(plan: Plan, request: PrecomputeRequest, listed: Remarks) -> tuple[str, ...]:

@@ -78,8 +78,8 @@ class Remarks:
             ),
             (
                 self.beside,
-                "picture is no sample, as its name gives it a role of another file's sample ({})",
-                "pictures are no samples, as their names give them a role of another file's sample ({})",
+                "file is no sample, as its name gives it a role of another file's sample ({})",
+                "files are no samples, as their names give them a role of another file's sample ({})",
             ),
             (
                 self.wildcards,
