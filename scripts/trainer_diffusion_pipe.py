@@ -6,6 +6,7 @@ Its `Dataset` lists, resizes, caches and loads, with the functions of its own FL
 # pyright: reportMissingImports=false
 
 import copy
+import importlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -77,12 +78,12 @@ class DiffusionPipe:
 
     def _start(self) -> None:
         """Start torch.distributed with one process, and let deepspeed's stand-in speak of it."""
-        import deepspeed.comm.comm as comm
+        comm = importlib.import_module("deepspeed.comm.comm")  # imported first, or a stand-in is a class
 
         if not torch.distributed.is_initialized():
             with tempfile.NamedTemporaryFile(delete=False) as file:
                 torch.distributed.init_process_group("gloo", init_method=f"file://{file.name}.init", rank=0, world_size=1)
-        for module in (comm, __import__("deepspeed.comm").comm):
+        for module in (comm, importlib.import_module("deepspeed.comm")):
             module.get_rank, module.barrier = lambda: 0, lambda: None
             module.get_world_group = lambda: torch.distributed.group.WORLD
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
