@@ -62,6 +62,8 @@ class Case:
     """More options of `precompute`."""
     importing: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """More arguments of `import_cache`."""
+    is_import_only: bool = False
+    """Whether nothing is exported: what the trainer caches there is of inputs that a data set has no column for."""
     left_out: str = ""
     """Why an import leaves mirrored pictures out; empty if it takes them."""
 
@@ -262,7 +264,7 @@ def run_case(driver: Driver, case: Case, trainer: str, folder: Path, *, count: i
     outcome.unequal += [f"{failure['sample']}: {failure['reason']}" for failure in report.report.failures]
     outcome.unequal += differing(its, values_of(driver, case, folder / "imported", its))
     yield outcome
-    if not _is_exported(trainer):
+    if case.is_import_only or not _is_exported(trainer):
         return
     if not case.left_out:
         yield from _exported(driver, case, trainer, folder, "imported", its=its)

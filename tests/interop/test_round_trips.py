@@ -18,24 +18,24 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here"
 
 PIPELINES = {"sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "z-image": "zimage", "qwen-image": "qwenimage", "wan": "wan"}
 SLOW = [(kind, family) for kind in ("sd-scripts", "simpletuner", "ai-toolkit") for family in ("sdxl", "sd3", "flux")]
-SLOW += [("musubi", family) for family in ("flux", "z-image", "qwen-image", "wan")]
+SLOW += [("simpletuner", "qwen-image")] + [("musubi", family) for family in ("flux", "z-image", "qwen-image", "wan")]
 
 
 def pictures(folder, count):
-    """Pictures with control images, in two folders, with captions of several words."""
+    """Pictures in two folders, and control images beside them, with captions of several words."""
     draw = random.Random(3)
     rows = []
     for number in range(count):
         name = f"{'a/' if number % 3 else ''}{number:03d}.png"
-        for path in (folder / name, folder / "controls" / name):
+        for path in (folder / name, folder.parent / "controls" / name):
             path.parent.mkdir(parents=True, exist_ok=True)
         pixels = Image.fromarray(np.random.default_rng(number).integers(0, 256, (3, 3, 3), np.uint8))
         picture = pixels.resize((draw.randint(64, 300), draw.randint(64, 300)))
         picture.save(folder / name)
-        picture.rotate(180).save(folder / "controls" / name)
+        picture.rotate(180).save(folder.parent / "controls" / name)
         caption = ", ".join(draw.sample(["a red fox", "snow", "ein grüner Vogel", "looking up"], draw.randint(1, 3))) + f" {number}"
         (folder / name).with_suffix(".txt").write_text(caption, encoding="utf-8")
-        rows.append({"id": name, "image": name, "caption": caption, "control": f"controls/{name}"})
+        rows.append({"id": name, "image": name, "caption": caption, "control": f"../controls/{name}"})
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return folder
 
