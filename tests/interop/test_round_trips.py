@@ -97,6 +97,7 @@ def test_what_was_encoded_here_comes_back_from_each_trainers_files(tmp_path, mon
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("kind", "family"), SLOW)
 def test_200_pictures_come_back_from_a_trainers_files(tmp_path, monkeypatch, kind, family):
     data = pictures(tmp_path / "data", 200)
