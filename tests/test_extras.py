@@ -48,7 +48,9 @@ def store(tmp_path):
     return tmp_path / "store"
 
 
-@pytest.mark.parametrize(("hidden", "package"), [(ALL, "PIL"), ("torch", "torch"), ("PIL", "PIL"), ("diffusers", "diffusers")])
+@pytest.mark.parametrize(
+    ("hidden", "package"), [(ALL, "PIL"), *(pytest.param(name, name, marks=pytest.mark.slow) for name in ("torch", "PIL", "diffusers"))]
+)
 def test_precompute_without_an_extra_ends_with_1_and_one_line_that_names_it(python, tmp_path, hidden, package):
     (tmp_path / "pictures").mkdir()
     Image.new("RGB", (64, 64)).save(tmp_path / "pictures" / "a.png")

@@ -18,6 +18,9 @@ from cachestore.jobs import launching
 from cachestore.storage.snapshot import list_segments
 from tests import fakes
 from tests.loading import stores
+from tests.shares import share
+
+pytestmark = pytest.mark.processes
 
 USAGE = 2
 ON_STORES = ("status", "verify", "repair", "stats", "ls", "show", "why", "report", "gc", "compact", "relocate", "drop", "doctor")
@@ -141,7 +144,7 @@ def test_help_and_the_page_name_every_exit_code(run):
         assert issubclass(getattr(errors, name), errors.CacheStoreError)
 
 
-@pytest.mark.parametrize("options", [[], ["--quick"], ["--json"]])
+@pytest.mark.parametrize("options", share([[], ["--quick"], ["--json"]], 3))
 def test_what_verify_advises_can_be_pasted(run, tmp_path, makers, data, options):
     store = tmp_path / "a store"
     assert run("precompute", data, "--model", "model", "--store", store)[0] == OK

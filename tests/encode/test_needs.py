@@ -16,6 +16,7 @@ from cachestore.encode.loaded import read_loaded
 from cachestore.encode.needs import needs_of
 from cachestore.encode.text_families import TEXT_FAMILIES
 from tests.encode import tiny_families
+from tests.shares import share
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
 
@@ -74,7 +75,7 @@ def test_nothing_is_reported_of_any_family_of_the_table_as_it_is_published():
         assert words_of(class_name, image_encoder="CLIPVisionModelWithProjection") == ""  # an adapter's
 
 
-@pytest.mark.parametrize("name", sorted(tiny_families.FAMILIES))
+@pytest.mark.parametrize("name", share(sorted(tiny_families.FAMILIES), 4))
 def test_nothing_is_reported_of_a_loaded_pipeline_of_any_family(built, name):
     class_name, parts, configs = read_loaded(built(name).pipeline).outline()
     assert (needs_of(class_name, parts, configs) == ()) == (class_name not in WITH_NEEDS)

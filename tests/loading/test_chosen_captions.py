@@ -12,6 +12,7 @@ from cachestore.files.paths import Layout
 from tests.fakes import FakeEncoder, publish_catalog
 from tests.loading.stores import PLAIN, SDXL, Row, catalog_of, make_store, recipes, stored_text
 from tests.loading.test_dataset import batch_of, equal, loader
+from tests.shares import share
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")]
 
@@ -85,7 +86,7 @@ def test_a_choice_depends_on_seed_epoch_and_sample_alone(path):
     assert [data[index]["caption"] for index in (7, 3)] == [drawn[0][7], drawn[0][3]]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", share(["fork", "spawn"], 2))
 def test_workers_choose_as_the_trainer_does_in_every_epoch(path, method):
     encoded_for(path, POLICY, [Row(f"{n}", ("a, b", "c")) for n in range(8)])
     data = cs.CachedDataset(path, captions=POLICY)

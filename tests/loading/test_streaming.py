@@ -189,6 +189,7 @@ def test_an_outage_that_ends_in_time_is_not_noticed(path, tmp_path, bucket, monk
     assert bucket.faults == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, "1GB"])
 def test_an_outage_that_lasts_is_a_failed_request_and_never_damage(path, tmp_path, bucket, limit):
     data, own = open_both(path, tmp_path, ADDRESS, limit=limit)
@@ -448,6 +449,7 @@ def test_an_address_without_a_folder_for_copies_says_what_to_pass(path, tmp_path
         cs.CachedDataset(ADDRESS, local=path)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_leaves_a_cache_that_is_read(path, tmp_path):
     make(path)
     source = """
