@@ -21,7 +21,6 @@ from cachestore.loading.prefetch import Prefetcher
 from cachestore.objects import downloads
 from cachestore.objects.cache import used_bytes
 from tests.fakes import program
-from tests.objects.server import served
 from tests.objects.streams import (
     ADDRESS,
     KEYS,
@@ -59,26 +58,6 @@ def ended():
     """No helper outlives a test, whose server and limits it has."""
     yield
     downloads.downloads().end()
-
-
-@pytest.fixture
-def server(monkeypatch):
-    with served() as (state, url):
-        for name, value in {**KEYS, "AWS_ENDPOINT_URL": url}.items():
-            monkeypatch.setenv(name, value)
-        yield state
-
-
-@pytest.fixture
-def short(monkeypatch):
-    monkeypatch.setattr(downloads, "_LIMITS", SHORT)
-
-
-@pytest.fixture
-def bucket(path, server, short):
-    """A store in a bucket, and the same in a folder."""
-    serve_folder(server, make(path))
-    return server
 
 
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
