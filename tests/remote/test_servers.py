@@ -4,14 +4,9 @@ import base64
 import hashlib
 import hmac
 import os
-import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +14,10 @@ import pytest
 import cachestore as cs
 from cachestore.cli import ERROR, NO_STORE, OK, main
 from tests.fakes import ROOT
+from tests.objects.weed import seaweed
 from tests.remote.copies import files_of, make, wrong_in
 
 pytest.importorskip("obstore", reason="the extra [objects] is not installed")
-
-SECONDS = 60
 
 
 def test_a_folder_can_be_pushed_to_and_pulled_from(root, tmp_path):
@@ -89,61 +83,15 @@ def test_without_the_extra_one_line_names_it(root, tmp_path):
 # Real servers
 
 
-def _free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-def _answers(url, method="GET"):
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=5):
-            return True
-    except urllib.error.HTTPError as error:
-        return error.code < 500
-    except OSError:
-        return False
-
-
 @pytest.fixture(scope="module")
 def weed(tmp_path_factory):
-    """SeaweedFS with an empty bucket: its URL."""
-    program = shutil.which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
-    if program is None:
-        pytest.skip("SeaweedFS is not installed: it is in the dependency group `servers`")
-    folder = tmp_path_factory.mktemp("weed")
-    (folder / "s3.json").write_text(
-        '{"identities": [{"name": "a", "credentials": [{"accessKey": "key", "secretKey": "secret"}],'
-        ' "actions": ["Admin", "Read", "Write", "List"]}]}'
-    )
-    ports = dict(zip(("master", "volume", "filer", "s3"), (_free_port() for _ in range(4)), strict=True))
-    command = [program, "server", "-s3", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.config={folder}/s3.json"]
-    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
-    command += [f"-{name}.port={port}" for name, port in ports.items()]
-    command += [f"-{name}.port.grpc={_free_port()}" for name in ports]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
-    try:
-        until = time.monotonic() + SECONDS
-        bucket = f"http://127.0.0.1:{ports['filer']}/buckets/bucket/"
-        while not (_answers(f"http://127.0.0.1:{ports['s3']}/") and _answers(bucket, "POST")):
-            assert time.monotonic() < until, (folder / "log").read_text()[-2000:]
-            assert server.poll() is None, (folder / "log").read_text()[-2000:]
-            time.sleep(0.2)
-        yield f"http://127.0.0.1:{ports['s3']}"
-    finally:
-        server.kill()  # it takes 20 s to end by itself
-        server.wait()
+    with seaweed(tmp_path_factory.mktemp("weed")) as variables:
+        yield variables
 
 
 @pytest.fixture
 def keys(weed, monkeypatch):
-    for name, value in {
-        "AWS_ENDPOINT_URL": weed,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1",
-    }.items():
+    for name, value in weed.items():
         monkeypatch.setenv(name, value)
 
 
