@@ -147,6 +147,11 @@ def request_for(
     return {**request, IMAGES: given} if given else request
 
 
+def is_trained_on(role: str, options: Mapping[str, Json]) -> bool:
+    """Return whether a column is of pictures or videos that are trained on, and not of a condition that is made from them and others."""
+    return role in (IMAGE, VIDEO) and IMAGES not in options
+
+
 def is_of_files(role: str, options: Mapping[str, Json]) -> bool:
     """Return whether a column's cells are made from files. Captions without images are in the plan itself."""
     return role != CAPTION or IMAGES in options

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import LIKE, OWN, Buckets
@@ -33,8 +33,25 @@ _log = logging.getLogger(__name__)
 Look = Callable[[Mapping[str, Json], Read, Resample], Examined]
 """Looks at the files of a request: one of the functions of `shots`."""
 
+Setup = TypeVar("Setup")
+LookAt = TypeVar("LookAt")
 
-class LatentsEncoder:
+
+class PictureEncoder(Generic[Setup, LookAt]):
+    """What the encoders of pictures share. Each implements the rest of `unit.Encoder`."""
+
+    def __init__(
+        self, recipe: Recipe, setup: Setup, look: LookAt, *, device: str = "auto", batch_size: int | Literal["auto"] = "auto"
+    ) -> None:
+        self.recipe = recipe
+        self.setup = setup
+        self._look = look
+        self._device = device
+        self._batch_size: int | Literal["auto"] = batch_size
+        self._fingerprint = recipe.fingerprint
+
+
+class LatentsEncoder(PictureEncoder[LatentsSetup, Look]):
     """Implements `unit.Encoder` for pictures and videos.
 
     A request is `{"image": REF, "role": "image", "resolution": 1024, "step": 64}`, or `{"video": REF, ..., "frames": [17, 49, 81]}`.
@@ -51,13 +68,8 @@ class LatentsEncoder:
         batch_size: int | Literal["auto"] = "auto",
         compiles: bool = False,
     ) -> None:
-        self.recipe = recipe
-        self.setup = setup
-        self._look = look
-        self._device = device
-        self._batch_size: int | Literal["auto"] = batch_size
+        super().__init__(recipe, setup, look, device=device, batch_size=batch_size)
         self._compiles = compiles
-        self._fingerprint = recipe.fingerprint
         self._vae: Vae | None = None
         self._budget: Budget | None = None
         self._is_checked = False
@@ -158,8 +170,8 @@ class LatentsEncoder:
         """Return the bytes of one entry's tensors at this bucket, for estimates before encoding."""
         channels = self.setup.channels * (2 if self.setup.stored == "moments" else 1)
         width, height = bucket.width // self.setup.factor, bucket.height // self.setup.factor
-        latent_frames = (frames - 1) // self.setup.temporal_factor + 1
-        return channels * latent_frames * width * height * (4 if self.setup.dtype == "float32" else 2)
+        latent_frames = 1 if self.setup.is_of_pictures else (frames - 1) // self.setup.temporal_factor + 1
+        return latent_frames * width * height * (channels * (4 if self.setup.dtype == "float32" else 2) + -(-self.setup.mask_channels // 8))
 
 
 def resampled_recipe(recipe: Recipe, name: Resample) -> Recipe:

@@ -121,7 +121,7 @@ def pipeline_component(model: Model, name: str, variant: str | None, override: M
         return tokenizer(name, folder, library, class_name)
     if name.startswith("processor"):
         return processor(name, folder, library, class_name)
-    if name == IMAGE_PROCESSOR:
+    if "ImageProcessor" in class_name:
         return image_processor(name, folder, library, class_name)
     return module(name, folder, library, class_name, variant, file=override if isinstance(override, Path) else None)
 

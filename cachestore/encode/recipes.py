@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from cachestore.core.errors import BadInput, MissingExtra, how_to_install
 from cachestore.core.keys import Json, Recipe
+from cachestore.core.read_block import MASK_BITS
 from cachestore.encode import families, images, models
 from cachestore.encode.conditions import DENOISERS, VAE, Condition, conditions_of, outline_of, plain_class
 from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
@@ -24,7 +25,7 @@ from cachestore.encode.models import Component, Model
 from cachestore.encode.needs import Need, needs_of
 from cachestore.encode.resamplers import FIRST, RESAMPLERS
 from cachestore.encode.setup import LatentsSetup, TextSetup, text_width
-from cachestore.encode.shots import LookAtEnds, look_at_masked
+from cachestore.encode.shots import LookAtEnds, look_at_first, look_at_guided, look_at_masked
 from cachestore.encode.single_file import is_single_file, read_shapes, text_prefix, token_embeddings
 from cachestore.encode.text import TextEncoder
 from cachestore.encode.text_families import PLAIN, TEXT_FAMILIES
@@ -163,20 +164,30 @@ def _outline(model: Model, request: ModelRequest) -> tuple[str, dict[str, str], 
 
 def _condition_latents(condition: Condition, latents: LatentsEncoder) -> LatentsEncoder:
     """Return the encoder of a condition that a VAE makes, from the encoder of its latents."""
+    folded = latents.recipe.read["spatial_factor"] ** 2
     make: dict[str, Json] = {**latents.recipe.make, "kind": "condition", "version": CONDITION_VERSION, "makes": condition.makes}
     read: dict[str, Json] = {**latents.recipe.read, "name": condition.name}
-    setup, look = latents.setup, look_at_masked
-    if condition.makes == "ends":
-        look = LookAtEnds(condition.others)
-        make |= {"roles": [condition.role, *condition.others], "outputs": ["mean"]}
-        # the channels in front, which say what is given, are made when reading
-        read |= {"stored": "mean", "marks": ["first", *("last" for _role in condition.others)]}
-        setup = replace(setup, stored="mean")
-    return latents.changed(Recipe(condition.name, make, read), setup, look)
+    if condition.makes in ("masked", "filled"):
+        channels = folded if condition.makes == "filled" else 0
+        make |= {"outputs": [*make["outputs"], MASK_BITS]} if channels else {}
+        read |= {"mask_channels": channels} if channels else {}
+        return latents.changed(Recipe(condition.name, make, read), replace(latents.setup, mask_channels=channels), look_at_masked)
+    make |= {"roles": [condition.role, *condition.others], "outputs": ["mean"]}
+    if condition.makes == "guided":
+        make |= {"outputs": ["mean", MASK_BITS]}
+        twice = {name: read[name] and 2 * read[name] for name in ("latents_mean", "latents_std", "channels")}
+        read |= {"stored": "mean", "mask_channels": folded, **twice}
+        setup = replace(latents.setup, stored="mean", channels=read["channels"], mask_channels=folded, is_split=True)
+        return latents.changed(Recipe(condition.name, make, read), setup, look_at_guided)
+    is_first = condition.makes == "first"
+    # the channels in front, which say what is given, are made when reading
+    read |= {"stored": "mean"} | ({} if is_first else {"marks": ["first", *("last" for _role in condition.others)]})
+    setup = replace(latents.setup, stored="mean", is_of_pictures=is_first)
+    return latents.changed(Recipe(condition.name, make, read), setup, look_at_first if is_first else LookAtEnds(condition.others))
 
 
 def _vision_encoder(condition: Condition, model: Model, request: ModelRequest, digest: Digest) -> VisionEncoder:
-    names = ("image_encoder", models.IMAGE_PROCESSOR)
+    names = condition.parts
     if request.loaded is not None:
         components = {name: request.loaded.component(name) for name in names}
     else:

@@ -27,7 +27,7 @@ class Bucketed(Protocol):
     """What the sampler needs of a data set.
 
     If it has `set_epoch`, the sampler passes on the epoch. If it has `announce`, the sampler passes the batches of each iteration on this
-    process, and holds the returned context during the iteration.
+    process, and holds the returned context during the iteration. So with `reading`, which also gets the batches of all ranks.
     """
 
     @property
@@ -149,7 +149,9 @@ class BucketBatchSampler:
         rounds = even_out(batches[self._start :], shard.world, self._order.tail, whole=batches)
         ours = rounds[shard.first :: shard.step]
         announce: Any = getattr(self._data, "announce", nullcontext)
-        with announce(rounds[shard.rank :: shard.world] if shard.rank is not None else rounds[:0]):
+        reading: Any = getattr(self._data, "reading", None)
+        own = rounds[shard.rank :: shard.world] if shard.rank is not None else rounds[:0]
+        with nullcontext() if reading is None else reading(rounds, own), announce(own):
             for batch in ours:
                 self._yielded += 1
                 # A caller that takes exactly len(sampler) batches never sees the end, but wants the next epoch next.

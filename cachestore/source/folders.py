@@ -73,7 +73,8 @@ def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, v
         kinds.setdefault(_stem(reference), set()).add(VIDEO if path.suffix.lower() in VIDEO_SUFFIXES else IMAGE)
     beside: dict[str, dict[str, list[str]]] = {}
     for reference, path in found:
-        if path.suffix.lower() in IMAGE_SUFFIXES and (named := _named_role(_stem(reference), roles)) is not None and named[0] in kinds:
+        may_be_beside = videos or path.suffix.lower() in IMAGE_SUFFIXES
+        if may_be_beside and (named := _named_role(_stem(reference), roles)) is not None and named[0] in kinds:
             beside.setdefault(named[0], {}).setdefault(named[1], []).append(reference)
             remarks.beside.append(reference)
     others = set(remarks.beside)
@@ -101,7 +102,7 @@ def _stem(reference: str) -> str:
 
 
 def _named_role(stem: str, roles: Sequence[str]) -> tuple[str, str] | None:
-    """What a picture's name says, `cat.mask` or `cat.control.1`: the name of the file that it belongs to, and its role there."""
+    """What the name of a picture or video says, `cat.mask` or `cat.control.1`: the file that it belongs to, and its role there."""
     name, _dot, role = stem.rpartition(".")
     if role.isdecimal():
         name, _dot, role = name.rpartition(".")

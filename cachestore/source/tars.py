@@ -206,7 +206,7 @@ def list_tars(
             reference = prefix + name
             replaced += [reference] if reference in members else []
             members[reference] = member  # the later of two members of one name counts, as in unpacking
-            _sort_in(groups, reference, roles)
+            _sort_in(groups, reference, roles, videos=videos)
     problems.refuse(where)
 
     def parse(remarks: Remarks) -> Iterator[Sample]:
@@ -227,23 +227,24 @@ class _Group:
     row: str | None = None
 
 
-def _sort_in(groups: dict[str, _Group], reference: str, roles: Sequence[str]) -> None:
+def _sort_in(groups: dict[str, _Group], reference: str, roles: Sequence[str], *, videos: bool) -> None:
     folder, slash, name = reference.rpartition("/")
     stem, dot, rest = name.partition(".")
     if not dot or not stem:
         return
     group, rest = groups.setdefault(f"{folder}{slash}{stem}", _Group()), rest.lower()
-    role = rest.partition(".")[0]
+    role, _dot, kind = rest.partition(".")
+    suffix = Path(name).suffix.lower()
     if rest in _TEXTS:
         group.texts[rest] = reference
     elif rest == "json":
         group.row = reference
-    elif Path(name).suffix.lower() in VIDEO_SUFFIXES:
-        group.videos.add(reference)
-    elif Path(name).suffix.lower() not in IMAGE_SUFFIXES:
+    elif suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
         return
-    elif role in {*BESIDE, *roles} and "." in rest:
+    elif kind and role in {*BESIDE, *roles} and (videos or suffix in IMAGE_SUFFIXES):
         group.roles.setdefault(role, set()).add(reference)
+    elif suffix in VIDEO_SUFFIXES:
+        group.videos.add(reference)
     else:
         group.pictures.add(reference)
 

@@ -1,5 +1,8 @@
-"""push and pull over obstore: through `file://` in every run, and through SeaweedFS, a real S3 server, in slow ones."""
+"""push and pull over obstore: through `file://` in every run; in slow ones through SeaweedFS, a real S3 server, and Azurite for Azure."""
 
+import base64
+import hashlib
+import hmac
 import os
 import shutil
 import socket
@@ -10,6 +13,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import cachestore as cs
@@ -82,7 +86,7 @@ def test_without_the_extra_one_line_names_it(root, tmp_path):
     )
 
 
-# A real server
+# Real servers
 
 
 def _free_port():
@@ -143,29 +147,77 @@ def keys(weed, monkeypatch):
         monkeypatch.setenv(name, value)
 
 
+AZURITE = ("devstoreaccount1", "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==")
+"""The account and key that every Azurite has, as its documentation says."""
+
+
+@pytest.fixture
+def azurite(tmp_path_factory, monkeypatch):
+    """Azurite, Microsoft's emulator of Azure's blobs, with an empty container: its address."""
+    program = shutil.which("azurite-blob")
+    if program is None:
+        pytest.skip("Azurite is not installed: run `npm install -g azurite`")
+    folder, port = tmp_path_factory.mktemp("azurite"), _free_port()
+    command = [program, f"--location={folder}", "--blobHost=127.0.0.1", f"--blobPort={port}", "--skipApiVersionCheck", "--disableTelemetry"]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+    try:
+        until, url = time.monotonic() + SECONDS, f"http://127.0.0.1:{port}"
+        while not _answers(url):
+            assert time.monotonic() < until, (folder / "log").read_text()[-2000:]
+            assert server.poll() is None, (folder / "log").read_text()[-2000:]
+            time.sleep(0.2)
+        _make_container(url)
+        monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+        monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", url)
+        yield "az://container/a/cache"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _make_container(url):
+    account, key = AZURITE
+    date, version = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime()), "2021-12-02"
+    signed = f"PUT{12 * chr(10)}x-ms-date:{date}\nx-ms-version:{version}\n/{account}/{account}/container\nrestype:container"
+    signature = base64.b64encode(hmac.digest(base64.b64decode(key), signed.encode(), hashlib.sha256)).decode()
+    headers = {"x-ms-date": date, "x-ms-version": version, "Authorization": f"SharedKey {account}:{signature}", "Content-Length": "0"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/{account}/container?restype=container", method="PUT", headers=headers)):
+        pass
+
+
+def there_and_back(root, address, pulled, capsys):
+    """Everything that push, pull and ls do at an address where nothing is."""
+    make(root, [1, 2], [3])
+    with cs.open(root, mode="a") as store:
+        store.put(cs.key("large"), {"x": np.arange(3 << 20, dtype=np.int64)})
+        store.commit()
+    assert cs.push(root, address, name="train", generation=1).files == 3
+    assert cs.push(root, address).requests == 6 + 1 + 1  # four pieces of 8 MiB and two around them
+    assert cs.push(root, address, check=True).files == 0
+    assert cs.pull(address, pulled, check=True).files == 6
+    assert files_of(pulled) == files_of(root)
+    assert wrong_in(pulled) == []
+    assert main(["ls", address]) == OK
+    assert "train  generation 2  3 samples" in capsys.readouterr().out
+    other = make(root.parent / "other", [9])
+    with pytest.raises(cs.BadInput, match="another generation 1 of 'train'"):
+        cs.push(other.root, address)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("keys")
 def test_a_store_goes_through_seaweedfs_and_back(root, tmp_path, capsys):
-    import numpy as np
+    there_and_back(root, "s3://bucket/a/cache", tmp_path / "pulled", capsys)
 
-    layout = make(root, [1, 2], [3])
-    with cs.open(root, mode="a") as store:
-        store.put(cs.key("large"), {"x": np.arange(3 << 20, dtype=np.int64)})
-        store.commit()
-    address = "s3://bucket/a/cache"
-    assert cs.push(root, address, name="train", generation=1).files == 3
-    assert cs.push(root, address).requests == 6 + 1 + 1  # four pieces of 8 MiB and two around them
-    assert cs.push(root, address, check=True).files == 0
-    assert cs.pull(address, tmp_path / "pulled", check=True).files == 6
-    assert files_of(tmp_path / "pulled") == files_of(root)
-    assert wrong_in(tmp_path / "pulled") == []
-    assert main(["ls", address]) == OK
-    assert "train  generation 2  3 samples" in capsys.readouterr().out
-    other = make(tmp_path / "other", [9])
-    with pytest.raises(cs.BadInput, match="another generation 1 of 'train'"):
-        cs.push(other.root, address)
-    assert layout.root == root
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_store_goes_through_azurite_and_back(root, tmp_path, capsys, azurite):
+    there_and_back(root, azurite, tmp_path / "pulled", capsys)
+    with pytest.raises(cs.RemoteFailed, match="no bucket 'nothing'"):
+        cs.push(root, "az://nothing/cache")
 
 
 @pytest.mark.slow
@@ -180,17 +232,29 @@ def test_seaweedfs_refuses_a_wrong_key_and_a_missing_bucket_with_a_sentence(root
         cs.push(root, "s3://bucket/cache")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("keys")
-def test_of_several_processes_that_create_one_object_one_wins(weed):
+def won_by_four(address):
+    """How many of four processes that create the same objects at once created each of them."""
     program = """
 import sys
 from cachestore.objects.address import parse_address
 from cachestore.objects.client import connect
-client = connect(parse_address("address", "s3://bucket/race"))
-print([client.put_new(f"claims/{n}", sys.argv[1].encode()) for n in range(20)])
+client = connect(parse_address("address", sys.argv[1]))
+print([client.put_new(f"claims/{n}", sys.argv[2].encode()) for n in range(20)])
 """
-    running = [subprocess.Popen([sys.executable, "-c", program, str(n)], stdout=subprocess.PIPE, text=True, cwd=ROOT) for n in range(4)]
+    command = [sys.executable, "-c", program, address]
+    running = [subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True, cwd=ROOT) for n in range(4)]
     won = [eval(process.communicate(timeout=120)[0]) for process in running]
-    assert [sum(row) for row in zip(*won, strict=True)] == [1] * 20
+    return [sum(row) for row in zip(*won, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("keys")
+def test_of_several_processes_that_create_one_object_in_seaweedfs_one_wins():
+    assert won_by_four("s3://bucket/race") == [1] * 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_of_several_processes_that_create_one_object_in_azurite_one_wins(azurite):
+    assert won_by_four(azurite) == [1] * 20
