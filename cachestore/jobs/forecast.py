@@ -288,7 +288,7 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
         left = [(size, sum(count % size for count in forecast.buckets.values())) for size in _BATCH_SIZES]
         if any(count for _size, count in left):
             shown = ", ".join(f"{count} at {size}" for size, count in left)
-            lines.append(f"samples that full batches of one bucket leave out in an epoch, by batch size: {about}{shown}")
+            lines.append(f"samples that fill no batch of their bucket, so an epoch leaves them out, by batch size: {about}{shown}")
     if forecast.truncated_captions:
         lines.append(
             f"{about}{plural(forecast.truncated_captions, 'caption is', 'captions are')} longer than the encoder reads, and truncated"
