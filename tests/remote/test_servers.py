@@ -22,6 +22,7 @@ from tests.fakes import ROOT
 from tests.remote.copies import files_of, make, wrong_in
 
 pytest.importorskip("obstore", reason="the extra [objects] is not installed")
+pytestmark = pytest.mark.processes
 
 SECONDS = 60
 
