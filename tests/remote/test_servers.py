@@ -1,12 +1,8 @@
 """push and pull over obstore: through `file://` in every run; in slow ones through SeaweedFS, a real S3 server, and Azurite for Azure."""
 
-import base64
-import hashlib
-import hmac
 import os
 import subprocess
 import sys
-import urllib.request
 
 import numpy as np
 import pytest
@@ -14,10 +10,11 @@ import pytest
 import cachestore as cs
 from cachestore.cli import ERROR, NO_STORE, OK, main
 from tests.fakes import ROOT
-from tests.objects.weed import seaweed
+from tests.objects.servers import azurite, seaweed
 from tests.remote.copies import files_of, make, wrong_in
 
 pytest.importorskip("obstore", reason="the extra [objects] is not installed")
+pytestmark = pytest.mark.processes
 
 
 def test_a_folder_can_be_pushed_to_and_pulled_from(root, tmp_path):
@@ -95,43 +92,13 @@ def keys(weed, monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-AZURITE = ("devstoreaccount1", "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==")
-"""The account and key that every Azurite has, as its documentation says."""
-
-
 @pytest.fixture
-def azurite(tmp_path_factory, monkeypatch):
-    """Azurite, Microsoft's emulator of Azure's blobs, with an empty container: its address."""
-    program = shutil.which("azurite-blob")
-    if program is None:
-        pytest.skip("Azurite is not installed: run `npm install -g azurite`")
-    folder, port = tmp_path_factory.mktemp("azurite"), _free_port()
-    command = [program, f"--location={folder}", "--blobHost=127.0.0.1", f"--blobPort={port}", "--skipApiVersionCheck", "--disableTelemetry"]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
-    try:
-        until, url = time.monotonic() + SECONDS, f"http://127.0.0.1:{port}"
-        while not _answers(url):
-            assert time.monotonic() < until, (folder / "log").read_text()[-2000:]
-            assert server.poll() is None, (folder / "log").read_text()[-2000:]
-            time.sleep(0.2)
-        _make_container(url)
-        monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
-        monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", url)
+def azure(tmp_path_factory, monkeypatch):
+    """The address of a new folder in Azurite."""
+    with azurite(tmp_path_factory.mktemp("azurite")) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
         yield "az://container/a/cache"
-    finally:
-        server.kill()
-        server.wait()
-
-
-def _make_container(url):
-    account, key = AZURITE
-    date, version = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime()), "2021-12-02"
-    signed = f"PUT{12 * chr(10)}x-ms-date:{date}\nx-ms-version:{version}\n/{account}/{account}/container\nrestype:container"
-    signature = base64.b64encode(hmac.digest(base64.b64decode(key), signed.encode(), hashlib.sha256)).decode()
-    headers = {"x-ms-date": date, "x-ms-version": version, "Authorization": f"SharedKey {account}:{signature}", "Content-Length": "0"}
-    with urllib.request.urlopen(urllib.request.Request(f"{url}/{account}/container?restype=container", method="PUT", headers=headers)):
-        pass
 
 
 def there_and_back(root, address, pulled, capsys):
@@ -162,8 +129,8 @@ def test_a_store_goes_through_seaweedfs_and_back(root, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_store_goes_through_azurite_and_back(root, tmp_path, capsys, azurite):
-    there_and_back(root, azurite, tmp_path / "pulled", capsys)
+def test_a_store_goes_through_azurite_and_back(root, tmp_path, capsys, azure):
+    there_and_back(root, azure, tmp_path / "pulled", capsys)
     with pytest.raises(cs.RemoteFailed, match="no bucket 'nothing'"):
         cs.push(root, "az://nothing/cache")
 
@@ -204,5 +171,5 @@ def test_of_several_processes_that_create_one_object_in_seaweedfs_one_wins():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_of_several_processes_that_create_one_object_in_azurite_one_wins(azurite):
-    assert won_by_four(azurite) == [1] * 20
+def test_of_several_processes_that_create_one_object_in_azurite_one_wins(azure):
+    assert won_by_four(azure) == [1] * 20
