@@ -179,7 +179,7 @@ def pictures(*references):
     return [Sample(reference, {"image": (reference,)}, (f"caption of {reference}",)) for reference in references]
 
 
-def plan_of(samples: Sequence[Sample], encoders: Sequence[FakeEncoder], *, name="train", extra=()):
+def plan_of(samples: Sequence[Sample], encoders: Sequence[FakeEncoder], *, name="train", extra=(), prompts=()):
     """The plan that `precompute` would lay out for these encoders; its name depends on samples and recipes."""
     columns = []
     for number, encoder in enumerate(encoders):
@@ -195,7 +195,9 @@ def plan_of(samples: Sequence[Sample], encoders: Sequence[FakeEncoder], *, name=
     recipes = [encoder.recipe for encoder in encoders]
     request = digest_text(json.dumps([name, [recipe.fingerprint for recipe in recipes]]))
     content = digest_text(repr([(sample.id, sample.captions, sample.images) for sample in samples]))
-    return build_plan(catalog=name, request=request, content=content, recipes=recipes, samples=samples, columns=columns, extra=extra)
+    texts = [(n, {"caption": text}) for n, one in enumerate(encoders) if one.encoder == "text" for pair in prompts for text in pair]
+    asked: dict[str, Any] = {"catalog": name, "request": request, "content": content, "recipes": recipes}
+    return build_plan(**asked, samples=samples, columns=columns, extra=[*extra, *texts], prompts=prompts)
 
 
 LISTINGS = count(1)
@@ -203,11 +205,21 @@ LISTINGS = count(1)
 
 
 def job(
-    root, samples, encoders: Sequence[Any], *, source: Any = None, launch="launch", rank: int | None = 0, world=1, extra=(), **options
+    root,
+    samples,
+    encoders: Sequence[Any],
+    *,
+    source: Any = None,
+    launch="launch",
+    rank: int | None = 0,
+    world=1,
+    extra=(),
+    prompts=(),
+    **options,
 ) -> Any:
     """A job over a store, which is made if needed, with its plan published."""
     layout = create_store(Path(root))
-    plan = plan_of(samples, encoders, extra=extra)
+    plan = plan_of(samples, encoders, extra=extra, prompts=prompts)
     publish_plan(layout, plan)
     read: Any = source or Pictures()
     options.setdefault("listing", next(LISTINGS))

@@ -34,6 +34,7 @@ from cachestore.jobs.option_types import (
     NUMBERS,
     PATHS,
     POLICY,
+    PROMPTS,
     RATE,
     ROLE_NAMES,
     SIZES,
@@ -51,6 +52,7 @@ from cachestore.jobs.option_types import (
 )
 from cachestore.source.captions import CaptionLines
 from cachestore.source.combined import IN_MEMORY, labelled
+from cachestore.source.prompts import Prompts
 from cachestore.source.tars import SUFFIX
 
 _OPTION: Final = re.compile(r"(?<![\w-])--(?P<option>[a-z][a-z-]*)(?:(?P<space> )(?P<value>[^\s;:()]*[^\s;:(),.]))?")
@@ -58,6 +60,9 @@ _VALUE: Final = re.compile(r"[A-Z]+([|%][A-Z]+)*|-?\d[\d.,]*%?|'.*'")
 _DATA: Final = re.compile(r"\bDATA\b")
 _OTHER_NAMES: Final = {"encode-arg": "encode_args", "claim": "claims"}
 """Python's names for options that may be repeated: their values are mappings."""
+
+_LEFT_OUT: Final = ("sources", "prompts")
+"""Options that a catalog records only if they are given, so that the catalogs of older versions compare equal."""
 
 LOADED: Final = "(loaded "
 """How the name of a model in memory begins, such as "(loaded FluxPipeline)"."""
@@ -108,6 +113,15 @@ class PrecomputeRequest:
         " Hugging Face data set has a caption)",
         "TEXT",
     )
+    prompts: Prompts = make_option(
+        (),
+        PROMPTS,
+        "what",
+        "a .txt, .json or .jsonl file with prompts and negative prompts for validation: they are encoded too and belong to the data set, so"
+        " that training needs no text encoder; data.prompts lists them",
+        "FILE",
+    )
+    """(prompt, negative prompt) of each: the file is read once, so that workers and `repair --refill` do not need it."""
     sources: tuple[Source, ...] = make_option(
         (),
         SOURCES,
@@ -252,6 +266,8 @@ class PrecomputeRequest:
         if self.variants > 1 and self.crop != RANDOM:
             raise BadInput(f"--variants {self.variants} needs --crop random: all centre crops would be the same")
         self._check_buckets()
+        if self.prompts and self.encode == (LATENTS,):
+            raise BadInput(f"--prompts needs a text encoder, but --encode asks for {LATENTS} alone: leave one of them out")
         if (self.fps is not None or self.clips > 1) and not self.frames:
             raise BadInput("--fps and --clips are for videos, which need --frames: add it, or leave them out")
 
@@ -289,7 +305,9 @@ class PrecomputeRequest:
     def hints(self) -> dict[str, Json]:
         """Return the options that a catalog's header keeps, so that `repair --refill` can encode the same again. Paths are absolute."""
         body = replace(self, sources=tuple(labelled(self.sources))).absolute().as_json()
-        is_hint = {one.name: option_of(one).is_hint and (one.name != "sources" or bool(self.sources)) for one in fields(self)}
+        is_hint = {
+            one.name: option_of(one).is_hint and (one.name not in _LEFT_OUT or bool(getattr(self, one.name))) for one in fields(self)
+        }
         return {name: value for name, value in body.items() if is_hint[name]}
 
     @classmethod
@@ -318,6 +336,7 @@ class SharedOptions(TypedDict, total=False):
     caption_lines: CaptionLines
     caption: str | None
     roles: str | Sequence[str]
+    prompts: str | os.PathLike[str] | Sequence[str | tuple[str, str]]
     replace: bool
     resolution: int | Sequence[int]
     buckets: Buckets

@@ -20,6 +20,7 @@ from tests.objects.streams import is_alive
 from tests.remote.copies import files_of, make
 
 pytest.importorskip("obstore", reason="the extra [objects] is not installed")
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture

@@ -119,7 +119,8 @@ FORMATS: Final = {
             is_one_caption=False,
             text_may_be=(
                 "validation prompts, to captions behind an instance prompt, to the lines of a file (--caption-lines each --captions all),"
-                " or to pictures: for models that edit pictures, text is named by the picture"
+                " or to pictures: for models that edit pictures, text is named by the picture's path, and by ID of a file"
+                " aspect_ratio_bucket_metadata_ID.json, which must be beside the pictures or in the folder"
             ),
         ),
         Format(
