@@ -84,8 +84,7 @@ def test_two_ranks_from_an_empty_store_encode_each_unit_once_and_read_what_two_r
         assert rank["same"]  # nothing was written in the second epoch
     assert sum(rank["encoded_here"] for rank in ranks) == UNITS
     full = tmp_path / "full"
-    options = {"model": folder / "model", "store": full, "resolution": 64, "batch_size": 4, "inline": True}
-    cs.precompute(folder / "photos", **options)
+    cs.precompute(folder / "photos", model=folder / "model", store=full, resolution=64, batch_size=4, inline=True)
     assert sorted(cs.open(full).keys()) == sorted(cs.open(tmp_path / "store").keys())
     data = cs.CachedDataset(full)
     for number, rank in enumerate(ranks):
