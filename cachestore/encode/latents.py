@@ -1,6 +1,5 @@
 """The encoder of pictures and videos: from bytes to a bucket and a key, to pixels, to the VAE's raw output. `vae` has what needs torch."""
 
-import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -9,9 +8,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from cachestore.core.errors import BadInput
-from cachestore.core.inputs import LIKE, OWN, Buckets
+from cachestore.core.inputs import OWN, Buckets
 from cachestore.core.keys import Json, Key, Recipe, input_key
-from cachestore.core.samples import VIDEO
 from cachestore.encode.bucket_rules import RULES, STEP, BucketSettings
 from cachestore.encode.buckets import Size
 from cachestore.encode.clips import Shape, check_frames
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
 
 WINDOW = 32
 """How many decoded pictures may wait for their batches, if no batch size is given."""
-
-_log = logging.getLogger(__name__)
-
 
 Look = Callable[[Mapping[str, Json], Read, Resample], Examined]
 """Looks at the files of a request: one of the functions of `shots`."""
@@ -74,8 +69,6 @@ class LatentsEncoder(PictureEncoder[LatentsSetup, Look]):
         self._budget: Budget | None = None
         self._is_checked = False
         """Whether the resampler is known to work here. Reading the installed version takes 1.5 ms."""
-        self._has_warned = False
-        """Whether the warning about high dynamic range was logged."""
 
     def resampled(self, name: Resample) -> "LatentsEncoder":
         """Return this encoder for pictures and videos that are resized in the named way. Its recipe and all keys differ."""
@@ -94,10 +87,6 @@ class LatentsEncoder(PictureEncoder[LatentsSetup, Look]):
         if "frames" in request:
             check_frames(request["frames"], self.setup.temporal_factor)
         examined = self._look(request, read, self.setup.resample)
-        if examined.transfer and not self._has_warned:
-            self._has_warned = True
-            text = "%s has high dynamic range (%s). It is not tone-mapped, so it looks pale; each such entry records this in `transfer`"
-            _log.warning(text, request[VIDEO if VIDEO in request else LIKE], examined.transfer)
         return resolved_from(examined, self.recipe.encoder, self._fingerprint)
 
     def check_buckets(self, resolution: int, step: int, buckets: Buckets = OWN) -> None:
@@ -184,5 +173,4 @@ def resolved_from(examined: Examined, encoder: str, fingerprint: str) -> Resolve
     described = {name: value for name, value in examined.transform.items() if value not in ("center", None)}
     digest = next(iter(examined.keyed.values())) if len(examined.keyed) == 1 else dict(examined.keyed)
     meta: dict[str, Json] = {"input_digest": digest, "encoder": encoder, **described}
-    meta |= {"transfer": examined.transfer} if examined.transfer else {}
     return Resolved(input_key(fingerprint, examined.keyed, examined.transform), examined.shot, examined.inputs, meta, examined.facts)

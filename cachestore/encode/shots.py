@@ -64,8 +64,6 @@ class Examined:
     transform: Mapping[str, Json]
     """The key's part for bucket, crop and flip."""
     facts: Mapping[str, Json]
-    transfer: str = ""
-    """The transfer function of a video of high dynamic range; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +248,7 @@ def _look_at_video(request: Mapping[str, Json], read: Read, resample: Resample) 
     clip = Clip(variant_of(request, video.size, digest), frames, start, rate, video.rate)
     footage = Footage(read, reference, clip, tuple(video.timeline.take(rate, start, frames)))
     transform = clip.transform() | {"pixels": RESAMPLERS[resample].videos}
-    return Examined(footage, {VIDEO: digest}, {VIDEO: digest}, transform, clip.facts(), video.transfer)
+    return Examined(footage, {VIDEO: digest}, {VIDEO: digest}, transform, clip.facts())
 
 
 def look_at_masked(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
@@ -299,7 +297,7 @@ class LookAtEnds:
             keyed = {role: digest for role, digest in inputs.items() if role != VIDEO}
             transform = {name: value for name, value in video.transform.items() if name in {"bucket", "flip", "pixels"}}
         transform["ends"] = [None if one is None else one.variant.transform()["crop"] for one in given]
-        return Examined(ClipEnds(footage, given), inputs, keyed, transform, video.facts, video.transfer)
+        return Examined(ClipEnds(footage, given), inputs, keyed, transform, video.facts)
 
 
 def look_at_first(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
@@ -324,7 +322,7 @@ def look_at_guided(request: Mapping[str, Json], read: Read, resample: Resample) 
     variants = {role: shot.variant if isinstance(shot, Still) else shot.clip.variant for role, shot in shots.items()}
     transform = {**video.transform, "beside": {role: variant.transform()["crop"] for role, variant in variants.items()}}
     shot = Guided(footage, shots.get(CONTROL), shots.get(MASK))
-    return Examined(shot, inputs, inputs, transform, video.facts, video.transfer)
+    return Examined(shot, inputs, inputs, transform, video.facts)
 
 
 def _beside(role: str, reference: str, footage: Footage, read: Read) -> tuple[Footage | Still, str]:

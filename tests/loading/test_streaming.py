@@ -252,7 +252,7 @@ def test_a_helper_that_is_killed_at_any_moment_is_replaced(path, tmp_path, bucke
 def test_helpers_that_always_end_are_given_up(path, tmp_path, bucket, monkeypatch):
     data, _own = open_both(path, tmp_path, ADDRESS)
     os.kill(helper(), signal.SIGKILL)
-    monkeypatch.setattr(downloads.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RemoteFailed, match="3 helper processes ended without an answer; run the same command again"):
         _ = data[0]
     monkeypatch.undo()
