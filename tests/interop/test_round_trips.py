@@ -17,8 +17,11 @@ from tests.interop.caches import equal, send
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]
 
 PIPELINES = {"sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "z-image": "zimage", "qwen-image": "qwenimage", "wan": "wan"}
-SLOW = [(kind, family) for kind in ("sd-scripts", "simpletuner", "ai-toolkit") for family in ("sdxl", "sd3", "flux")]
-SLOW += [("simpletuner", "qwen-image")] + [("musubi", family) for family in ("flux", "z-image", "qwen-image", "wan")]
+SLOW = [
+    *((kind, family) for kind in ("sd-scripts", "simpletuner", "ai-toolkit") for family in ("sdxl", "sd3", "flux")),
+    ("simpletuner", "qwen-image"),
+    *(("musubi", family) for family in ("flux", "z-image", "qwen-image", "wan")),
+]
 
 
 def pictures(folder, count):
