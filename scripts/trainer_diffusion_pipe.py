@@ -83,8 +83,10 @@ class DiffusionPipe:
         if not torch.distributed.is_initialized():
             with tempfile.NamedTemporaryFile(delete=False) as file:
                 torch.distributed.init_process_group("gloo", init_method=f"file://{file.name}.init", rank=0, world_size=1)
-        for module in (comm, importlib.import_module("deepspeed.comm")):
-            vars(module).update(get_rank=lambda: 0, barrier=lambda: None, get_world_group=lambda: torch.distributed.group.WORLD)
+        stand_ins: list[Any] = [comm, importlib.import_module("deepspeed.comm")]
+        for module in stand_ins:
+            module.get_rank, module.barrier = lambda: 0, lambda: None
+            module.get_world_group = lambda: torch.distributed.group.WORLD
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     def _cached(self, case: Case, data: Path) -> Any:

@@ -7,6 +7,7 @@ import pickle
 import re
 import resource
 import signal
+import sys
 import time
 from dataclasses import replace
 from multiprocessing import forkserver

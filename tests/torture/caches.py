@@ -128,9 +128,8 @@ def judge(files: Sequence[Recorded], seed: int, numbers: range) -> list[str]:
         for number in numbers:
             draw = random.Random(f"caches {seed} {number}")
             file, way = draw.choice(files), draw.choice((*DAMAGE, *FORGERIES, *FORGERIES))
-            found += [
-                f"{number}: {file.format.name} {file.case} {file.path}, {way}: {one}" for one in _read(file, way, folder, draw, torch_files)
-            ]
+            seen = _read(files, file, way, folder, draw, torch_files)
+            found += [f"{number}: {file.format.name} {file.case} {file.path}, {way}: {one}" for one in seen]
     return found
 
 
