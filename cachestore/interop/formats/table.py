@@ -178,6 +178,9 @@ def written_format(name: str) -> tuple[Format, Writing]:
     if name in able:
         return able[name]
     if name in FORMATS:
-        raise BadInput(f"{name} can be imported, but not exported: it deletes a cache that its own code did not make")
+        raise BadInput(
+            f"{name} can be imported, but not exported: it deletes a cache that its own code did not make. Train with"
+            f" a script that reads the store, or export for {', '.join(able)}"
+        )
     meant = did_you_mean(name, able, _ALSO_CALLED)
     raise BadInput(f"the format {name!r} is not known; what can be exported is {', '.join(able)}{meant}")
