@@ -91,6 +91,7 @@ def files_of(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name[0] != "."}
 
 
+@pytest.mark.timeout(180)  # it may be the first test that imports diffusers
 def test_what_was_encoded_here_comes_back_from_each_trainers_files(tmp_path, monkeypatch):
     data = pictures(tmp_path / "data", 3)
     model = tiny_model("flux", tmp_path / "model", monkeypatch)
