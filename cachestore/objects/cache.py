@@ -294,7 +294,7 @@ def look_into_cache(folder: Path, *, clear: bool = False) -> CacheReport:
     """Return what is in a cache; with `clear`, after its copies were removed. Raises BadInput for a folder that is none, ReadFailed."""
     names = names_in(folder, is_root=True)
     if CACHE_MARKER not in names:
-        raise BadInput(f"{folder} is no folder with copies of stores (no {CACHE_MARKER} in it): pass what you passed as local")
+        raise BadInput(f"{folder} is no folder with copies of stores (no {CACHE_MARKER} in it): give the folder that you passed as local=")
     freed = 0
     if clear:
         before = used_bytes(folder)

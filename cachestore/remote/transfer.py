@@ -172,9 +172,9 @@ def segments_of(catalog: Catalog, snapshot: Snapshot, *, where: object, command:
     Raises MissingEntry if a value is not there at all: no catalog moves without all that it names. `command` helps then.
     """
     found: set[str] = set()
-    for column in catalog.columns:
-        for start in range(0, len(column.keys), _LOCATED_AT_ONCE):
-            keys = [Key(key) for key in column.keys[start : start + _LOCATED_AT_ONCE] if key != NO_KEY]
+    for several in (*(column.keys for column in catalog.columns), [key for key, _text in catalog.prompt_keys()]):
+        for start in range(0, len(several), _LOCATED_AT_ONCE):
+            keys = [Key(key) for key in several[start : start + _LOCATED_AT_ONCE] if key != NO_KEY]
             located = snapshot.locate(keys)
             if located is None:
                 missing = next(key for key, locations in zip(keys, snapshot.find(keys), strict=True) if not locations)

@@ -1,17 +1,8 @@
 """push and pull over obstore: through `file://` in every run; in slow ones through SeaweedFS, a real S3 server, and Azurite for Azure."""
 
-import base64
-import hashlib
-import hmac
 import os
-import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,12 +10,11 @@ import pytest
 import cachestore as cs
 from cachestore.cli import ERROR, NO_STORE, OK, main
 from tests.fakes import ROOT
+from tests.objects.servers import azurite, seaweed
 from tests.remote.copies import files_of, make, wrong_in
 
 pytest.importorskip("obstore", reason="the extra [objects] is not installed")
 pytestmark = pytest.mark.processes
-
-SECONDS = 60
 
 
 def test_a_folder_can_be_pushed_to_and_pulled_from(root, tmp_path):
@@ -90,101 +80,25 @@ def test_without_the_extra_one_line_names_it(root, tmp_path):
 # Real servers
 
 
-def _free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-def _answers(url, method="GET"):
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=5):
-            return True
-    except urllib.error.HTTPError as error:
-        return error.code < 500
-    except OSError:
-        return False
-
-
 @pytest.fixture(scope="module")
 def weed(tmp_path_factory):
-    """SeaweedFS with an empty bucket: its URL."""
-    program = shutil.which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
-    if program is None:
-        pytest.skip("SeaweedFS is not installed: it is in the dependency group `servers`")
-    folder = tmp_path_factory.mktemp("weed")
-    (folder / "s3.json").write_text(
-        '{"identities": [{"name": "a", "credentials": [{"accessKey": "key", "secretKey": "secret"}],'
-        ' "actions": ["Admin", "Read", "Write", "List"]}]}'
-    )
-    ports = dict(zip(("master", "volume", "filer", "s3"), (_free_port() for _ in range(4)), strict=True))
-    command = [program, "server", "-s3", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.config={folder}/s3.json"]
-    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
-    command += [f"-{name}.port={port}" for name, port in ports.items()]
-    command += [f"-{name}.port.grpc={_free_port()}" for name in ports]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
-    try:
-        until = time.monotonic() + SECONDS
-        bucket = f"http://127.0.0.1:{ports['filer']}/buckets/bucket/"
-        while not (_answers(f"http://127.0.0.1:{ports['s3']}/") and _answers(bucket, "POST")):
-            assert time.monotonic() < until, (folder / "log").read_text()[-2000:]
-            assert server.poll() is None, (folder / "log").read_text()[-2000:]
-            time.sleep(0.2)
-        yield f"http://127.0.0.1:{ports['s3']}"
-    finally:
-        server.kill()  # it takes 20 s to end by itself
-        server.wait()
+    with seaweed(tmp_path_factory.mktemp("weed")) as variables:
+        yield variables
 
 
 @pytest.fixture
 def keys(weed, monkeypatch):
-    for name, value in {
-        "AWS_ENDPOINT_URL": weed,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1",
-    }.items():
+    for name, value in weed.items():
         monkeypatch.setenv(name, value)
 
 
-AZURITE = ("devstoreaccount1", "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==")
-"""The account and key that every Azurite has, as its documentation says."""
-
-
 @pytest.fixture
-def azurite(tmp_path_factory, monkeypatch):
-    """Azurite, Microsoft's emulator of Azure's blobs, with an empty container: its address."""
-    program = shutil.which("azurite-blob")
-    if program is None:
-        pytest.skip("Azurite is not installed: run `npm install -g azurite`")
-    folder, port = tmp_path_factory.mktemp("azurite"), _free_port()
-    command = [program, f"--location={folder}", "--blobHost=127.0.0.1", f"--blobPort={port}", "--skipApiVersionCheck", "--disableTelemetry"]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
-    try:
-        until, url = time.monotonic() + SECONDS, f"http://127.0.0.1:{port}"
-        while not _answers(url):
-            assert time.monotonic() < until, (folder / "log").read_text()[-2000:]
-            assert server.poll() is None, (folder / "log").read_text()[-2000:]
-            time.sleep(0.2)
-        _make_container(url)
-        monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
-        monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", url)
+def azure(tmp_path_factory, monkeypatch):
+    """The address of a new folder in Azurite."""
+    with azurite(tmp_path_factory.mktemp("azurite")) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
         yield "az://container/a/cache"
-    finally:
-        server.kill()
-        server.wait()
-
-
-def _make_container(url):
-    account, key = AZURITE
-    date, version = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime()), "2021-12-02"
-    signed = f"PUT{12 * chr(10)}x-ms-date:{date}\nx-ms-version:{version}\n/{account}/{account}/container\nrestype:container"
-    signature = base64.b64encode(hmac.digest(base64.b64decode(key), signed.encode(), hashlib.sha256)).decode()
-    headers = {"x-ms-date": date, "x-ms-version": version, "Authorization": f"SharedKey {account}:{signature}", "Content-Length": "0"}
-    with urllib.request.urlopen(urllib.request.Request(f"{url}/{account}/container?restype=container", method="PUT", headers=headers)):
-        pass
 
 
 def there_and_back(root, address, pulled, capsys):
@@ -215,8 +129,8 @@ def test_a_store_goes_through_seaweedfs_and_back(root, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_store_goes_through_azurite_and_back(root, tmp_path, capsys, azurite):
-    there_and_back(root, azurite, tmp_path / "pulled", capsys)
+def test_a_store_goes_through_azurite_and_back(root, tmp_path, capsys, azure):
+    there_and_back(root, azure, tmp_path / "pulled", capsys)
     with pytest.raises(cs.RemoteFailed, match="no bucket 'nothing'"):
         cs.push(root, "az://nothing/cache")
 
@@ -257,5 +171,5 @@ def test_of_several_processes_that_create_one_object_in_seaweedfs_one_wins():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_of_several_processes_that_create_one_object_in_azurite_one_wins(azurite):
-    assert won_by_four(azurite) == [1] * 20
+def test_of_several_processes_that_create_one_object_in_azurite_one_wins(azure):
+    assert won_by_four(azure) == [1] * 20
