@@ -18,6 +18,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -35,6 +36,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ADDRESS = "s3://bucket/cache"
 BATCH = 16
 THREADS = 32
+WORKER_RUNS = 3
+"""Cold epochs with two workers, of each kind."""
 RUNS = 7
 """Warm epochs, each beside one of the store in the folder."""
 SHAPE = (16, 128, 128)
@@ -136,19 +139,38 @@ def started(*arguments: object) -> Generator[int]:
         process.communicate()
 
 
-def epoch(data: Any, step_seconds: float = 0.0) -> dict[str, Any]:
+def plain_loader(data: Any, workers: int) -> Any:
+    """Return torch's own loader, whose workers do not know their next batches."""
+    import cachestore as cs
+
+    sampler = cs.BucketBatchSampler(data, batch_size=BATCH)
+    return torch.utils.data.DataLoader(data, batch_sampler=sampler, collate_fn=data.collate, num_workers=workers)  # type: ignore[arg-type]
+
+
+def epoch(data: Any, step_seconds: float = 0.0, loader: Any = None) -> dict[str, Any]:
     """Train an epoch whose steps take so long. Returns seconds, seconds to the first batch, and the longest wait after the second one."""
     import cachestore as cs
 
     waits: list[float] = []
     began = before = time.perf_counter()
-    for batch in cs.make_loader(data, batch_size=BATCH):
+    for batch in cs.make_loader(data, batch_size=BATCH) if loader is None else loader:
         waits.append(time.perf_counter() - before)
         assert batch["latents"].shape[0] == BATCH
         time.sleep(step_seconds)
         before = time.perf_counter()
     late = waits[2:] or [0.0]
     return {"seconds": time.perf_counter() - began, "first": waits[0], "longest_wait": max(late), "median_wait": statistics.median(late)}
+
+
+def _with_workers(local: Path, *, plain: bool) -> float:
+    """Return the seconds of a cold epoch with two workers."""
+    import cachestore as cs
+
+    data = cs.CachedDataset(ADDRESS, generation=1, local=local)
+    loader = plain_loader(data, 2) if plain else cs.make_loader(data, batch_size=BATCH, num_workers=2)
+    seconds = epoch(data, loader=loader)["seconds"]
+    shutil.rmtree(local)
+    return seconds
 
 
 def measure(store: Path, server: int, rtt: float, rate: float, scratch: Path) -> dict[str, Any]:
@@ -176,6 +198,10 @@ def measure(store: Path, server: int, rtt: float, rate: float, scratch: Path) ->
         pairs = [(epoch(data)["seconds"], epoch(own)["seconds"]) for _run in range(RUNS)]
         half = BATCH * (1 << 19) / (link / 2)
         slow = epoch(cs.CachedDataset(ADDRESS, generation=1, local=scratch / "half"), step_seconds=half)
+        workers = [
+            statistics.median(_with_workers(scratch / f"{kind}{turn}", plain=kind == "plain") for turn in range(WORKER_RUNS))
+            for kind in ("plain", "ahead")
+        ]
         none = epoch(cs.CachedDataset(ADDRESS, generation=1, local=scratch / "none", limit=0))
     return {
         "rtt_ms": rtt * 1000,
@@ -186,6 +212,8 @@ def measure(store: Path, server: int, rtt: float, rate: float, scratch: Path) ->
         "first_batch_bound_seconds": 2 * rtt + BATCH * (1 << 19) / link + 1,
         "cold_fraction_of_raw": total / cold["seconds"] / link,
         "limit_0_fraction_of_raw": total / none["seconds"] / link,
+        "cold_fraction_with_2_workers": total / workers[1] / link,
+        "cold_fraction_with_2_plain_workers": total / workers[0] / link,
         "warm_fraction_of_local": statistics.median(folder / warm for warm, folder in pairs),
         "half_demand_longest_wait_seconds": slow["longest_wait"],
         "half_demand_median_wait_seconds": slow["median_wait"],

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from cachestore.jobs.pass_loop import Report
 
 _MAX_ROWS: Final = 4096
+_VALIDATION: Final = (
+    "for prompt, negative in data.prompts:",
+    "    embeds, negative_embeds = data.prompt(prompt), data.prompt(negative)  # batches of one, for validation",
+)
 
 
 def training_lines(
@@ -42,16 +46,18 @@ def training_lines(
     trained = (column.options for column in columns if is_trained_on(column.role, column.options))
     sizes = list(dict.fromkeys(int(options["resolution"]) for options in trained if "resolution" in options))
     policy = "" if captions is None else ", ".join(f"{name}={value!r}" for name, value in captions.as_json().items())
+    opened = _opened(report, sizes, has_policy=bool(policy), has_weights=any(source.share != 1 for source in sources))
     return [
         "import cachestore as cs",
         "",
         *([f"captions = cs.CaptionPolicy({policy})"] if policy else []),
         "# generation: this version of the data set, on every rank",
-        f"data = {_opened(report, sizes, has_policy=bool(policy), has_weights=any(source.share != 1 for source in sources))}",
+        f"data = {opened}",
         f"loader = cs.make_loader(data, batch_size={batch_size})",
         "for batch in loader:",
         f"    ...  # batch is a dict{'. Its tensors (? varies):' if tensors else ''}".rstrip(),
         *(f"    # {name}: {_in_words(dtype, shape)}" for name, (dtype, shape) in tensors.items()),
+        *(_VALIDATION if catalog is not None and catalog.prompts and opened.startswith("cs.CachedDataset") else ()),
     ]
 
 

@@ -132,7 +132,7 @@ def request_for(
     followed = _followed(role, options)
     like = next(iter(images.get(followed or "", ())), None)
     request: dict[str, Json] = {VIDEO: value} if role == VIDEO else {"image": value, "role": role}
-    if role_of(role).is_own and value == like:  # nobody brought it: a frame of the video itself
+    if role_of(role).is_own and value == like:  # the sample has none: a frame of the video itself
         request, like = {VIDEO: value, "role": role}, None
     request |= {name: option for name, option in options.items() if name not in left_out}
     if options.get("crop") == RANDOM:

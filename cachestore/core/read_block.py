@@ -197,7 +197,7 @@ def _parse_form(form: Mapping[str, Json]) -> Form:
         raise _Unknown(f"it makes an output by {', '.join(sorted(form))}")
     parts = [part if isinstance(part, str) else _parse_form(part) for part in form["join"]]
     if not parts:
-        raise _Unknown("it joins nothing")
+        raise _Unknown("it joins an empty list of tensors")
     return Form(tuple(parts), int(form["dim"]), int(form["widen"]) if "widen" in form else None)
 
 
@@ -229,4 +229,4 @@ def _parse_constant(value: Mapping[str, Json]) -> Constant:
 def _check_fields(value: Mapping[str, Json], known: Collection[str]) -> None:
     unknown = sorted(set(value) - set(known))
     if unknown:
-        raise _Unknown(f"it says {', '.join(unknown)}")
+        raise _Unknown(f"it has the unknown fields {', '.join(unknown)}")

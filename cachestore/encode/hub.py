@@ -124,5 +124,7 @@ def _download(name: str, encode: Collection[str], revision: str | None, variant:
     except Exception as error:  # the hub's client raises errors of httpx, of requests and its own
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if is_reached or isinstance(error, HfHubHTTPError):
-            raise BadInput(f"{missing}; the hub does not give {name!r} either: {first}") from error
+            raise BadInput(
+                f"{missing}; the hub does not give {name!r} either ({first}): check the name, or give a model's folder"
+            ) from error
         raise BadInput(f"{missing}; and the hub could not be asked for {name!r} ({first}): give a model's folder") from error

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import OWN, Buckets
@@ -28,8 +28,25 @@ WINDOW = 32
 Look = Callable[[Mapping[str, Json], Read, Resample], Examined]
 """Looks at the files of a request: one of the functions of `shots`."""
 
+Setup = TypeVar("Setup")
+LookAt = TypeVar("LookAt")
 
-class LatentsEncoder:
+
+class PictureEncoder(Generic[Setup, LookAt]):
+    """What the encoders of pictures share. Each implements the rest of `unit.Encoder`."""
+
+    def __init__(
+        self, recipe: Recipe, setup: Setup, look: LookAt, *, device: str = "auto", batch_size: int | Literal["auto"] = "auto"
+    ) -> None:
+        self.recipe = recipe
+        self.setup = setup
+        self._look = look
+        self._device = device
+        self._batch_size: int | Literal["auto"] = batch_size
+        self._fingerprint = recipe.fingerprint
+
+
+class LatentsEncoder(PictureEncoder[LatentsSetup, Look]):
     """Implements `unit.Encoder` for pictures and videos.
 
     A request is `{"image": REF, "role": "image", "resolution": 1024, "step": 64}`, or `{"video": REF, ..., "frames": [17, 49, 81]}`.
@@ -46,13 +63,8 @@ class LatentsEncoder:
         batch_size: int | Literal["auto"] = "auto",
         compiles: bool = False,
     ) -> None:
-        self.recipe = recipe
-        self.setup = setup
-        self._look = look
-        self._device = device
-        self._batch_size: int | Literal["auto"] = batch_size
+        super().__init__(recipe, setup, look, device=device, batch_size=batch_size)
         self._compiles = compiles
-        self._fingerprint = recipe.fingerprint
         self._vae: Vae | None = None
         self._budget: Budget | None = None
         self._is_checked = False

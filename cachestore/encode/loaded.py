@@ -55,14 +55,17 @@ class LoadedModel:
             return Model(FOLDER, "pipeline", self.class_name, index)
         name = "vae" if kind == "latents" else "text_encoder"
         if name not in self.parts:
-            raise BadInput(f"the loaded model has {', '.join(self.parts) or 'no component'}, and no {name} to encode {kind} with")
+            raise BadInput(
+                f"the loaded model has {', '.join(self.parts) or 'no component'}, and no {name}, which encodes {kind}:"
+                f" load it too, or leave {kind} out of encode="
+            )
         return Model(FOLDER, "vae" if kind == "latents" else "text", index[name][1], _config(self.parts[name]))
 
     def component(self, name: str) -> Component:
         """Return a component with digests of its contents. Raises BadInput if it is missing or cannot be fingerprinted."""
         part = self.parts.get(name, self.others.get(name))
         if part is None:
-            raise BadInput(f"the loaded model has no {name!r}; it has {', '.join(self.parts) or 'no component'}")
+            raise BadInput(f"the loaded model has no {name!r}; it has {', '.join(self.parts) or 'no component'}: load it too")
         library, class_name = _class_of(name, part)
         if "ImageProcessor" in class_name:
             settings: dict[str, Json] = {field: value for field, value in part.to_dict().items() if not field.startswith("_")}

@@ -317,7 +317,10 @@ def _asked(model: Model, family: TextFamily, request: ModelRequest) -> dict[str,
         component, _, field_name = name.partition(".")
         config = request.loaded.config(component) if request.loaded else model.config_of(component)
         if field_name not in config:
-            raise BadInput(f"{component}/{models.CONFIG} in {model.folder} does not set {name}, which {family.pipeline} needs")
+            raise BadInput(
+                f"{component}/{models.CONFIG} in {model.folder} does not set {name}, which {family.pipeline} needs:"
+                " download the model again"
+            )
         found[name] = config[field_name]
     return found
 
@@ -360,7 +363,7 @@ def _replaced(model: Model, family: TextFamily, override: Model | Path) -> str:
     if len(alike) != 1:
         raise BadInput(
             f"{override.folder} ({override.class_name}) fits {len(alike)} text encoders of {model.folder}, but must fit exactly"
-            f" one: {classes}"
+            f" one: {classes}; give another text encoder"
         )
     return alike[0]
 
@@ -422,7 +425,14 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         "dtype": dtype,
         "outputs": [read["stored"]],
     }
-    setup = LatentsSetup(
+    setup = latents_setup(family, vae, read, dtype)
+    return LatentsEncoder(Recipe("latents", make, read), setup, device=device, batch_size=request.batch_size, compiles=request.compile)
+
+
+def latents_setup(family: TextFamily, vae: Component, read: Mapping[str, Json], dtype: str) -> LatentsSetup:
+    """Return what a VAE needs, from the `read` block of its recipe and from its row."""
+    row = families.vae_family(vae.class_name)
+    return LatentsSetup(
         components={vae.name: vae},
         dtype=dtype,
         stored=read["stored"],
@@ -435,7 +445,6 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         temporal_factor=read["temporal_factor"],
         script_resizes=family.script_resizes,
     )
-    return LatentsEncoder(Recipe("latents", make, read), setup, device=device, batch_size=request.batch_size, compiles=request.compile)
 
 
 def _dtype_and_device(components: Mapping[str, Component], request: ModelRequest, asked: str, auto: str, option: str) -> tuple[str, str]:

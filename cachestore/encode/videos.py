@@ -90,7 +90,7 @@ def look(file: BinaryIO) -> Video:
         stream = _stream_of(container)
         first = next(_decoded(container, stream), None)
         if first is None:
-            raise EncodeFailed("the video has no frame that can be decoded")
+            raise EncodeFailed(f"the video has no frame that can be decoded: {_MEND}")
         if (transfer := _HIGH_RANGE.get(int(first.color_trc))) is not None:
             raise EncodeFailed(
                 f"the video has high dynamic range ({transfer}), which would look pale: convert it to standard range first, with a tone"
@@ -148,7 +148,8 @@ def _frames_at(file: BinaryIO, times: Sequence[int]) -> Iterator[VideoFrame]:
                 break
     if wanted:
         raise EncodeFailed(
-            f"the video is damaged or incomplete: {len(wanted)} of {plural(len(times), 'frame')} that its packets promise cannot be decoded"
+            f"the video is damaged or incomplete: {len(wanted)} of {plural(len(times), 'frame')} that its packets"
+            f" promise cannot be decoded: {_MEND}"
         )
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.core.keys import Json, Key, Recipe
-from cachestore.encode.latents import resampled_recipe, resolved_from
+from cachestore.core.keys import Json, Key
+from cachestore.encode.latents import PictureEncoder, resampled_recipe, resolved_from
 from cachestore.encode.models import Component
 from cachestore.encode.resamplers import FIRST, Resample, check_resampler
 from cachestore.encode.setup import text_width
@@ -34,24 +34,15 @@ class VisionSetup:
     resample: Resample = FIRST
 
 
-class VisionEncoder:
+class VisionEncoder(PictureEncoder[VisionSetup, LookAtEnds]):
     """Implements `unit.Encoder` for the frames with which a clip begins and ends.
 
     They are scaled and cropped to the clip's bucket first, as the VAE sees them, and then prepared by the model's own image processor. One
     frame makes [tokens, width], two make [2, tokens, width].
     """
 
-    def __init__(
-        self, recipe: Recipe, setup: VisionSetup, look: LookAtEnds, *, device: str = "auto", batch_size: int | Literal["auto"] = "auto"
-    ) -> None:
-        self.recipe = recipe
-        self.setup = setup
-        self._look = look
-        self._device = device
-        self._batch_size: int | Literal["auto"] = batch_size
-        self._fingerprint = recipe.fingerprint
-        self._processor: Any = None
-        self._model: VisionModel | None = None
+    _processor: Any = None
+    _model: "VisionModel | None" = None
 
     def resampled(self, name: Resample) -> "VisionEncoder":
         """Return this encoder for frames that are resized in the named way. Its recipe and all keys differ."""

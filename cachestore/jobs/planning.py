@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from cachestore.core.captions import CaptionPolicy
+from cachestore.core.captions import CaptionPolicy, has_wildcards
 from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
 from cachestore.core.inputs import companions
 from cachestore.core.keys import canonical, digest_parts
@@ -137,10 +137,18 @@ def look_at_request(
     previous = newest_catalog(layout, request.name, io="mmap")
     plan = published = _published(layout, name)
     if plan is None:
-        seen = Remarks()
+        seen, texts = Remarks(), Remarks()
         samples = listing.samples(seen) if heartbeat is None else counted(listing.samples(seen), heartbeat)
-        plan = _build(request, samples, encoders, columns, (asked, content))
-        plan = replace(plan, remarks=(*seen.in_words(), *_what_lacks(plan, request, seen), *_unread(plan)))
+        plan = _build(request, _with_texts(samples, request.policy, texts), encoders, columns, (asked, content))
+        plan = replace(
+            plan,
+            remarks=(
+                *seen.in_words(),
+                *(texts.in_words() if _asks_for_text(request) else ()),
+                *_what_lacks(plan, request, seen),
+                *_unread(plan),
+            ),
+        )
         _refuse_rows(request, seen)
     _refuse_nothing(request, plan, previous)
     _check_resampler(plan, encoders)
@@ -167,7 +175,8 @@ def _intent_of(
     named = [column.column for column in columns if column.column.role in NAMED_ROLES]
     described = [[one.encoder, one.role, dict(one.options)] for one in named]
     arguments = digest_parts("cachestore-arguments", request.name, policy, canonical(described)).hex()
-    content = digest_parts(listing.content, policy).hex()
+    prompts = [canonical([list(pair) for pair in request.prompts])] if request.prompts else []
+    content = digest_parts(listing.content, policy, *prompts).hex()
     asked = digest_parts("cachestore-request", arguments, *(encoder.recipe.fingerprint for encoder in asked_for)).hex()
     name = plan_name(asked, content)
     intent = Intent(arguments, {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in asked_for}, content, name)
@@ -246,13 +255,17 @@ def _build(
         request=digests[0],
         content=digests[1],
         recipes=[encoder.recipe for encoder in encoders],
-        samples=_with_texts(_of_asked_kinds(request, samples), request.policy),
+        samples=_of_asked_kinds(request, samples),
         columns=columns,
         texts=request.policy.encoding(),
         # If a text encoder also sees the sample's images, the empty caption has another value for each sample.
         extra=[
-            (n, {"caption": ""}) for n, encoder in enumerate(encoders) if encoder.recipe.encoder == "text" and not picture_role(encoder)
+            (n, {"caption": caption})
+            for n, encoder in enumerate(encoders)
+            if encoder.recipe.encoder == "text" and not picture_role(encoder)
+            for caption in dict.fromkeys(["", *(text for pair in request.prompts for text in pair)])
         ],
+        prompts=request.prompts,
     )
 
 
@@ -376,8 +389,13 @@ def _of_asked_kinds(request: PrecomputeRequest, samples: Iterable[Sample]) -> It
         yield sample
 
 
-def _with_texts(samples: Iterable[Sample], policy: CaptionPolicy) -> Iterable[Sample]:
+def _with_texts(samples: Iterable[Sample], policy: CaptionPolicy, seen: Remarks) -> Iterable[Sample]:
+    """Yield the samples with the texts that the policy encodes instead of their captions."""
     for sample in samples:
+        if not policy.wildcards:
+            seen.wildcards += [sample.id] if any(map(has_wildcards, sample.captions)) else []
+        elif policy.has_more(sample.captions):
+            seen.combinations.append(sample.id)
         texts = policy.texts(sample.captions)
         yield sample if texts == sample.captions else replace(sample, captions=texts)
 
@@ -385,9 +403,9 @@ def _with_texts(samples: Iterable[Sample], policy: CaptionPolicy) -> Iterable[Sa
 def _named(policy: CaptionPolicy) -> str:
     """A name for the texts that a policy encodes, for digests."""
     encoding = policy.encoding()
-    if policy.each > 1 or policy.prefix:
-        return canonical(encoding).decode()
-    return "all" if encoding else "first"
+    if encoding in ({}, {"choose": "all"}):
+        return "all" if encoding else "first"
+    return canonical(encoding).decode()
 
 
 def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
@@ -437,7 +455,8 @@ def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequenc
             f"there is nothing to encode in {names}: none of {plural(samples, 'sample')} has a picture, and --encode asks for {asked} alone"
         )
     kinds = ", ".join(sorted(IMAGE_SUFFIXES))
-    return "; ".join((f"there is nothing to encode in {names}: no picture ({kinds}), no row, no prompt", *remarks))
+    nothing = f"there is nothing to encode in {names}: no picture ({kinds}), no row, no prompt"
+    return "; ".join(dict.fromkeys((nothing, *remarks)))  # a plan's remarks may have the sentence already
 
 
 def _what_lacks(plan: Plan, request: PrecomputeRequest, listed: Remarks) -> tuple[str, ...]:

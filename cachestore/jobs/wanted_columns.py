@@ -66,6 +66,10 @@ def _others(encoder: Encoder) -> Sequence[str]:
 def _check_pictures(request: PrecomputeRequest) -> None:
     if request.flip:
         raise BadInput("--flip cannot be used with this model, whose text encoder sees the unmirrored pictures: leave it out")
+    if request.prompts:
+        raise BadInput(
+            "this model's text encoder sees each sample's own pictures, so a prompt alone has no embeddings: leave --prompts out"
+        )
     if request.policy.dropout:
         raise BadInput(
             "this model's text encoder sees each sample's own pictures, so no empty caption fits all samples: leave the dropout"

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, Self, get_args
@@ -18,6 +18,8 @@ from cachestore.loading.order import Order, Tail, count_batches, count_even, eve
 _log = logging.getLogger(__name__)
 
 _NAMED_BUCKETS: Final = 5
+_UPCOMING: Final = 2
+"""How many of its next batches a worker of a DataLoader knows."""
 
 Split = Literal["outside", "found"]
 """How ranks share the batches if they are not given: the trainer splits them ("outside"), or the sampler finds the ranks ("found")."""
@@ -27,7 +29,8 @@ class Bucketed(Protocol):
     """What the sampler needs of a data set.
 
     If it has `set_epoch`, the sampler passes on the epoch. If it has `announce`, the sampler passes the batches of each iteration on this
-    process, and holds the returned context during the iteration.
+    process, and holds the returned context during the iteration. So with `reading`, which also gets the batches of all ranks. If it has
+    `workers`, and that is not 0, the batches are `PlannedBatch`es for so many workers of a DataLoader.
     """
 
     @property
@@ -50,6 +53,15 @@ class _Shard:
     world: int
     rank: int | None
     """The number of this process among the ranks, for any `split`. None if unknown."""
+
+
+class PlannedBatch(list[int]):
+    """A batch's indices, which also say what the same worker of a DataLoader gets next: workers take turns."""
+
+    def __init__(self, indices: Iterable[int], upcoming: Sequence[Sequence[int]]) -> None:
+        super().__init__(indices)
+        self.upcoming = upcoming
+        """The worker's next batches, in order."""
 
 
 class BucketBatchSampler:
@@ -149,12 +161,16 @@ class BucketBatchSampler:
         rounds = even_out(batches[self._start :], shard.world, self._order.tail, whole=batches)
         ours = rounds[shard.first :: shard.step]
         announce: Any = getattr(self._data, "announce", nullcontext)
-        with announce(rounds[shard.rank :: shard.world] if shard.rank is not None else rounds[:0]):
-            for batch in ours:
+        reading: Any = getattr(self._data, "reading", None)
+        own = rounds[shard.rank :: shard.world] if shard.rank is not None else rounds[:0]
+        # A worker gets the batches of this rank that are so far apart in `ours`.
+        turn = getattr(self._data, "workers", 0) * (shard.world // shard.step)
+        with nullcontext() if reading is None else reading(rounds, own), announce(own):
+            for number, batch in enumerate(ours):
                 self._yielded += 1
                 # A caller that takes exactly len(sampler) batches never sees the end, but wants the next epoch next.
                 self._is_finished = self._yielded == len(ours)
-                yield batch.tolist()
+                yield PlannedBatch(batch.tolist(), ours[number + turn :: turn][:_UPCOMING].tolist()) if turn else batch.tolist()
         self._is_finished = self._is_over = True
 
     @property

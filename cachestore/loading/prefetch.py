@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakSet
@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 import cachestore.storage.index  # noqa: F401  # pyright: ignore[reportUnusedImport] - see _before_fork
-from cachestore.loading.batches import Bucketed
+from cachestore.loading.batches import Bucketed, PlannedBatch
 from cachestore.loading.order import Indices
 
 Batch = dict[str, Any]
@@ -50,15 +50,20 @@ class Prefetcher(Dataset[Any]):
 
     For a DataLoader without workers. Use it with a BucketBatchSampler over this object, which announces its batches. Trainers that build a
     DataLoader of their own then prefetch too, if they keep data set, batch sampler and `collate_fn`. Batches that were not announced, and
-    all batches in a DataLoader's worker, are read on demand. An error in a thread is raised when its batch is asked for.
+    all batches in a DataLoader's worker, are read on demand; a worker requests its next batches from an object store before it reads one.
+    An error in a thread is raised when its batch is asked for.
 
     A batch stays valid as long as the trainer holds its tensors or views of them. Buffers without users are used again. Use it from one
     thread of one process.
     """
 
-    def __init__(self, data: Batched, *, batches: int = 2, threads: int = 1, pin_memory: bool = False) -> None:
-        """Prefetch this many batches with this many threads. With `pin_memory` the tensors are in pinned memory."""
+    def __init__(self, data: Batched, *, batches: int = 2, threads: int = 1, pin_memory: bool = False, workers: int = 0) -> None:
+        """Prefetch this many batches with this many threads. With `pin_memory` the tensors are in pinned memory.
+
+        `workers` is the number of workers of the DataLoader.
+        """
         self._data = data
+        self._workers = workers
         self._batches = batches
         self._threads = threads
         self._pins = pin_memory
@@ -80,7 +85,8 @@ class Prefetcher(Dataset[Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Start anew in another process, with the same options, without threads and batches."""
-        return partial(Prefetcher, self._data, batches=self._batches, threads=self._threads, pin_memory=self._pins), ()
+        options = {"batches": self._batches, "threads": self._threads, "pin_memory": self._pins, "workers": self._workers}
+        return partial(Prefetcher, self._data, **options), ()
 
     def __len__(self) -> int:
         return len(self._data)
@@ -92,6 +98,8 @@ class Prefetcher(Dataset[Any]):
         """Return one batch of these samples as a list of one, which a DataLoader passes to `collate`."""
         read = self._begin_reads(indices)
         if read is None:
+            if isinstance(indices, PlannedBatch):
+                self._request([indices, *indices.upcoming])
             return [self._read(indices)]
         try:
             return [read.result()]
@@ -109,6 +117,11 @@ class Prefetcher(Dataset[Any]):
         return self._data.collate(samples)
 
     @property
+    def workers(self) -> int:
+        """How many workers want to know their next batches: none if the data set is in a folder."""
+        return self._workers if self._can_request(1) else 0
+
+    @property
     def buckets(self) -> Mapping[tuple[int, ...], Sequence[int]]:
         """The buckets of the data set."""
         return self._data.buckets
@@ -123,6 +136,11 @@ class Prefetcher(Dataset[Any]):
         tell = getattr(self._data, "set_epoch", None)
         if tell is not None:
             tell(epoch)
+
+    def reading(self, rounds: Indices, own: Indices) -> AbstractContextManager[None]:
+        """As the data set's, if it has it."""
+        reading: Any = getattr(self._data, "reading", None)
+        return nullcontext() if reading is None else reading(rounds, own)
 
     @contextmanager
     def announce(self, batches: Indices) -> Generator[None]:
@@ -163,15 +181,22 @@ class Prefetcher(Dataset[Any]):
 
     def _read_next(self, number: int, plan: Indices) -> Batch:
         """Read a batch of the plan. Before that, request it and later ones, if they come from an object store."""
-        data: Any = self._data
-        if hasattr(data, "can_prefetch"):
-            first = max(number, self._requested)
-            for later in range(first, min(first + _REQUESTED_AT_ONCE, len(plan))):
-                if not data.can_prefetch(later - number):
-                    break
-                data.prefetch(plan[later].tolist())
-                self._requested = later + 1
+        first = max(number, self._requested)
+        self._requested = first + self._request(plan[first : first + _REQUESTED_AT_ONCE].tolist(), distance=first - number)
         return self._read(plan[number].tolist())
+
+    def _can_request(self, distance: int) -> bool:
+        data: Any = self._data
+        return hasattr(data, "can_prefetch") and data.can_prefetch(distance)
+
+    def _request(self, batches: Sequence[Sequence[int]], *, distance: int = 0) -> int:
+        """Request batches from an object store, while it is allowed; the first one is needed so many batches later. Returns how many."""
+        data: Any = self._data
+        for count, indices in enumerate(batches):
+            if not self._can_request(distance + count):
+                return count
+            data.prefetch(indices)
+        return len(batches)
 
     def _find(self, indices: Sequence[int]) -> int | None:
         """The number of a batch in the plan, searched from the expected one on, as trainers that resume skip some. None if not found."""

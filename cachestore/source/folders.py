@@ -40,6 +40,7 @@ def list_source(
     if os.path.isdir(path):  # noqa: PTH112 - as below
         manifest = next((path / name for name in METADATA if (path / name).is_file()), None)
         if manifest is None:
+            _refuse_arrow(path)
             return list_samples(
                 Folder(path.absolute()), partial(_from_folder, path, caption_lines, videos=videos, roles=roles), path, caption
             )
@@ -50,8 +51,18 @@ def list_source(
     if manifest is not None:
         return list_manifest(manifest, partial(from_manifest, manifest, caption_lines, roles=roles), caption_lines, caption, roles)
     if not os.path.exists(path):  # noqa: PTH110 - Path's raises if access is refused
-        raise BadInput(f"{path} does not exist, or this user may not read it")
+        raise BadInput(f"{path} does not exist, or this user may not read it: check the path")
+    if path.suffix.lower() in {".parquet", ".arrow"}:
+        kind = path.suffix.lower()[1:]
+        raise BadInput(f"{path}: pass it to cs.precompute as datasets.load_dataset({kind!r}, data_files={str(path)!r}, split='train')")
     raise BadInput(f"{path} is not a folder of images, a manifest (.jsonl), a list of prompts (.txt) or a tar")
+
+
+def _refuse_arrow(folder: Path) -> None:
+    """Raise BadInput for a folder that `save_to_disk` of datasets wrote: it has pictures, but in tables."""
+    there = {name for name in ("state.json", "dataset_info.json", "dataset_dict.json") if (folder / name).is_file()}
+    if "dataset_dict.json" in there or len(there) == 2:
+        raise BadInput(f"{folder} was written by save_to_disk of datasets: pass datasets.load_from_disk({str(folder)!r}) to cs.precompute")
 
 
 def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, videos: bool, roles: Sequence[str]) -> Iterator[Sample]:

@@ -118,7 +118,7 @@ class _Members:
     def _member(self, reference: str) -> _Member:
         member = self.members.get(reference)
         if member is None:
-            raise FileNotFoundError(f"no tar of this source has a member {reference!r}")
+            raise FileNotFoundError(f"no tar of this source has a member {reference!r} now: run the same command again")
         return member
 
 
@@ -140,7 +140,9 @@ def tars_at(data: str | Path) -> list[Path] | None:
         return None
     expanded = [Path(name) for name in _expanded(str(path))]
     if missing := [one for one in expanded if not os.path.isfile(one)]:  # noqa: PTH113
-        raise BadInput(f"{missing[0]} does not exist" + (f", nor {len(missing) - 1} more of {path}" if len(missing) > 1 else ""))
+        raise BadInput(
+            f"{missing[0]} does not exist" + (f", nor {len(missing) - 1} more of {path}" if len(missing) > 1 else "") + ": check the path"
+        )
     return expanded
 
 

@@ -518,7 +518,7 @@ def test_a_run_that_has_nothing_to_do_starts_no_process(run, run_json, data, mak
     monkeypatch.setattr(launching, "run_workers", lambda *arguments: started.append(arguments) or real(*arguments))
     code, found = run_json(*arguments)
     assert (code, found["reused"], found["encoded"], started) == (OK, 7, 0, [])
-    assert "7 units: 7 are there already, 0 to encode" in run(*arguments)[2]
+    assert "7 units: 7 are in the store already; 0 to encode" in run(*arguments)[2]
     assert started == []
     (data / "1.txt").write_text("another caption")
     assert run_json(*arguments)[1]["encoded"] == len(started) == 1

@@ -332,7 +332,7 @@ def test_what_a_killed_run_published_is_reported_alike_by_status_and_by_the_plan
     forecast = json.loads(capsys.readouterr().out)
     assert (forecast["present"], forecast["to_encode"], forecast["published"], forecast["left"]) == (0, 12, 12, 0)
     assert main([*map(str, asked), "--plan-only"]) == OK
-    assert "12 units: 12 are there already (an unfinished pass has 12 of them), 0 to encode" in capsys.readouterr().out
+    assert "12 units: 12 are in the store already, from a run that did not finish; 0 to encode" in capsys.readouterr().out
     fakes.fake_processes(monkeypatch)
     assert main([*map(str, asked)]) == OK
     assert main([*map(str, asked), "--plan-only", "--json"]) == OK

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import pickle
 import re
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -588,3 +589,20 @@ def test_what_is_left_out_is_reported_once_and_by_one_rank(caplog):
         "leaves out 9 of 33 samples: 1 that does not fill a batch of 4 (1 of 48x64), and 8 in batches that cannot be divided among 3 ranks"
         in reported
     )
+
+
+@given(SIZES, st.integers(1, 3), st.integers(1, 3), st.sampled_from(["found", "outside"]))
+def test_a_worker_is_told_which_batches_it_gets_next(sizes, workers, world, split):
+    """Workers take turns in the batches of their rank, and ranks in those that accelerate deals."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"RANK": "0", "WORLD_SIZE": str(world), "LOCAL_RANK": "0"}.items():
+            patch.setenv(name, value)
+        data: Any = Buckets(sizes)
+        data.workers = workers
+        batches: list[Any] = list(sampler(data=data, split=split))
+    ours = batches if split == "found" else batches[::world]
+    for worker in range(workers):
+        own = ours[worker::workers]
+        assert [batch.upcoming for batch in own] == [own[number + 1 : number + 3] for number in range(len(own))]
+        copies = pickle.loads(pickle.dumps(own))
+        assert [copy.upcoming for copy in copies] == [batch.upcoming for batch in own]

@@ -29,6 +29,24 @@ def encoded_for(path, policy, rows=ROWS, made=None, **options):
     return path
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [cs.CaptionPolicy(choose="random", max_tags=1, variants=3, dropout=0.3), cs.CaptionPolicy(wildcards=3, drop_tags=1, shuffle_tags=True)],
+)
+def test_dropped_tags_and_wildcards_come_with_their_own_embeddings_in_every_epoch(path, policy):
+    made, rows = recipes(PLAIN), [Row("a.png", ("red, small, {cat|dog}", "a cat, b, c")), Row("b.png", ("one",))]
+    data = cs.CachedDataset(encoded_for(path, policy, rows, made), captions=policy)
+    seen = set()
+    for epoch in range(60):
+        data.set_epoch(epoch)
+        for sample in data.__getitems__([0, 1]):
+            assert (sample["prompt_embeds"].numpy() == stored_text(made.text, sample["caption"])["prompt_embeds"]).all()
+            seen.add(sample["caption"])
+    whole = set(replace(policy, max_tags=0, drop_tags=0, shuffle_tags=False).texts(rows[0].captions))
+    assert seen <= {"", *(text for row in rows for text in policy.texts(row.captions))} - whole
+    assert len(seen) > 4
+
+
 def captions_of(data, epochs):
     found = []
     for epoch in range(epochs):

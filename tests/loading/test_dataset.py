@@ -326,7 +326,7 @@ def test_a_damaged_newest_catalog_is_an_error_and_never_an_older_pairing(path):
 def test_a_recipe_that_says_more_than_is_known_here_is_refused(path):
     recipe = recipes().text
     make_store(path, [], Recipes(Recipe("text", recipe.make, {**recipe.read, "rotate": 90})))
-    with pytest.raises(cs.FormatError, match="it says rotate; install a newer cachestore"):
+    with pytest.raises(cs.FormatError, match="it has the unknown fields rotate; install a newer cachestore"):
         cs.CachedDataset(path)
 
 

@@ -17,10 +17,10 @@ import pytest
 import cachestore as cs
 from cachestore.cli import main
 from cachestore.core.errors import BadInput, CorruptEntry, MissingEntry, RemoteFailed, StoreNotFound
+from cachestore.loading.prefetch import Prefetcher
 from cachestore.objects import downloads
 from cachestore.objects.cache import used_bytes
 from tests.fakes import program
-from tests.objects.server import served
 from tests.objects.streams import (
     ADDRESS,
     KEYS,
@@ -29,6 +29,7 @@ from tests.objects.streams import (
     aged,
     agree,
     agree_plainly,
+    entries_here,
     equal,
     helper,
     in_child,
@@ -57,26 +58,6 @@ def ended():
     """No helper outlives a test, whose server and limits it has."""
     yield
     downloads.downloads().end()
-
-
-@pytest.fixture
-def server(monkeypatch):
-    with served() as (state, url):
-        for name, value in {**KEYS, "AWS_ENDPOINT_URL": url}.items():
-            monkeypatch.setenv(name, value)
-        yield state
-
-
-@pytest.fixture
-def short(monkeypatch):
-    monkeypatch.setattr(downloads, "_LIMITS", SHORT)
-
-
-@pytest.fixture
-def bucket(path, server, short):
-    """A store in a bucket, and the same in a folder."""
-    serve_folder(server, make(path))
-    return server
 
 
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
@@ -377,11 +358,27 @@ def test_batches_are_requested_before_they_are_read(path, tmp_path, bucket):
     loader = iter(cs.make_loader(data, batch_size=2))
     next(loader)
     until = time.monotonic() + 20
-    while sum(mark.read_bytes().count(1) for mark in parts(tmp_path / "local")[1]) < 12 and time.monotonic() < until:
+    while entries_here(tmp_path / "local") < 12 and time.monotonic() < until:
         time.sleep(0.02)
     del loader
-    assert sum(mark.read_bytes().count(1) for mark in parts(tmp_path / "local")[1]) >= 12
+    assert entries_here(tmp_path / "local") >= 12
     assert agree(data, own, epochs=1)
+
+
+@pytest.mark.parametrize("limit", [0, "1GB"])
+def test_workers_that_request_their_next_batches_read_the_same(path, tmp_path, bucket, limit):
+    assert agree(*open_both(path, tmp_path, ADDRESS, limit=limit), epochs=2, num_workers=2)
+
+
+def test_a_worker_requests_its_next_batches_before_it_reads_one(path, tmp_path, bucket):
+    data, own = open_both(path, tmp_path, ADDRESS)
+    worker = Prefetcher(data, batches=0, workers=1)
+    first = next(iter(cs.BucketBatchSampler(worker, batch_size=2)))
+    assert equal(worker.__getitems__(first)[0], own.read_batch(first))
+    until = time.monotonic() + 20
+    while entries_here(tmp_path / "local") < 8 and time.monotonic() < until:
+        time.sleep(0.02)
+    assert entries_here(tmp_path / "local") >= 8
 
 
 def test_a_mix_of_addresses_and_folders_has_one_helper(path, tmp_path, server, short):

@@ -150,10 +150,10 @@ class _Http(ThreadingHTTPServer):
 
 
 @contextmanager
-def served(**options):
-    """A server in threads of this process, and its URL."""
-    state = Server(**options)
-    http = _Http(("127.0.0.1", 0), _handler(state))
+def served(*, state=None, port=0, **options):
+    """A server in threads of this process, and its URL. With `state` and `port` one that was gone is there again."""
+    state = state or Server(**options)
+    http = _Http(("127.0.0.1", port), _handler(state))
     http.daemon_threads = True
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

@@ -79,6 +79,11 @@ def parts(folder: Path):
     return sorted(folder.glob("*/parts/*")), sorted(folder.glob("*/have/*"))
 
 
+def entries_here(folder: Path):
+    """How many entries a cache has."""
+    return sum(mark.read_bytes().count(1) for mark in parts(folder)[1])
+
+
 def is_alive(pid):
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -10,7 +10,7 @@ import pytest
 from cachestore.core.errors import BadInput, ReadFailed, RemoteFailed
 from cachestore.objects.address import parse_address
 from cachestore.objects.client import PIECE_BYTES, ClientLimits, connect
-from tests.objects.server import served
+from tests.objects.server import CODES, served
 from tests.shares import share
 
 pytest.importorskip("obstore", reason="the extra [objects] is not installed")
@@ -191,6 +191,12 @@ def test_an_answer_that_was_lost_counts_as_taken(server):
     server.faults += ["lost"]
     assert client_of(LONG).put_new("b", b"mine") is False
     assert server.objects["cache/b"] == b"mine"
+
+
+def test_azures_answer_for_an_object_that_exists_is_no_conflict(server, monkeypatch):
+    monkeypatch.setitem(CODES, 409, "BlobAlreadyExists")
+    server.faults += [409] * 100
+    assert client_of().put_new("b", b"mine") is False
 
 
 def test_a_client_refuses_to_work_in_a_forked_child(server):

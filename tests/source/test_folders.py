@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import unicodedata
 from pathlib import Path
 
@@ -22,6 +23,19 @@ COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "é.png") for form in ("NFC"
 @pytest.mark.parametrize("content", ["", "\n\n", "\ufeff"], ids=["empty", "blank", "mark"])
 def test_an_empty_file_lists_nothing(tmp_path, name, content):
     assert listed(folder(tmp_path, {name: content}) / name).samples == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "files", "says"),
+    [
+        ("t.parquet", ("t.parquet",), "load_dataset('parquet'"),
+        ("d", ("d/state.json", "d/dataset_info.json", "d/data.arrow"), "load_from_disk("),
+        ("d", ("d/dataset_dict.json",), "load_from_disk("),
+    ],
+)
+def test_files_of_hugging_face_data_sets_are_refused_with_the_call_that_loads_them(tmp_path, path, files, says):
+    with pytest.raises(BadInput, match=re.escape(says)):
+        list_source(folder(tmp_path, dict.fromkeys(files, "{}")) / path)
 
 
 def test_an_empty_folder_lists_nothing(tmp_path):
