@@ -74,19 +74,27 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link
 class Link:
     """What all answers pass through, one after the other."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, count: Path | None) -> None:
         self._rate = rate
         self._free = 0.0
+        self._count = count
+        self._total = 0
 
     def free_after(self, size: int) -> float:
         """Return when so many bytes have passed."""
+        self._total += size
+        if self._count is not None:
+            self._count.write_text(str(self._total), encoding="utf-8")
         self._free = max(self._free, time.monotonic()) + size / self._rate
         return self._free
 
 
-def serve_proxy(target: int, rtt: float, rate: float) -> None:
-    """Be the proxy until this process is killed; prints its port. `rtt` in seconds, `rate` in bytes a second."""
-    link = Link(rate)
+def serve_proxy(target: int, rtt: float, rate: float, count: Path | None) -> None:
+    """Be the proxy until this process is killed; prints its port. `rtt` in seconds, `rate` in bytes a second.
+
+    A file may get the number of bytes that were answered.
+    """
+    link = Link(rate, count)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there = await asyncio.open_connection("127.0.0.1", target)
@@ -228,12 +236,13 @@ def main() -> int:
     parser.add_argument("--rate", type=float, nargs="+", default=[50, 100], metavar="MB", help="MB in a second to measure")
     parser.add_argument("--folder", help="where the stores are made (default: the folder for temporary files)")
     parser.add_argument("--proxy", type=float, nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--ranges", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     if arguments.proxy:
-        serve_proxy(int(arguments.proxy[0]), arguments.proxy[1], arguments.proxy[2])
+        serve_proxy(int(arguments.proxy[0]), arguments.proxy[1], arguments.proxy[2], arguments.count)
     elif arguments.serve:
         serve_folder(Path(arguments.serve))
     elif arguments.ranges:

@@ -46,7 +46,7 @@ def calls(root, data, trained):
         "MixedDataset": lambda: len(cs.MixedDataset([cs.CachedDataset(trained)], [2.5])),
         "Finding": lambda: cs.Finding("stale-temp", "tmp/x", "left behind").kind,
         "ReadThrough": read_through,
-        "ModelReadThrough": lambda: repr(cs.ModelReadThrough("m", root, {"encode": "text"})),
+        "ModelReadThrough": lambda: repr(cs.ReadThrough.of("m", store=root, encode="text")),
         **{name: lambda name=name: is_result(getattr(cs, name)) for name in RESULTS},
         "Store": lambda: cs.Store(root, mode="a").close(),
         "compact": lambda: cs.compact(root, apply=False).applied,

@@ -86,9 +86,8 @@ class CachedDataset(Dataset[SampleDict]):
                 Pass the policy that `precompute` got, or one that needs no more captions; "first", "random" and "all" stand for a
                 policy that chooses so. Default: the first caption of each sample.
             fields: which of `latents`, `control_latents`, `mask`, conditions and the text encoders' outputs to return; by default all. A
-                component of a joined output has a name too, such as `prompt_embeds.text_encoder_2`, and is returned as stored. Entries
-                without a wanted field are not read; other entries are read whole, as their checksum covers all bytes. Captions, ids and
-                extra columns are always returned, sizes with the latents.
+                component of a joined output has a name too, such as `prompt_embeds.text_encoder_2`, and is returned as stored. Only
+                entries with a wanted field are read. Captions, ids and extra columns are always returned, sizes with the latents.
             dtype: cast the floating point tensors of entries to this one; by default they have the dtype in which they were stored.
             generation: the catalog's generation; by default the newest. Several ranks must pass the same.
             resolution: which one, if samples were encoded at several. To use all, mix one data set for each (MixedDataset).
@@ -126,10 +125,8 @@ class CachedDataset(Dataset[SampleDict]):
             reader.make_room_for(catalog, options.called)
 
     def _show(self, reader: Reader, selection: Selection) -> "CachedDataset":
-        self._reader = reader
-        self._selection = selection
-        self._read = Rows(reader, selection)
-        self._named = _Naming(selection.options.called)
+        self._reader, self._selection = reader, selection
+        self._read, self._named = Rows(reader, selection), _Naming(selection.options.called)
         return self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -364,7 +364,7 @@ def test_any_encoded_caption_can_be_had_as_a_batch_of_one(path):
 
 def test_a_caption_that_was_never_encoded_is_missing_and_the_error_names_the_command(path):
     data = cs.CachedDataset(make_store(path, ROWS, recipes()))
-    with pytest.raises(cs.MissingEntry, match=r"'unheard of'.*cachestore precompute prompts.txt"):
+    with pytest.raises(cs.MissingEntry, match=r"'unheard of'.*--prompts prompts.txt"):
         data.prompt("unheard of")
 
 

@@ -52,7 +52,7 @@ def test_ctrl_c_ends_with_130_and_says_that_it_can_go_on(root, tmp_path, capsys,
     def interrupted(*_given, **_named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cachestore.remote.push.push_to", interrupted)
+    monkeypatch.setattr("cachestore.remote.push.call_helper", interrupted)
     assert main(["push", str(root), f"file://{tmp_path}/there"]) == 130
     assert "run the same command again: it continues from here" in capsys.readouterr().err
 
