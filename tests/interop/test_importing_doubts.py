@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import cachestore as cs
-from cachestore.core.errors import BadInput
+from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.samples import Sample
 from cachestore.interop.formats import diffusion_pipe
 from cachestore.interop.formats.matching import FileLocation, Matches
@@ -399,3 +399,12 @@ def test_controls_and_further_resolutions_that_are_kept_are_reported_too(tmp_pat
     np.savez(path, **np.load(path), latents_2x4=np.ones((16, 2, 4), np.float32))
     report = bring("sd-scripts", data, tmp_path / "other", data)
     assert ["latents of 1 picture" in remark for remark in report.remarks if "data sets do not return" in remark] == [True]
+
+
+def test_a_table_of_diffusion_pipe_with_names_that_are_no_utf8_is_refused(tmp_path):
+    """SQLite names such a table in its error, which Python cannot decode."""
+    trainers.write_diffusion_pipe(tmp_path / "flux")
+    for table in tmp_path.rglob("metadata.db"):
+        table.write_bytes(table.read_bytes().replace(b"CREATE TABLE shard", b"CREATE TABLX shard").replace(b"shard_0", b"shard_\xf3"))
+        with pytest.raises(EncodeFailed, match="is no readable table"):
+            diffusion_pipe.locations_in(tmp_path, str(table.relative_to(tmp_path)))

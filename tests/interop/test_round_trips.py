@@ -93,7 +93,7 @@ def files_of(folder):
 
 @pytest.mark.timeout(180)  # it may be the first test that imports diffusers
 def test_what_was_encoded_here_comes_back_from_each_trainers_files(tmp_path, monkeypatch):
-    data = pictures(tmp_path / "data", 3)
+    data = pictures(tmp_path / "data", 2)
     model = tiny_model("flux", tmp_path / "model", monkeypatch)
     store = encoded(data / "rows.jsonl", model, tmp_path / "store", latents="sample")
     for kind in ("sd-scripts", "simpletuner", "musubi", "ai-toolkit"):
