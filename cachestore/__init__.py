@@ -68,9 +68,10 @@ if TYPE_CHECKING:
     from cachestore.storage.stats import StoreStats as StoreStats
     from cachestore.storage.stats import stats as stats
     from cachestore.storage.verify import VerifyReport as VerifyReport
-    from cachestore.store.read_through import ReadThrough as ReadThrough
     from cachestore.store.writer import Store as Store
     from cachestore.store.writer import open_store as open  # noqa: A004, F401 - public as `cs.open`  # pyright: ignore[reportUnusedImport]
+    from cachestore.through.read_through import ModelReadThrough as ModelReadThrough
+    from cachestore.through.read_through import ReadThrough as ReadThrough
     from cachestore.work.progress import PassStatus as PassStatus
     from cachestore.work.progress import RankStatus as RankStatus
 
@@ -107,8 +108,8 @@ _NAMES = {
     "storage.repair": "RepairReport",
     "storage.stats": "CatalogStats StoreStats stats",
     "storage.verify": "VerifyReport",
-    "store.read_through": "ReadThrough",
     "store.writer": "Store open",
+    "through.read_through": "ModelReadThrough ReadThrough",
     "work.progress": "PassStatus RankStatus",
 }
 """The public names, by module."""

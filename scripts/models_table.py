@@ -21,7 +21,8 @@ from cachestore.encode.families import latents_read, vae_family
 from cachestore.encode.family import MAX_LENGTH_ARG
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import Component
-from cachestore.encode.setup import LatentsSetup, TextSetup
+from cachestore.encode.recipes import latents_setup
+from cachestore.encode.setup import TextSetup
 from cachestore.encode.text import TextEncoder
 from cachestore.encode.text_families import TEXT_FAMILIES
 
@@ -139,7 +140,7 @@ MODELS = (
 
 
 def _components(modules: Mapping[str, Module]) -> dict[str, Component]:
-    return {name: Component(name, "", "", Path(), {}, config=module.config) for name, module in modules.items()}
+    return {name: Component(name, "", module.name, Path(), {}, config=module.config) for name, module in modules.items()}
 
 
 def text_bytes(model: Published, tokens: int) -> int:
@@ -154,16 +155,9 @@ def text_bytes(model: Published, tokens: int) -> int:
 
 def latents_bytes(model: Published) -> int:
     """The forecast of the latents of one picture of SIDE x SIDE."""
-    family, row = TEXT_FAMILIES[model.pipeline], vae_family(model.vae.name)
-    read = latents_read(row, model.vae.config, "moments")
-    setup = LatentsSetup(
-        _components({"vae": model.vae}),
-        dtype=family.vae_dtype,
-        stored=read["stored"],
-        channels=read["channels"],
-        factor=read["spatial_factor"],
-        patch=1,
-    )
+    family = TEXT_FAMILIES[model.pipeline]
+    read = latents_read(vae_family(model.vae.name), model.vae.config, "moments")
+    setup = latents_setup(family, _components({"vae": model.vae})["vae"], read, family.vae_dtype)
     return LatentsEncoder(Recipe("latents"), setup).entry_bytes(Size(SIDE, SIDE))
 
 

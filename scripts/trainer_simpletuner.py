@@ -61,6 +61,26 @@ class _Vae:
         return SimpleNamespace(latent_dist=SimpleNamespace(sample=lambda: latents))
 
 
+def _outputs(family: str, prompts: list[str]) -> tuple[torch.Tensor, ...]:
+    """Return what the stand-ins of a family's text encoders make of prompts."""
+
+    def rows(what: str, *shape: int) -> torch.Tensor:
+        return torch.stack([_noise(prompt, what, *shape) for prompt in prompts])
+
+    match family:
+        case "sdxl":
+            return rows("both", 77, 2048), rows("pooled", 1280)
+        case "sd3":
+            clips = torch.nn.functional.pad(rows("clips", 77, 2048), (0, 2048))
+            return torch.cat([clips, rows("t5", 8, 4096)], 1), rows("pooled", 2048)
+        case "qwen-image":
+            lengths = [3 + len(prompt) % 5 for prompt in prompts]
+            mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+            return rows("vl", max(lengths), 3584).masked_fill(mask[..., None] == 0, 0), mask
+        case _:
+            return rows("t5", 8, 4096), rows("pooled", 768), torch.zeros(len(prompts), 8, 3), torch.ones(len(prompts), 8)
+
+
 class SimpleTuner:
     """Implements `conformance_trainers.Driver`."""
 
@@ -71,7 +91,8 @@ class SimpleTuner:
         Case("sdxl", "sdxl", "sdxl", importing=_LINES),
         Case("sd3", "sd3", "sd3", importing=_LINES),
         Case("flux", "flux", "flux", importing=_LINES),
-        Case("qwen_image", "qwen-image", "qwenimage", kinds=("latents",), importing=_LINES, precompute={"bucket_step": 32}),
+        Case("qwen_image", "qwen-image", "qwenimage", importing=_LINES, precompute={"bucket_step": 32}),
+        Case("qwen_image by file name", "qwen-image", "qwenimage", importing={"caption_lines": "first"}, is_import_only=True),
     )
 
     def _model(self, case: Case) -> Any:
@@ -91,21 +112,15 @@ class SimpleTuner:
             def get_vae(self) -> _Vae:
                 return vae
 
+            def text_embed_cache_key(self) -> Any:
+                """Return by what text is named: of models that edit pictures, by the picture's path."""
+                from simpletuner.helpers.models.common import TextEmbedCacheKey
+
+                return TextEmbedCacheKey.DATASET_AND_FILENAME if case.is_import_only else TextEmbedCacheKey.CAPTION
+
             def _encode_prompts(self, prompts: list[str], is_negative_prompt: bool = False) -> Any:
                 driver.encoded += 1
-
-                def rows(what: str, *shape: int) -> torch.Tensor:
-                    return torch.stack([_noise(prompt, what, *shape) for prompt in prompts])
-
-                match case.family:
-                    case "sdxl":
-                        return rows("both", 77, 2048), rows("pooled", 1280)
-                    case "sd3":
-                        clips = torch.nn.functional.pad(rows("clips", 77, 2048), (0, 2048))
-                        return torch.cat([clips, rows("t5", 8, 4096)], 1), rows("pooled", 2048)
-                    case _:
-                        mask = torch.ones(len(prompts), 8)
-                        return rows("t5", 8, 4096), rows("pooled", 768), torch.zeros(len(prompts), 8, 3), mask
+                return _outputs(case.family, prompts)
 
         return Model()
 
@@ -173,7 +188,7 @@ class SimpleTuner:
         )
         text = LocalDataBackend(accelerator, "text")
         text_cache = TextEmbeddingCache(
-            "text", text, [], [], accelerator, cache_dir=str(cache / "text"), model_type=family, model=model, text_encoder_batch_size=1
+            "text", text, [], [], accelerator, cache_dir=str(cache / "text"), model_type=family, model=model, text_encoder_batch_size=4
         )
         try:
             yield metadata, vae_cache, text_cache, images
@@ -190,7 +205,7 @@ class SimpleTuner:
             vae_cache.discover_unprocessed_files()
             vae_cache.process_buckets()
             if "text" in case.kinds:
-                captions = [one for path in sorted(data.glob("*.png")) for one in _captions(images, path)]
+                captions = [_record(case, path, one) for path in sorted(data.glob("*.png")) for one in _captions(images, path)]
                 text_cache.compute_embeddings_for_prompts(captions, return_concat=False, load_from_cache=False)
                 text_cache.wait_for_pending_writes()
         shutil.rmtree(cache / "state")
@@ -214,8 +229,10 @@ class SimpleTuner:
     def _text(self, case: Case, text_cache: Any, images: Any, path: Path) -> dict[str, np.ndarray]:
         if "text" not in case.kinds:
             return {}
-        record = {"prompt": _captions(images, path)[0]}
+        record = _record(case, path, _captions(images, path)[0])
         loaded = text_cache.load_from_cache(text_cache.hash_prompt_with_path(record))
+        if case.family == "qwen-image":  # a batch is padded
+            loaded["prompt_embeds"] = loaded["prompt_embeds"][:, : int(loaded["attention_masks"].sum())]
         return {name: as_bits(tensor) for name, tensor in loaded.items() if name in {"prompt_embeds", "pooled_prompt_embeds"}}
 
     def ours(self, case: Case, sample: Mapping[str, Any], its: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
@@ -225,6 +242,11 @@ class SimpleTuner:
         made = {"latents": as_bits(latents.to(torch.bfloat16) if its["latents"].dtype == np.int16 else latents)}
         names = {"prompt_embeds": lambda tensor: tensor[None], "pooled_prompt_embeds": lambda tensor: tensor}
         return made | {name: as_bits(change(sample[name])) for name, change in names.items() if name in its}
+
+
+def _record(case: Case, path: Path, caption: str) -> Any:
+    """Return what SimpleTuner asks the text cache for."""
+    return {"prompt": caption, "key": f"{_ID}:{path.name}" if case.is_import_only else caption, "metadata": {}}
 
 
 def _captions(images: Any, path: Path) -> list[str]:

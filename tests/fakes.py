@@ -55,11 +55,13 @@ class FakeEncoder:
     shown: str | None = None
     """The role of the images that it is shown beside captions."""
     image_tokens: int = 0
+    roles: tuple[str, ...] = ()
+    """The roles that a condition is made from; empty for an encoder of captions, of pictures and videos, or of masks."""
 
     @property
     def recipe(self):
         pictures = {} if self.shown is None or self.encoder != "text" else {"pictures": {"role": self.shown}}
-        return Recipe(self.encoder, {"kind": "fake", "model": self.model, **pictures})
+        return Recipe(self.encoder, {"kind": "fake", "model": self.model, **pictures, **({"roles": [*self.roles]} if self.roles else {})})
 
     @property
     def encoded(self):
@@ -67,7 +69,7 @@ class FakeEncoder:
         return [item for batch in self.batches for item in batch]
 
     def resolve(self, request, read):
-        if "images" in request:
+        if "images" in request and "caption" in request:
             contents = [read(reference) for reference in references_of(request)]
             if not contents:
                 raise EncodeFailed("it is shown no image")
@@ -75,14 +77,17 @@ class FakeEncoder:
             meta = {"input_digest": inputs, "encoder": self.encoder}
             return Resolved(input_key(self.recipe.fingerprint, inputs, {}), request["caption"], inputs, meta)
         if "caption" in request:
-            item, role, digest = request["caption"], "caption", digest_text(request["caption"])
+            item, inputs, facts = request["caption"], {"caption": digest_text(request["caption"])}, {}
         else:
-            item, role = read(request["image"]), request["role"]
-            digest = digest_bytes(item)
-        facts = {} if role == "caption" else {"size": [4, 4], "bucket": [4, 4], "resized": [4, 4], "crop": [0, 0, 4, 4]}
-        meta = {"input_digest": digest, "encoder": self.encoder}
+            contents = [read(reference) for reference in references_of(request)]
+            item, inputs = contents[0], digests_of(request, [digest_bytes(content) for content in contents])
+            facts = self.facts_of(request)
+        meta = {"input_digest": next(iter(inputs.values())) if len(inputs) == 1 else inputs, "encoder": self.encoder}
         transform = {name: request[name] for name in ("resolution",) if name in request}
-        return Resolved(input_key(self.recipe.fingerprint, {role: digest}, transform), item, {role: digest}, meta, facts)
+        return Resolved(input_key(self.recipe.fingerprint, inputs, transform), item, inputs, meta, facts)
+
+    def facts_of(self, request):
+        return {"size": [4, 4], "bucket": [4, 4], "resized": [4, 4], "crop": [0, 0, 4, 4]}
 
     def prepare(self, resolved):
         self.prepared += 1
@@ -174,7 +179,7 @@ def pictures(*references):
     return [Sample(reference, {"image": (reference,)}, (f"caption of {reference}",)) for reference in references]
 
 
-def plan_of(samples: Sequence[Sample], encoders: Sequence[FakeEncoder], *, name="train", extra=()):
+def plan_of(samples: Sequence[Sample], encoders: Sequence[FakeEncoder], *, name="train", extra=(), prompts=()):
     """The plan that `precompute` would lay out for these encoders; its name depends on samples and recipes."""
     columns = []
     for number, encoder in enumerate(encoders):
@@ -190,7 +195,9 @@ def plan_of(samples: Sequence[Sample], encoders: Sequence[FakeEncoder], *, name=
     recipes = [encoder.recipe for encoder in encoders]
     request = digest_text(json.dumps([name, [recipe.fingerprint for recipe in recipes]]))
     content = digest_text(repr([(sample.id, sample.captions, sample.images) for sample in samples]))
-    return build_plan(catalog=name, request=request, content=content, recipes=recipes, samples=samples, columns=columns, extra=extra)
+    texts = [(n, {"caption": text}) for n, one in enumerate(encoders) if one.encoder == "text" for pair in prompts for text in pair]
+    asked: dict[str, Any] = {"catalog": name, "request": request, "content": content, "recipes": recipes}
+    return build_plan(**asked, samples=samples, columns=columns, extra=[*extra, *texts], prompts=prompts)
 
 
 LISTINGS = count(1)
@@ -198,11 +205,21 @@ LISTINGS = count(1)
 
 
 def job(
-    root, samples, encoders: Sequence[Any], *, source: Any = None, launch="launch", rank: int | None = 0, world=1, extra=(), **options
+    root,
+    samples,
+    encoders: Sequence[Any],
+    *,
+    source: Any = None,
+    launch="launch",
+    rank: int | None = 0,
+    world=1,
+    extra=(),
+    prompts=(),
+    **options,
 ) -> Any:
     """A job over a store, which is made if needed, with its plan published."""
     layout = create_store(Path(root))
-    plan = plan_of(samples, encoders, extra=extra)
+    plan = plan_of(samples, encoders, extra=extra, prompts=prompts)
     publish_plan(layout, plan)
     read: Any = source or Pictures()
     options.setdefault("listing", next(LISTINGS))
@@ -363,9 +380,15 @@ class Makers:
 
     made: list[FakeEncoder] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
+    make: Callable[..., FakeEncoder] = FakeEncoder
+    has_roles: bool = False
+    """Whether there are encoders of masks and of first frames too."""
 
     def __call__(self, _layout, request, **_how):
-        encoders = tuple(FakeEncoder(name, model=request.model, **self.options) for name in ("text", "latents") if name in request.encode)
+        options = {"model": request.model, **self.options}
+        encoders = tuple(self.make(name, **options) for name in ("text", "latents") if name in request.encode)
+        if self.has_roles:
+            encoders += (self.make("mask", **options), self.make("first_frame", roles=("first_frame",), **options))
         self.made += encoders
         return encoders
 
@@ -376,12 +399,34 @@ class Makers:
         return found
 
 
-def plug_in(options: dict[str, Any]):
+def roles_manifest(folder: Path, rows: int = 6) -> Path:
+    """A manifest in a new folder whose rows have each role, last changed long ago: two pictures, then a video, and so on.
+
+    A picture has control images, a mask and a reference; every second video has a first frame, the others show their own.
+    """
+    folder.mkdir()
+    listed = []
+    for n in range(rows):
+        names = {"video": ["mp4"], "first_frame": ["first.png"] if n % 2 else []}
+        if n % 3 < 2:
+            names = {"image": ["png"], "control": ["edge.png", "depth.png"][: 1 + n % 2], "mask": ["mask.png"], "reference": ["other.png"]}
+        files = {role: [f"{n}.{suffix}" for suffix in suffixes] for role, suffixes in names.items() if suffixes}
+        for name in (name for some in files.values() for name in some):
+            (folder / name).write_bytes(f"{folder.name} {name}".encode())
+            os.utime(folder / name, (YEAR_2000 // 10**9 + n, YEAR_2000 // 10**9 + n))
+        row = {role: some if len(some) > 1 else some[0] for role, some in files.items()}
+        listed.append(json.dumps({"id": f"{n}", "caption": f"caption {n % 4}", **row}))
+    manifest = folder / "rows.jsonl"
+    manifest.write_text("\n".join(listed) + "\n")
+    return manifest
+
+
+def plug_in(options: dict[str, Any], **how: Any):
     """Let `precompute` of this process make fake encoders, and look for none of their models in the hub's cache."""
     from cachestore.encode import hub
     from cachestore.jobs import planning as request
 
-    makers, real, only = Makers(options=options), request._encoders, os.environ.get(FAKE_MODEL)
+    makers, real, only = Makers(options=options, **how), request._encoders, os.environ.get(FAKE_MODEL)
     request._encoders = lambda layout, asked, **how: (makers if only in (None, asked.model) else real)(layout, asked, **how)
     hub._cached = lambda _name, _revision: None  # the hub's library takes as long to import as everything else together
     return makers

@@ -23,7 +23,7 @@ class Hidden(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Hidden())
 """
-ALL = "torch,diffusers,transformers,accelerate,PIL,ftfy,bs4,av"
+ALL = "torch,diffusers,transformers,accelerate,huggingface_hub,PIL,ftfy,bs4,av"
 
 
 @pytest.fixture
@@ -48,7 +48,9 @@ def store(tmp_path):
     return tmp_path / "store"
 
 
-@pytest.mark.parametrize(("hidden", "package"), [(ALL, "PIL"), ("torch", "torch"), ("PIL", "PIL"), ("diffusers", "diffusers")])
+@pytest.mark.parametrize(
+    ("hidden", "package"), [(ALL, "PIL"), *(pytest.param(name, name, marks=pytest.mark.slow) for name in ("torch", "PIL", "diffusers"))]
+)
 def test_precompute_without_an_extra_ends_with_1_and_one_line_that_names_it(python, tmp_path, hidden, package):
     (tmp_path / "pictures").mkdir()
     Image.new("RGB", (64, 64)).save(tmp_path / "pictures" / "a.png")
@@ -82,6 +84,13 @@ def test_a_name_that_needs_torch_says_how_to_install_it(python, name):
         "-c", f"import cachestore as cs\ntry:\n    cs.{name}\nexcept ImportError as error:\n    print(type(error).__name__, error)"
     )
     assert ended.stdout.startswith("MissingExtra torch is not installed. The extra [encode] brings it: run `pip install '.[encode]'`")
+
+
+def test_a_model_of_the_hub_says_what_asking_for_it_needs(python, tmp_path):
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    ended = python("-c", "import cachestore as cs\ncs.precompute('.', model='someone/model', store='store')", hidden="huggingface_hub")
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("cachestore.core.errors.MissingExtra: huggingface_hub is not installed. The extra [encode] brings it")
 
 
 def test_reading_without_torch_says_so_and_as_numpy_works(python, store):

@@ -5,7 +5,6 @@ import json
 import pkgutil
 import subprocess
 import sys
-import threading
 from dataclasses import is_dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import cachestore as cs
 from cachestore.core.errors import CacheStoreError
 from tests import fakes
 from tests.fakes import encode
+from tests.leaks import held
 from tests.loading.stores import Row, make_store, recipes
 
 
@@ -46,6 +46,7 @@ def calls(root, data, trained):
         "MixedDataset": lambda: len(cs.MixedDataset([cs.CachedDataset(trained)], [2.5])),
         "Finding": lambda: cs.Finding("stale-temp", "tmp/x", "left behind").kind,
         "ReadThrough": read_through,
+        "ModelReadThrough": lambda: repr(cs.ModelReadThrough("m", root, {"encode": "text"})),
         **{name: lambda name=name: is_result(getattr(cs, name)) for name in RESULTS},
         "Store": lambda: cs.Store(root, mode="a").close(),
         "compact": lambda: cs.compact(root, apply=False).applied,
@@ -54,11 +55,7 @@ def calls(root, data, trained):
         "plan": lambda: cs.plan(data / "p.txt", model="m", store=root, encode=("text",)).samples,
         "status": lambda: cs.status(root).plans[0].complete,
         "push": lambda: cs.push(trained, f"file://{root.parent}/pushed").generations,
-        "pull": lambda: (
-            (cs.push(trained, f"file://{root.parent}/pushed"), cs.pull(f"file://{root.parent}/pushed", root.parent / "pulled"))[
-                1
-            ].generations
-        ),
+        "pull": lambda: cs.pull(f"file://{trained}", root.parent / "pulled").generations,
         "relocate": lambda: dict(cs.relocate(trained, {}).paths),
         "Recipe": lambda: cs.Recipe("text", {"a": 1}).fingerprint,
         "Sample": lambda: cs.Sample("a", {"image": ("a.png",)}, ("a cat",)).id,
@@ -109,7 +106,7 @@ def is_error(name):
 
 
 @pytest.mark.torch
-def test_every_public_name_can_be_called_twice_after_every_module_was_imported(tmp_path, monkeypatch):
+def test_every_public_name_can_be_called_twice_and_leaves_no_thread_and_no_open_file(tmp_path, monkeypatch):
     for module in pkgutil.walk_packages(cs.__path__, "cachestore."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
@@ -119,12 +116,19 @@ def test_every_public_name_can_be_called_twice_after_every_module_was_imported(t
     Image.new("RGB", (8, 8)).save(tmp_path / "cached" / "a.png")
     np.savez(tmp_path / "cached" / "a_0008x0008_sdxl.npz", latents=np.zeros((4, 1, 1), np.float32))
     trained = make_store(tmp_path / "trained", [Row("a"), Row("b")], recipes())
-    before = set(threading.enumerate())
     every = calls(tmp_path / "store", tmp_path, trained)
     assert set(every) == set(cs.__all__)
-    first = {name: every[name]() for name in ("open", "precompute", *cs.__all__)}
-    assert first == {name: every[name]() for name in reversed(cs.__all__)}
-    assert not set(threading.enumerate()) - before
+    left = {}
+
+    def call(name):
+        before = held()
+        found = every[name]()
+        left.setdefault(name, set()).update(held() - before)
+        return found
+
+    first = {name: call(name) for name in ("open", "precompute", *cs.__all__)}
+    assert first == {name: call(name) for name in reversed(cs.__all__)}
+    assert {name: some for name, some in left.items() if some} == {}
 
 
 def test_every_public_name_is_listed_and_found():

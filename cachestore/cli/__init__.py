@@ -209,7 +209,7 @@ def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
         raise BadInput(f"--source {unnamed!r} has no name: give one path for a single source, or NAME=PATH for each source that moved")
     paths = {name: path for name, _equals, path in pairs}
     if len(paths) < len(pairs):
-        raise BadInput(f"--source gives several paths for one source: {', '.join(given)}")
+        raise BadInput(f"--source gives several paths for one source ({', '.join(given)}): give each source one path")
     return paths
 
 

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host-only", action="store_true", help="only this machine's processors and disk, with an encoder that costs nothing"
     )
     parser.add_argument(
-        "--folder", metavar="FOLDER", help="where temporary files lie, on the disk to measure (default: TMPDIR); up to 2 GiB"
+        "--folder", metavar="FOLDER", help="the folder for temporary files (up to 2 GiB), on the disk to measure (default: TMPDIR)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.host_only and arguments.model is not None:
         raise BadUsage("--host-only measures without a model: leave out --model or --host-only")
     if arguments.folder is not None and not Path(arguments.folder).is_dir():
-        raise BadUsage(f"--folder {arguments.folder} is not a folder")
+        raise BadUsage(f"--folder {arguments.folder} is not a folder: make it, or give another one")
     folder = None if arguments.folder is None else Path(arguments.folder)
     with stopping(to_stderr, ()) as stop:
         found = bench(arguments.model, device=device, host_only=arguments.host_only, folder=folder, say=to_stderr, cancel=stop)

@@ -6,7 +6,7 @@ from pathlib import Path
 from cachestore.cli import add_folder, tell
 from cachestore.core.words import human_bytes
 
-HELP = "list what a folder holds of the stores at addresses that data sets are read from (`local=`); --clear removes it"
+HELP = "list the copies in a local cache, the folder passed as `local=` to train from an object store; --clear removes them"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--encode", metavar="KINDS", type=words_of, default=(), help="text, latents or both (default: what the folder holds)"
     )
     parser.add_argument(
-        "--family", metavar="FAMILY", help="the model family, such as sdxl or flux, if neither file names nor the model tell it"
+        "--family", metavar="FAMILY", help="the model family, such as sdxl or flux, if neither the files' names nor the model show it"
     )
     declared = parser.add_argument_group("what made the cache (it becomes part of the fingerprint; give at least one of these)")
     declared.add_argument(

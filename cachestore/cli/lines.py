@@ -9,6 +9,7 @@ from cachestore.core.batch_shapes import FPS, NUM_FRAMES, SIZES, Shape, batch_sh
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.dtypes import DTYPES
 from cachestore.core.errors import FormatError
+from cachestore.core.inputs import is_trained_on
 from cachestore.core.read_block import LatentsBlock, TextBlock, parse_latents, parse_text, stored_parts
 from cachestore.core.samples import IMAGE, MASK, VIDEO, Source
 from cachestore.jobs.forecast import TRAINING_BATCH
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from cachestore.jobs.pass_loop import Report
 
 _MAX_ROWS: Final = 4096
+_VALIDATION: Final = (
+    "for prompt, negative in data.prompts:",
+    "    embeds, negative_embeds = data.prompt(prompt), data.prompt(negative)  # batches of one, for validation",
+)
 
 
 def training_lines(
@@ -38,18 +43,21 @@ def training_lines(
         batch_size = max(1, min(batch_size, int(max(buckets) * min(1, least))))
         is_one_size = len(buckets) == 1 and report.samples <= _MAX_ROWS
         tensors = {} if catalog is None else _tensors(reader, catalog, batch_size, is_one_size=is_one_size)
-    sizes = [int(column.options["resolution"]) for column in columns if column.role == IMAGE and "resolution" in column.options]
+    trained = (column.options for column in columns if is_trained_on(column.role, column.options))
+    sizes = list(dict.fromkeys(int(options["resolution"]) for options in trained if "resolution" in options))
     policy = "" if captions is None else ", ".join(f"{name}={value!r}" for name, value in captions.as_json().items())
+    opened = _opened(report, sizes, has_policy=bool(policy), has_weights=any(source.share != 1 for source in sources))
     return [
         "import cachestore as cs",
         "",
         *([f"captions = cs.CaptionPolicy({policy})"] if policy else []),
         "# generation: this version of the data set, on every rank",
-        f"data = {_opened(report, sizes, has_policy=bool(policy), has_weights=any(source.share != 1 for source in sources))}",
+        f"data = {opened}",
         f"loader = cs.make_loader(data, batch_size={batch_size})",
         "for batch in loader:",
         f"    ...  # batch is a dict{'. Its tensors (? varies):' if tensors else ''}".rstrip(),
         *(f"    # {name}: {_in_words(dtype, shape)}" for name, (dtype, shape) in tensors.items()),
+        *(_VALIDATION if catalog is not None and catalog.prompts and opened.startswith("cs.CachedDataset") else ()),
     ]
 
 

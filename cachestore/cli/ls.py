@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cachestore.storage.catalog import Catalog
     from cachestore.store.reader import Reader
 
-HELP = "list the entries of a store, or with --samples the samples of its data sets; of an address (s3://…) the data sets"
+HELP = "list the entries of a store, or with --samples the samples of its data sets; for an address (s3://…), list its data sets"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--keys", action="store_true", help="print only the keys, one per line")
     what.add_argument(
-        "--samples", action="store_true", help="list the samples of data sets: id, caption, bucket, and whether they are ready"
+        "--samples",
+        action="store_true",
+        help="list the samples of data sets: id, caption, bucket, and whether they are ready; and their prompts for validation",
     )
     parser.add_argument("--name", metavar="NAME", help="with --samples, only this data set (default: all)")
 
@@ -36,8 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise BadInput("--name needs --samples: entries belong to the store, not to a data set")
     with Reader(arguments.store) as reader:
         if arguments.samples:
-            samples = [sample for catalog in catalogs_of(reader.layout, arguments.name) for sample in _samples(reader, catalog)]
-            return tell(arguments, {"samples": samples}, map(_sample_in_a_line, samples))
+            catalogs = catalogs_of(reader.layout, arguments.name)
+            samples = [sample for catalog in catalogs for sample in _samples(reader, catalog)]
+            prompts = [prompt for catalog in catalogs for prompt in _prompts(reader, catalog)]
+            lines = [*map(_sample_in_a_line, samples), *map(_prompt_in_a_line, prompts)]
+            return tell(arguments, {"samples": samples, "prompts": prompts}, lines)
         keys = sorted(reader.keys())
         if arguments.keys and not arguments.json:
             return tell(arguments, None, map(str, keys))
@@ -71,11 +76,27 @@ def _samples(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
     return found
 
 
+def _prompts(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
+    lacking = {text for key, text in catalog.prompt_keys() if key not in reader}
+    return [
+        {"name": catalog.name, "prompt": prompt, "negative_prompt": negative, "ready": lacking.isdisjoint((prompt, negative))}
+        for prompt, negative in catalog.prompts
+    ]
+
+
+def _prompt_in_a_line(prompt: dict[str, Any]) -> str:
+    negative = f"  negative: {prompt['negative_prompt']}" if prompt["negative_prompt"] else ""
+    return f"{prompt['name']}  (prompt)  -  {_state(prompt)}  {prompt['prompt']}{negative}"
+
+
+def _state(row: dict[str, Any]) -> str:
+    return "ready" if row["ready"] else "NOT READY"
+
+
 def _sample_in_a_line(sample: dict[str, Any]) -> str:
     captions: list[str] = sample["captions"]
     caption = (captions[0] if captions else "") + (f" (and {len(captions) - 1} more)" if len(captions) > 1 else "")
-    state = "ready" if sample["ready"] else "NOT READY"
-    return f"{sample['name']}  {sample['id']}  {','.join(sample['buckets']) or '-'}  {state}  {caption}"
+    return f"{sample['name']}  {sample['id']}  {','.join(sample['buckets']) or '-'}  {_state(sample)}  {caption}"
 
 
 def _in_a_line(entry: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help=output)
     parser.add_argument("--name", metavar="NAME", help="the data set (default train, else the first one)")
     parser.add_argument(
-        "--batch-size", metavar="N", type=positive, default=8, help="batch size for the samples that buckets leave out (default 8)"
+        "--batch-size", metavar="N", type=positive, default=8, help="the page counts the samples that do not fill a batch of N (default 8)"
     )
     add_source(parser.add_argument, ": the originals that the page shows")
     level = parser.add_mutually_exclusive_group()

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     from cachestore.store.reader import Reader
 
     if arguments.source is not None and arguments.png is None:
-        raise BadInput("--source needs --png FILE")
+        raise BadInput("--source is read for the colours of --png alone: add --png FILE, or leave --source out")
     with Reader(arguments.store) as reader:
         shown = _find(reader, arguments.what)
         if arguments.png is not None:

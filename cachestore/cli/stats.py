@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     lines += [f"index {found.generation}, {plural(len(found.recipes), 'recipe')}"]
     for catalog in found.catalogs:
         columns = ", ".join(catalog.columns) or "no encoder"
-        lines += [
-            f"{catalog.name}: {plural(catalog.samples, 'sample')}, {catalog.complete} complete ({columns}), generation {catalog.generation}"
-        ]
+        prompts = f", {plural(catalog.prompts, 'prompt')} for validation" if catalog.prompts else ""
+        counts = f"{plural(catalog.samples, 'sample')}, {catalog.complete} complete ({columns}){prompts}"
+        lines += [f"{catalog.name}: {counts}, generation {catalog.generation}"]
     return tell(arguments, found.as_json(), lines)

@@ -31,6 +31,7 @@ def _in_words(status: "PassStatus") -> list[str]:
     from cachestore.cli.progress import in_a_line
 
     title = f"{status.name or 'fill'} (plan {status.plan[:8]}, pass {status.number})"
+    title += f" with {plural(status.prompts, 'prompt')} for validation" if status.prompts else ""
     if status.complete:
         return [f"{title}: complete", f"  {status.reused} reused, {status.encoded} encoded, {status.failed} failed"]
     open_now = f"{status.finished} of {plural(status.partitions, 'partition')} finished, {status.claimed} claimed"

@@ -37,8 +37,10 @@ def add_options(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the options of a command that would `what` (such as "send")."""
     parser.add_argument("--name", metavar="NAME", help=f"{what} only this data set (default: the whole store)")
     parser.add_argument("--generation", metavar="G", type=positive, help="with --name: this generation (default: the newest)")
-    parser.add_argument("--jobs", metavar="N", type=positive, default=8, help=f"{what} so many files at once (default 8)")
-    parser.add_argument("--check", action="store_true", help="compare digests of what is there already, not sizes alone")
+    parser.add_argument("--jobs", metavar="N", type=positive, default=8, help=f"{what} N files at once (default 8)")
+    parser.add_argument(
+        "--check", action="store_true", help="also compare the digests of files that exist at both ends; without it, only their sizes"
+    )
     parser.add_argument("--dry-run", action="store_true", help=f"say what it would {what}, in bytes and requests, and change nothing")
     parser.add_argument("--progress", choices=PROGRESS, default="auto", help=PROGRESS_HELP)
 

@@ -35,7 +35,7 @@ def batch_shape(block: LatentsBlock, wanted: LatentsAs, stored: Sequence[int]) -
     if wanted == "raw":
         return size, *one
     first, *others = folded_shape(one, block.patchify)
-    return size, first + (block.temporal_factor if block.marks else 0), *others
+    return size, first + (block.temporal_factor if block.marks else 0) + block.mask_channels, *others
 
 
 def folded_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:

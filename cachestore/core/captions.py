@@ -5,21 +5,28 @@ worker, on every rank and in a resumed run. The orders of tags are computed here
 """
 
 import hashlib
+import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import cycle, islice, permutations
+from itertools import cycle, islice, permutations, product
+from math import prod
 from typing import Any, Final, Literal, Self, get_args
 
 from cachestore.core.arguments import as_number, as_switch, as_text, as_whole, refuse
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, digest_parts
+from cachestore.core.words import listed
 
 Choose = Literal["first", "random", "all"]
 CHOICES: Final = get_args(Choose)
 
 _WORD: Final = 8
 """Bytes of one random draw."""
+_WILDCARD: Final = re.compile(r"(?P<brace>\{\{|\}\})|\{(?P<choices>[^{}]+)\}")
+_IDLE: Final = 64
+"""After so many drawings of tags that give nothing new, a caption has no more variants. Independent of how many are wanted."""
 _FEW: Final = 4
 """Up to this many tags, all orders are listed. With more tags, orders are drawn."""
 _DRAWS: Final = 8
@@ -45,13 +52,29 @@ class CaptionPolicy:
     shuffle_tags: bool = False
     """Whether to split a caption at `separator` and put its tags in another order. `variants` orders of each caption are encoded, and each
     epoch draws one of them."""
+    tag_dropout: float = 0.0
+    """The probability, from 0 to 1, with which each tag of a caption is left out. `variants` drawings of each caption are encoded beside
+    the whole caption, and each epoch draws one of them."""
+    max_tags: int = 0
+    """Instead of `tag_dropout`: each variant has so many tags of its caption, or all if it has fewer. 0 is no limit."""
+    drop_tags: int = 0
+    """Instead of `tag_dropout`: each variant lacks so many tags of its caption. One tag is always left."""
     variants: int = 4
-    """With `shuffle_tags`: how many orders of each caption are encoded, its original order included. More variants take more time to encode
-    and more disk space. A caption with fewer possible orders has fewer variants. Adding variants later keeps the existing ones."""
+    """With shuffled or dropped tags: how many variants of each caption are encoded; of shuffled ones, the original order is one. More
+    variants take more time to encode and more disk space. A caption with fewer possible variants has fewer. Adding variants later keeps
+    the existing ones."""
     keep_tokens: int = 0
-    """With `shuffle_tags`: how many of the first tags stay where they are."""
+    """With shuffled or dropped tags: how many of the first tags stay where they are, and are never dropped. `max_tags` does not count
+    them."""
     separator: str = ", "
-    """With `shuffle_tags`: what stands between tags. A caption is split at the separator without its outer spaces, and joined with them."""
+    """With shuffled or dropped tags: what stands between tags. A caption is split at the separator without its outer spaces, and joined
+    with them."""
+    wildcards: int = 0
+    """How many texts are made of a caption with wildcards at most: `{red|blue} cat` gives `red cat` and `blue cat`, and each epoch draws
+    one. Of captions with more combinations so many are drawn, and `precompute` counts these captions. `{{` and `}}` are plain braces. With
+    0, braces are text like any other."""
+    seed: int = 0
+    """Another number draws other orders, other tags to drop, and other combinations of wildcards."""
     prefix: str = ""
     """A text before every caption, such as a trigger word: `"sks style, "`. It is used as given. A dropped caption has no prefix."""
 
@@ -62,6 +85,11 @@ class CaptionPolicy:
             object.__setattr__(self, name, fitted(f"{name} of a caption policy", getattr(self, name)))
         if not 0 <= self.dropout <= 1:
             raise BadInput(f"the dropout of a caption policy must be a number from 0 to 1, not {self.dropout!r}")
+        if not 0 <= self.tag_dropout <= 1:
+            raise BadInput(f"the tag_dropout of a caption policy must be a number from 0 to 1, not {self.tag_dropout!r}")
+        given = [name for name in ("tag_dropout", "max_tags", "drop_tags") if getattr(self, name)]
+        if len(given) > 1:
+            raise BadInput(f"a caption policy drops tags in one way, but {listed(given)} are given: leave all but one of them out")
         if not self.separator:
             refuse("separator of a caption policy", "a text of at least one character", self.separator)
 
@@ -94,33 +122,80 @@ class CaptionPolicy:
         if self.prefix:
             body["prefix"] = self.prefix
         if self.each > 1:
-            body |= {"shuffle_tags": True, "variants": self.variants, "keep_tokens": self.keep_tokens, "separator": self.separator}
+            body |= {"shuffle_tags": self.shuffle_tags, "variants": self.variants, "keep_tokens": self.keep_tokens}
+            body |= {"separator": self.separator, **self.tags_dropped}
+        if self.wildcards:
+            body["wildcards"] = self.wildcards
+        if self.seed and (self.each > 1 or self.wildcards):
+            body["seed"] = self.seed
         return body
 
     @property
+    def tags_dropped(self) -> dict[str, Json]:
+        """How tags are dropped, as JSON; empty if none is."""
+        return {name: value for name in ("tag_dropout", "max_tags", "drop_tags") if (value := getattr(self, name))}
+
+    @property
     def each(self) -> int:
-        """How many texts each caption gives."""
-        return self.variants if self.shuffle_tags else 1
+        """How many texts each caption gives, its wildcards being replaced. If tags are dropped, the whole caption is one more."""
+        return self.variants + 1 if self.tags_dropped else self.variants if self.shuffle_tags else 1
 
     def texts(self, captions: Sequence[str]) -> tuple[str, ...]:
-        """Return the texts to encode for a sample: `each` for every caption that may be chosen, the original first. Some may be equal."""
-        chosen = captions[:1] if self.choose == "first" else captions
-        return tuple(self.prefix + text for caption in chosen for text in self._reordered(caption))
+        """Return the texts to encode for a sample: `each` for every caption that may be chosen, the original first. Some may be equal.
 
-    def _reordered(self, caption: str) -> list[str]:
+        With `wildcards` each caption is replaced by those that its wildcards give.
+        """
+        chosen = captions[:1] if self.choose == "first" else captions
+        if self.wildcards:
+            chosen = [text for caption in chosen for text in _expanded(caption, self.wildcards, self._name("wildcards", caption))]
+        return tuple(self.prefix + text for caption in chosen for text in self._variants_of(caption))
+
+    def _name(self, what: str, *parts: str) -> bytes:
+        """A digest from which draws are made. With the default seed it is the one that older versions had."""
+        return digest_parts(f"cachestore-{what}", *parts, *([str(self.seed)] if self.seed else []))
+
+    def _variants_of(self, caption: str) -> list[str]:
         if self.each == 1:
             return [caption]
         parts = [part for part in (part.strip() for part in caption.split(self.separator.strip() or self.separator)) if part]
         fixed, tags = parts[: self.keep_tokens], parts[self.keep_tokens :]
+        if self.tags_dropped:
+            return [caption, *self._lessened(fixed, tags)]
         found = {caption: None}
         written = self.separator.join(parts)
-        for order in _orders(tags, _DRAWS * self.each):
+        for order in _orders(tags, _DRAWS * self.each, self._name("tags", *tags)):
             if len(found) == self.each:
                 break
             text = self.separator.join([*fixed, *order])
             if text != written:
                 found.setdefault(text)
         return list(islice(cycle(found), self.each))
+
+    def _lessened(self, fixed: Sequence[str], tags: Sequence[str]) -> list[str]:
+        """Return `variants` texts that lack some of the tags."""
+        name, found = self._name("tag-dropout", *tags), list[str]()
+        limit = int(self.tag_dropout * (1 << 8 * _WORD))
+        count = min(len(tags), self.max_tags) if self.max_tags else max(len(tags) - self.drop_tags, 0 if fixed else 1)
+        idle = 0
+        for number in itertools.count():
+            if len(found) == self.variants or idle == _IDLE:
+                break
+            draws = [int.from_bytes(raw, "little") for raw in _drawn(name, number, 2 * len(tags))]
+            order = sorted(range(len(tags)), key=draws.__getitem__) if self.shuffle_tags else range(len(tags))
+            chances = draws[len(tags) :]
+            ranked = sorted(range(len(tags)), key=chances.__getitem__)[:count]
+            stay = {index for index in order if chances[index] >= limit} if self.tag_dropout else set(ranked)
+            text = self.separator.join([*fixed, *(tags[index] for index in order if index in stay)])
+            # Of a probability, equal drawings count: they make what happens often come often.
+            is_new = bool(self.tag_dropout) or text not in found
+            found += [text] if is_new else []
+            idle = 0 if is_new else idle + 1
+        return list(islice(cycle(found), self.variants))
+
+    def has_more(self, captions: Sequence[str]) -> bool:
+        """Return whether `texts` leaves out combinations of the wildcards of a caption that may be chosen."""
+        chosen = captions[:1] if self.choose == "first" else captions
+        return bool(self.wildcards) and any(_combinations(_choices(caption)) > self.wildcards for caption in chosen)
 
     def index(self, count: int, encoded: "CaptionPolicy", *, seed: int, epoch: int, sample_id: str) -> int | None:
         """Return the index of the text that a sample has in an epoch, of `count` that `encoded` made; None for the empty caption."""
@@ -131,8 +206,8 @@ class CaptionPolicy:
             return None
         if self.choose == "all":  # in turn; each sample starts at another caption
             drawn = epoch + int.from_bytes(digest_parts("cachestore-caption-turn", str(seed), sample_id)[:_WORD], "little")
-        caption = 0 if self.choose == "first" else drawn % captions
-        return caption * encoded.each + order % self.each
+        caption = 0 if self.choose == "first" and not self.wildcards else drawn % captions
+        return caption * encoded.each + (1 + order % self.variants if self.tags_dropped else order % self.each)
 
     def differs_from(self, encoded: "CaptionPolicy") -> str:
         """Return why this policy may ask for texts that `encoded` did not encode; empty if it cannot."""
@@ -140,33 +215,93 @@ class CaptionPolicy:
             return f"it chooses {self.choose!r} of a sample's captions, but only the first one was encoded"
         if self.prefix != encoded.prefix:
             return f"its prefix is {self.prefix!r}, but {encoded.prefix!r} was encoded"
-        if self.each > encoded.each:
-            return f"it has {self.each} orders of each caption, but only {encoded.each} were encoded"
-        if self.each > 1 and (self.keep_tokens, self.separator) != (encoded.keep_tokens, encoded.separator):
-            ours, theirs = (f"keep_tokens={one.keep_tokens}, separator={one.separator!r}" for one in (self, encoded))
-            return f"it shuffles tags with {ours}, but they were encoded with {theirs}"
+        if self.wildcards != encoded.wildcards or (self.wildcards and self.seed != encoded.seed):
+            ours, theirs = (f"wildcards={one.wildcards}, seed={one.seed}" for one in (self, encoded))
+            return f"it expands wildcards with {ours}, but they were encoded with {theirs}"
+        if self.wildcards and self.choose == "first" and encoded.choose != "first":
+            return (
+                "it chooses the first caption, but all were encoded, and which of these come from the first one's wildcards is not recorded"
+            )
+        return self._tags_differ_from(encoded) if self.each > 1 else ""
+
+    def _tags_differ_from(self, encoded: "CaptionPolicy") -> str:
+        if self.tags_dropped == encoded.tags_dropped and self.each > encoded.each:
+            what = "variants" if self.tags_dropped else "orders"
+            return f"it has {self.variants} {what} of each caption, but only {encoded.variants if encoded.each > 1 else 1} were encoded"
+        if self.tag_settings != encoded.tag_settings:
+            return f"it takes tags with {self.tag_settings}, but they were encoded with {encoded.tag_settings}"
         return ""
+
+    @property
+    def tag_settings(self) -> str:
+        """What decides the variants of a caption, but for their number, in words."""
+        names = ("shuffle_tags", *self.tags_dropped, "keep_tokens", "separator", *(["seed"] if self.seed else []))
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
 _FITTED: Final[Mapping[str, Callable[[str, object], Any]]] = {
     "dropout": as_number,
     "shuffle_tags": as_switch,
+    "tag_dropout": as_number,
+    "max_tags": partial(as_whole, least=0),
+    "drop_tags": partial(as_whole, least=0),
     "variants": partial(as_whole, least=1),
     "keep_tokens": partial(as_whole, least=0),
     "separator": as_text,
+    "wildcards": partial(as_whole, least=0),
+    "seed": partial(as_whole, least=0),
     "prefix": as_text,
 }
 """How each field is checked and converted: JSON needs Python's numbers, not numpy's."""
 
 
-def _orders(tags: Sequence[str], most: int) -> Iterator[Sequence[str]]:
-    """Yield orders of tags that depend on the tags alone, so that equal captions of two samples are encoded once. Orders may repeat."""
-    name = digest_parts("cachestore-tags", *tags)
+def _orders(tags: Sequence[str], most: int, name: bytes) -> Iterator[Sequence[str]]:
+    """Yield orders of tags. Their `name` depends on the tags, so equal captions of two samples are encoded once. Orders may repeat."""
     if len(tags) <= _FEW:
         listed = enumerate(permutations(tags))
         yield from (order for _index, order in sorted(listed, key=lambda numbered: digest_parts(name, str(numbered[0]))))
         return
     for number in range(most):
-        raw = hashlib.shake_256(name + number.to_bytes(8, "little")).digest(_WORD * len(tags))
-        order = sorted((raw[_WORD * index : _WORD * (index + 1)], index) for index in range(len(tags)))
+        order = sorted((draw, index) for index, draw in enumerate(_drawn(name, number, len(tags))))
         yield [tags[index] for _draw, index in order]
+
+
+def _drawn(name: bytes, number: int, count: int) -> list[bytes]:
+    """Return `count` random words of draw `number`."""
+    raw = hashlib.shake_256(name + number.to_bytes(8, "little")).digest(_WORD * count)
+    return [raw[_WORD * index : _WORD * (index + 1)] for index in range(count)]
+
+
+def has_wildcards(caption: str) -> bool:
+    """Return whether a caption has a wildcard with several choices, such as `{red|blue}`."""
+    return "|" in caption and _combinations(_choices(caption)) > 1
+
+
+def _choices(caption: str) -> list[list[str]]:
+    """Split a caption into parts, each with its choices: one for plain text. As sd-scripts, without wildcards in wildcards."""
+    found: list[list[str]] = []
+    end = 0
+    for match in _WILDCARD.finditer(caption):
+        plain = caption[end : match.start()]
+        found += [[plain]] if plain else []
+        found.append([match["brace"][0]] if match["brace"] else match["choices"].split("|"))
+        end = match.end()
+    return [*found, [caption[end:]]]
+
+
+def _combinations(choices: Sequence[Sequence[str]]) -> int:
+    return prod(map(len, choices))
+
+
+def _expanded(caption: str, most: int, name: bytes) -> list[str]:
+    """Return what a caption's wildcards give: all texts, or `most` of them, beginning with the one of all first choices."""
+    choices = _choices(caption)
+    if _combinations(choices) <= most:
+        return list(dict.fromkeys("".join(parts) for parts in product(*choices)))
+    found = {"".join(some[0] for some in choices): None}
+    for number in range(_DRAWS * most):
+        if len(found) >= most:
+            break
+        draws = _drawn(name, number, len(choices))
+        found.setdefault("".join(some[int.from_bytes(raw, "little") % len(some)] for some, raw in zip(choices, draws, strict=True)))
+    return list(found)

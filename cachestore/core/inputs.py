@@ -132,7 +132,7 @@ def request_for(
     followed = _followed(role, options)
     like = next(iter(images.get(followed or "", ())), None)
     request: dict[str, Json] = {VIDEO: value} if role == VIDEO else {"image": value, "role": role}
-    if role_of(role).is_own and value == like:  # nobody brought it: a frame of the video itself
+    if role_of(role).is_own and value == like:  # the sample has none: a frame of the video itself
         request, like = {VIDEO: value, "role": role}, None
     request |= {name: option for name, option in options.items() if name not in left_out}
     if options.get("crop") == RANDOM:
@@ -145,6 +145,11 @@ def request_for(
     own = list(images.get(VIDEO, ()))
     given = {name: some for name, some in shown.items() if some and not (role_of(name).is_own and some == own)}
     return {**request, IMAGES: given} if given else request
+
+
+def is_trained_on(role: str, options: Mapping[str, Json]) -> bool:
+    """Return whether a column is of pictures or videos that are trained on, and not of a condition that is made from them and others."""
+    return role in (IMAGE, VIDEO) and IMAGES not in options
 
 
 def is_of_files(role: str, options: Mapping[str, Json]) -> bool:

@@ -65,7 +65,7 @@ def as_array(raw: Raw) -> Array:
     """Return a tensor as a numpy array that shares its memory; bfloat16 as uint16, float8 as uint8. Raises EncodeFailed for C64."""
     dtype, shape, buffer = raw
     if dtype not in _NUMPY:
-        raise EncodeFailed(f"tensors of dtype {dtype} are not supported")
+        raise EncodeFailed(f"tensors of dtype {dtype} are not supported; supported are {', '.join(_NUMPY)}")
     return np.frombuffer(buffer, _NUMPY[dtype]).reshape(shape)
 
 
@@ -74,7 +74,7 @@ def from_array(array: Array, dtype: str | None = None) -> Raw:
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     name = dtype or NUMPY_NAMES.get(little.dtype.name)
     if name not in _NUMPY:
-        raise EncodeFailed(f"an array of dtype {array.dtype} cannot be stored")
+        raise EncodeFailed(f"an array of dtype {array.dtype} cannot be stored; dtypes that can be are {', '.join(_NUMPY)}")
     return name, tuple(array.shape), little.tobytes()
 
 
@@ -84,7 +84,7 @@ def numbers(raw: Raw) -> Array:
     if dtype == "BF16":
         return (np.frombuffer(buffer, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
     if dtype not in FLOATS:
-        raise EncodeFailed(f"floating-point numbers are expected, not {dtype}")
+        raise EncodeFailed(f"its numbers are of dtype {dtype}, where floating-point numbers are needed")
     array = as_array(raw)
     return array if dtype == "F64" else array.astype(np.float32)
 

@@ -20,7 +20,9 @@ _CONSTANT: Final = frozenset({"kind", "shape", "like"})
 _MASK: Final = frozenset({"format", "stored", "factor"})
 _SCALING: Final = frozenset({"scaling_factor", "shift_factor", "latents_mean", "latents_std", "scaled"})
 _LAYOUT: Final = {"format", "stored", "channels", "spatial_factor", "temporal_factor", "patchify", "patches_first"}
-_LATENTS: Final = _SCALING | _LAYOUT | {"name", "marks"}
+MASK_BITS: Final = "mask_bits"
+"""The name of a tensor with a mask in an entry of a condition: uint8, with eight channels in each number."""
+_LATENTS: Final = _SCALING | _LAYOUT | {"name", "marks", "mask_channels"}
 _MARKS: Final = (["first"], ["first", "last"])
 
 
@@ -103,6 +105,8 @@ class LatentsBlock:
     """The name in a batch of a condition's latents; None for plain latents."""
     marks: tuple[str, ...] = ()
     """The frames that are given. Then so many channels as `temporal_factor` come in front and say it."""
+    mask_channels: int = 0
+    """The channels of the mask, which come behind the latents. The entry has a bit for each number of them, in `MASK_BITS`."""
     temporal_factor: int = 1
 
 
@@ -160,8 +164,10 @@ def parse_latents(recipe: Recipe) -> LatentsBlock:
             raise _Unknown(f"it keeps {stored!r}, with latents_mean {mean!r} and latents_std {std!r}")
         if read.get("scaled", False) not in {True, False} or (read.get("scaled") and stored == "moments"):
             raise _Unknown(f"it keeps {stored!r}, scaled: {read['scaled']!r}")
-        if "marks" in read and (read["marks"] not in _MARKS or stored == "moments" or read["patchify"] != 1):
+        if "marks" in read and (read["marks"] not in _MARKS or stored == "moments"):
             raise _Unknown(f"it keeps {stored!r}, marks: {read['marks']!r}")
+        if ("marks" in read or "mask_channels" in read) and read["patchify"] != 1:
+            raise _Unknown(f"it folds {read['patchify']} x {read['patchify']} neighbours of a condition")
         return LatentsBlock(
             stored=stored,
             patchify=int(read["patchify"]),
@@ -173,6 +179,7 @@ def parse_latents(recipe: Recipe) -> LatentsBlock:
             is_scaled=bool(read.get("scaled", False)),
             name=None if read.get("name") is None else str(read["name"]),
             marks=tuple(read.get("marks", ())),
+            mask_channels=int(read.get("mask_channels", 0)),
             temporal_factor=int(read.get("temporal_factor", 1)),
         )
 
@@ -190,7 +197,7 @@ def _parse_form(form: Mapping[str, Json]) -> Form:
         raise _Unknown(f"it makes an output by {', '.join(sorted(form))}")
     parts = [part if isinstance(part, str) else _parse_form(part) for part in form["join"]]
     if not parts:
-        raise _Unknown("it joins nothing")
+        raise _Unknown("it joins an empty list of tensors")
     return Form(tuple(parts), int(form["dim"]), int(form["widen"]) if "widen" in form else None)
 
 
@@ -222,4 +229,4 @@ def _parse_constant(value: Mapping[str, Json]) -> Constant:
 def _check_fields(value: Mapping[str, Json], known: Collection[str]) -> None:
     unknown = sorted(set(value) - set(known))
     if unknown:
-        raise _Unknown(f"it says {', '.join(unknown)}")
+        raise _Unknown(f"it has the unknown fields {', '.join(unknown)}")

@@ -26,7 +26,7 @@ MASK = "mask"
 """The role of masks: greyscale pictures with the frame of the trained picture, white where it counts."""
 
 FIRST_FRAME, LAST_FRAME = "first_frame", "last_frame"
-"""The roles of the pictures with which a video begins and ends. Where nobody brings one, it is the video's own."""
+"""The roles of the pictures with which a video begins and ends. By default they are the video's own frames."""
 
 CAPTION = "caption"
 """The role of captions. All other roles are of images."""
@@ -43,7 +43,7 @@ class Role:
     """Whether it shows the same frame as what it follows: then it gets the same bucket and crop, and cannot be without it. Otherwise it has
     a bucket of its own, and follows only the place of a drawn crop."""
     is_own: bool = False
-    """Whether it is taken from the video itself where nobody brings it."""
+    """Whether it is taken from the video itself if the sample has none."""
 
 
 ROLES: Final[Mapping[str, Role]] = {

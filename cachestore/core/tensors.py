@@ -24,9 +24,10 @@ def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
 
     Raises BadInput for anything else, and for dtypes that safetensors does not know.
     """
-    raw = {as_text("the name of a tensor", name): _raw(name, value) for name, value in tensors.items()}
-    for name, (dtype, _shape, buffer) in raw.items():
-        if not are_bools(dtype, buffer):
+    raw: dict[str, RawTensor] = {}
+    for name, value in tensors.items():
+        raw[as_text("the name of a tensor", name)] = dtype, _shape, buffer = _raw(name, value)
+        if dtype == "BOOL" and not are_bools(dtype, buffer):
             raise BadInput(
                 f"the bool tensor {name!r} holds a byte that is neither 0 nor 1, so it cannot be stored; make it with a"
                 " comparison, such as `tensor != 0`"
@@ -50,12 +51,12 @@ def _check_bools(raw: Mapping[str, RawTensor]) -> None:
 def _raw(name: str, value: Any) -> RawTensor:
     if isinstance(value, tuple):
         return cast("RawTensor", value)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return _raw_from_torch(name, value)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _raw_from_numpy(name, value)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _raw_from_torch(name, value)
     raise BadInput(f"tensor {name!r} is a {type(value).__name__}; a torch tensor or a numpy array is needed")
 
 
@@ -65,7 +66,10 @@ def _raw_from_torch(name: str, value: "torch.Tensor") -> RawTensor:
     dtype = TORCH_NAMES.get(str(value.dtype).removeprefix("torch."))
     if dtype is None or value.layout is not torch.strided:
         raise BadInput(f"tensor {name!r} ({value.dtype}, {value.layout}) cannot be stored: {_CAN_BE_STORED}")
-    flat = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous().reshape(-1)
+    plain = value.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    flat = plain.cpu().contiguous().reshape(-1)
     buffer = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
     return dtype, tuple(value.shape), buffer
 

@@ -35,6 +35,11 @@ def noun(number: int, one: str, many: str = "") -> str:
     return one if number == 1 else many or (one.removesuffix("y") + "ies" if one.endswith("ry") else one + "s")
 
 
+def named_prompt(text: str) -> str:
+    """Return what stands for a sample's id where a value belongs to a prompt for validation."""
+    return f"(prompt) {text}"
+
+
 def nearest(given: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str | None:
     """Return the known word that is most similar to a given one; None if none is similar. `also` has other names of some of them."""
     from difflib import get_close_matches

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from cachestore.core.keys import Json
-from cachestore.core.samples import FIRST_FRAME, LAST_FRAME, MASK
+from cachestore.core.samples import CONTROL, FIRST_FRAME, LAST_FRAME, MASK, VIDEO
 
 DENOISERS: Final = ("transformer", "unet")
 """The names of a denoiser among a pipeline's components. Only its config.json is read."""
 VAE: Final = "vae"
+AUDIO: Final = "audio latents, unless it is trained on pictures alone"
 
-Makes = Literal["masked", "ends", "embeds"]
-"""`masked`: latents of the picture without what its mask covers. `ends`: latents of the clip's first frame (and last), and zeros in place
-of the others. `embeds`: what a vision encoder makes of these frames."""
+Makes = Literal["masked", "filled", "guided", "ends", "first", "embeds"]
+"""`masked`: latents of the picture without what its mask covers. `filled`: the same, and the mask behind it, folded to the size of latents.
+`guided`: latents of a control video's pixels that stay, of those that are made anew, and the mask that says which. `ends`: latents of the
+clip's first frame (and last), and zeros in place of the others. `first`: latents of the first frame alone. `embeds`: what a vision encoder
+makes of these frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,12 @@ class Condition:
     """What it is, for messages."""
     others: tuple[str, ...] = ()
     """Further roles that it is made from."""
-    layer: int = -1
-    """Which of the vision encoder's hidden states, as its pipeline takes it."""
+    wants: tuple[str, ...] = ()
+    """The roles of which a sample needs at least one, if that is not `role` itself."""
+    layer: int | None = None
+    """Which of the vision encoder's hidden states; None for the last ones, which are normalised."""
+    parts: tuple[str, str] = ("image_encoder", "image_processor")
+    """The pipeline's names of the vision encoder and its image processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,8 @@ class ConditionRow:
     plain: str
     """The pipeline whose text and latents it takes."""
     find: Callable[[PipelineOutline], tuple[Condition, ...]]
+    lacks: tuple[str, ...] = ()
+    """What training needs besides, and is not made here."""
 
 
 def _masked(outline: PipelineOutline) -> tuple[Condition, ...]:
@@ -71,6 +80,14 @@ def _masked(outline: PipelineOutline) -> tuple[Condition, ...]:
     if outline.more_channels != (outline.channels or 0) + 1 and (is_known or "Inpaint" not in outline.class_name):
         return ()
     return (Condition("masked_image_latents", MASK, "masked", "latents of the masked picture, and its mask as the denoiser takes it"),)
+
+
+def _filled(outline: PipelineOutline) -> tuple[Condition, ...]:
+    """FLUX Fill: latents of the masked picture and all pixels of the mask, which its pipeline folds like the latents."""
+    channels = outline.channels or 0
+    if outline.more_channels != 23 * channels and (outline.class_name != "FluxFillPipeline" or outline.more_channels == 3 * channels):
+        return ()
+    return (Condition("masked_image_latents", MASK, "filled", "latents of the masked picture, with its mask"),)
 
 
 def _wan_ends(outline: PipelineOutline) -> tuple[Condition, ...]:
@@ -86,6 +103,18 @@ def _wan_ends(outline: PipelineOutline) -> tuple[Condition, ...]:
     return (*found, Condition("image_embeds", FIRST_FRAME, "embeds", shown, others, layer=-2))
 
 
+def _wan_vace(outline: PipelineOutline) -> tuple[Condition, ...]:
+    del outline
+    words, guides = "latents of the control video, with its mask", (CONTROL, MASK)
+    return (Condition("conditioning_latents", VIDEO, "guided", words, others=guides, wants=guides),)
+
+
+def _hunyuan15_first(outline: PipelineOutline) -> tuple[Condition, ...]:
+    shown = f"image embeddings (image_encoder, {outline.parts.get('image_encoder')})"
+    embeds = Condition("image_embeds", FIRST_FRAME, "embeds", shown, parts=("image_encoder", "feature_extractor"))
+    return (Condition("image_latents", FIRST_FRAME, "first", "the first frame's latents"), embeds)
+
+
 def _nothing_more(outline: PipelineOutline) -> tuple[Condition, ...]:
     """Nothing: the denoiser takes the first frame in place of the clip's own first latent frame, which a causal VAE makes of it alone."""
     del outline
@@ -97,8 +126,13 @@ ROWS: Final[Mapping[str, ConditionRow]] = {
     "StableDiffusionInpaintPipeline": ConditionRow("StableDiffusionPipeline", _masked),
     "StableDiffusionXLPipeline": ConditionRow("StableDiffusionXLPipeline", _masked),
     "StableDiffusionXLInpaintPipeline": ConditionRow("StableDiffusionXLPipeline", _masked),
+    "FluxPipeline": ConditionRow("FluxPipeline", _filled),
+    "FluxFillPipeline": ConditionRow("FluxFillPipeline", _filled),
     "WanImageToVideoPipeline": ConditionRow("WanPipeline", _wan_ends),
+    "WanVACEPipeline": ConditionRow("WanPipeline", _wan_vace),
     "LTXImageToVideoPipeline": ConditionRow("LTXPipeline", _nothing_more),
+    "LTX2ImageToVideoPipeline": ConditionRow("LTX2Pipeline", _nothing_more, (AUDIO,)),
+    "HunyuanVideo15ImageToVideoPipeline": ConditionRow("HunyuanVideo15Pipeline", _hunyuan15_first),
 }
 """By the class of the pipeline."""
 

@@ -105,7 +105,8 @@ def _diffusers_tensors(component: Component, module_class: Any, file: Path, shap
     if lacking:
         raise BadInput(
             f"{file} is not the {component.class_name} that config.json in {component.folder} describes, neither in the layout of"
-            f" diffusers nor in the original one: it lacks {plural(len(lacking), 'tensor')}, such as {lacking[0]}"
+            f" diffusers nor in the original one: it lacks {plural(len(lacking), 'tensor')}, such as {lacking[0]}; give the weights of"
+            " this component, or a folder with their own config.json"
         )
     return found
 

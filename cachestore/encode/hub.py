@@ -15,7 +15,10 @@ T = TypeVar("T")
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _REACH_SECONDS = 10.0
 """How long the hub may take to answer whether it has a model."""
-_FOLDERS = {"text": r"(text_encoder|tokenizer)(_\d+)?|processor|connectors", "latents": r"vae|image_encoder|image_processor"}
+_FOLDERS = {
+    "text": r"(text_encoder|tokenizer)(_\d+)?|processor|connectors",
+    "latents": r"vae|image_encoder|image_processor|feature_extractor",
+}
 _ASKED = ("transformer/config.json", "unet/config.json", "vae/config.json")
 """Configurations that are downloaded too: they show whether the denoiser takes more than latents, and some pipelines read them to encode
 text (SD3 without T5 needs a width)."""
@@ -121,5 +124,7 @@ def _download(name: str, encode: Collection[str], revision: str | None, variant:
     except Exception as error:  # the hub's client raises errors of httpx, of requests and its own
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if is_reached or isinstance(error, HfHubHTTPError):
-            raise BadInput(f"{missing}; the hub does not give {name!r} either: {first}") from error
+            raise BadInput(
+                f"{missing}; the hub does not give {name!r} either ({first}): check the name, or give a model's folder"
+            ) from error
         raise BadInput(f"{missing}; and the hub could not be asked for {name!r} ({first}): give a model's folder") from error

@@ -1,17 +1,15 @@
 """The encoder of pictures and videos: from bytes to a bucket and a key, to pixels, to the VAE's raw output. `vae` has what needs torch."""
 
-import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from cachestore.core.errors import BadInput
-from cachestore.core.inputs import LIKE, OWN, Buckets
+from cachestore.core.inputs import OWN, Buckets
 from cachestore.core.keys import Json, Key, Recipe, input_key
-from cachestore.core.samples import VIDEO
 from cachestore.encode.bucket_rules import RULES, STEP, BucketSettings
 from cachestore.encode.buckets import Size
 from cachestore.encode.clips import Shape, check_frames
@@ -27,14 +25,28 @@ if TYPE_CHECKING:
 WINDOW = 32
 """How many decoded pictures may wait for their batches, if no batch size is given."""
 
-_log = logging.getLogger(__name__)
-
-
 Look = Callable[[Mapping[str, Json], Read, Resample], Examined]
 """Looks at the files of a request: one of the functions of `shots`."""
 
+Setup = TypeVar("Setup")
+LookAt = TypeVar("LookAt")
 
-class LatentsEncoder:
+
+class PictureEncoder(Generic[Setup, LookAt]):
+    """What the encoders of pictures share. Each implements the rest of `unit.Encoder`."""
+
+    def __init__(
+        self, recipe: Recipe, setup: Setup, look: LookAt, *, device: str = "auto", batch_size: int | Literal["auto"] = "auto"
+    ) -> None:
+        self.recipe = recipe
+        self.setup = setup
+        self._look = look
+        self._device = device
+        self._batch_size: int | Literal["auto"] = batch_size
+        self._fingerprint = recipe.fingerprint
+
+
+class LatentsEncoder(PictureEncoder[LatentsSetup, Look]):
     """Implements `unit.Encoder` for pictures and videos.
 
     A request is `{"image": REF, "role": "image", "resolution": 1024, "step": 64}`, or `{"video": REF, ..., "frames": [17, 49, 81]}`.
@@ -51,19 +63,12 @@ class LatentsEncoder:
         batch_size: int | Literal["auto"] = "auto",
         compiles: bool = False,
     ) -> None:
-        self.recipe = recipe
-        self.setup = setup
-        self._look = look
-        self._device = device
-        self._batch_size: int | Literal["auto"] = batch_size
+        super().__init__(recipe, setup, look, device=device, batch_size=batch_size)
         self._compiles = compiles
-        self._fingerprint = recipe.fingerprint
         self._vae: Vae | None = None
         self._budget: Budget | None = None
         self._is_checked = False
         """Whether the resampler is known to work here. Reading the installed version takes 1.5 ms."""
-        self._has_warned = False
-        """Whether the warning about high dynamic range was logged."""
 
     def resampled(self, name: Resample) -> "LatentsEncoder":
         """Return this encoder for pictures and videos that are resized in the named way. Its recipe and all keys differ."""
@@ -82,10 +87,6 @@ class LatentsEncoder:
         if "frames" in request:
             check_frames(request["frames"], self.setup.temporal_factor)
         examined = self._look(request, read, self.setup.resample)
-        if examined.transfer and not self._has_warned:
-            self._has_warned = True
-            text = "%s has high dynamic range (%s). It is not tone-mapped, so it looks pale; each such entry records this in `transfer`"
-            _log.warning(text, request[VIDEO if VIDEO in request else LIKE], examined.transfer)
         return resolved_from(examined, self.recipe.encoder, self._fingerprint)
 
     def check_buckets(self, resolution: int, step: int, buckets: Buckets = OWN) -> None:
@@ -158,8 +159,8 @@ class LatentsEncoder:
         """Return the bytes of one entry's tensors at this bucket, for estimates before encoding."""
         channels = self.setup.channels * (2 if self.setup.stored == "moments" else 1)
         width, height = bucket.width // self.setup.factor, bucket.height // self.setup.factor
-        latent_frames = (frames - 1) // self.setup.temporal_factor + 1
-        return channels * latent_frames * width * height * (4 if self.setup.dtype == "float32" else 2)
+        latent_frames = 1 if self.setup.is_of_pictures else (frames - 1) // self.setup.temporal_factor + 1
+        return latent_frames * width * height * (channels * (4 if self.setup.dtype == "float32" else 2) + -(-self.setup.mask_channels // 8))
 
 
 def resampled_recipe(recipe: Recipe, name: Resample) -> Recipe:
@@ -172,5 +173,4 @@ def resolved_from(examined: Examined, encoder: str, fingerprint: str) -> Resolve
     described = {name: value for name, value in examined.transform.items() if value not in ("center", None)}
     digest = next(iter(examined.keyed.values())) if len(examined.keyed) == 1 else dict(examined.keyed)
     meta: dict[str, Json] = {"input_digest": digest, "encoder": encoder, **described}
-    meta |= {"transfer": examined.transfer} if examined.transfer else {}
     return Resolved(input_key(fingerprint, examined.keyed, examined.transform), examined.shot, examined.inputs, meta, examined.facts)

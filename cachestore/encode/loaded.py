@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, canonical, digest_bytes
-from cachestore.encode.models import IMAGE_PROCESSOR, Component, Model
+from cachestore.encode.models import Component, Model
 
 FOLDER = Path("(loaded model)")
 """Stands for the model's folder in messages, and for the model in the request that a catalog records."""
@@ -55,16 +55,19 @@ class LoadedModel:
             return Model(FOLDER, "pipeline", self.class_name, index)
         name = "vae" if kind == "latents" else "text_encoder"
         if name not in self.parts:
-            raise BadInput(f"the loaded model has {', '.join(self.parts) or 'no component'}, and no {name} to encode {kind} with")
+            raise BadInput(
+                f"the loaded model has {', '.join(self.parts) or 'no component'}, and no {name}, which encodes {kind}:"
+                f" load it too, or leave {kind} out of encode="
+            )
         return Model(FOLDER, "vae" if kind == "latents" else "text", index[name][1], _config(self.parts[name]))
 
     def component(self, name: str) -> Component:
         """Return a component with digests of its contents. Raises BadInput if it is missing or cannot be fingerprinted."""
         part = self.parts.get(name, self.others.get(name))
         if part is None:
-            raise BadInput(f"the loaded model has no {name!r}; it has {', '.join(self.parts) or 'no component'}")
+            raise BadInput(f"the loaded model has no {name!r}; it has {', '.join(self.parts) or 'no component'}: load it too")
         library, class_name = _class_of(name, part)
-        if name == IMAGE_PROCESSOR:
+        if "ImageProcessor" in class_name:
             settings: dict[str, Json] = {field: value for field, value in part.to_dict().items() if not field.startswith("_")}
             return Component(name, library, class_name, FOLDER, {}, loaded=part, digests={"settings": digest_bytes(canonical(settings))})
         if not isinstance(part, nn.Module) and not hasattr(part, "model_max_length"):

@@ -99,12 +99,17 @@ def read_model(folder: Path) -> Model:
             )
         return Model(folder, "pipeline", class_name, index)
     if not (folder / CONFIG).is_file():
-        raise MissingFile(f"{folder} is no model folder: it holds neither {INDEX} (diffusers) nor {CONFIG} (transformers)")
+        raise MissingFile(
+            f"{folder} is no model folder: it holds neither {INDEX} (diffusers) nor {CONFIG} (transformers); give a model's folder"
+        )
     config = read_json(folder / CONFIG)
     if "_class_name" in config:
         return Model(folder, "vae", str(config["_class_name"]), config)
     if "model_type" not in config:
-        raise BadInput(f"{folder / CONFIG} describes neither a transformers model (`model_type`) nor a diffusers one (`_class_name`)")
+        raise BadInput(
+            f"{folder / CONFIG} describes neither a transformers model (`model_type`) nor a diffusers one"
+            " (`_class_name`); give another folder"
+        )
     return Model(folder, "text", str((config.get("architectures") or [TEXT_MODEL])[0]), config)
 
 
@@ -116,7 +121,7 @@ def pipeline_component(model: Model, name: str, variant: str | None, override: M
         return tokenizer(name, folder, library, class_name)
     if name.startswith("processor"):
         return processor(name, folder, library, class_name)
-    if name == IMAGE_PROCESSOR:
+    if "ImageProcessor" in class_name:
         return image_processor(name, folder, library, class_name)
     return module(name, folder, library, class_name, variant, file=override if isinstance(override, Path) else None)
 
@@ -229,7 +234,7 @@ def _names(folder: Path) -> set[str]:
     try:
         return {path.name for path in folder.iterdir()}
     except OSError as error:
-        raise MissingFile(f"{folder} cannot be listed: {error.strerror}") from error
+        raise MissingFile(f"{folder} cannot be listed: {error.strerror}; check the path, and whether you may read it") from error
 
 
 def _weights(folder: Path, names: set[str], library: str, variant: str | None) -> tuple[list[str], str | None]:

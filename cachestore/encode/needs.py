@@ -11,7 +11,7 @@ from typing import Final
 
 from cachestore.core.keys import Json
 from cachestore.core.samples import CONTROL, role_of
-from cachestore.encode.conditions import ROWS, Condition, PipelineOutline, conditions_of, outline_of
+from cachestore.encode.conditions import AUDIO, ROWS, Condition, PipelineOutline, conditions_of, outline_of
 from cachestore.encode.text_families import TEXT_FAMILIES
 
 NOT_MADE: Final = "not made here:"
@@ -25,6 +25,8 @@ class Need:
     words: str
     role: str | None = None
     """If samples have images of this role, it is made from them, and nothing is missing."""
+    wants: tuple[str, ...] = ()
+    """The roles of which a sample needs at least one, if that is not `role` itself."""
     what: str = ""
     """What is missing where some samples have such images and others do not."""
 
@@ -42,15 +44,14 @@ _FIRST_FRAME = Need("the first frame's latents")
 _FRAMES = Need("latents of the frames from which the video continues")
 _MASKED = Need("latents of the masked picture, and its mask as the denoiser takes it")
 _CONTROL_WORDS = "latents of the control picture"
-_CONTROL = Need(f"{_CONTROL_WORDS} (no sample has one in the column `control`, or latents are not encoded)", CONTROL, _CONTROL_WORDS)
+_CONTROL = Need(f"{_CONTROL_WORDS} (no sample has one in the column `control`, or latents are not encoded)", CONTROL, what=_CONTROL_WORDS)
 _CONTROL_VIDEO = Need("latents of the control video")
 
 _ROWS: Final = (
-    _Row(r"^WanVACE", (Need("latents of the control video with its masks"), Need("latents of the reference pictures"))),
     _Row(r"^WanAnimate", (Need("latents of the reference picture, of the pose video and of its masks"), Need("the face video's pixels"))),
     _Row(r"^LTX2Condition|^LTXCondition|VideoToWorld|^Cosmos2_5_Predict", (_FRAMES,)),
     _Row(r"^LTX2(InContext|HDR)", (Need("latents of the reference video"),)),
-    _Row(r"^LTX2Pipeline$", (Need("audio latents, unless it is trained on pictures alone"),)),
+    _Row(r"^LTX2Pipeline$", (Need(AUDIO),)),
     _Row(r"^CogVideoXFunControl|^EasyAnimateControl", (_CONTROL_VIDEO,)),
     _Row(r"^LucyEdit", (Need("latents of the video that is edited"),)),
     _Row(r"ImageToVideo|Image2Video|I2V|^PIA|^StableVideoDiffusion|^ChronoEdit|Framepack|SanaWM", (_FIRST_FRAME,)),
@@ -98,7 +99,7 @@ def needs_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Ma
     outline = outline_of(class_name, parts, configs)
     by_channels, made = _by_channels(outline), conditions_of(outline)
     if made or (class_name in ROWS and by_channels == ()):
-        return tuple(_of(condition) for condition in made)
+        return (*map(_of, made), *map(Need, ROWS[class_name].lacks))
     row = next((row for row in _ROWS if re.search(row.name, class_name)), None)
     is_plain = row is None or (row.depends_on_channels and by_channels == ())
     found = by_channels or () if row is None or is_plain else row.needs
@@ -109,9 +110,10 @@ def needs_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Ma
 
 def _of(condition: Condition) -> Need:
     """Return what is missing where a condition is not made."""
-    lacks = "a video" if role_of(condition.role).is_own else f"one in the column `{condition.role}`"
-    why = f"(role `{condition.role}`, no sample has {lacks}, or latents are not encoded)"
-    return Need(f"{condition.words} {why}", condition.role, condition.words)
+    named = " or ".join(f"`{role}`" for role in condition.wants or (condition.role,))
+    lacks = "a video" if role_of(condition.role).is_own else f"one in the column {named}"
+    why = f"(role {named}, no sample has {lacks}, or latents are not encoded)"
+    return Need(f"{condition.words} {why}", condition.role, condition.wants, condition.words)
 
 
 def _by_parts(parts: Mapping[str, str]) -> Sequence[Need]:

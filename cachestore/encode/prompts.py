@@ -349,7 +349,7 @@ def _default_of_call(pipeline: Foreign, name: str, value: Json) -> Json:
     if digest_bytes(canonical(default)) != value[DEFAULT_OF_CALL]:
         raise BadInput(
             f"the installed diffusers has a new default of {name} for {type(pipeline).__name__}, which gives other embeddings; install the"
-            f" diffusers of before, or choose the value with --encode-arg {name}=..."
+            f" earlier diffusers, or choose the value with --encode-arg {name}=..."
         )
     return default
 
@@ -380,7 +380,8 @@ def _named(family: TextFamily, returned: Foreign) -> dict[str, Any]:
     returned = (returned,) if isinstance(returned, Tensor) or (isinstance(returned, list) and len(family.returns) == 1) else returned
     if not isinstance(returned, tuple | list) or len(returned) != len(family.returns):
         raise BadInput(
-            f"encode_prompt of {family.pipeline} should return {len(family.returns)} values, but does not in the installed diffusers"
+            f"encode_prompt of {family.pipeline} should return {len(family.returns)} values, but does not in the"
+            " installed diffusers; with diffusers 0.42.1 it does"
         )
     named = {name: value for name, value in zip(family.returns, returned, strict=True) if name is not None}
     return {name: value.movedim(family.batch_axes.get(name, 0), 0) if name in family.batch_axes else value for name, value in named.items()}

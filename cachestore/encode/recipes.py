@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from cachestore.core.errors import BadInput, MissingExtra, how_to_install
 from cachestore.core.keys import Json, Recipe
+from cachestore.core.read_block import MASK_BITS
 from cachestore.encode import families, images, models
 from cachestore.encode.conditions import DENOISERS, VAE, Condition, conditions_of, outline_of, plain_class
 from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
@@ -24,7 +25,7 @@ from cachestore.encode.models import Component, Model
 from cachestore.encode.needs import Need, needs_of
 from cachestore.encode.resamplers import FIRST, RESAMPLERS
 from cachestore.encode.setup import LatentsSetup, TextSetup, text_width
-from cachestore.encode.shots import LookAtEnds, look_at_masked
+from cachestore.encode.shots import LookAtEnds, look_at_first, look_at_guided, look_at_masked
 from cachestore.encode.single_file import is_single_file, read_shapes, text_prefix, token_embeddings
 from cachestore.encode.text import TextEncoder
 from cachestore.encode.text_families import PLAIN, TEXT_FAMILIES
@@ -163,20 +164,30 @@ def _outline(model: Model, request: ModelRequest) -> tuple[str, dict[str, str], 
 
 def _condition_latents(condition: Condition, latents: LatentsEncoder) -> LatentsEncoder:
     """Return the encoder of a condition that a VAE makes, from the encoder of its latents."""
+    folded = latents.recipe.read["spatial_factor"] ** 2
     make: dict[str, Json] = {**latents.recipe.make, "kind": "condition", "version": CONDITION_VERSION, "makes": condition.makes}
     read: dict[str, Json] = {**latents.recipe.read, "name": condition.name}
-    setup, look = latents.setup, look_at_masked
-    if condition.makes == "ends":
-        look = LookAtEnds(condition.others)
-        make |= {"roles": [condition.role, *condition.others], "outputs": ["mean"]}
-        # the channels in front, which say what is given, are made when reading
-        read |= {"stored": "mean", "marks": ["first", *("last" for _role in condition.others)]}
-        setup = replace(setup, stored="mean")
-    return latents.changed(Recipe(condition.name, make, read), setup, look)
+    if condition.makes in ("masked", "filled"):
+        channels = folded if condition.makes == "filled" else 0
+        make |= {"outputs": [*make["outputs"], MASK_BITS]} if channels else {}
+        read |= {"mask_channels": channels} if channels else {}
+        return latents.changed(Recipe(condition.name, make, read), replace(latents.setup, mask_channels=channels), look_at_masked)
+    make |= {"roles": [condition.role, *condition.others], "outputs": ["mean"]}
+    if condition.makes == "guided":
+        make |= {"outputs": ["mean", MASK_BITS]}
+        twice = {name: read[name] and 2 * read[name] for name in ("latents_mean", "latents_std", "channels")}
+        read |= {"stored": "mean", "mask_channels": folded, **twice}
+        setup = replace(latents.setup, stored="mean", channels=read["channels"], mask_channels=folded, is_split=True)
+        return latents.changed(Recipe(condition.name, make, read), setup, look_at_guided)
+    is_first = condition.makes == "first"
+    # the channels in front, which say what is given, are made when reading
+    read |= {"stored": "mean"} | ({} if is_first else {"marks": ["first", *("last" for _role in condition.others)]})
+    setup = replace(latents.setup, stored="mean", is_of_pictures=is_first)
+    return latents.changed(Recipe(condition.name, make, read), setup, look_at_first if is_first else LookAtEnds(condition.others))
 
 
 def _vision_encoder(condition: Condition, model: Model, request: ModelRequest, digest: Digest) -> VisionEncoder:
-    names = ("image_encoder", models.IMAGE_PROCESSOR)
+    names = condition.parts
     if request.loaded is not None:
         components = {name: request.loaded.component(name) for name in names}
     else:
@@ -306,7 +317,10 @@ def _asked(model: Model, family: TextFamily, request: ModelRequest) -> dict[str,
         component, _, field_name = name.partition(".")
         config = request.loaded.config(component) if request.loaded else model.config_of(component)
         if field_name not in config:
-            raise BadInput(f"{component}/{models.CONFIG} in {model.folder} does not set {name}, which {family.pipeline} needs")
+            raise BadInput(
+                f"{component}/{models.CONFIG} in {model.folder} does not set {name}, which {family.pipeline} needs:"
+                " download the model again"
+            )
         found[name] = config[field_name]
     return found
 
@@ -349,7 +363,7 @@ def _replaced(model: Model, family: TextFamily, override: Model | Path) -> str:
     if len(alike) != 1:
         raise BadInput(
             f"{override.folder} ({override.class_name}) fits {len(alike)} text encoders of {model.folder}, but must fit exactly"
-            f" one: {classes}"
+            f" one: {classes}; give another text encoder"
         )
     return alike[0]
 
@@ -411,7 +425,14 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         "dtype": dtype,
         "outputs": [read["stored"]],
     }
-    setup = LatentsSetup(
+    setup = latents_setup(family, vae, read, dtype)
+    return LatentsEncoder(Recipe("latents", make, read), setup, device=device, batch_size=request.batch_size, compiles=request.compile)
+
+
+def latents_setup(family: TextFamily, vae: Component, read: Mapping[str, Json], dtype: str) -> LatentsSetup:
+    """Return what a VAE needs, from the `read` block of its recipe and from its row."""
+    row = families.vae_family(vae.class_name)
+    return LatentsSetup(
         components={vae.name: vae},
         dtype=dtype,
         stored=read["stored"],
@@ -424,7 +445,6 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         temporal_factor=read["temporal_factor"],
         script_resizes=family.script_resizes,
     )
-    return LatentsEncoder(Recipe("latents", make, read), setup, device=device, batch_size=request.batch_size, compiles=request.compile)
 
 
 def _dtype_and_device(components: Mapping[str, Component], request: ModelRequest, asked: str, auto: str, option: str) -> tuple[str, str]:

@@ -63,9 +63,13 @@ class LatentsSetup:
     has_frames: bool = False
     """Whether the VAE takes videos. A picture is then a video of one frame."""
     is_of_pictures: bool = False
-    """Whether it takes no clip of more than one frame, though it has an axis of frames."""
+    """Whether it is given no clip of more than one frame, though it has an axis of frames."""
     has_alpha: bool = False
     """Whether the VAE takes a fourth channel."""
+    mask_channels: int = 0
+    """If pixels say which of them are given: into how many channels the mask of the others is folded; 0 to leave it out."""
+    is_split: bool = False
+    """Whether the pixels that are not given are encoded too, behind those that are given. Both have zeros in place of the others."""
     temporal_factor: int = 1
     """How many frames make one latent frame, after the first."""
     script_resizes: str | None = None

@@ -1,11 +1,11 @@
-"""What is encoded of a sample's files: a picture, a clip, a picture without its masked part, or the first and last frames of a clip.
+"""What is encoded of a sample's files: a picture, a clip, a picture without its masked part, the ends of a clip, or what guides a clip.
 
 Each `look_at_…` digests the files of a request and finds bucket and crop from headers and packets; `Shot.pixels` decodes. Shots whose
 pixels have a fourth channel say there what is given (255); the rest is encoded as zeros, in the middle between black and white.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -13,7 +13,8 @@ import numpy as np
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.inputs import IMAGES, LIKE, digests_of, references_of
 from cachestore.core.keys import Json, digest_bytes, digest_opened
-from cachestore.core.samples import IMAGE, LAST_FRAME, VIDEO, role_of
+from cachestore.core.samples import CONTROL, IMAGE, LAST_FRAME, MASK, VIDEO, role_of
+from cachestore.core.words import plural
 from cachestore.encode import images
 from cachestore.encode.buckets import Size
 from cachestore.encode.clips import Clip, Shape, clip_of
@@ -26,6 +27,13 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 GIVEN: Final = 255
 """In the fourth channel: this pixel is given."""
+COVERED: Final = 0
+"""In the fourth channel: this pixel is not given."""
+GREY: Final = 128
+"""What stands in a clip for pixels that are made anew, as in the example of Wan VACE's pipeline."""
+HEAD_BYTES: Final = 12
+"""How many bytes `is_video` needs."""
+_PICTURE_BRANDS: Final = (b"avif", b"avis", b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
 THRESHOLD: Final = 128
 """A mask counts as white from this level on, as in diffusers' pipelines (0.5)."""
 
@@ -56,8 +64,6 @@ class Examined:
     transform: Mapping[str, Json]
     """The key's part for bucket, crop and flip."""
     facts: Mapping[str, Json]
-    transfer: str = ""
-    """The transfer function of a video of high dynamic range; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +129,7 @@ class Masked:
 
     def pixels(self, resample: Resample) -> Pixels:
         """As `Shot.pixels`, with the fourth channel."""
-        pixels = self.picture.pixels(resample)
-        return np.concatenate([pixels, np.where(covered(self.mask, self.picture.variant), 0, GIVEN)[..., None].astype(np.uint8)], axis=-1)
+        return _with_mask(self.picture.pixels(resample), covered(self.mask, self.picture.variant))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +159,62 @@ class ClipEnds:
         return made
 
 
+@dataclass(frozen=True, slots=True)
+class FirstFrame:
+    """The first frame of a clip alone, as a clip of one frame."""
+
+    ends: ClipEnds
+
+    @property
+    def bucket(self) -> Shape:
+        """As `Shot.bucket`."""
+        return self.ends.bucket._replace(frames=1)
+
+    def pixels(self, resample: Resample) -> Pixels:
+        """As `Shot.pixels`."""
+        return self.ends.frames(resample)
+
+
+@dataclass(frozen=True, slots=True)
+class Guided:
+    """What guides a clip: frames of its control, and which of their pixels are made anew. Either may be one picture for all frames.
+
+    Without a control the clip's own frames are used, with grey where the mask is white. Without a mask all pixels are made anew.
+    """
+
+    clip: Footage
+    control: Footage | Still | None
+    mask: Footage | Still | None
+
+    @property
+    def bucket(self) -> Shape:
+        """As `Shot.bucket`."""
+        return self.clip.bucket
+
+    def pixels(self, resample: Resample) -> Pixels:
+        """As `Shot.pixels`, with the fourth channel."""
+        frames = np.broadcast_to((self.control or self.clip).pixels(resample), (*self._sides, 3))
+        is_covered = self._covered(resample)
+        if self.control is None:
+            frames = np.where(is_covered[..., None], GREY, frames).astype(np.uint8)
+        return _with_mask(frames, is_covered)
+
+    @property
+    def _sides(self) -> tuple[int, int, int]:
+        return self.bucket.frames, self.bucket.height, self.bucket.width
+
+    def _covered(self, resample: Resample) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+        if self.mask is None:
+            return np.ones(self._sides, np.bool_)
+        if isinstance(self.mask, Still):
+            return np.broadcast_to(covered(self.mask.data, self.mask.variant), self._sides)
+        return self.mask.pixels(resample)[..., 0] >= THRESHOLD
+
+
+def _with_mask(pixels: Pixels, is_covered: "np.ndarray[Any, np.dtype[np.bool_]]") -> Pixels:
+    return np.concatenate([pixels, np.where(is_covered, COVERED, GIVEN)[..., None].astype(np.uint8)], axis=-1)
+
+
 def covered(mask: bytes, variant: Variant) -> "np.ndarray[Any, np.dtype[np.bool_]]":
     """Return where a mask is white, cropped as its picture and at the size of the bucket: [height, width]."""
     within = None if variant.within is None else (variant.within, variant.size)
@@ -166,6 +227,8 @@ def look_at_input(request: Mapping[str, Json], read: Read, resample: Resample) -
     if VIDEO in request:
         return _look_at_video(request, read, resample)
     role, data = str(request.get("role", IMAGE)), read(str(request["image"]))
+    if is_video(data):
+        raise EncodeFailed(f"the {role} is a video, which is only made into a condition of Wan VACE: give a picture")
     digest = digest_bytes(data)
     # a drawn crop depends on the digest of the picture that is followed
     inputs = digests_of(request, [digest, *([digest_bytes(read(str(request[LIKE])))] if LIKE in request else [])])
@@ -185,7 +248,7 @@ def _look_at_video(request: Mapping[str, Json], read: Read, resample: Resample) 
     clip = Clip(variant_of(request, video.size, digest), frames, start, rate, video.rate)
     footage = Footage(read, reference, clip, tuple(video.timeline.take(rate, start, frames)))
     transform = clip.transform() | {"pixels": RESAMPLERS[resample].videos}
-    return Examined(footage, {VIDEO: digest}, {VIDEO: digest}, transform, clip.facts(), video.transfer)
+    return Examined(footage, {VIDEO: digest}, {VIDEO: digest}, transform, clip.facts())
 
 
 def look_at_masked(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
@@ -199,12 +262,16 @@ def look_at_masked(request: Mapping[str, Json], read: Read, resample: Resample) 
 
 def variant_with_mask(request: Mapping[str, Json], picture: bytes, mask: bytes) -> Variant:
     """Return the variant of a picture that has a mask. Raises EncodeFailed if the two differ in aspect ratio."""
-    size, own = images.measure(picture), images.measure(mask)
+    size = images.measure(picture)
+    _check_alike(images.measure(mask), size, "picture")
+    return variant_of(request, size, digest_bytes(picture))
+
+
+def _check_alike(own: Size, size: Size, what: str) -> None:
     if abs(own.width * size.height - own.height * size.width) > size.width + size.height:
         raise EncodeFailed(
-            f"the mask has {own.width} x {own.height} pixels, but its picture {size.width} x {size.height}: they need the same aspect ratio"
+            f"the mask has {own.width} x {own.height} pixels, but its {what} {size.width} x {size.height}: they need the same aspect ratio"
         )
-    return variant_of(request, size, digest_bytes(picture))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,4 +297,58 @@ class LookAtEnds:
             keyed = {role: digest for role, digest in inputs.items() if role != VIDEO}
             transform = {name: value for name, value in video.transform.items() if name in {"bucket", "flip", "pixels"}}
         transform["ends"] = [None if one is None else one.variant.transform()["crop"] for one in given]
-        return Examined(ClipEnds(footage, given), inputs, keyed, transform, video.facts, video.transfer)
+        return Examined(ClipEnds(footage, given), inputs, keyed, transform, video.facts)
+
+
+def look_at_first(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
+    """Look at the frame with which a clip begins, without the others."""
+    found = LookAtEnds()(request, read, resample)
+    first = FirstFrame(found.shot)
+    return replace(found, shot=first, transform={**found.transform, "bucket": list(first.bucket)})
+
+
+def look_at_guided(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
+    """Look at a video, and at the control and the mask that the sample brings for it: videos, or one picture for all frames."""
+    video = _look_at_video(request, read, resample)
+    footage: Footage = video.shot
+    digests, shots = {footage.reference: video.inputs[VIDEO]}, dict[str, Footage | Still]()
+    shown: Mapping[str, Sequence[str]] = request.get(IMAGES, {})
+    for role in (CONTROL, MASK):
+        if len(shown.get(role, ())) > 1:
+            raise EncodeFailed(f"a video has one {role}, but this sample has {len(shown[role])}: leave the others out")
+        for reference in shown.get(role, ()):
+            shots[role], digests[reference] = _beside(role, reference, footage, read)
+    inputs = digests_of(request, [digests[reference] for reference in references_of(request)])
+    variants = {role: shot.variant if isinstance(shot, Still) else shot.clip.variant for role, shot in shots.items()}
+    transform = {**video.transform, "beside": {role: variant.transform()["crop"] for role, variant in variants.items()}}
+    shot = Guided(footage, shots.get(CONTROL), shots.get(MASK))
+    return Examined(shot, inputs, inputs, transform, video.facts)
+
+
+def _beside(role: str, reference: str, footage: Footage, read: Read) -> tuple[Footage | Still, str]:
+    """Return what belongs to a clip, cut in the same way, and its digest."""
+    from cachestore.encode import videos
+
+    own = footage.clip.variant
+    with read.open(reference) as file:
+        is_picture = not is_video(file.read(HEAD_BYTES))
+        file.seek(0)
+        found = None if is_picture else videos.look(file)
+        file.seek(0)
+        data, digest = (file.read(), "") if is_picture else (b"", digest_opened(file))
+    size = images.measure(data) if found is None else found.size
+    if role == MASK:
+        _check_alike(size, own.size, "video")
+    if found is None:  # a mask is measured as a part of its picture, at any resolution
+        return Still(data, own if role == MASK else same_part(size, own)), digest_bytes(data)
+    clip = replace(footage.clip, variant=same_part(size, own), own_rate=found.rate)
+    last, there = clip.start + clip.frames, found.timeline.count(clip.rate)
+    if there < last:
+        raise EncodeFailed(f"the {role} video is too short: it has {plural(there, 'frame')}, but the clip of its sample ends after {last}")
+    return Footage(read, reference, clip, tuple(found.timeline.take(clip.rate, clip.start, clip.frames))), digest
+
+
+def is_video(head: bytes) -> bool:
+    """Return whether a file that begins with these bytes is a video: Matroska, AVI, or MP4 and the like, but no picture (AVIF, HEIF)."""
+    is_mp4 = head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free") and head[8:12] not in _PICTURE_BRANDS
+    return head.startswith(b"\x1aE\xdf\xa3") or (head[:4] == b"RIFF" and head[8:12] == b"AVI ") or is_mp4

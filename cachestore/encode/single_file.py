@@ -56,9 +56,9 @@ def read_shapes(path: Path) -> Shapes:
         with opened_weights(path) as (_descriptor, header):
             tensors = header.tensors
     except FormatError as error:
-        raise BadInput(f"{path} is no .safetensors file: its header is damaged, or it was not copied whole") from error
+        raise BadInput(f"{path} is no .safetensors file: its header is damaged, or it was not copied whole; copy it again") from error
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+        raise BadInput(f"{path} cannot be read: {error.strerror}; check the path, and whether you may read it") from error
     if not tensors:
         raise BadInput(f"{path} holds no tensors; download it again")
     if any(part in name for name in tensors for part in _ADAPTERS):

@@ -54,7 +54,10 @@ class Rewriter:
             tokens, limit = heard.args
             self.dropped = self._template if limit is None else limit - self._limit
             return tokens - self.dropped
-        raise BadInput(f"encode_prompt of {self._family.pipeline} should cut captions, but does not in the installed diffusers")
+        raise BadInput(
+            f"encode_prompt of {self._family.pipeline} should cut captions, but does not in the installed diffusers;"
+            " with diffusers 0.42.1 it does"
+        )
 
 
 def _listener(setup: TextSetup, memory: TokenMemory) -> Foreign:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from cachestore.core.keys import Key
+from cachestore.core.read_block import MASK_BITS
 from cachestore.encode.budget import Budget
 from cachestore.encode.compiling import Compiling
 from cachestore.encode.modules import DTYPES, Foreign, load_module
 from cachestore.encode.outputs import Entries, Made, difference, fetch, make_sound, tolerance
 from cachestore.encode.setup import LatentsSetup
-from cachestore.encode.shots import GIVEN
+from cachestore.encode.shots import COVERED, GIVEN, THRESHOLD
 from cachestore.encode.torch_threads import keep_number
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
@@ -118,23 +119,32 @@ class Vae:
     def _encoded(self, keys: Sequence[Key], pixels: Tensor) -> "Callable[[], list[Made]]":
         """Begin to encode pictures. Call the returned function for their entries, on the CPU."""
         with torch.inference_mode():
-            inputs = to_range(self._transfer.to_device(pixels)).to(self._vae.dtype)
-            inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1) if self._setup.has_alpha else inputs
-            inputs = inputs.unsqueeze(2) if self._setup.has_frames and pixels.ndim == _OF_VIDEO else inputs
-            encoded = self._vae.encode(inputs) if self._compiled is None else self._compiled.encode(inputs)
-            latents = self._stored_form(encoded, keys).to(self._dtype).contiguous()
-            begun = fetch(self._transfer, {self._setup.stored: latents}, [self._setup.stored], len(keys))
+            there = self._transfer.to_device(pixels)
+            parts = [self._latents_of(there, keys, given) for given in ((GIVEN, COVERED) if self._setup.is_split else (GIVEN,))]
+            made = {self._setup.stored: torch.cat(parts, dim=1).contiguous()}
+            if self._setup.mask_channels:
+                made[MASK_BITS] = fold_mask(there[: len(keys), ..., _COLOURS] != GIVEN, self._setup.factor, self._setup.temporal_factor)
+            begun = fetch(self._transfer, made, [self._setup.stored], len(keys))
 
         def finish() -> list[Made]:
             copied, finite = begun()
-            return [Made({self._setup.stored: row}, is_finite=one) for row, one in zip(copied[self._setup.stored], finite, strict=True)]
+            return [Made({name: copied[name][row] for name in made}, is_finite=one) for row, one in enumerate(finite)]
 
         return finish
+
+    def _latents_of(self, pixels: Tensor, keys: Sequence[Key], given: int) -> Tensor:
+        inputs = to_range(pixels, given).to(self._vae.dtype)
+        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1) if self._setup.has_alpha else inputs
+        inputs = inputs.unsqueeze(2) if self._setup.has_frames and pixels.ndim == _OF_VIDEO else inputs
+        encoded = self._vae.encode(inputs) if self._compiled is None else self._compiled.encode(inputs)
+        return self._stored_form(encoded, keys).to(self._dtype)
 
     def _why_single(self, frames: int) -> str | None:
         """Return why pictures, or clips of `frames` frames, cannot share a batch (AutoencoderKLHunyuanVideo15 raises for two pictures)."""
         side = max(PROBE_SIDE, 4 * self._setup.multiple)
         noise = np.random.default_rng(0).integers(0, 256, (2, frames, side, side, 3), dtype=np.uint8)
+        if self._setup.mask_channels:
+            noise = np.concatenate([noise, np.where(noise[..., :1] < THRESHOLD, COVERED, GIVEN).astype(np.uint8)], axis=-1)
         pixels = torch.from_numpy(noise[:, 0] if frames == 1 else noise)
         kind = "picture" if frames == 1 else "clip"
         keys = [Key(bytes([index] * 16)) for index in range(2)]
@@ -204,13 +214,29 @@ class Compiled:
         return partial(self._policy.took, self._last)
 
 
-def to_range(pixels: Tensor) -> Tensor:
+def to_range(pixels: Tensor, given: int = GIVEN) -> Tensor:
     """Convert uint8 [B, ..., H, W, 3] to float32 [B, 3, ..., H, W] in -1..1, by the same operations as diffusers' training scripts.
 
-    A fourth channel says which pixels are given (255); all others become 0.
+    A fourth channel says which pixels count: those that have `given` there. All others become 0.
     """
     made = pixels[..., :_COLOURS].movedim(-1, 1).contiguous().float().div_(255).sub_(0.5).div_(0.5)
-    return made if pixels.shape[-1] == _COLOURS else made.mul_(pixels[..., _COLOURS:].movedim(-1, 1) == GIVEN)
+    return made if pixels.shape[-1] == _COLOURS else made.mul_(pixels[..., _COLOURS:].movedim(-1, 1) == given)
+
+
+def fold_mask(mask: Tensor, factor: int, temporal_factor: int) -> Tensor:
+    """Fold a mask [B, (F,) H, W] to the size of latents: each pixel of a latent pixel gets a channel, and eight channels make a byte.
+
+    Of the frames that make one latent frame, the one in the middle is used, as in Wan VACE's pipeline (`nearest-exact`).
+    """
+    if mask.ndim == _OF_VIDEO:
+        frames = mask.shape[1]
+        count = (frames - 1) // temporal_factor + 1
+        mask = mask[:, ((torch.arange(count) + 0.5) * (frames / count)).long().to(mask.device)]
+    split = mask.unflatten(-1, (-1, factor)).unflatten(-3, (-1, factor))
+    channels = split.movedim((-3, -1), (1, 2)).flatten(1, 2).to(torch.uint8)
+    missing = -channels.shape[1] % 8
+    padded = torch.cat([channels, channels.new_zeros(len(channels), missing, *channels.shape[2:])], dim=1)
+    return torch.stack([padded[:, bit::8] << (7 - bit) for bit in range(8)]).sum(dim=0).to(torch.uint8).contiguous()
 
 
 def noise_of(key: Key, shape: Sequence[int]) -> Tensor:

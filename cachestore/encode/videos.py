@@ -6,7 +6,7 @@ The rules are part of every video's key, through the name of the transform (`res
   edit list hides are left out.
 * A frame is upright 8-bit RGB. Quarter turns and mirroring of the display matrix are applied. Pixels that are not square are as wide as
   they are shown. Transparency is composited on white. Colours are converted by the frame's own matrix and range, or, if it has none, as
-  FFmpeg does it (BT.601). High dynamic range is not tone-mapped, but reported (`Video.transfer`).
+  FFmpeg does it (BT.601). High dynamic range is refused.
 * Interlaced frames are not deinterlaced.
 * A file that ends early is refused, and so is one in which a needed frame is damaged.
 
@@ -64,7 +64,7 @@ _TURNS: Final = {
 }
 """The turn that makes a picture upright, by the signs of the first two columns and rows of a display matrix."""
 _ON_THEIR_SIDE: Final = frozenset(turn for signs, turn in _TURNS.items() if signs[0] == 0)
-_HIGH_RANGE: Final = {16: "smpte2084", 18: "arib-std-b67"}
+_HIGH_RANGE: Final = {16: "PQ, smpte2084", 18: "HLG, arib-std-b67"}
 _MEND: Final = "copy it again, or remove its sample"
 _LATEST_SECONDS: Final = 1.0
 """A Matroska file is incomplete if its packets end more than this before the duration in its header."""
@@ -79,8 +79,6 @@ class Video:
     timeline: Timeline
     rate: Fraction
     """The average number of frames a second; 0 if it is not known."""
-    transfer: str
-    """The transfer function of a video of high dynamic range; else empty."""
 
 
 def look(file: BinaryIO) -> Video:
@@ -92,8 +90,13 @@ def look(file: BinaryIO) -> Video:
         stream = _stream_of(container)
         first = next(_decoded(container, stream), None)
         if first is None:
-            raise EncodeFailed("the video has no frame that can be decoded")
-        return Video(_size_of(first, stream), timeline, _rate_of(stream, timeline), _HIGH_RANGE.get(int(first.color_trc), ""))
+            raise EncodeFailed(f"the video has no frame that can be decoded: {_MEND}")
+        if (transfer := _HIGH_RANGE.get(int(first.color_trc))) is not None:
+            raise EncodeFailed(
+                f"the video has high dynamic range ({transfer}), which would look pale: convert it to standard range first, with a tone"
+                " mapping that you choose, such as FFmpeg's filter `tonemap`"
+            )
+        return Video(_size_of(first, stream), timeline, _rate_of(stream, timeline))
 
 
 def glance(file: BinaryIO) -> Video:
@@ -105,7 +108,7 @@ def glance(file: BinaryIO) -> Video:
         frames = max(1, stream.frames or round(seconds * rate))
         first = next(_decoded(container, stream), None)
         size = Size(stream.width, stream.height) if first is None else _size_of(first, stream)
-    return Video(size, Timeline(np.arange(frames, dtype=np.int64), frames, 1 / rate), rate, "")
+    return Video(size, Timeline(np.arange(frames, dtype=np.int64), frames, 1 / rate), rate)
 
 
 def take(file: BinaryIO, times: Sequence[int], bucket: Size, box: CropBox, resample: Resample = FIRST) -> Frames:
@@ -145,7 +148,8 @@ def _frames_at(file: BinaryIO, times: Sequence[int]) -> Iterator[VideoFrame]:
                 break
     if wanted:
         raise EncodeFailed(
-            f"the video is damaged or incomplete: {len(wanted)} of {plural(len(times), 'frame')} that its packets promise cannot be decoded"
+            f"the video is damaged or incomplete: {len(wanted)} of {plural(len(times), 'frame')} that its packets"
+            f" promise cannot be decoded: {_MEND}"
         )
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.core.keys import Json, Key, Recipe
-from cachestore.encode.latents import resampled_recipe, resolved_from
+from cachestore.core.keys import Json, Key
+from cachestore.encode.latents import PictureEncoder, resampled_recipe, resolved_from
 from cachestore.encode.models import Component
 from cachestore.encode.resamplers import FIRST, Resample, check_resampler
 from cachestore.encode.setup import text_width
@@ -27,31 +27,22 @@ class VisionSetup:
     components: Mapping[str, Component]
     """The vision encoder and its image processor, in this order."""
     dtype: str
-    layer: int
-    """The index of the hidden states."""
+    layer: int | None
+    """The index of the hidden states; None for the last ones, which are normalised."""
     name: str
     """The name of the tensor, in entries and in a batch."""
     resample: Resample = FIRST
 
 
-class VisionEncoder:
+class VisionEncoder(PictureEncoder[VisionSetup, LookAtEnds]):
     """Implements `unit.Encoder` for the frames with which a clip begins and ends.
 
     They are scaled and cropped to the clip's bucket first, as the VAE sees them, and then prepared by the model's own image processor. One
     frame makes [tokens, width], two make [2, tokens, width].
     """
 
-    def __init__(
-        self, recipe: Recipe, setup: VisionSetup, look: LookAtEnds, *, device: str = "auto", batch_size: int | Literal["auto"] = "auto"
-    ) -> None:
-        self.recipe = recipe
-        self.setup = setup
-        self._look = look
-        self._device = device
-        self._batch_size: int | Literal["auto"] = batch_size
-        self._fingerprint = recipe.fingerprint
-        self._processor: Any = None
-        self._model: VisionModel | None = None
+    _processor: Any = None
+    _model: "VisionModel | None" = None
 
     def resampled(self, name: Resample) -> "VisionEncoder":
         """Return this encoder for frames that are resized in the named way. Its recipe and all keys differ."""
@@ -117,5 +108,5 @@ class VisionEncoder:
         del bucket, frames
         config: Mapping[str, Any] = next(iter(self.setup.components.values())).config
         side = int(config.get("image_size") or 224) // int(config.get("patch_size") or _PATCH)
-        ends = len(self.recipe.make["roles"])
-        return ends * (side * side + 1) * text_width(config) * (4 if self.setup.dtype == "float32" else 2)
+        ends, has_class = len(self.recipe.make["roles"]), "CLIP" in next(iter(self.setup.components.values())).class_name
+        return ends * (side * side + has_class) * text_width(config) * (4 if self.setup.dtype == "float32" else 2)

@@ -66,7 +66,9 @@ class VisionModel:
         name = self._setup.name
         with torch.inference_mode():
             pixels = self._transfer.to_device(self._transfer.stacked([pixels for _key, pixels in batch])).to(self._model.dtype)
-            states = self._model(pixel_values=pixels.flatten(0, 1), output_hidden_states=True).hidden_states[self._setup.layer]
+            layer = self._setup.layer
+            made = self._model(pixel_values=pixels.flatten(0, 1), output_hidden_states=layer is not None)
+            states = made.last_hidden_state if layer is None else made.hidden_states[layer]
             rows: Tensor = states.unflatten(0, pixels.shape[:2]).to(self._dtype)
             rows = (rows[:, 0] if pixels.shape[1] == 1 else rows).contiguous()
             begun = fetch(self._transfer, {name: rows}, [name], len(batch))

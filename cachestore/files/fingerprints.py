@@ -75,7 +75,7 @@ def _below(root: Path) -> Iterator[tuple[str, Path]]:
         for path in (Path(folder) / name for name in names if not name.startswith(".")):
             found[path.relative_to(root).as_posix()] = path
     if not found:
-        raise BadInput(f"cannot fingerprint {root}: the folder holds no files")
+        raise BadInput(f"cannot fingerprint {root}: the folder holds no files; check the path")
     yield from sorted(found.items())
 
 

@@ -90,7 +90,9 @@ def _check(layout: Layout, folder: int | None, published: Path | None) -> None:
     except FileNotFoundError as error:
         raise _gone(layout) from error
     except FormatError as error:
-        raise ReadFailed(f"cannot tell whether the store at {layout.root} is the one that was opened: {error}") from error
+        raise ReadFailed(
+            f"cannot tell whether the store at {layout.root} is the one that was opened: {error}; then run the same command again"
+        ) from error
     if found != layout.store_id:
         raise ReadFailed(
             f"the store at {layout.root} is not the one that was opened (was another disk mounted, or another folder moved"

@@ -135,11 +135,15 @@ def publish(layout: Layout, final: Path, chunks: Iterable[Buffer], *, digest: st
     with _made_visible(layout, final, size_bytes=sum(memoryview(chunk).nbytes for chunk in chunks)) as temporary:
         _write(temporary, chunks, _READ_ONLY_BITS if read_only else layout.mode.file_bits)
         if digest_file(temporary) != (digest or digest_of(chunks)):
-            raise WriteFailed(
-                f"{final}: what was written to {temporary} reads back differently; the memory or the file system is at fault: check"
-                " both, then run the same command again"
-            )
+            raise _reads_differently(final, temporary)
         return _finish(layout, temporary, final)
+
+
+def _reads_differently(final: Path, temporary: Path) -> WriteFailed:
+    return WriteFailed(
+        f"{final}: what was written to {temporary} reads back differently; the memory or the file system is at fault: check both, then"
+        " run the same command again"
+    )
 
 
 @contextlib.contextmanager
@@ -185,9 +189,11 @@ def publish_pieces(layout: Layout, final: Path, pieces: Iterable[Buffer], *, dig
         finally:
             os.close(descriptor)
         if state.hexdigest() != digest:
-            raise FormatError(f"what was to become {final} does not have the digest {digest}; nothing was published")
+            raise FormatError(
+                f"what was to become {final} does not have the digest {digest}; nothing was published: run the same command again"
+            )
         if digest_file(temporary) != digest:
-            raise WriteFailed(f"{final}: what was written to {temporary} reads back differently; the memory or the file system is at fault")
+            raise _reads_differently(final, temporary)
         return _finish(layout, temporary, final)
 
 

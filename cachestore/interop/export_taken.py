@@ -9,7 +9,7 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from cachestore.core.inputs import BUCKETS, RESOLUTIONS, SOURCE
+from cachestore.core.inputs import BUCKETS, RESOLUTIONS, SOURCE, is_trained_on
 from cachestore.core.samples import CONTROL, VIDEO
 from cachestore.core.words import first_of, noun, plural
 from cachestore.encode.bucket_rules import BucketSettings
@@ -107,7 +107,8 @@ class Taken:
         controls = sum(len(column.keys) for column in self.layout.catalog.columns if column.role == CONTROL)
         if controls and "controls" not in self.layout.writing.takes:
             yield f"latents of {plural(controls, 'control image')}"
-        if videos := sum(len(column.keys) for column in self.layout.catalog.columns if column.role == VIDEO):
+        of_videos = (column for column in self.layout.catalog.columns if column.role == VIDEO and is_trained_on(VIDEO, column.options))
+        if videos := sum(len(column.keys) for column in of_videos):
             yield f"latents of {plural(videos, 'video')}"
         column = self.layout.captions
         if column is not None and self.layout.writing.text_by != "caption":

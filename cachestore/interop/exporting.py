@@ -222,7 +222,9 @@ class _Target:
         """Return the path of a file. Raises EncodeFailed for a name that leads out of the folder."""
         final = Path(os.path.normpath(self.folder / path))
         if not final.is_relative_to(self.folder) or final == self.folder:
-            raise EncodeFailed(f"{path} leads out of {self.folder}")
+            raise EncodeFailed(
+                f"its id leads out of {self.folder} ({path}): give the sample another id, and run `cachestore precompute` again"
+            )
         return final
 
     def close(self) -> None:

@@ -95,6 +95,8 @@ class CacheScan:
 
     def match(self, cache: CacheFiles) -> None:
         """Match the files to samples by name, or, for a cache of shards, by the metadata of each value."""
+        found = (self.wanted.metadata_files.fullmatch(path.name) for path in self._metadata_files) if self.wanted.metadata_files else ()
+        self.matches.ids = sorted({one["id"] for one in found if one is not None})
         if self.wanted.reading.match is not None:
             self.wanted.reading.match(self.paths, self.samples, self.matches)
             return
@@ -118,13 +120,19 @@ class CacheScan:
                 except (EncodeFailed, OSError) as error:
                     self.unreadable.append(f"{location.path}, byte {location.start}: {error}")
 
+    @cached_property
+    def _metadata_files(self) -> Sequence[Path]:
+        """The side files beside the pictures and beside the cache."""
+        wanted, folders = self.wanted.metadata_files, dict.fromkeys((self.root, Path(self.request.folder)))
+        if wanted is None:
+            return []
+        return [path for folder in folders for path in sorted(folder.iterdir()) if wanted.fullmatch(path.name) and path.is_file()]
+
     def read_sizes(self) -> list[FileOnDisk]:
         """Read the side files beside the pictures and beside the cache, and return their names. Raises BadInput."""
-        metadata_files, read_metadata = self.wanted.metadata_files, self.wanted.read_metadata
-        if metadata_files is None or read_metadata is None:
+        read_metadata, paths = self.wanted.read_metadata, self._metadata_files
+        if read_metadata is None:
             return []
-        folders = dict.fromkeys((self.root, Path(self.request.folder)))
-        paths = [path for folder in folders for path in sorted(folder.iterdir()) if metadata_files.fullmatch(path.name) and path.is_file()]
         references = pictures_of(self.samples)
         for path in dict.fromkeys(map(Path.resolve, paths)):
             read_metadata(str(path), path.read_bytes(), references.keys(), self.matches)

@@ -42,8 +42,15 @@ def make_catalog(presence: Presence, job: Job, outcomes: Outcomes, failed: Mappi
         extras=plan.extras,
         columns=tuple(sorted(columns, key=lambda column: (column.encoder, column.role))),
         texts=plan.texts,
+        prompts=_prompts(plan, failed) if "text" in made or previous is None else previous.prompts,
         listing=max(job.listing, previous.listing if previous is not None else 0),
     )
+
+
+def _prompts(plan: Plan, failed: Mapping[int, str]) -> list[tuple[str, str]]:
+    """The plan's prompts without those of which a text could not be encoded."""
+    lost = {str(plan.unit(index).request.get(CAPTION)) for index in failed} if plan.prompts else set[str]()
+    return [pair for pair in plan.prompts if lost.isdisjoint(pair)]
 
 
 def _column(plan: Plan, number: int, outcomes: Outcomes, failed: Mapping[int, str]) -> KeyColumn:

@@ -34,13 +34,14 @@ class Claiming:
         self._look_again = look_again
         self._check_cancelled = check_cancelled
 
-    def take(self, opened: Round, recipe: int, *, is_prefetch: bool = False) -> list[Slot]:
+    def take(self, opened: Round, recipe: int, *, only: Sequence[int] | None = None, is_prefetch: bool = False) -> list[Slot]:
         """Claim and return a recipe's next partitions: free ones, else one of a dead worker, else one of the slowest living worker.
 
-        With `is_prefetch`, while earlier ones are still being done, claim only free ones, and only if many are left.
+        With `is_prefetch`, while earlier ones are still being done, claim only free ones, and only if many are left. With `only`, claim
+        none but these, as many at once as make whole batches, since this worker needs them all now.
         """
-        count, world = opened.partition_count(recipe), self._job.rank_info.world_size
-        order = order_for(self._job.rank_info.rank, world, count, seed=int(self._claims.worker[:8], 16))
+        count, world = opened.partition_count(recipe), self._job.rank_info.world_size if only is None else 1
+        order = order_for(self._job.rank_info.rank, world, count, seed=int(self._claims.worker[:8], 16)) if only is None else only
         each = len(opened.units[recipe]) // max(1, count)
         units = max(GROUP_UNITS, WINDOWS * self._job.encoders[recipe].window)
         lost: set[int] = set()  # claimed by others, though no listing shows it yet: on NFS that takes up to a minute

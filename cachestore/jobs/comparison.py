@@ -5,7 +5,7 @@ Called when a plan is built, and again before its catalog replaces one that was 
 
 import json
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Final, cast
 
@@ -45,10 +45,23 @@ def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> t
         words.append(f"{plural(len(ids - before), 'new sample')} under the name {plan.catalog!r}")
     if changed := _count_changed_captions(plan, previous):
         words.append(f"{plural(changed, 'caption')} changed")
+    words += _prompts_in_words(plan, previous)
     if before - ids:
         leave = plural(len(before - ids), "sample is no longer listed and leaves", "samples are no longer listed and leave")
         words.append(f"{leave} {plan.catalog!r}")
     return tuple(words)
+
+
+def _prompts_in_words(plan: Plan, previous: Catalog) -> Iterator[str]:
+    """Describe which prompts come and go; a plan without text leaves them as they are."""
+    if all(column.role != CAPTION for column in plan.columns):
+        return
+    now, before = set(plan.prompts), {(prompt, negative) for prompt, negative in previous.request.get("text", {}).get("prompts", ())}
+    if now - before:
+        yield f"{plural(len(now - before), 'new prompt')} for validation under the name {plan.catalog!r}"
+    if before - now:
+        leave = plural(len(before - now), "prompt is no longer in --prompts and leaves", "prompts are no longer in --prompts and leave")
+        yield f"{leave} {plan.catalog!r}"
 
 
 def _count_changed_captions(plan: Plan, previous: Catalog) -> int:

@@ -96,7 +96,7 @@ class DeclaredEncoder:
         if "image" not in request:
             return replace(self.encoder.resolve({"caption": request["caption"]}, read), key=key)
         if len(request.get("bucket", ())) < 2:
-            raise EncodeFailed("the catalog does not say at which resolution it was encoded")
+            raise EncodeFailed("the catalog does not say at which resolution it was encoded; run `cachestore import` again")
         from cachestore.encode import images
 
         data = read(str(request["image"]))

@@ -42,6 +42,8 @@ class EncoderState:
     batches: Batches[DecodedUnit]
     is_warm: bool = False
     """Whether it got a batch since it was last closed: the first batch loads its model."""
+    only: Sequence[int] | None = None
+    """The partitions to do, as a trainer needs them now; None for all."""
 
 
 @dataclass(slots=True)

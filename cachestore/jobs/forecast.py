@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from cachestore.core.errors import EncodeFailed, FormatError
-from cachestore.core.inputs import LIKE, references_of
+from cachestore.core.inputs import LIKE, is_trained_on, references_of
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO, role_of
 from cachestore.core.words import human_bytes, in_short, noun, plural
@@ -78,6 +78,8 @@ class Forecast:
     """`to_encode` without the published units of unfinished partitions: what the bar and `cachestore status` have left."""
     is_bound: bool = False
     """Whether some units may turn out to be present: a picture's key is known only when it is read."""
+    prompts: int = 0
+    """Prompts for validation. Their texts are among the units."""
 
     __repr__ = in_short
 
@@ -102,7 +104,7 @@ def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int]
     images = {name: _units_by(plan, missing, name) for name in dict.fromkeys(recipe.encoder for recipe in plan.recipes) if name != "text"}
     measures = cache(partial(_measure, wanted.listing)), cache(partial(_glance, wanted.listing))  # cached, as one file may have many units
     facts = {name: _buckets_of(plan, units, limit, *measures) for name, units in images.items()}
-    is_trained_on = _first_units_of(plan, IMAGE, VIDEO)
+    is_trained_on = _first_units_of(plan)
     buckets = Counter(bucket for found in facts.values() for index, bucket in found.items() if is_trained_on[index])
     buckets.update(_known_buckets(reconciler, missing, is_trained_on))
     tokens = _count(by_encoder.get("text"), [plan.unit(index).request for index in captions[:limit]])
@@ -131,6 +133,7 @@ def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int]
         published=published,
         left=left,
         is_bound=any(images.values()),
+        prompts=len(plan.prompts),
     )
 
 
@@ -162,10 +165,11 @@ def _distinct_captions(plan: Plan) -> int:
     return len(set(plan.captions)) if units is None else int(_marked(plan, units).sum())
 
 
-def _first_units_of(plan: Plan, *roles: str) -> Mask:
-    """Mask of each sample's first unit in columns of these roles: variants share a bucket. A picture in two roles is two units."""
-    cells = [_first_cells(at, units) for column, (at, units) in zip(plan.columns, plan.cells, strict=True) if column.role in roles]
-    return _marked(plan, *cells)
+def _first_units_of(plan: Plan) -> Mask:
+    """Mask of each sample's first unit in columns of what is trained on: variants share a bucket. A picture in two roles is two units."""
+    columns = zip(plan.columns, plan.cells, strict=True)
+    trained = [cells for column, cells in columns if is_trained_on(column.role, column.options)]
+    return _marked(plan, *(_first_cells(at, units) for at, units in trained))
 
 
 def _first_cells(at: Sequence[int], units: Sequence[int]) -> Numbers:
@@ -267,19 +271,24 @@ def _seconds(layout: Layout, units: int, ignored: str) -> float | None:
 def in_words(forecast: Forecast, root: Path) -> list[str]:
     """Return the forecast as lines for a person."""
     about, most = "about " if forecast.is_estimate else "", "at most " if forecast.left and forecast.is_bound else ""
-    unfinished = f" (an unfinished pass has {forecast.published} of them)" if forecast.published > forecast.present else ""
     there = forecast.wanted - forecast.left
+    unfinished = ""
+    if forecast.published > forecast.present:
+        unfinished = f",{'' if forecast.published >= there else f' {forecast.published} of them'} from a run that did not finish"
     units = (
-        f"{plural(forecast.wanted, 'unit')}: {there} {noun(there, 'is', 'are')} there already{unfinished}, {most}{forecast.left} to encode"
+        f"{plural(forecast.wanted, 'unit')}: {there} {noun(there, 'is', 'are')} in the store already{unfinished};"
+        f" {most}{forecast.left} to encode"
     )
     lines = [not_made(forecast.not_made_here)] if forecast.not_made_here else []
-    lines += [*forecast.remarks, f"{plural(forecast.samples, 'sample')}, {plural(forecast.distinct_captions, 'distinct caption')}, {units}"]
+    counts = [plural(forecast.samples, "sample"), plural(forecast.distinct_captions, "distinct caption")]
+    counts += [f"{plural(forecast.prompts, 'prompt')} for validation"] if forecast.prompts else []
+    lines += [*forecast.remarks, ", ".join([*counts, units])]
     if forecast.buckets:
         lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))
         left = [(size, sum(count % size for count in forecast.buckets.values())) for size in _BATCH_SIZES]
         if any(count for _size, count in left):
             shown = ", ".join(f"{count} at {size}" for size, count in left)
-            lines.append(f"samples that full batches of one bucket leave out in an epoch, by batch size: {about}{shown}")
+            lines.append(f"samples that fill no batch of their bucket, so an epoch leaves them out, by batch size: {about}{shown}")
     if forecast.truncated_captions:
         lines.append(
             f"{about}{plural(forecast.truncated_captions, 'caption is', 'captions are')} longer than the encoder reads, and truncated"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field, dataclass, field
 from math import isfinite
+from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from cachestore.core.captions import CHOICES, CaptionPolicy
@@ -17,6 +18,7 @@ from cachestore.core.samples import CAPTION, ROLES, Source
 from cachestore.core.words import listed
 from cachestore.encode.family import DTYPES, is_text_encoder
 from cachestore.encode.resamplers import RESAMPLERS
+from cachestore.source.prompts import Prompts, as_prompts, read_prompts
 
 LATENTS: Final = "latents"
 """The value of `encode` for pictures and videos."""
@@ -198,6 +200,12 @@ def allowed_failures(text: str, units: int) -> int:
     return int(units * value / 100) if is_percent else int(value)
 
 
+def _prompts(value: Any) -> Prompts:
+    if isinstance(value, str | os.PathLike):
+        return read_prompts(Path(_path(value)))
+    return as_prompts(cast("Sequence[object]", value)) if isinstance(value, list | tuple) else _refuse()
+
+
 def _sources(value: Any) -> tuple[Source, ...]:
     listed = cast("Sequence[Any]", value) if isinstance(value, list | tuple) else _refuse()
     return tuple(one if isinstance(one, Source) else Source(**one) for one in listed)
@@ -215,6 +223,7 @@ RATE: Final = OptionType(f"a number of frames a second from {_LEAST_FPS} to {_MO
 THREADS: Final = OptionType("a number of threads, 0 or more", lambda value: _whole(0, value), int)
 BATCH: Final = OptionType("auto or a whole number of at least 1", _batch_size, lambda text: text if text == "auto" else int(text))
 ARGUMENTS: Final = OptionType("NAME=VALUE (in a file a table, from Python a mapping)", _arguments, _parse_arguments)
+PROMPTS: Final = OptionType("a .txt, .json or .jsonl file with prompts (from Python also a list of prompts)", _prompts)
 POLICY: Final = OptionType("first, all, random, or a CaptionPolicy (as JSON, or as a table)", _captions, _parse_captions)
 ROLE_NAMES: Final = OptionType(f"a list of names in small letters, such as depth,pose, that are not in {', '.join(ROLES)}", _roles)
 ENCODERS: Final = OptionType(

@@ -34,6 +34,7 @@ from cachestore.jobs.option_types import (
     NUMBERS,
     PATHS,
     POLICY,
+    PROMPTS,
     RATE,
     ROLE_NAMES,
     SIZES,
@@ -51,6 +52,7 @@ from cachestore.jobs.option_types import (
 )
 from cachestore.source.captions import CaptionLines
 from cachestore.source.combined import IN_MEMORY, labelled
+from cachestore.source.prompts import Prompts
 from cachestore.source.tars import SUFFIX
 
 _OPTION: Final = re.compile(r"(?<![\w-])--(?P<option>[a-z][a-z-]*)(?:(?P<space> )(?P<value>[^\s;:()]*[^\s;:(),.]))?")
@@ -58,6 +60,9 @@ _VALUE: Final = re.compile(r"[A-Z]+([|%][A-Z]+)*|-?\d[\d.,]*%?|'.*'")
 _DATA: Final = re.compile(r"\bDATA\b")
 _OTHER_NAMES: Final = {"encode-arg": "encode_args", "claim": "claims"}
 """Python's names for options that may be repeated: their values are mappings."""
+
+_LEFT_OUT: Final = ("sources", "prompts")
+"""Options that a catalog records only if they are given, so that the catalogs of older versions compare equal."""
 
 LOADED: Final = "(loaded "
 """How the name of a model in memory begins, such as "(loaded FluxPipeline)"."""
@@ -108,6 +113,15 @@ class PrecomputeRequest:
         " Hugging Face data set has a caption)",
         "TEXT",
     )
+    prompts: Prompts = make_option(
+        (),
+        PROMPTS,
+        "what",
+        "a .txt, .json or .jsonl file with prompts and negative prompts for validation: they are encoded too and belong to the data set, so"
+        " that training needs no text encoder; data.prompts lists them",
+        "FILE",
+    )
+    """(prompt, negative prompt) of each: the file is read once, so that workers and `repair --refill` do not need it."""
     sources: tuple[Source, ...] = make_option(
         (),
         SOURCES,
@@ -121,7 +135,8 @@ class PrecomputeRequest:
         (),
         ROLE_NAMES,
         "what",
-        "further roles of your own, like control: depth takes the column depth, or files such as cat.depth.png, and makes depth_latents",
+        "names of your own for further images, which are encoded like control images:"
+        " depth reads the column depth, or files such as cat.depth.png, and makes depth_latents",
         "LIST",
     )
     replace: bool = make_switch(
@@ -140,15 +155,15 @@ class PrecomputeRequest:
         OWN,
         one_of(*get_args(Buckets)),
         "pictures",
-        "by whose rule pictures are put into buckets, resized and cropped: that of a trainer for `cachestore export`, or of diffusers'"
-        " training scripts (the square)",
+        "the rule by which pictures are put into buckets, resized and cropped: cachestore's own; that of another trainer, for"
+        " `cachestore export`; or diffusers, the square of its training scripts",
         "|".join(get_args(Buckets)),
     )
     bucket_step: int | None = make_option(
         None,
         whole_from(1),
         "pictures",
-        "the sides of buckets are multiples of N pixels (default: 64; of musubi 16, of ai-toolkit as it chooses for the model)",
+        "the sides of buckets are multiples of N pixels (default: 64; for musubi 16, for ai-toolkit what it takes for the model)",
         "N",
     )
     no_upscale: bool = make_switch("pictures", "put small pictures into smaller buckets instead of scaling them up")
@@ -163,7 +178,7 @@ class PrecomputeRequest:
         one_of(*RESAMPLERS),
         "pictures",
         "how to resize: lanczos, bicubic and bilinear by torch, area by OpenCV (as sd-scripts), pillow by Pillow's slower Lanczos (default:"
-        " lanczos for a new data set, else as it was made)",
+        " lanczos for a new data set, else that of the data set)",
         "|".join(RESAMPLERS),
     )
     frames: tuple[int, ...] = make_option(
@@ -202,7 +217,7 @@ class PrecomputeRequest:
         "auto", BATCH, "how", "samples in a batch: a number, or auto, which finds a fast one", "N"
     )
     compile: bool = make_switch(
-        "how", "compile the VAE's encoder (torch.compile) for sizes of pictures that are frequent enough to save time"
+        "how", "compile the VAE's encoder (torch.compile) for those sizes of pictures that are frequent enough for it to save time"
     )
     workers: int | None = make_option(
         None, THREADS, "how", "threads in each rank that read and decode files (default: by the number of processors)", "N"
@@ -251,6 +266,8 @@ class PrecomputeRequest:
         if self.variants > 1 and self.crop != RANDOM:
             raise BadInput(f"--variants {self.variants} needs --crop random: all centre crops would be the same")
         self._check_buckets()
+        if self.prompts and self.encode == (LATENTS,):
+            raise BadInput(f"--prompts needs a text encoder, but --encode asks for {LATENTS} alone: leave one of them out")
         if (self.fps is not None or self.clips > 1) and not self.frames:
             raise BadInput("--fps and --clips are for videos, which need --frames: add it, or leave them out")
 
@@ -288,7 +305,9 @@ class PrecomputeRequest:
     def hints(self) -> dict[str, Json]:
         """Return the options that a catalog's header keeps, so that `repair --refill` can encode the same again. Paths are absolute."""
         body = replace(self, sources=tuple(labelled(self.sources))).absolute().as_json()
-        is_hint = {one.name: option_of(one).is_hint and (one.name != "sources" or bool(self.sources)) for one in fields(self)}
+        is_hint = {
+            one.name: option_of(one).is_hint and (one.name not in _LEFT_OUT or bool(getattr(self, one.name))) for one in fields(self)
+        }
         return {name: value for name, value in body.items() if is_hint[name]}
 
     @classmethod
@@ -317,6 +336,7 @@ class SharedOptions(TypedDict, total=False):
     caption_lines: CaptionLines
     caption: str | None
     roles: str | Sequence[str]
+    prompts: str | os.PathLike[str] | Sequence[str | tuple[str, str]]
     replace: bool
     resolution: int | Sequence[int]
     buckets: Buckets

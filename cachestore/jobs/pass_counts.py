@@ -8,6 +8,8 @@ import numpy as np
 
 from cachestore.core.inputs import references_of
 from cachestore.core.keys import KEY_BYTES, Json, Key
+from cachestore.core.samples import CAPTION
+from cachestore.core.words import named_prompt
 from cachestore.files.table import Digests
 from cachestore.jobs.columns import as_text, numbers
 from cachestore.jobs.presence import Presence
@@ -52,7 +54,8 @@ def count_made(outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot
 def list_failures(plan: Plan, failed: Mapping[int, str]) -> list[Json]:
     """Return rows of sample, encoder and reason, each once: all variants of a damaged picture give one row.
 
-    A failed unit that no sample refers to, such as the empty caption, has "" as its sample; with `fill` it has its key.
+    A failed unit that no sample refers to has "" as its sample if it is the empty caption, and "(prompt) TEXT" if it is a prompt; with
+    `fill` it has its key.
     """
     if not failed:
         return []
@@ -64,8 +67,14 @@ def list_failures(plan: Plan, failed: Mapping[int, str]) -> list[Json]:
             named.add(units[cell])
             rows[plan.ids[row], column.encoder, failed[units[cell]]] = None
     alone = [
-        (plan.unit_ids[index].hex() if plan.ids_are_keys else "", plan.recipes[plan.recipe_of(index)].encoder, failed[index])
-        for index in sorted(set(failed) - named)
+        (_name_alone(plan, index), plan.recipes[plan.recipe_of(index)].encoder, failed[index]) for index in sorted(set(failed) - named)
     ]
     listed = [*rows, *alone][:_NAMED_FAILURES]
     return [{"sample": sample, "encoder": encoder, "reason": reason} for sample, encoder, reason in listed]
+
+
+def _name_alone(plan: Plan, index: int) -> str:
+    if plan.ids_are_keys:
+        return plan.unit_ids[index].hex()
+    text = str(plan.unit(index).request.get(CAPTION, ""))
+    return named_prompt(text) if text else ""

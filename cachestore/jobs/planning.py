@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from cachestore.core.captions import CaptionPolicy
+from cachestore.core.captions import CaptionPolicy, has_wildcards
 from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
 from cachestore.core.inputs import companions
 from cachestore.core.keys import canonical, digest_parts
@@ -22,7 +22,7 @@ from cachestore.jobs.columns import rows_with_any, rows_without_picture
 from cachestore.jobs.comparison import Compare, compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
 from cachestore.jobs.recorded_paths import gone_paths
-from cachestore.jobs.wanted_columns import NAMED_ROLES, columns_of, picture_role
+from cachestore.jobs.wanted_columns import NAMED_ROLES, picture_role, wanted_columns
 from cachestore.source.combined import IN_MEMORY, InMemory, files_of, files_of_sources, list_path, list_sources
 from cachestore.source.files import IMAGE_SUFFIXES, Files
 from cachestore.source.listing import Listing
@@ -129,7 +129,7 @@ def look_at_request(
     request = _with_step(request, encoders)
     needs = needs_of_request(request, loaded)
     _check_latents(request, encoders)
-    columns = [column for number, encoder in enumerate(encoders) for column in columns_of(number, encoder, request)]
+    columns = wanted_columns(encoders, request)
     asked, intent = _intent_of(request, encoders, columns, listing, policy)
     name, content = intent.plan, intent.content
     if heartbeat is not None:
@@ -137,10 +137,18 @@ def look_at_request(
     previous = newest_catalog(layout, request.name, io="mmap")
     plan = published = _published(layout, name)
     if plan is None:
-        seen = Remarks()
+        seen, texts = Remarks(), Remarks()
         samples = listing.samples(seen) if heartbeat is None else counted(listing.samples(seen), heartbeat)
-        plan = _build(request, samples, encoders, columns, (asked, content))
-        plan = replace(plan, remarks=(*seen.in_words(), *_what_lacks(plan, request, seen), *_unread(plan)))
+        plan = _build(request, _with_texts(samples, request.policy, texts), encoders, columns, (asked, content))
+        plan = replace(
+            plan,
+            remarks=(
+                *seen.in_words(),
+                *(texts.in_words() if _asks_for_text(request) else ()),
+                *_what_lacks(plan, request, seen),
+                *_unread(plan),
+            ),
+        )
         _refuse_rows(request, seen)
     _refuse_nothing(request, plan, previous)
     _check_resampler(plan, encoders)
@@ -167,7 +175,8 @@ def _intent_of(
     named = [column.column for column in columns if column.column.role in NAMED_ROLES]
     described = [[one.encoder, one.role, dict(one.options)] for one in named]
     arguments = digest_parts("cachestore-arguments", request.name, policy, canonical(described)).hex()
-    content = digest_parts(listing.content, policy).hex()
+    prompts = [canonical([list(pair) for pair in request.prompts])] if request.prompts else []
+    content = digest_parts(listing.content, policy, *prompts).hex()
     asked = digest_parts("cachestore-request", arguments, *(encoder.recipe.fingerprint for encoder in asked_for)).hex()
     name = plan_name(asked, content)
     intent = Intent(arguments, {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in asked_for}, content, name)
@@ -198,14 +207,17 @@ def _not_made(needs: "Sequence[Need]", plan: Plan) -> tuple[str, ...]:
     """Describe the needs that are not made: all but those met by images of each sample's own."""
     found: list[str] = []
     for need in needs:
-        having = rows_with_any(_starts(plan, need.role))
+        starts = _starts(plan, need.role)
+        starts = [plan.images[role][0] for role in need.wants if role in plan.images] if starts and need.wants else starts
+        having = rows_with_any(starts)
         if need.role is None or not having.any():
             found.append(need.words)
             continue
-        trained = rows_with_any(_starts(plan, role_of(need.role).follows))
+        trained = rows_with_any(_starts(plan, role_of(need.role).follows or need.role))
         if lacking := (trained & ~having).nonzero()[0].tolist():
             named = first_of(plan.ids[row] for row in lacking)
-            found.append(f"{need.what} of {len(lacking)} of {trained.sum()} samples, which have no {need.role} ({named})")
+            roles = " or ".join(need.wants or (need.role,))
+            found.append(f"{need.what} of {len(lacking)} of {trained.sum()} samples, which have no {roles} ({named})")
     return tuple(found)
 
 
@@ -243,13 +255,17 @@ def _build(
         request=digests[0],
         content=digests[1],
         recipes=[encoder.recipe for encoder in encoders],
-        samples=_with_texts(_of_asked_kinds(request, samples), request.policy),
+        samples=_of_asked_kinds(request, samples),
         columns=columns,
         texts=request.policy.encoding(),
         # If a text encoder also sees the sample's images, the empty caption has another value for each sample.
         extra=[
-            (n, {"caption": ""}) for n, encoder in enumerate(encoders) if encoder.recipe.encoder == "text" and not picture_role(encoder)
+            (n, {"caption": caption})
+            for n, encoder in enumerate(encoders)
+            if encoder.recipe.encoder == "text" and not picture_role(encoder)
+            for caption in dict.fromkeys(["", *(text for pair in request.prompts for text in pair)])
         ],
+        prompts=request.prompts,
     )
 
 
@@ -259,7 +275,7 @@ def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> N
     from cachestore.encode.latents import LatentsEncoder
 
     for encoder in encoders:
-        if not isinstance(encoder, LatentsEncoder):
+        if not isinstance(encoder, LatentsEncoder) or encoder.recipe.encoder != LATENTS:
             continue
         for resolution in {*request.resolutions, *(source.resolution for source in request.sources if source.resolution is not None)}:
             encoder.check_buckets(resolution, request.bucket_step or STEP, request.buckets)
@@ -343,7 +359,9 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
     found = encoders_for(_model_request(request, loaded), lambda path: digest_file(path, known))
     latents = next((encoder for encoder in found if encoder.recipe.encoder == LATENTS), None)
     is_input = any(encoder.recipe.make.get("makes") == "masked" for encoder in found)
-    masks = () if latents is None else (MaskEncoder(latents.recipe.read["spatial_factor"], is_input=is_input),)
+    # a mask that is part of a condition is not made a second time
+    is_part = any(encoder.recipe.read.get("mask_channels") for encoder in found)
+    masks = () if latents is None or is_part else (MaskEncoder(latents.recipe.read["spatial_factor"], is_input=is_input),)
     return _resampled((*found, *masks), request.resample or FIRST)
 
 
@@ -371,8 +389,13 @@ def _of_asked_kinds(request: PrecomputeRequest, samples: Iterable[Sample]) -> It
         yield sample
 
 
-def _with_texts(samples: Iterable[Sample], policy: CaptionPolicy) -> Iterable[Sample]:
+def _with_texts(samples: Iterable[Sample], policy: CaptionPolicy, seen: Remarks) -> Iterable[Sample]:
+    """Yield the samples with the texts that the policy encodes instead of their captions."""
     for sample in samples:
+        if not policy.wildcards:
+            seen.wildcards += [sample.id] if any(map(has_wildcards, sample.captions)) else []
+        elif policy.has_more(sample.captions):
+            seen.combinations.append(sample.id)
         texts = policy.texts(sample.captions)
         yield sample if texts == sample.captions else replace(sample, captions=texts)
 
@@ -380,9 +403,9 @@ def _with_texts(samples: Iterable[Sample], policy: CaptionPolicy) -> Iterable[Sa
 def _named(policy: CaptionPolicy) -> str:
     """A name for the texts that a policy encodes, for digests."""
     encoding = policy.encoding()
-    if policy.each > 1 or policy.prefix:
-        return canonical(encoding).decode()
-    return "all" if encoding else "first"
+    if encoding in ({}, {"choose": "all"}):
+        return "all" if encoding else "first"
+    return canonical(encoding).decode()
 
 
 def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
@@ -432,7 +455,8 @@ def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequenc
             f"there is nothing to encode in {names}: none of {plural(samples, 'sample')} has a picture, and --encode asks for {asked} alone"
         )
     kinds = ", ".join(sorted(IMAGE_SUFFIXES))
-    return "; ".join((f"there is nothing to encode in {names}: no picture ({kinds}), no row, no prompt", *remarks))
+    nothing = f"there is nothing to encode in {names}: no picture ({kinds}), no row, no prompt"
+    return "; ".join(dict.fromkeys((nothing, *remarks)))  # a plan's remarks may have the sentence already
 
 
 def _what_lacks(plan: Plan, request: PrecomputeRequest, listed: Remarks) -> tuple[str, ...]:

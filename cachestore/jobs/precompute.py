@@ -108,7 +108,8 @@ def precompute(
             encoded, no process is started and torch is not loaded. The workers stop when this process dies.
         **options: all other options of `cachestore precompute`, with underscores: resolution (a number, or several of
             them), variants, crop, crop_seed, flip, buckets, bucket_step, no_upscale, frames (a number, or several), fps, clips, name,
-            captions ("first", "all", or a CaptionPolicy: all texts that it may ask for are encoded), caption_lines, caption, roles,
+            captions ("first", "all", or a CaptionPolicy: all texts that it may ask for are encoded), caption_lines, caption, prompts
+            (a file, or a list of texts or of (prompt, negative prompt)), roles,
             vae, text_encoder, revision, variant, text_dtype, vae_dtype, latents, procs, device, batch_size, compile, workers, rank,
             world_size, strict, replace.
 
@@ -210,7 +211,7 @@ def _in_processes(request: PrecomputeRequest, care: Care, in_memory: InMemory, n
     """
     rank_info = find_rank(request.rank, request.world_size)
     launch = launch_of(rank_info)
-    listing = _list_first(request, in_memory)
+    listing = list_first(request, in_memory)
     if _is_model_here(request):  # else it would be downloaded, and the hub's client starts threads
         report, launch = _look_first(request, rank_info, launch, in_memory, listing=listing, number=number)
         if report is not None:
@@ -285,7 +286,7 @@ def _look_first(
     with _as_it_was(os.environ), noticing_its_end(layout), context as heartbeat:
         wanted = look_at_request(layout, request, heartbeat=heartbeat, in_memory=in_memory, listing=listing)
         launch = numbered(launch, invocation_of(layout, wanted.plan, rank_info))
-        reconciler, missing = _unknown(wanted, heartbeat.rise)
+        reconciler, missing = unknown_units(wanted, heartbeat.rise)
         if not missing:
             before_any_work = threading.Event()  # cancels all that would encode or wait; a pass with nothing to do never checks it
             before_any_work.set()
@@ -294,8 +295,8 @@ def _look_first(
     return None, launch
 
 
-def _list_first(request: PrecomputeRequest, in_memory: InMemory | None) -> Listing | None:
-    """List the sources if there is no store yet, so that none is made for an unusable source. Return None if there is a store."""
+def list_first(request: PrecomputeRequest, in_memory: InMemory | None) -> Listing | None:
+    """Return the listing of the sources if there is no store yet, so that none is made for an unusable source; else None."""
     if look_at(Layout.at(request.store).marker) is not None:
         return None
     listing = list_request(request, in_memory)
@@ -315,8 +316,8 @@ def _as_it_was(environment: MutableMapping[str, str]) -> Generator[None]:
         environment.update({name: value for name, value in before.items() if environment.get(name) != value})
 
 
-def _unknown(wanted: Wanted, rise: Callable[[], None], launch: str = "") -> tuple[Reconciler, list[int]]:
-    """The reconciler of the pass that a run would join or begin, and the units not known to be present when `launch` joined it.
+def unknown_units(wanted: Wanted, rise: Callable[[], None], launch: str = "") -> tuple[Reconciler, list[int]]:
+    """Return the reconciler of the pass that a run would join or begin, and the units not known to be present when `launch` joined it.
 
     Begins no pass.
     """
@@ -340,27 +341,28 @@ def precompute_here(
     in_memory: InMemory | None = None,
     number: int | None = None,
     store_id: str = "",
+    launch: str = "",
     compare_with: Compare | None = None,
 ) -> Report:
     """Do one worker's part of `precompute` in this process; return the report. `say` gets lines for a person.
 
     `loaded` replaces the request's model; `in_memory` are the listings of its sources in memory. `number` is the number of the caller's
     listing; without it this process takes a new number. With a `store_id`, only that store is written, and none is made.
-    `compare_with` as for `look_at_request`.
+    `launch` is this process's launch, if it is known. `compare_with` as for `look_at_request`.
     """
     from cachestore.encode.environment import set_library_defaults
 
     set_library_defaults(os.environ)
     if request.strict:
         needs_of_request(request, loaded)  # raises now, before a store is made
-    listing = _list_first(request, in_memory)
+    listing = list_first(request, in_memory)
     layout = open_for_pass(request.store, store_id)
     rank_info = find_rank(request.rank, request.world_size)
     say_conflict(rank_info, say)
     if listing is not None:  # it was listed before there was a store
         number = number or 0
     numbered = nullcontext(number) if number is not None else listing_number(layout, request.name)
-    context = Heartbeat(layout, "", 0, launch_of(rank_info), rank_info.rank, rank_info.world_size)
+    context = Heartbeat(layout, "", 0, launch or launch_of(rank_info), rank_info.rank, rank_info.world_size)
     with noticing_its_end(layout), numbered as listed, context as heartbeat:
         wanted = look_at_request(
             layout, request, heartbeat=heartbeat, loaded=loaded, in_memory=in_memory, listing=listing, compare_with=compare_with
@@ -433,7 +435,7 @@ def _forecast(wanted: Wanted, heartbeat: Heartbeat | None, complete: Reconciler 
     from cachestore.jobs.forecast import make_forecast
 
     rise, launch = (lambda: None, "") if heartbeat is None else (heartbeat.rise, heartbeat.launch)
-    reconciler, missing = _unknown(wanted, rise, launch) if complete is None else (complete, list[int]())
+    reconciler, missing = unknown_units(wanted, rise, launch) if complete is None else (complete, list[int]())
     return make_forecast(wanted, reconciler, missing, look_at_all=look_at_all)
 
 

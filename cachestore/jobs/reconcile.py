@@ -65,14 +65,14 @@ class Reconciler:
     def __post_init__(self) -> None:
         self._presence = Presence(self.job.plan, self.job.files, self.key_of, self.rise)
 
-    def open_pass(self, snapshot: Snapshot) -> None:
-        """Begin round 0 with the units that the newest catalog does not show to be present and unchanged."""
+    def open_pass(self, snapshot: Snapshot, order: Sequence[int] = ()) -> None:
+        """Begin round 0 with the units that the newest catalog does not show to be present and unchanged, those of `order` first."""
         if 0 in list_rounds(self.ref.folder(self.job.layout)):
             return
         catalog = self._newest()
         reusable = self._presence.reusable(self._presence.known_before(catalog), snapshot)
         generation = catalog.generation if catalog is not None and reusable.any() else None
-        self._publish_round(0, ~reusable, generation)
+        self._publish_round(0, ~reusable, generation, order)
 
     def unknown(self, snapshot: Snapshot) -> list[int]:
         """Return the units that neither an unfinished pass nor the newest catalog shows to be present. Reads no source file."""
@@ -120,10 +120,12 @@ class Reconciler:
         failed = {index: history.outcomes.reason(index) for index in np.flatnonzero(missing).tolist()}
         return self._finish(history.outcomes, failed, snapshot)
 
-    def _publish_round(self, number: int, chosen: Mask, generation: int | None) -> None:
+    def _publish_round(self, number: int, chosen: Mask, generation: int | None, order: Sequence[int] = ()) -> None:
         plan = self.job.plan
-        ranges = (plan.units_of(recipe) for recipe in range(len(plan.recipes)))
-        units = tuple((np.flatnonzero(chosen[own.start : own.stop]) + own.start).tolist() for own in ranges)
+        listed = np.array([*dict.fromkeys((*order, *np.flatnonzero(chosen).tolist()))], np.int64)
+        listed = listed[chosen[listed]]
+        recipes = np.searchsorted([plan.units_of(recipe).stop for recipe in range(len(plan.recipes))], listed, side="right")
+        units = tuple(listed[recipes == recipe].tolist() for recipe in range(len(plan.recipes)))
         publish_round(self.job.layout, self.ref, plan, Round(number, units, self.job.launch, time.time(), generation))
 
     # What is known

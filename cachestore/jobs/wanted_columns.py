@@ -1,6 +1,6 @@
 """Which columns a request wants of each encoder, and which requests a sample makes for them. Reads no file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -20,37 +20,56 @@ NAMED_ROLES: Final = (*FIRST_COLUMNS, VIDEO)
 """The roles whose columns are in a plan's name."""
 
 
-def columns_of(number: int, encoder: Encoder, request: PrecomputeRequest) -> list[ColumnRequest]:
-    """Return the columns of an encoder, each with the requests that a sample makes for it. Raises BadInput for options that do not fit."""
+def wanted_columns(encoders: Sequence[Encoder], request: PrecomputeRequest) -> list[ColumnRequest]:
+    """Return the columns of the encoders, each with the requests that a sample makes for it. Raises BadInput for options that do not fit.
+
+    Images from which a condition is made are not encoded for themselves.
+    """
+    taken = {role for encoder in encoders for role in _others(encoder)}
+    return [column for number, encoder in enumerate(encoders) for column in _columns_of(number, encoder, request, taken)]
+
+
+def _columns_of(number: int, encoder: Encoder, request: PrecomputeRequest, taken: Collection[str]) -> list[ColumnRequest]:
     name, shown = encoder.recipe.encoder, picture_role(encoder)
     if shown is not None:
         _check_pictures(request)
     if name == "text":
         wanted = [(CAPTION, {} if shown is None else {IMAGES: shown})]
     else:
-        wanted = [(role, _options(request, role, size)) for role in _roles(encoder, request) for size in request.resolutions]
+        wanted = [(role, _options(request, role, size)) for role in _roles(encoder, request, taken) for size in request.resolutions]
         wanted = [(role, {**options, **_also_read(encoder)}) for role, options in wanted]
+    requests = partial(requests_of, taken=taken)
     return [
-        ColumnRequest(PlanColumn(number, name, role, options), partial(requests_of, role, options), needs_cells=role not in FIRST_COLUMNS)
+        ColumnRequest(PlanColumn(number, name, role, options), partial(requests, role, options), needs_cells=role not in FIRST_COLUMNS)
         for role, options in wanted
     ]
 
 
-def _roles(encoder: Encoder, request: PrecomputeRequest) -> tuple[str, ...]:
+def _roles(encoder: Encoder, request: PrecomputeRequest, taken: Collection[str]) -> tuple[str, ...]:
     """The roles of an encoder's columns: of the latents themselves, of masks, or the one that a condition is made from."""
     name, roles = encoder.recipe.encoder, encoder.recipe.make.get("roles")
     found = (MASK,) if roles is None and name != LATENTS else (IMAGE, *SHOWN, *request.roles, VIDEO) if roles is None else (roles[0],)
+    found = found if roles is not None else tuple(role for role in found if role not in taken)
     return tuple(role for role in found if request.frames or VIDEO not in (role, role_of(role).follows))
 
 
 def _also_read(encoder: Encoder) -> dict[str, Json]:
-    others: Sequence[str] = (encoder.recipe.make.get("roles") or ())[1:]
+    others = _others(encoder)
     return {IMAGES: list(others)} if others else {}
+
+
+def _others(encoder: Encoder) -> Sequence[str]:
+    """The further roles that a condition is made from."""
+    return (encoder.recipe.make.get("roles") or ())[1:]
 
 
 def _check_pictures(request: PrecomputeRequest) -> None:
     if request.flip:
         raise BadInput("--flip cannot be used with this model, whose text encoder sees the unmirrored pictures: leave it out")
+    if request.prompts:
+        raise BadInput(
+            "this model's text encoder sees each sample's own pictures, so a prompt alone has no embeddings: leave --prompts out"
+        )
     if request.policy.dropout:
         raise BadInput(
             "this model's text encoder sees each sample's own pictures, so no empty caption fits all samples: leave the dropout"
@@ -74,15 +93,18 @@ def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str
     return options | ({"upscale": False} if request.no_upscale else {})
 
 
-def requests_of(role: str, options: Mapping[str, Json], sample: Sample) -> list[Request]:
-    """Return a sample's requests for a column, in the order of the cells. Raises BadInput for images that cannot be combined."""
+def requests_of(role: str, options: Mapping[str, Json], sample: Sample, *, taken: Collection[str] = ()) -> list[Request]:
+    """Return a sample's requests for a column, in the order of the cells. Raises BadInput for images that cannot be combined.
+
+    `taken` are the roles from which conditions are made.
+    """
     if role == CAPTION:
         return [request_for(role, options, value, sample.images) for value in sample.captions]
     values = images_of(sample.images, role)
     if values:
         _check_companions(role, sample)
     if values and role == VIDEO:
-        _check_video(options, sample)
+        _check_video(options, sample, taken)
     own = options_for(options, sample.extras)
     return [request_for(role, own, value, sample.images, number) for value in values for number in range(cells_each(options))]
 
@@ -97,14 +119,15 @@ def _check_companions(role: str, sample: Sample) -> None:
         raise BadInput(f"sample {sample.id!r} has {len(sample.images[role])} images in the column {role}, but a video has only one")
 
 
-def _check_video(options: Mapping[str, Json], sample: Sample) -> None:
+def _check_video(options: Mapping[str, Json], sample: Sample, taken: Collection[str]) -> None:
     if sample.images.get(IMAGE) or len(sample.images[VIDEO]) > 1:
         raise BadInput(
             f"sample {sample.id!r} has a video and {'a picture' if sample.images.get(IMAGE) else 'another one'}, but only one of"
             " them can be trained on: leave one out, or give each a row; a picture that the model is shown goes into the column"
             " `control`"
         )
-    if any(role_of(role).follows == IMAGE for role in sample.images) and (options.get("crop") == RANDOM or "clips" in options):
+    shown = [role for role in sample.images if role not in taken and role_of(role).follows == IMAGE]
+    if shown and (options.get("crop") == RANDOM or "clips" in options):
         raise BadInput(
             f"sample {sample.id!r} has a video with control images, which --crop random and --clips cannot cut in the same way as"
             " the video: leave these options out"

@@ -4,7 +4,7 @@ A worker waits for others only if nothing is left to do, and only for a limited 
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Final
@@ -72,12 +72,14 @@ class Worker:
             encoder.close()
         self._known.close()
 
-    def do_round(self, opened: Round) -> None:
-        """Work until every partition of a round has a ledger, by this worker or another.
+    def do_round(self, opened: Round, only: Sequence[Sequence[int]] | None = None) -> None:
+        """Work until every partition of a round has a ledger, by this worker or another; with `only`, those partitions of each recipe.
 
-        Raises Incomplete if cancelled or if no progress is made any more, WriteFailed if writing fails.
+        With `only` the models stay loaded. Raises Incomplete if cancelled or if no progress is made any more, WriteFailed if writing fails.
         """
-        recipes = range(len(self.job.plan.recipes))
+        counts = [range(opened.partition_count(recipe)) for recipe in range(len(self.job.plan.recipes))]
+        for state in self._states:
+            state.only = None if only is None else only[state.recipe]
         waits = Patience()
         if opened.number > 0:  # it was opened because something is missing: do not trust what was remembered
             self._known.forget()
@@ -86,7 +88,7 @@ class Worker:
             for state in self._states:
                 worked |= self._do_recipe(opened, state)
             finished = list_ledgers(self.claims.folder, opened.number)
-            missing = [(recipe, p) for recipe in recipes for p in range(opened.partition_count(recipe)) if (recipe, p) not in finished]
+            missing = [(recipe, p) for recipe, wanted in enumerate(only or counts) for p in wanted if (recipe, p) not in finished]
             if not missing:
                 return
             if not worked:
@@ -106,11 +108,12 @@ class Worker:
 
     def _do_recipe(self, opened: Round, state: EncoderState) -> bool:
         worked = False
-        while taken := self._claiming.take(opened, state.recipe):
+        while taken := self._claiming.take(opened, state.recipe, only=state.only):
             worked = True
             self._do_group(state, self._claiming.group_of(opened, taken))
-        state.encoder.close()
-        state.is_warm = False
+        if state.only is None:
+            state.encoder.close()
+            state.is_warm = False
         return worked
 
     def _do_group(self, state: EncoderState, group: PartitionGroup) -> None:
@@ -155,7 +158,7 @@ class Worker:
             for _recipe, p in group.slots:
                 yield from ((group, self.job.plan.unit(index)) for index in group.opened.partition(state.recipe, p))
             yield group, None
-            taken = self._claiming.take(group.opened, state.recipe, is_prefetch=True)
+            taken = self._claiming.take(group.opened, state.recipe, only=state.only, is_prefetch=True)
             if not taken:
                 return
             group = self._claiming.group_of(group.opened, taken)

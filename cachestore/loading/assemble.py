@@ -13,7 +13,7 @@ import torch
 
 from cachestore.core.batch_shapes import LatentsAs, batch_shape, is_as_stored
 from cachestore.core.keys import Key
-from cachestore.core.read_block import Form, LatentsBlock, TextBlock, stored_parts
+from cachestore.core.read_block import MASK_BITS, Form, LatentsBlock, TextBlock, stored_parts
 from cachestore.core.tensors import are_bools, torch_dtype
 from cachestore.loading.buffers import BatchBuffers, Rows
 from cachestore.loading.latents import mask_shape, read_latents, read_latents_into, read_masks_into
@@ -244,7 +244,9 @@ def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
         stored, rows = draft.memory.take_rows(f"{part.name} as stored", stored_shape, dtype, pin=False)
     draft.read(column, rows)
     if not is_as_stored(part.block, part.wanted):
-        draft.finish.append(lambda _made: read_latents_into(part.block, part.wanted, stored, part.noise, out))
+        has_mask, under = bool(part.block.mask_channels), f"mask of {part.name} as stored"
+        masks = _read_aside(draft, part.keys, {MASK_BITS}, under)[MASK_BITS] if has_mask else ()
+        draft.finish.append(lambda _made: read_latents_into(part.block, part.wanted, stored, part.noise, out, masks=masks))
 
 
 def _lay_out_controls(draft: _Draft, part: ControlsPart) -> None:

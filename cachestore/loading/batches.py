@@ -29,8 +29,8 @@ class Bucketed(Protocol):
     """What the sampler needs of a data set.
 
     If it has `set_epoch`, the sampler passes on the epoch. If it has `announce`, the sampler passes the batches of each iteration on this
-    process, and holds the returned context during the iteration. If it has `workers`, and that is not 0, the batches are `PlannedBatch`es
-    for so many workers of a DataLoader.
+    process, and holds the returned context during the iteration. So with `reading`, which also gets the batches of all ranks. If it has
+    `workers`, and that is not 0, the batches are `PlannedBatch`es for so many workers of a DataLoader.
     """
 
     @property
@@ -161,9 +161,11 @@ class BucketBatchSampler:
         rounds = even_out(batches[self._start :], shard.world, self._order.tail, whole=batches)
         ours = rounds[shard.first :: shard.step]
         announce: Any = getattr(self._data, "announce", nullcontext)
+        reading: Any = getattr(self._data, "reading", None)
+        own = rounds[shard.rank :: shard.world] if shard.rank is not None else rounds[:0]
         # A worker gets the batches of this rank that are so far apart in `ours`.
         turn = getattr(self._data, "workers", 0) * (shard.world // shard.step)
-        with announce(rounds[shard.rank :: shard.world] if shard.rank is not None else rounds[:0]):
+        with nullcontext() if reading is None else reading(rounds, own), announce(own):
             for number, batch in enumerate(ours):
                 self._yielded += 1
                 # A caller that takes exactly len(sampler) batches never sees the end, but wants the next epoch next.

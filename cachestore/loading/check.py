@@ -48,7 +48,7 @@ def differing_files(
 def _differences(encoder: str, recipe: Recipe, paths: Mapping[str, Path]) -> Iterator[str]:
     files: dict[str, str] | None = recipe.make.get("files")
     if files is None:
-        raise BadInput(f"{encoder} was not made from the files of a model, so there is nothing to compare")
+        raise BadInput(f"{encoder} was not made from the files of a model, so `check` cannot compare it: leave the call out")
     for name, digest in files.items():
         found = [path for path in _candidates(name, paths) if path.is_file()]
         if not found:

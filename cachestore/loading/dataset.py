@@ -200,8 +200,13 @@ class CachedDataset(Dataset[SampleDict]):
         """Set the epoch whose latents are drawn, here and in all DataLoader workers."""
         self._selection.epoch.set(epoch)
 
+    @property
+    def prompts(self) -> Sequence[tuple[str, str]]:
+        """(prompt, negative prompt) of each prompt for validation (`precompute --prompts`). `prompt` gives the embeddings of each text."""
+        return self._selection.catalog.prompts
+
     def prompt(self, caption: str) -> dict[str, Any]:
-        """Return the embeddings of any encoded caption as a batch of one, such as `data.prompt("")`.
+        """Return the embeddings of any encoded caption or prompt as a batch of one, such as `data.prompt("")`.
 
         Raises MissingEntry if the caption was not encoded, and BadInput without text, or if the encoder saw pictures with captions.
         """

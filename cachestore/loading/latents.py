@@ -13,7 +13,7 @@ from cachestore.core.arguments import as_word
 from cachestore.core.batch_shapes import LatentsAs, batch_shape, folded_shape, is_as_stored
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_parts
-from cachestore.core.read_block import LatentsBlock, MaskBlock
+from cachestore.core.read_block import MASK_BITS, LatentsBlock, MaskBlock
 from cachestore.loading.texts import stored_tensor
 
 vector_math.settle()
@@ -45,12 +45,25 @@ def read_latents(block: LatentsBlock, wanted: LatentsAs, stored: Mapping[str, to
     if is_as_stored(block, wanted):
         return tensor
     out = torch.empty(batch_shape(block, wanted, (1, *tensor.shape)), dtype=tensor.dtype)
-    read_latents_into(block, wanted, tensor[None], [seed], out)
+    masks = [stored_tensor(stored, MASK_BITS)] if block.mask_channels else ()
+    read_latents_into(block, wanted, tensor[None], [seed], out, masks=masks)
     return out[0]
 
 
-def read_latents_into(block: LatentsBlock, wanted: LatentsAs, stored: torch.Tensor, noise: Sequence[int], out: torch.Tensor) -> None:
-    """As `read_latents` for a whole batch `[B, ...]`, bit for bit. `noise` has a seed for each sample; `stored` may be overwritten."""
+def read_latents_into(
+    block: LatentsBlock,
+    wanted: LatentsAs,
+    stored: torch.Tensor,
+    noise: Sequence[int],
+    out: torch.Tensor,
+    *,
+    masks: Sequence[torch.Tensor] = (),
+) -> None:
+    """As `read_latents` for a whole batch `[B, ...]`, bit for bit. `noise` has a seed for each sample; `stored` may be overwritten.
+
+    `masks` has the bits of each sample's mask, for a block with `mask_channels`.
+    """
+    out = _beside_mask(block, masks, out)
     if block.stored != "moments":
         _normalise_into(block, stored, _behind_marks(block, out))
         return
@@ -78,6 +91,16 @@ def _behind_marks(block: LatentsBlock, out: torch.Tensor) -> torch.Tensor:
     if "last" in block.marks:
         marks[:, -1, -1] = 1
     return out[:, block.temporal_factor :]
+
+
+def _beside_mask(block: LatentsBlock, masks: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+    """Write masks into a batch's last channels, and return the others."""
+    if not block.mask_channels:
+        return out
+    for row, bits in zip(out[:, -block.mask_channels :], masks, strict=True):
+        for number, channel in enumerate(row):
+            channel.copy_((bits[number // 8] >> (7 - number % 8)) & 1)
+    return out[:, : -block.mask_channels]
 
 
 def _normalise_into(block: LatentsBlock, latents: torch.Tensor, out: torch.Tensor) -> None:

@@ -87,7 +87,8 @@ def make_loader(
     By default a thread of this process prefetches batches until the iteration ends; `docs/benchmarks.md` compares that with workers.
 
     Args:
-        data: a CachedDataset. If several ranks train, it must be opened with `generation=`.
+        data: a CachedDataset. If several ranks train, it must be opened with `generation=`. Or what `ReadThrough.of(...).open` returns: if
+            it is not wholly encoded, a warning says how much is missing.
         batch_size: samples in each batch, on each rank.
         framework: how batches are dealt to ranks: "accelerate" does it itself; with "ddp", "fabric" and "lightning" each rank takes its
             own, by the rank that is found when the loader is used; with "single" every process takes all. "auto" is "accelerate" if an
@@ -110,6 +111,8 @@ def make_loader(
     as_word("framework", framework, get_args(Framework))
     ahead, num_workers = as_whole("ahead", ahead, least=0), as_whole("num_workers", num_workers, least=0)
     pin_memory = as_switch("pin_memory", pin_memory)
+    if not_encoded := getattr(data, "not_encoded", ""):
+        _log.warning("%s", not_encoded)
     split = _choose_split(framework)
     if split is not None and find_ranks().world_size > 1:
         _refuse_unpinned(data)

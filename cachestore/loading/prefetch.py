@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakSet
@@ -136,6 +136,11 @@ class Prefetcher(Dataset[Any]):
         tell = getattr(self._data, "set_epoch", None)
         if tell is not None:
             tell(epoch)
+
+    def reading(self, rounds: Indices, own: Indices) -> AbstractContextManager[None]:
+        """As the data set's, if it has it."""
+        reading: Any = getattr(self._data, "reading", None)
+        return nullcontext() if reading is None else reading(rounds, own)
 
     @contextmanager
     def announce(self, batches: Indices) -> Generator[None]:

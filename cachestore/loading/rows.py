@@ -75,8 +75,8 @@ class Rows:
             entries = self._reader.get_raw([key_of_caption(text, caption) for text in texts])
         except MissingEntry as error:
             raise MissingEntry(
-                f"the caption {caption[:60]!r} is not encoded; put it on a line of prompts.txt and run `cachestore precompute prompts.txt"
-                " --encode text --name prompts` with the same --model and --store"
+                f"the caption {caption[:60]!r} is not encoded; put it on a line of prompts.txt and run the same `cachestore precompute`"
+                " again with --prompts prompts.txt: it encodes only what is new"
             ) from error
         found: dict[str, Any] = {}
         for text, raw in zip(texts, entries, strict=True):

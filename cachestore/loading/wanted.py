@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cachestore.core.batch_shapes import LatentsAs
 from cachestore.core.errors import BadInput, FormatError
-from cachestore.core.inputs import cells_each
+from cachestore.core.inputs import cells_each, is_trained_on
 from cachestore.core.read_block import LatentsBlock, MaskBlock, TextBlock, parse_latents, parse_mask, parse_text
 from cachestore.core.samples import IMAGE, MASK, VIDEO
 from cachestore.loading.columns import joined
@@ -73,7 +73,8 @@ def chosen_fields(texts: Sequence[TextColumn], images: Collection[str], asked: f
 
 def chosen_resolution(catalog: Catalog, asked: int | None) -> int | None:
     """The resolution to return, or None if there is only one. Raises BadInput for an unknown one, or if none of several is chosen."""
-    found: list[int | None] = [column.options.get("resolution") for column in catalog.columns if column.role == IMAGE]
+    trained = [column for column in catalog.columns if is_trained_on(column.role, column.options)]
+    found: list[int | None] = list(dict.fromkeys(column.options.get("resolution") for column in trained))
     if asked is not None and asked not in found:
         names = ", ".join(map(str, filter(None, found))) or "none"
         raise BadInput(f"it was not encoded at the resolution {asked!r}; it has {names}")

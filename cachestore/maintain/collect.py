@@ -383,7 +383,8 @@ def _keys_of(layout: Layout, name: str, generation: int) -> Iterator[Key]:
         return
     except OSError as error:
         raise FormatError(
-            f"{path} cannot be read ({reason_of(error)}), so cachestore cannot tell which entries are needed; nothing was removed"
+            f"{path} cannot be read ({reason_of(error)}), so cachestore cannot tell which entries are needed; nothing"
+            " was removed: fix that, then run the same command again"
         ) from error
     yield from (key for key, _sample in needed_by(catalog))
     for column in catalog.columns:  # no row has the empty caption, but every data set with text may need it

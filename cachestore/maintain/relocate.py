@@ -96,7 +96,7 @@ def _newest(layout: Layout, name: str) -> Catalog:
         raise FormatError(f"{lost}: run {layout.command('repair')}")
     generations = list_generations(layout, name)
     if not generations:
-        raise BadInput(f"the data set {name!r} was dropped meanwhile")
+        raise BadInput(f"the data set {name!r} was dropped meanwhile: nothing of it is left to record")
     return read_catalog(layout.catalog(name, generations[-1]), generation=generations[-1])
 
 

@@ -65,5 +65,6 @@ def parse_address(argument: str, given: object) -> Address:
         if bucket:
             raise BadInput(f"{argument} {given!r} must have three slashes and a whole path: file:///data/cache")
     elif not _BUCKET.fullmatch(bucket):
-        raise BadInput(f"{argument} {given!r} names no bucket: write {scheme}://BUCKET/PATH")
+        lacks = f"has the bucket {bucket!r}, but a name of a bucket has 2 or more letters and digits" if bucket else "names no bucket"
+        raise BadInput(f"{argument} {given!r} {lacks}: write {scheme}://BUCKET/PATH")
     return Address(scheme, bucket, prefix)

@@ -7,8 +7,8 @@
     LOCAL/<store id>/have/<segment's digest>       one byte for each entry: 1 if it was written into the part
     LOCAL/<store id>/tmp/                          copies that are being made
 
-Any number of processes read and write it at once, without locks. `have` is a hint: whoever reads an entry compares it with its checksum,
-and fetches it again if it differs. So nothing here is synced, and whatever a killed process left behind is harmless.
+Any number of processes read and write it at once, without locks. `have` is a hint: a reader compares each entry with its checksum, and
+fetches it again if it differs. So nothing here is synced, and whatever a killed process left behind is harmless.
 """
 
 import os
@@ -92,7 +92,7 @@ class CacheReport:
 
     def as_json(self) -> dict[str, Json]:
         """Return the object that `cachestore cache --json` prints."""
-        return {**asdict(self), "stores": [asdict(store) for store in self.stores]}
+        return asdict(self)
 
 
 def is_store_id(text: object) -> bool:
@@ -239,8 +239,8 @@ def default_limit(folder: Path) -> int:
 def make_room(folder: Path, size: int, limit: int, keep: Collection[tuple[str, str]]) -> int:
     """Remove parts until `size` bytes more fit below the limit, those first that were not used for longest. Returns the bytes that fit.
 
-    Parts in `keep`, by (store id, digest), stay, and so do those that some reader used in the last hour. Whoever has a removed one open
-    reads on in it.
+    Parts in `keep`, by (store id, digest), stay, and so do those that some reader used in the last hour. A process that has a
+    removed one open can still read it.
     """
     left = limit - used_bytes(folder)
     if left < size:
@@ -294,7 +294,7 @@ def look_into_cache(folder: Path, *, clear: bool = False) -> CacheReport:
     """Return what is in a cache; with `clear`, after its copies were removed. Raises BadInput for a folder that is none, ReadFailed."""
     names = names_in(folder, is_root=True)
     if CACHE_MARKER not in names:
-        raise BadInput(f"{folder} is no folder with copies of stores (no {CACHE_MARKER} in it): pass what you passed as local")
+        raise BadInput(f"{folder} is no folder with copies of stores (no {CACHE_MARKER} in it): give the folder that you passed as local=")
     freed = 0
     if clear:
         before = used_bytes(folder)

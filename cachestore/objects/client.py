@@ -210,7 +210,8 @@ class _ObstoreClient:
             try:
                 self._obstore.put(self._store, self._address.key(key), data, mode="create", use_multipart=False)
             except self._obstore.exceptions.AlreadyExistsError as error:
-                if _failure_of(error).status == 409:  # two requests met; which one won is not known yet
+                failure = _failure_of(error)
+                if failure.status == 409 and failure.code != "BlobAlreadyExists":  # two requests met; which one won is not known yet
                     raise
                 return False
             return True

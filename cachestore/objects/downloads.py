@@ -7,19 +7,21 @@ helper ends with the last data set that uses it. If it is killed, the next one g
 import json
 import os
 import select
-import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.core.arguments import as_whole
-from cachestore.core.errors import BadInput, MissingExtra, ReadFailed, RemoteFailed
+from cachestore.core.errors import RemoteFailed
 from cachestore.objects.address import Address
 from cachestore.objects.client import ClientLimits, ObjectRef
+from cachestore.objects.process import close_pipes, end_helper, error_of, start_helper
+
+if TYPE_CHECKING:
+    import subprocess
 
 PARALLEL: Final = "CACHESTORE_IN_FLIGHT"
 """The variable with the number of requests that a helper sends at once."""
@@ -31,7 +33,6 @@ _STARTS: Final = 3
 """How many helpers may end one after the other without an answer."""
 _LOOK_SECONDS: Final = 1.0
 _READ_BYTES: Final = 1 << 20
-_ERRORS: Final = {kind.__name__: kind for kind in (BadInput, MissingExtra, RemoteFailed)}
 
 
 class HelperRequest:
@@ -102,24 +103,14 @@ class Downloads:
         helper, self._helper = self._helper, None
         self._rest.clear()
         if helper is not None:
-            helper.kill()
-            self._close(helper)
-            with suppress(subprocess.TimeoutExpired):
-                helper.wait(_SLACK_SECONDS)
+            end_helper(helper)
 
     def abandon(self) -> None:
         """In a forked child: close the inherited pipes. The helper is the parent's."""
         if self._helper is not None:
-            self._close(self._helper)
+            close_pipes(self._helper)
             self._helper.returncode = 0  # it is not a child of this process
             self._helper = None
-
-    @staticmethod
-    def _close(helper: "subprocess.Popen[bytes]") -> None:
-        for pipe in (helper.stdin, helper.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
 
     @property
     def helper_pid(self) -> int | None:
@@ -212,7 +203,7 @@ class Downloads:
             request = self._open.pop(head["n"], None)
             if request is not None:
                 request.body = bytes(memoryview(rest)[end + 1 : end + 1 + head["size"]])
-                request.error = _error_of(head)
+                request.error = error_of(head)
                 request.head = head
                 self._starts = 0
             del rest[: end + 1 + head["size"]]
@@ -225,10 +216,10 @@ class Downloads:
             if self._starts > _STARTS:
                 self._give_up(f"{_STARTS} helper processes ended without an answer")
                 return
-            command = [sys.executable, "-m", "cachestore.objects.helper", str(os.getpid()), *map(str, _LIMITS), str(_parallel())]
+            parallel = _parallel()
             try:
                 self._environment = dict(os.environ)
-                self._helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+                self._helper = start_helper("cachestore.objects.helper", *_LIMITS, parallel)
                 requests, answers = self._descriptors()
                 os.set_blocking(requests, False)
                 with suppress(ImportError, AttributeError, OSError):  # Linux only
@@ -265,15 +256,6 @@ class Downloads:
             request.error = RemoteFailed(f"{reason}; run the same command again: it continues from here")
             request.head = {}
         self._open.clear()
-
-
-def _error_of(head: Mapping[str, Any]) -> Exception | None:
-    if "error" not in head:
-        return None
-    error = _ERRORS.get(head["error"], ReadFailed)(head["message"])
-    if isinstance(error, OSError):
-        error.errno = head["errno"]
-    return error
 
 
 def _parallel() -> int:

@@ -1,6 +1,6 @@
-"""The helper: a process that talks to object stores for one process that reads. `downloads` starts it.
+"""The helper of a process that trains: it talks to object stores. `downloads` starts it.
 
-The network client has threads, which a fork would kill. Here nothing forks, and the reader stays free of them. The helper gets one JSON
+It gets one JSON
 object on each line of stdin and answers each with a line on stdout, followed by as many bytes as the line says; answers come in any order.
 
     {"n": 1, "do": "list", "address": "s3://…", "folder": "segments"}                     -> {"n": 1, "size": …} and JSON: [[key, size], …]
@@ -12,14 +12,12 @@ object on each line of stdin and answers each with a line on stdout, followed by
 Ranges that are not needed `soon` wait for those that are. With "both" the bytes are written and sent. If the part cannot be written, the
 bytes are sent, and the answer has "full".
 
-It ends when its reader does. Its stdin ends then, unless a process that the reader forked holds it open too, so it watches the reader's
-pid as well.
+It ends when its reader does.
 """
 
 import json
 import os
 import queue
-import select
 import signal
 import sys
 import threading
@@ -27,12 +25,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
-from cachestore.core.errors import CacheStoreError, RemoteFailed
+from cachestore.core.errors import RemoteFailed
 from cachestore.objects.address import parse_address
 from cachestore.objects.client import PIECE_BYTES, Client, ClientLimits, connect
+from cachestore.objects.process import error_as_json, requests_of
 
-_WATCH_SECONDS: Final = 1.0
-_READ_BYTES: Final = 1 << 20
 _WRITE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 Answer = tuple[dict[str, Any], bytes | bytearray]
@@ -46,16 +43,8 @@ def main(arguments: list[str]) -> None:
     for number in range(parallel):
         threading.Thread(target=server.work, name=f"range-{number}", daemon=True).start()
     threading.Thread(target=server.send, name="send", daemon=True).start()
-    rest = b""
-    while os.getppid() == reader:
-        if not select.select([0], [], [], _WATCH_SECONDS)[0]:
-            continue
-        data = os.read(0, _READ_BYTES)
-        if not data:
-            break
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            server.take(json.loads(line))
+    for line in requests_of(reader):
+        server.take(json.loads(line))
     os._exit(0)  # threads may still wait for the network
 
 
@@ -78,9 +67,7 @@ class _Server:
             try:
                 head, body = self._answer(request)
             except Exception as error:  # noqa: BLE001 - every request gets an answer
-                is_ours, words = isinstance(error, CacheStoreError), str(error)
-                head = {"error": type(error).__name__, "errno": getattr(error, "errno", None)}
-                head["message"], body = words if is_ours else f"the helper process failed: {type(error).__name__}: {words}", b""
+                head, body = error_as_json(error), b""
             self._answers.put(({"n": number, "size": len(body), **head}, body))
 
     def send(self) -> None:
@@ -126,7 +113,7 @@ def _range(client: Client, request: dict[str, Any]) -> Answer:
             _write(part["have"], b"\1", ordinal)
     except RemoteFailed:
         raise
-    except OSError as error:  # no room, or somebody removed the folder: the reader gets the bytes
+    except OSError as error:  # no room, or the folder was removed: the reader gets the bytes
         head, body = _range(client, {**request, "part": None})
         return {**head, "full": error.strerror or str(error)}, body
     return {}, body

@@ -8,7 +8,8 @@ from cachestore.core.keys import Json
 from cachestore.core.words import in_short
 from cachestore.files.paths import Layout
 from cachestore.objects.address import parse_address
-from cachestore.objects.client import Client, connect
+from cachestore.objects.client import ReadingClient
+from cachestore.remote.call import call_helper
 from cachestore.storage.catalog import open_catalog
 from cachestore.store.outline import KEYS, catalog_digest, fetch_catalog_start, naming_damage, require_store, take_inventory
 
@@ -39,15 +40,18 @@ class RemoteStats:
 
     def as_json(self) -> dict[str, Json]:
         """Return the object that `cachestore ls ADDRESS --json` prints."""
-        return {**asdict(self), "catalogs": [asdict(one) for one in self.catalogs]}
+        return asdict(self)
 
 
 def list_address(address: str) -> RemoteStats:
     """Return what is at an address. Raises BadInput, StoreNotFound, FormatError for a damaged catalog, RemoteFailed, MissingExtra."""
-    return list_client(connect(parse_address("address", address)))
+    parse_address("address", address)
+    found = call_helper("ls", address)
+    found["catalogs"] = tuple(RemoteCatalog(**one) for one in found["catalogs"])
+    return RemoteStats(**found)
 
 
-def list_client(client: Client) -> RemoteStats:
+def list_client(client: ReadingClient) -> RemoteStats:
     """`list_address` with a client."""
     require_store(client)
     inventory = take_inventory(client)
@@ -59,7 +63,7 @@ def list_client(client: Client) -> RemoteStats:
     return RemoteStats(str(client.address), tuple(catalogs), len(inventory.segments), sum(inventory.segments.values()))
 
 
-def _look(client: Client, name: str, generation: int, size: int, outline: Layout) -> RemoteCatalog:
+def _look(client: ReadingClient, name: str, generation: int, size: int, outline: Layout) -> RemoteCatalog:
     path = fetch_catalog_start(client, name, generation, size, outline)
     with naming_damage(client, KEYS.catalog(name, generation)):
         digest = catalog_digest(path)

@@ -5,7 +5,6 @@ visible only when all that it names is. A killed pull leaves files that the same
 """
 
 import errno
-import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import closing
@@ -21,10 +20,10 @@ from cachestore.files.paths import MARKER, Layout
 from cachestore.files.publish import make_folder, publish, publish_pieces
 from cachestore.files.records import decode_record
 from cachestore.objects.address import parse_address
-from cachestore.objects.client import Client, connect
+from cachestore.objects.client import Client
+from cachestore.remote.call import call_helper
 from cachestore.remote.transfer import (
     JOBS,
-    TRIES,
     FileRef,
     Mover,
     Shown,
@@ -33,8 +32,10 @@ from cachestore.remote.transfer import (
     choose,
     other_catalog,
     pieces_of_remote,
+    report_of,
     requests_down,
     segments_of,
+    with_scratch,
 )
 from cachestore.storage.catalog import Catalog, read_catalog
 from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, create_store
@@ -92,22 +93,20 @@ def pull(
     """
     request = TransferRequest.checked(name, generation, jobs, check=check, dry_run=dry_run, on_progress=on_progress)
     root = as_path("store", store)
-    return pull_from(connect(parse_address("address", address)), root, request)
+    parse_address("address", address)
+    return TransferReport.from_json(call_helper("pull", address, store=str(root), on_progress=on_progress, **request.as_json()))
 
 
 def pull_from(client: Client, root: Path, request: TransferRequest) -> TransferReport:
     """`pull` with a client."""
     began = time.monotonic()
     require_store(client)
-    for tries_left in reversed(range(TRIES)):
-        try:
-            with tempfile.TemporaryDirectory(prefix="cachestore-pull-") as scratch:
-                return _Pull(client, root, request, Path(scratch)).run(began)
-        except (MissingEntry, RemoteFailed) as error:
-            # At the address a segment was replaced, or in the folder `gc` removed one that no catalog named yet. The rest is still there.
-            if not tries_left or (isinstance(error, RemoteFailed) and error.errno != errno.ENOENT):
-                raise
-    raise AssertionError  # the last try returns or raises
+
+    def may_help(error: Exception) -> bool:
+        # At the address a segment was replaced, or in the folder `gc` removed one that no catalog named yet. The rest is still there.
+        return isinstance(error, MissingEntry) or (isinstance(error, RemoteFailed) and error.errno == errno.ENOENT)
+
+    return with_scratch("pull", lambda scratch: _Pull(client, root, request, scratch).run(began), may_help)
 
 
 @dataclass(slots=True)
@@ -140,16 +139,15 @@ class _Pull:
         if not self._request.dry_run:
             mover = Mover(self._request.jobs, sum(file.size for file in files), self._request.on_progress)
             self._receive(plan, mover)
-        return TransferReport(
-            store=str(self._layout.root),
-            address=str(self._client.address),
-            generations={name: tuple(some) for name, some in plan.generations.items()},
-            files=len(files),
-            bytes=sum(file.size for file in files),
+        return report_of(
+            self._request,
+            files,
+            requests_down,
+            store=self._layout.root,
+            address=self._client.address,
+            generations=plan.generations,
             skipped=plan.skipped,
-            requests=sum(map(requests_down, files)),
-            seconds=time.monotonic() - began,
-            applied=not self._request.dry_run,
+            began=began,
         )
 
     def _plan(self) -> _ToReceive:

@@ -7,7 +7,6 @@ already. A killed push leaves a store that lacks the last catalogs; the same com
 """
 
 import secrets
-import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
@@ -23,10 +22,10 @@ from cachestore.files.paths import MARKER, Layout, parse_recipe
 from cachestore.files.records import RECORD_LIMIT_BYTES, encode_record
 from cachestore.files.table import TABLE_LIMIT_BYTES
 from cachestore.objects.address import parse_address
-from cachestore.objects.client import Client, connect
+from cachestore.objects.client import Client
+from cachestore.remote.call import call_helper
 from cachestore.remote.transfer import (
     JOBS,
-    TRIES,
     FileRef,
     Mover,
     Shown,
@@ -36,8 +35,10 @@ from cachestore.remote.transfer import (
     choose,
     other_catalog,
     pieces_of_remote,
+    report_of,
     requests_up,
     segments_of,
+    with_scratch,
 )
 from cachestore.storage.catalog import list_generations, list_names, read_catalog
 from cachestore.storage.commit import commit, has_news
@@ -93,25 +94,27 @@ def push(
         MissingExtra: the extra [objects] is not installed.
     """
     request = TransferRequest.checked(name, generation, jobs, check=check, dry_run=dry_run, on_progress=on_progress)
-    layout = open_layout(Layout.at(store, "store"))
-    return push_to(connect(parse_address("address", address)), layout, request)
+    open_layout(Layout.at(store, "store"))
+    parse_address("address", address)
+    return TransferReport.from_json(call_helper("push", address, store=str(store), on_progress=on_progress, **request.as_json()))
 
 
 def push_to(client: Client, layout: Layout, request: TransferRequest) -> TransferReport:
     """`push` with a client."""
     began = time.monotonic()
-    for tries_left in reversed(range(TRIES)):
-        try:
-            with tempfile.TemporaryDirectory(prefix="cachestore-push-") as scratch:
-                return _Push(client, layout, request, Path(scratch)).run(began)
-        except FileNotFoundError as error:
-            if isinstance(error, CacheStoreError):
-                raise
-            check_for_reading(layout)
-            if not tries_left:
-                raise ReadFailed(f"{error.filename} existed a moment ago and is missing now; run the same command again") from error
-            # `gc` or `compact` has removed a file: what it held is elsewhere by now.
-    raise AssertionError  # the last try returns or raises
+
+    def may_help(error: Exception) -> bool:
+        if isinstance(error, CacheStoreError):
+            return False
+        check_for_reading(layout)
+        return True  # `gc` or `compact` has removed a file: what it held is elsewhere by now
+
+    try:
+        return with_scratch("push", lambda scratch: _Push(client, layout, request, scratch).run(began), may_help)
+    except FileNotFoundError as error:
+        if isinstance(error, CacheStoreError):
+            raise
+        raise ReadFailed(f"{error.filename} existed a moment ago and is missing now; run the same command again") from error
 
 
 @dataclass(slots=True)
@@ -154,16 +157,15 @@ class _Push:
                 mover.show("sending catalogs")
                 if not self._send_new(mover, file, TABLE_LIMIT_BYTES):
                     self._require_same(name, generation, self._client.head(file.key) or 0)
-        return TransferReport(
-            store=str(self._layout.root),
-            address=str(self._client.address),
-            generations={name: tuple(some) for name, some in plan.generations.items()},
-            files=len(files),
-            bytes=sum(file.size for file in files),
+        return report_of(
+            self._request,
+            files,
+            requests_up,
+            store=self._layout.root,
+            address=self._client.address,
+            generations=plan.generations,
             skipped=plan.skipped,
-            requests=sum(requests_up(file) for file in files),
-            seconds=time.monotonic() - began,
-            applied=not self._request.dry_run,
+            began=began,
         )
 
     def _plan(self) -> _ToSend:

@@ -1,17 +1,20 @@
 """What push and pull have in common: their report, the choice of generations, and files that move side by side."""
 
 import os
+import tempfile
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
-from typing import Final, NamedTuple, Self, TypeVar
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from cachestore.core.arguments import as_switch, as_text, as_whole, check_calls
-from cachestore.core.errors import BadInput, MissingEntry
+from cachestore.core.errors import BadInput, MissingEntry, RemoteFailed
 from cachestore.core.keys import Json, Key
 from cachestore.core.words import did_you_mean, first_of, in_short
 from cachestore.files.opening import read_at
@@ -56,7 +59,14 @@ class TransferReport:
 
     def as_json(self) -> dict[str, Json]:
         """Return the object that `--json` prints."""
-        return {**asdict(self), "generations": {name: list(some) for name, some in self.generations.items()}}
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """Return the report from the JSON of `as_json`."""
+        known = dict(body)
+        known["generations"] = {name: tuple(some) for name, some in body["generations"].items()}
+        return cls(**known)
 
 
 class FileRef(NamedTuple):
@@ -86,6 +96,50 @@ class TransferRequest:
             raise BadInput("generation needs name: each data set has generations of its own")
         check_calls(on_progress, None)
         return cls(named, number, as_whole("jobs", jobs, least=1), as_switch("check", check), as_switch("dry_run", dry_run), on_progress)
+
+    def as_json(self) -> dict[str, Json]:
+        """Return everything but `on_progress`."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "on_progress"}
+
+
+def with_scratch(command: str, act: Callable[[Path], T], may_help: Callable[[Exception], bool]) -> T:
+    """Return what `act` returns. It gets a folder of its own, and is called again, twice at most, if a file vanished meanwhile.
+
+    `may_help` says whether another try may help after an error.
+    """
+    for tries_left in reversed(range(TRIES)):
+        try:
+            with tempfile.TemporaryDirectory(prefix=f"cachestore-{command}-") as scratch:
+                return act(Path(scratch))
+        except (FileNotFoundError, MissingEntry, RemoteFailed) as error:
+            if not may_help(error) or not tries_left:
+                raise
+    raise AssertionError  # the last try returns or raises
+
+
+def report_of(
+    request: TransferRequest,
+    files: Sequence[FileRef],
+    requests_for: Callable[[FileRef], int],
+    *,
+    store: object,
+    address: object,
+    generations: Mapping[str, Iterable[int]],
+    skipped: int,
+    began: float,
+) -> TransferReport:
+    """Return the report of a transfer that moves these files. `requests_for` says how many requests a file takes."""
+    return TransferReport(
+        store=str(store),
+        address=str(address),
+        generations={name: tuple(some) for name, some in generations.items()},
+        files=len(files),
+        bytes=sum(file.size for file in files),
+        skipped=skipped,
+        requests=sum(map(requests_for, files)),
+        seconds=time.monotonic() - began,
+        applied=not request.dry_run,
+    )
 
 
 def requests_down(file: FileRef) -> int:
@@ -118,9 +172,9 @@ def segments_of(catalog: Catalog, snapshot: Snapshot, *, where: object, command:
     Raises MissingEntry if a value is not there at all: no catalog moves without all that it names. `command` helps then.
     """
     found: set[str] = set()
-    for column in catalog.columns:
-        for start in range(0, len(column.keys), _LOCATED_AT_ONCE):
-            keys = [Key(key) for key in column.keys[start : start + _LOCATED_AT_ONCE] if key != NO_KEY]
+    for several in (*(column.keys for column in catalog.columns), [key for key, _text in catalog.prompt_keys()]):
+        for start in range(0, len(several), _LOCATED_AT_ONCE):
+            keys = [Key(key) for key in several[start : start + _LOCATED_AT_ONCE] if key != NO_KEY]
             located = snapshot.locate(keys)
             if located is None:
                 missing = next(key for key, locations in zip(keys, snapshot.find(keys), strict=True) if not locations)

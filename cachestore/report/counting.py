@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, cast
 
+from cachestore.core.inputs import is_trained_on
 from cachestore.core.keys import Json, Key, Recipe
-from cachestore.core.samples import CAPTION, IMAGE, VIDEO
+from cachestore.core.samples import CAPTION
 from cachestore.core.words import first_of
 from cachestore.report.numbers import Bin, Bucket, Buckets, Captions, ColumnNumbers, Long, Loss, Repeat
 from cachestore.storage.catalog import NO_KEY, Catalog, KeyColumn
@@ -34,7 +35,7 @@ def sizes_of(snapshot: Snapshot) -> dict[Key, int]:
 def count_buckets(catalog: Catalog, rows: Sequence[int], batch_size: int) -> tuple[Buckets, ...]:
     """Count the buckets of these rows for each resolution, by the first variant of the picture or video that is trained on."""
     columns = [column for column in catalog.columns if "bucket" in column.facts]
-    trained = [column for column in columns if column.role in (IMAGE, VIDEO)] or [one for one in columns if one.role == columns[0].role]
+    trained = [one for one in columns if is_trained_on(one.role, one.options)] or [one for one in columns if one.role == columns[0].role]
     resolutions = list(dict.fromkeys(column.options.get("resolution") for column in trained))
     together = [[column for column in trained if column.options.get("resolution") == resolution] for resolution in resolutions]
     return tuple(_count(some, rows, batch_size) for some in together)

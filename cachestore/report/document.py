@@ -215,7 +215,7 @@ def _sizes(numbers: ReportNumbers) -> Html:
 
     rows = [row(words(one.name), "fill", one.entries, one.bytes, _about(one)) for one in numbers.kinds]
     if numbers.others:
-        about = Html("other data sets, older inputs, the empty caption, entries written by a script")
+        about = Html("other data sets, older inputs, the empty caption, prompts for validation, entries written by a script")
         rows.append(row(Html("not of this data set"), "other", numbers.others, numbers.others_bytes, about))
     columns = [("Kind", "k"), ("", "bar"), ("Entries", "n"), ("Bytes", "n"), ("Each", "n"), ("Made by", "t")]
     text = "Bytes of tensors. Headers, alignment and second copies take another"

@@ -25,7 +25,7 @@ def side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: Rema
         except OSError as error:
             if os.path.isdir(beside) or not os.path.lexists(beside):  # noqa: PTH112 - Path's raise if access is refused
                 continue
-            raise BadInput(f"the captions {beside} cannot be read: {error.strerror or error}") from error
+            raise BadInput(f"the captions {beside} cannot be read: {error.strerror or error}; let this user read it") from error
         return captions_in(text, caption_lines, sample, remarks)
     return ()
 

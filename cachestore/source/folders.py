@@ -40,6 +40,7 @@ def list_source(
     if os.path.isdir(path):  # noqa: PTH112 - as below
         manifest = next((path / name for name in METADATA if (path / name).is_file()), None)
         if manifest is None:
+            _refuse_arrow(path)
             return list_samples(
                 Folder(path.absolute()), partial(_from_folder, path, caption_lines, videos=videos, roles=roles), path, caption
             )
@@ -50,8 +51,18 @@ def list_source(
     if manifest is not None:
         return list_manifest(manifest, partial(from_manifest, manifest, caption_lines, roles=roles), caption_lines, caption, roles)
     if not os.path.exists(path):  # noqa: PTH110 - Path's raises if access is refused
-        raise BadInput(f"{path} does not exist, or this user may not read it")
+        raise BadInput(f"{path} does not exist, or this user may not read it: check the path")
+    if path.suffix.lower() in {".parquet", ".arrow"}:
+        kind = path.suffix.lower()[1:]
+        raise BadInput(f"{path}: pass it to cs.precompute as datasets.load_dataset({kind!r}, data_files={str(path)!r}, split='train')")
     raise BadInput(f"{path} is not a folder of images, a manifest (.jsonl), a list of prompts (.txt) or a tar")
+
+
+def _refuse_arrow(folder: Path) -> None:
+    """Raise BadInput for a folder that `save_to_disk` of datasets wrote: it has pictures, but in tables."""
+    there = {name for name in ("state.json", "dataset_info.json", "dataset_dict.json") if (folder / name).is_file()}
+    if "dataset_dict.json" in there or len(there) == 2:
+        raise BadInput(f"{folder} was written by save_to_disk of datasets: pass datasets.load_from_disk({str(folder)!r}) to cs.precompute")
 
 
 def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, videos: bool, roles: Sequence[str]) -> Iterator[Sample]:
@@ -62,7 +73,8 @@ def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, v
         kinds.setdefault(_stem(reference), set()).add(VIDEO if path.suffix.lower() in VIDEO_SUFFIXES else IMAGE)
     beside: dict[str, dict[str, list[str]]] = {}
     for reference, path in found:
-        if path.suffix.lower() in IMAGE_SUFFIXES and (named := _named_role(_stem(reference), roles)) is not None and named[0] in kinds:
+        may_be_beside = videos or path.suffix.lower() in IMAGE_SUFFIXES
+        if may_be_beside and (named := _named_role(_stem(reference), roles)) is not None and named[0] in kinds:
             beside.setdefault(named[0], {}).setdefault(named[1], []).append(reference)
             remarks.beside.append(reference)
     others = set(remarks.beside)
@@ -90,7 +102,7 @@ def _stem(reference: str) -> str:
 
 
 def _named_role(stem: str, roles: Sequence[str]) -> tuple[str, str] | None:
-    """What a picture's name says, `cat.mask` or `cat.control.1`: the name of the file that it belongs to, and its role there."""
+    """What the name of a picture or video says, `cat.mask` or `cat.control.1`: the file that it belongs to, and its role there."""
     name, _dot, role = stem.rpartition(".")
     if role.isdecimal():
         name, _dot, role = name.rpartition(".")

@@ -113,7 +113,9 @@ def _as_tiff(picture: Any) -> bytes:
     try:
         upright.save(buffer, "TIFF", compression="raw", exif=b"")
     except (KeyError, ValueError) as error:
-        raise OSError(f"a PIL image of mode {picture.mode!r} cannot be written: {error}") from error
+        raise OSError(
+            f"a PIL image of mode {picture.mode!r} cannot be written: {error}; convert it, such as with picture.convert('RGB')"
+        ) from error
     return buffer.getvalue()
 
 
@@ -130,7 +132,7 @@ def list_objects(data: object, *, caption_lines: CaptionLines = "whole", caption
         )
     if isinstance(data, Mapping):
         names = first_of(map(repr, cast("Mapping[object, object]", data)), 5)
-        raise BadInput(f"a source cannot be a mapping: choose one of its parts ({names})")
+        raise BadInput(f"a source cannot be a mapping: choose one of its parts ({names}), or pass several as a list of cs.Source")
     samples = cast("Sequence[Sample]", data)
 
     def fetch(ref: _PictureRef) -> object:
@@ -157,7 +159,8 @@ def _from_samples(
     def parse(row: int) -> Iterator[Sample]:
         sample = samples[row]
         if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's
-            raise BadInput(f"sample {row} is {type(sample).__name__}, not a cs.Sample")
+            how = ": make each with cs.Sample(id, {'image': picture}, (caption,))" if row == 0 else ""  # once in the error for all rows
+            raise BadInput(f"sample {row} is {type(sample).__name__}, not a cs.Sample{how}")
         where = f"sample {row} ({sample.id!r})"
         shown = as_mapping(f"{where}: images", sample.images, "a mapping from roles to pictures")
         images = {role: _references(memory, _PictureRef(row, role, 0, sample.id), value) for role, value in shown.items()}

@@ -44,6 +44,10 @@ class Remarks:
     """Where the first rows without a picture or video are, with their columns."""
     misspelt: list[str] = field(default_factory=list[str])
     """One sentence for each column that is nearly called as a known one."""
+    wildcards: list[str] = field(default_factory=list[str])
+    """Samples whose captions have wildcards that are not expanded."""
+    combinations: list[str] = field(default_factory=list[str])
+    """Samples with a caption whose wildcards have more combinations than are encoded."""
 
     def take(self, other: "Remarks") -> None:
         """Replace all counts by those of an earlier listing."""
@@ -74,8 +78,18 @@ class Remarks:
             ),
             (
                 self.beside,
-                "picture is no sample, as its name gives it a role of another file's sample ({})",
-                "pictures are no samples, as their names give them a role of another file's sample ({})",
+                "file is no sample, as its name gives it a role of another file's sample ({})",
+                "files are no samples, as their names give them a role of another file's sample ({})",
+            ),
+            (
+                self.wildcards,
+                "sample has wildcards such as {{a|b}} in a caption ({}), which are encoded as text: --captions has no `wildcards`",
+                "samples have wildcards such as {{a|b}} in captions ({}), which are encoded as text: --captions has no `wildcards`",
+            ),
+            (
+                self.combinations,
+                "sample has wildcards with more combinations than the `wildcards` of --captions ({}): only so many are encoded",
+                "samples have wildcards with more combinations than the `wildcards` of --captions ({}): only so many are encoded",
             ),
             (range(self.collapsed), "duplicate prompt line is encoded once", "duplicate prompt lines are encoded once"),
             (self.empty, "source lists no samples ({})", "sources list no samples ({})"),

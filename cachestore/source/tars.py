@@ -118,7 +118,7 @@ class _Members:
     def _member(self, reference: str) -> _Member:
         member = self.members.get(reference)
         if member is None:
-            raise FileNotFoundError(f"no tar of this source has a member {reference!r}")
+            raise FileNotFoundError(f"no tar of this source has a member {reference!r} now: run the same command again")
         return member
 
 
@@ -140,7 +140,9 @@ def tars_at(data: str | Path) -> list[Path] | None:
         return None
     expanded = [Path(name) for name in _expanded(str(path))]
     if missing := [one for one in expanded if not os.path.isfile(one)]:  # noqa: PTH113
-        raise BadInput(f"{missing[0]} does not exist" + (f", nor {len(missing) - 1} more of {path}" if len(missing) > 1 else ""))
+        raise BadInput(
+            f"{missing[0]} does not exist" + (f", nor {len(missing) - 1} more of {path}" if len(missing) > 1 else "") + ": check the path"
+        )
     return expanded
 
 
@@ -204,7 +206,7 @@ def list_tars(
             reference = prefix + name
             replaced += [reference] if reference in members else []
             members[reference] = member  # the later of two members of one name counts, as in unpacking
-            _sort_in(groups, reference, roles)
+            _sort_in(groups, reference, roles, videos=videos)
     problems.refuse(where)
 
     def parse(remarks: Remarks) -> Iterator[Sample]:
@@ -225,23 +227,24 @@ class _Group:
     row: str | None = None
 
 
-def _sort_in(groups: dict[str, _Group], reference: str, roles: Sequence[str]) -> None:
+def _sort_in(groups: dict[str, _Group], reference: str, roles: Sequence[str], *, videos: bool) -> None:
     folder, slash, name = reference.rpartition("/")
     stem, dot, rest = name.partition(".")
     if not dot or not stem:
         return
     group, rest = groups.setdefault(f"{folder}{slash}{stem}", _Group()), rest.lower()
-    role = rest.partition(".")[0]
+    role, _dot, kind = rest.partition(".")
+    suffix = Path(name).suffix.lower()
     if rest in _TEXTS:
         group.texts[rest] = reference
     elif rest == "json":
         group.row = reference
-    elif Path(name).suffix.lower() in VIDEO_SUFFIXES:
-        group.videos.add(reference)
-    elif Path(name).suffix.lower() not in IMAGE_SUFFIXES:
+    elif suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
         return
-    elif role in {*BESIDE, *roles} and "." in rest:
+    elif kind and role in {*BESIDE, *roles} and (videos or suffix in IMAGE_SUFFIXES):
         group.roles.setdefault(role, set()).add(reference)
+    elif suffix in VIDEO_SUFFIXES:
+        group.videos.add(reference)
     else:
         group.pictures.add(reference)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -19,7 +20,7 @@ from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, publish
-from cachestore.storage.entry import Entry, make_entry
+from cachestore.storage.entry import LAYOUTS, Entry, Specs, make_entry
 from cachestore.storage.locations import Location
 from cachestore.storage.marked import marked_segments
 from cachestore.storage.segment import ENTRY_LIMIT, SegmentContents, SegmentDraft, draft_of, row_of
@@ -170,13 +171,11 @@ class Appender:
         return UNDER_WAY if self._threads is not None else 0
 
     def _holds(self, key: Key) -> bool:
-        return key in self._draft or any(key in closed.draft for closed in self._closed)
+        return key in self._draft or (bool(self._closed) and any(key in closed.draft for closed in self._closed))
 
     def _collect(self, entry: Entry) -> None:
         row = row_of(entry)
-        header_bytes = _TENSOR_HEADER_BYTES + (len(row) if row.isascii() else len(row.encode("utf-8", "surrogatepass")))
-        for spec in entry.specs:
-            header_bytes += _TENSOR_HEADER_BYTES + len(spec.name)
+        header_bytes = _header_bytes_of(entry.specs) + (len(row) if row.isascii() else len(row.encode("utf-8", "surrogatepass")))
         if header_bytes > HEADER_BYTES:
             raise BadInput(
                 f"entry {entry.key} has names and a JSON value of {header_bytes} bytes; at most {HEADER_BYTES} can be stored beside its"
@@ -236,8 +235,16 @@ class Appender:
                 closed.result = None
 
     def _taken(self) -> list[Acknowledged]:
+        if not self._acknowledged:
+            return []
         taken, self._acknowledged = self._acknowledged, []
         return taken
+
+
+@lru_cache(LAYOUTS)
+def _header_bytes_of(specs: Specs) -> int:
+    """The most header bytes of an entry beside its row: of its filler, and of its tensors."""
+    return _TENSOR_HEADER_BYTES * (1 + len(specs)) + sum(len(spec.name) for spec in specs)
 
 
 def publish_segment(layout: Layout, entries: Iterable[Entry], *, origin: str) -> Acknowledged:

@@ -4,21 +4,24 @@ A catalog says which key belongs to which sample. A row of a key column has one 
 variant, in order. docs/design/files.md describes the columns of the table.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.inputs import caption_key
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
+from cachestore.core.samples import CAPTION
 from cachestore.core.words import did_you_mean, first_of, plural
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, decode_name, encode_name, parse_catalog, parse_dropped, to_repair, to_verify
 from cachestore.files.table import Table, never_falls, offsets_of, open_table, read_table
 
 FORMAT: Final = "cachestore-catalog"
-VERSION: Final = 1
+VERSION: Final = 2
+"""The highest number that is read. A catalog with prompts has it, so that no older `gc` removes their values; others have 1."""
 
 NO_KEY: Final = bytes(KEY_BYTES)
 NO_INPUT: Final = bytes(INPUT_BYTES)
@@ -127,6 +130,8 @@ class Catalog:
     columns: tuple[KeyColumn, ...]
     texts: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """How the captions were chosen from those in the source (`CaptionPolicy.encoding`). Empty: the first caption, unchanged."""
+    prompts: Sequence[tuple[str, str]] = ()
+    """(prompt, negative prompt) of each prompt for validation whose texts were encoded. Not in the digest: rows stay the same."""
     generation: int = 0
     listing: int = 0
     """The listing number of its rows (`storage/listing_numbers`); 0 in stores made before there were listing numbers."""
@@ -141,6 +146,13 @@ class Catalog:
     def row_captions(self, row: int) -> list[str]:
         """The captions of a row."""
         return [self.captions[index] for index in range(self.captions_at[row], self.captions_at[row + 1])]
+
+    def prompt_keys(self) -> Iterator[tuple[Key, str]]:
+        """The key of each text of the prompts, for each text encoder, with the text."""
+        texts = dict.fromkeys(text for pair in self.prompts for text in pair)
+        for column in self.columns if texts else ():
+            if column.role == CAPTION:
+                yield from ((caption_key(column.fingerprint, text), text) for text in texts)
 
     def column(self, encoder: str, role: str) -> KeyColumn | None:
         """The first key column of this encoder and role, or None."""
@@ -203,6 +215,7 @@ def _parse(table: Table, path: Path, generation: int) -> Catalog:
             extras=table.strings("extras"),
             columns=tuple(_read_column(table, f"key/{number}", column) for number, column in enumerate(header["columns"])),
             texts=dict(header.get("texts", {})),
+            prompts=tuple((_text(prompt), _text(negative)) for prompt, negative in header.get("prompts", ())),
             generation=header.get("generation", generation),
             listing=header.get("listing", 0),
             digest=_text(header["digest"]),

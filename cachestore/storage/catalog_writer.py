@@ -14,6 +14,7 @@ from cachestore.files.table import Column, digest_column, encode_table, number_c
 from cachestore.storage.catalog import FACTS, FORMAT, VERSION, Catalog, KeyColumn, last_generation
 
 DROPPED_FORMAT: Final = "cachestore-dropped"
+DROPPED_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,12 @@ class Draft:
     def chunks(self, generation: int) -> list[Buffer]:
         """The bytes of the file. They contain the generation as the name does, so that a renamed file is noticed."""
         known = {name: number for name, number in (("generation", generation), ("listing", self.catalog.listing)) if number}
-        return encode_table(FORMAT, VERSION, {**self.header, **known}, self.columns)
+        return encode_table(FORMAT, VERSION if self.catalog.prompts else 1, {**self.header, **known}, self.columns)
 
     def is_same_as(self, other: Catalog) -> bool:
-        """Whether another catalog has the same rows, recipes, sizes and times."""
-        return other.digest == self.digest and _stats(other) == _stats(self.catalog)
+        """Whether another catalog has the same rows, recipes, prompts, sizes and times."""
+        is_same = other.digest == self.digest and tuple(other.prompts) == tuple(self.catalog.prompts)
+        return is_same and _stats(other) == _stats(self.catalog)
 
 
 def _stats(catalog: Catalog) -> list[Column]:
@@ -73,6 +75,8 @@ def draft_of(catalog: Catalog) -> Draft:
     }
     if catalog.texts:
         header["texts"] = dict(catalog.texts)
+    if catalog.prompts:
+        header["prompts"] = [list(pair) for pair in catalog.prompts]
     header["digest"] = _digest(header, columns)
     return Draft(catalog, header, columns)
 
@@ -120,5 +124,5 @@ def mark_dropped(layout: Layout, name: str) -> None:
     if generation == 0:
         return
     make_folder(layout, layout.temporary)
-    record = encode_record(DROPPED_FORMAT, VERSION, {"generation": generation})
+    record = encode_record(DROPPED_FORMAT, DROPPED_VERSION, {"generation": generation})
     publish(layout, layout.dropped(name, generation), [record], read_only=True)

@@ -79,9 +79,9 @@ def _by_width(named: tuple[str, RawTensor]) -> tuple[int, str]:
 
 
 def _spec_of(key: Key, name: str, dtype: str, shape: tuple[int, ...], size: int) -> TensorSpec:
-    spec = TensorSpec(name, dtype, shape)
     # Types are checked each time: a cache takes (True,) and (1.0,) for (1,).
-    if not (_INTEGERS.issuperset(map(type, shape)) and _is_sound(spec, size)):
+    spec = _sound_spec(name, dtype, shape, size) if _INTEGERS.issuperset(map(type, shape)) else None
+    if spec is None:
         if not _is_name(name):
             raise BadInput(f"a tensor's name has 1 to 128 printable characters and no '/'; {name!r} in entry {key} does not")
         wanted = "its dtype, shape and bytes must agree, with at most 16 dimensions"
@@ -90,8 +90,9 @@ def _spec_of(key: Key, name: str, dtype: str, shape: tuple[int, ...], size: int)
 
 
 @lru_cache(LAYOUTS)
-def _is_sound(spec: TensorSpec, size: int) -> bool:
-    return _is_name(spec.name) and spec.dtype in DTYPE_BYTES and is_shape(spec.shape) and spec.size_bytes == size
+def _sound_spec(name: str, dtype: str, shape: tuple[int, ...], size: int) -> TensorSpec | None:
+    spec = TensorSpec(name, dtype, shape)
+    return spec if _is_name(name) and dtype in DTYPE_BYTES and is_shape(shape) and spec.size_bytes == size else None
 
 
 def _is_name(name: str) -> bool:

@@ -8,7 +8,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
-from typing import Final, Literal, NamedTuple, NoReturn
+from typing import Final, Literal, NamedTuple, NoReturn, Protocol, TypeVar
 
 from cachestore.core.errors import CorruptEntry, FormatError
 from cachestore.core.keys import Key
@@ -101,6 +101,14 @@ class _Wanted(NamedTuple):
     """Positions of the entries that must be checked."""
     first_wait: Iterator[bool]
     """Gives one True, to the first thread that has to wait. That thread asks the system for all bytes still to come."""
+
+
+class _HasUse(Protocol):
+    used: int
+    """The higher, the later it was used."""
+
+
+OpenFile = TypeVar("OpenFile", bound=_HasUse)
 
 
 class _Segment:
@@ -259,7 +267,7 @@ class Fetcher:
         if held is not None:
             held.used = next(self._uses)
             return held
-        self._make_room()
+        close_least_used(self._open, self._limit)
         path = self._layout.segment(ref.digest)
         descriptor, status = open_regular(path)
         if status.st_size != ref.size_bytes:
@@ -276,12 +284,6 @@ class Fetcher:
         self._open[ref.digest] = segment = _Segment(descriptor, mapping, next(self._uses))
         return segment
 
-    def _make_room(self) -> None:
-        # An OrderedDict would keep this order, but threads that share one can damage it for good.
-        held = self._open.copy()
-        for digest in sorted(held, key=lambda digest: held[digest].used)[: max(0, len(held) - self._limit + 1)]:
-            self._open.pop(digest, None)
-
     def close(self) -> None:
         """Close every segment. May be called twice; fetching afterwards opens them again."""
         self._open.clear()
@@ -289,6 +291,13 @@ class Fetcher:
     def _complain(self, what: str, ref: SegmentRef) -> str:
         where = self._layout.segment(ref.digest).relative_to(self._layout.root)
         return f"{what} {where}; run {self._layout.command('repair --refill')}"
+
+
+def close_least_used(files: dict[str, OpenFile], limit: int) -> None:
+    """Drop those open files that were not used for longest, until there is room for one more below the limit."""
+    held = files.copy()  # an OrderedDict would keep the order of use, but threads that share one can damage it for good
+    for digest in sorted(held, key=lambda digest: held[digest].used)[: max(0, len(held) - limit + 1)]:
+        files.pop(digest, None)
 
 
 def new_buffer(size: int) -> memoryview:

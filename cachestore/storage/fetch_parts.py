@@ -18,7 +18,7 @@ from cachestore.files.opening import READ_FLAGS, ask_for, descriptor_limit, is_o
 from cachestore.objects.cache import TOUCH_SECONDS
 from cachestore.objects.parts import EntrySpan, OpenPart, PartsSource
 from cachestore.storage.entry import checksum_of, size_of
-from cachestore.storage.fetch import DESCRIPTORS, SHARED_BYTES, Read, Verify, join_buffers, new_buffer, plan_reads
+from cachestore.storage.fetch import DESCRIPTORS, SHARED_BYTES, Read, Verify, close_least_used, join_buffers, new_buffer, plan_reads
 from cachestore.storage.locations import Located, Location, SegmentRef
 from cachestore.storage.side_by_side import run_side_by_side
 
@@ -172,15 +172,6 @@ class PartsFetcher:
         sizes = {located.segments[row].digest: located.segments[row].size_bytes for row in rows}
         self._source.prefetch((_span(located, row) for row in rows), sizes)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether `prefetch` may be called with more."""
-        return self._source.has_room
-
-    def forget(self) -> None:
-        """Drop what was prefetched and not read."""
-        self._source.forget()
-
     def _part(self, ref: SegmentRef) -> OpenPart | None:
         """The part of a segment, open; None if there is none, or none that can be read."""
         if self._pid != os.getpid():
@@ -199,7 +190,7 @@ class PartsFetcher:
         return part
 
     def _open_part(self, ref: SegmentRef) -> OpenPart | None:
-        self._make_space()
+        close_least_used(self._open, self._limit)
         have = _open(self._source.cache.have(ref.digest))
         if have is None:
             return None
@@ -209,11 +200,6 @@ class PartsFetcher:
             return None
         self._open[ref.digest] = part = OpenPart(descriptor, have, ref.entries, next(self._uses))
         return part
-
-    def _make_space(self) -> None:
-        held = self._open.copy()
-        for digest in sorted(held, key=lambda digest: held[digest].used)[: max(0, len(held) - self._limit + 1)]:
-            self._open.pop(digest, None)
 
     def close(self) -> None:
         """Close every part. May be called twice; fetching afterwards opens them again."""

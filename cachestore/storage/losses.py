@@ -8,6 +8,7 @@ from typing import Final
 
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key
+from cachestore.core.words import named_prompt
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_lost, to_repair
 from cachestore.files.records import read_record
@@ -24,12 +25,13 @@ Sample = tuple[str, str]
 
 
 def needed_by(catalog: Catalog) -> Iterator[tuple[Key, str]]:
-    """Each key that a catalog names, with the id of its sample."""
+    """Each key that a catalog names, with the id of its sample. A prompt has none: it is called "(prompt) TEXT" instead."""
     for column in catalog.columns:
         for row in range(len(catalog)):
             for key in column.row_keys(row):
                 if key is not None:
                     yield key, catalog.ids[row]
+    yield from ((key, named_prompt(text)) for key, text in catalog.prompt_keys())
 
 
 def needed_entries(layout: Layout) -> dict[Key, tuple[str, str]]:

@@ -29,8 +29,6 @@ class Snapshot:
 
     layout: Layout
     index: Index | None
-    tail: Mapping[Key, Sequence[Location]]
-    """Entry locations in segments that the index does not cover."""
     uncovered: Mapping[str, SegmentContents]
     """By digest, the segments that the index does not cover."""
     vanished: frozenset[int]
@@ -41,6 +39,14 @@ class Snapshot:
     """Digests of all segments that exist; for planning without those marked for deletion."""
     for_planning: bool = False
     """Whether it shows only reliable segments: not marked for deletion, and of the published size."""
+    _tail: Mapping[Key, Sequence[Location]] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def tail(self) -> Mapping[Key, Sequence[Location]]:
+        """Entry locations in segments that the index does not cover. Made when it is first asked for: who only writes never asks."""
+        if self._tail is None:
+            self._tail = _tail_of(self.uncovered)
+        return self._tail
 
     def find(self, keys: Sequence[Key]) -> list[list[Location]]:
         """The locations of each key, in the order of segment names; an empty list for a key that is not there."""
@@ -48,16 +54,17 @@ class Snapshot:
         if self.vanished and self.index is not None:
             gone = {self.index.segments[number].digest for number in self.vanished}
             found = [[location for location in locations if location.segment.digest not in gone] for locations in found]
-        if not self.tail:
+        if not self.uncovered:
             return found
+        tail = self.tail
         return [
-            sorted([*locations, *self.tail.get(key, ())], key=lambda location: (location.segment.digest, location.ordinal))
+            sorted([*locations, *tail.get(key, ())], key=lambda location: (location.segment.digest, location.ordinal))
             for key, locations in zip(keys, found, strict=True)
         ]
 
     def locate(self, keys: Sequence[Key]) -> Located | None:
         """The first copy of each key, which is the one to read. None if any key is not there."""
-        if self.index is not None and not self.vanished and not self.tail:
+        if self.index is not None and not self.vanished and not self.uncovered:
             return self.index.locate(keys)
         found = self.find(keys)
         return Located.of([locations[0] for locations in found]) if all(found) else None
@@ -203,7 +210,7 @@ def load_snapshot(
                 raise
             unreadable[digest] = str(error)
     check_for_reading(layout)
-    return Snapshot(layout, index, _tail(uncovered), uncovered, vanished, unreadable, listed, for_planning)
+    return Snapshot(layout, index, uncovered, vanished, unreadable, listed, for_planning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +246,7 @@ def snapshot_of(layout: Layout, given: Handover) -> Snapshot:
     """Make a snapshot without listing anything. Raises FormatError, FileNotFoundError, ReadFailed if its index is not the checked file."""
     index = Index(layout, given.verdict) if given.verdict is not None else None
     covered = {ref.digest for number, ref in index.segments.items() if number not in given.vanished} if index is not None else set[str]()
-    return Snapshot(layout, index, _tail(given.uncovered), given.uncovered, given.vanished, {}, frozenset(covered | set(given.uncovered)))
+    return Snapshot(layout, index, given.uncovered, given.vanished, {}, frozenset(covered | set(given.uncovered)))
 
 
 def _has_its_size(layout: Layout, ref: SegmentRef) -> bool:
@@ -247,7 +254,7 @@ def _has_its_size(layout: Layout, ref: SegmentRef) -> bool:
     return status is not None and status.st_size == ref.size_bytes
 
 
-def _tail(uncovered: Mapping[str, SegmentContents]) -> dict[Key, list[Location]]:
+def _tail_of(uncovered: Mapping[str, SegmentContents]) -> dict[Key, list[Location]]:
     tail: dict[Key, list[Location]] = {}
     for digest, contents in uncovered.items():
         ref = ref_of(digest, contents)

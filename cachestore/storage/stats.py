@@ -28,6 +28,8 @@ class CatalogStats:
     """Samples for which every encoder succeeded and all entries are present."""
     columns: tuple[str, ...]
     """The name of each key column: `encoder/role`, with `@resolution` if there are several."""
+    prompts: int = 0
+    """Prompts for validation whose texts were encoded."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -77,4 +79,4 @@ def _count(catalog: Catalog, snapshot: Snapshot) -> CatalogStats:
         asked = [key for keys in rows for key in keys if key is not None]
         there = {key for key, locations in zip(asked, snapshot.find(asked), strict=True) if locations}
         complete += sum(there.issuperset(keys) for keys in rows)  # an empty cell is None, which `there` never has
-    return CatalogStats(catalog.name, catalog.generation, len(catalog), complete, tuple(catalog.column_names()))
+    return CatalogStats(catalog.name, catalog.generation, len(catalog), complete, tuple(catalog.column_names()), len(catalog.prompts))

@@ -117,8 +117,8 @@ def _remarks(layout: Layout, snapshot: Snapshot) -> Iterator[str]:
     """Remark that there is no index. The segments can be read without one; a damaged index is a finding."""
     if snapshot.listed and not list_indexes(layout):
         yield (
-            f"there is no index, so opening the store reads the headers of its {plural(len(snapshot.listed), 'segment')}: run"
-            f" {layout.command('repair')}, unless a pass is running, which writes an index when it ends"
+            f"there is no index, so opening the store reads the headers of its {plural(len(snapshot.listed), 'segment')}."
+            f" A pass writes an index when it ends; if none is running, run {layout.command('repair')}"
         )
 
 

@@ -1,1 +1,1 @@
-"""Read a store, write to it, and read through it, which encodes what is missing."""
+"""Read a store, and write to it."""

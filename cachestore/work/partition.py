@@ -11,7 +11,7 @@ def partition_count(units: int) -> int:
 
 
 def bounds(units: int, partition: int) -> tuple[int, int]:
-    """Return (start, end) of a partition among its recipe's sorted units. Sizes differ by at most one."""
+    """Return (start, end) of a partition among its recipe's units. Sizes differ by at most one."""
     count = partition_count(units)
     return units * partition // count, units * (partition + 1) // count
 

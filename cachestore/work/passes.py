@@ -45,7 +45,7 @@ class Round:
 
     number: int
     units: tuple[Sequence[int], ...]
-    """For each recipe, the sorted indices of its units."""
+    """For each recipe, the indices of its units: sorted, or in the order in which a trainer needs them."""
     launch: str
     started: float
     """Seconds since the epoch, by the clock of the worker that began it; for reports only."""
@@ -153,8 +153,9 @@ def list_rounds(folder: PassFolder) -> list[int]:
 
 
 def publish_round(layout: Layout, ref: PassRef, plan: Plan, opened: Round) -> bool:
-    """Begin a round. Return False if another worker did. A recipe with all its units in the round is written as null."""
-    units = [None if len(listed) == len(plan.units_of(recipe)) else list(listed) for recipe, listed in enumerate(opened.units)]
+    """Begin a round. Return False if another worker did. A recipe with all its units in the round, sorted, is written as null."""
+    listed = [list(units) for units in opened.units]
+    units = [None if each == list(plan.units_of(recipe)) else each for recipe, each in enumerate(listed)]
     body: dict[str, Json] = {"plan": ref.plan, "pass": ref.number, "round": opened.number, "units": units, "launch": opened.launch}
     body |= {"started": opened.started, "generation": opened.generation}
     return publish(layout, ref.folder(layout).round(opened.number), [encode_record(ROUND_FORMAT, VERSION, body)])

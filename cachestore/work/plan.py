@@ -105,6 +105,8 @@ class Plan:
     """Remarks from listing the source: a rank that takes over the plan does not list it again."""
     texts: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """How a row's captions were made from those of the source; empty if it is the first one, unchanged."""
+    prompts: Sequence[tuple[str, str]] = ()
+    """(prompt, negative prompt) of each prompt for validation. Their units are among the text encoder's."""
     checksums: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The checksums of the columns as they were read; empty for a plan that was just built."""
 
@@ -144,6 +146,8 @@ class Outline:
     """Where each recipe's units start, and where the last one's end."""
     encoders: tuple[str, ...] = ()
     """The encoder of each recipe."""
+    prompts: int = 0
+    """How many prompts for validation it has."""
 
     @property
     def unit_count(self) -> int:
@@ -220,11 +224,13 @@ def build_plan(
     columns: Sequence[ColumnRequest],
     texts: Mapping[str, Json] | None = None,
     extra: Sequence[tuple[int, Request]] = (),
+    prompts: Sequence[tuple[str, str]] = (),
 ) -> Plan:
     """Build a plan. `samples` is iterated over once; their captions are encoded as they are.
 
-    `extra` are (recipe, request) of units that no sample refers to, such as the empty caption; without samples they are left out. A
-    recipe's further columns, such as that of control images, are left out if they have no cells.
+    `extra` are (recipe, request) of units that no sample refers to, such as the empty caption; without samples they are left out.
+    `prompts` are pairs of texts, whose units are among `extra`. A recipe's further columns, such as that of control images, are left out
+    if they have no cells.
     """
     units = [_Units(recipe) for recipe in recipes]
     ids, captions, extras, images = Texts(), Texts(), Texts(), _References()
@@ -272,6 +278,7 @@ def build_plan(
         unit_ids=Digests(memoryview(b"".join(uid for uids, _indices in ordered for uid in uids)), KEY_BYTES),
         unit_requests=requests.strings(),
         texts=texts or {},
+        prompts=tuple(prompts) if len(ids) else (),
     )
 
 
@@ -332,6 +339,7 @@ def publish_plan(layout: Layout, plan: Plan) -> None:
         "ids_are_keys": plan.ids_are_keys,
         "remarks": list(plan.remarks),
         "texts": dict(plan.texts),
+        **({"prompts": [list(pair) for pair in plan.prompts]} if plan.prompts else {}),
         "samples": len(plan.ids),
         "units_at": list(plan.units_at),
         "columns": [asdict(one) for one in plan.columns],
@@ -380,6 +388,7 @@ def _parse(table: Table, name: str) -> Plan:
         ids_are_keys=bool(header["ids_are_keys"]),
         remarks=tuple(map(str, header["remarks"])),
         texts=dict(header.get("texts", {})),
+        prompts=tuple((str(prompt), str(negative)) for prompt, negative in header.get("prompts", ())),
         checksums=table.checksums,
     )
 
@@ -408,6 +417,7 @@ def read_outline(layout: Layout, name: str) -> Outline:
     header = read_header(path, FORMAT, VERSION)
     try:
         starts, encoders = tuple(int(start) for start in header["units_at"]), tuple(str(one["encoder"]) for one in header["recipes"])
-        return Outline(name, str(header["catalog"]), int(header["samples"]), starts or (0,), encoders)
+        prompts = len(header.get("prompts", ()))
+        return Outline(name, str(header["catalog"]), int(header["samples"]), starts or (0,), encoders, prompts)
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{path} does not say how many units it has; run {layout.command('verify')}") from error

@@ -112,6 +112,8 @@ class PassStatus:
     round: int
     ranks: tuple[RankStatus, ...]
     encoders: tuple[EncoderStatus, ...] = ()
+    prompts: int = 0
+    """How many prompts for validation the plan has. Their texts are among its units."""
 
     @property
     def done(self) -> int:
@@ -227,6 +229,7 @@ class Observer:
             round=number,
             ranks=tuple(ranks),
             encoders=_by_encoder(outline, first, heartbeats, {one.worker for one in ranks if one.is_at_work}, is_complete=done is not None),
+            prompts=outline.prompts,
         )
 
     def newest(self, plan: str) -> PassStatus | None:

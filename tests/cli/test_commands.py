@@ -18,6 +18,9 @@ from cachestore.jobs import launching
 from cachestore.storage.snapshot import list_segments
 from tests import fakes
 from tests.loading import stores
+from tests.shares import share
+
+pytestmark = pytest.mark.processes
 
 USAGE = 2
 ON_STORES = ("status", "verify", "repair", "stats", "ls", "show", "why", "report", "gc", "compact", "relocate", "drop", "doctor")
@@ -141,7 +144,7 @@ def test_help_and_the_page_name_every_exit_code(run):
         assert issubclass(getattr(errors, name), errors.CacheStoreError)
 
 
-@pytest.mark.parametrize("options", [[], ["--quick"], ["--json"]])
+@pytest.mark.parametrize("options", share([[], ["--quick"], ["--json"]], 3))
 def test_what_verify_advises_can_be_pasted(run, tmp_path, makers, data, options):
     store = tmp_path / "a store"
     assert run("precompute", data, "--model", "model", "--store", store)[0] == OK
@@ -515,7 +518,7 @@ def test_a_run_that_has_nothing_to_do_starts_no_process(run, run_json, data, mak
     monkeypatch.setattr(launching, "run_workers", lambda *arguments: started.append(arguments) or real(*arguments))
     code, found = run_json(*arguments)
     assert (code, found["reused"], found["encoded"], started) == (OK, 7, 0, [])
-    assert "7 units: 7 are there already, 0 to encode" in run(*arguments)[2]
+    assert "7 units: 7 are in the store already; 0 to encode" in run(*arguments)[2]
     assert started == []
     (data / "1.txt").write_text("another caption")
     assert run_json(*arguments)[1]["encoded"] == len(started) == 1

@@ -18,6 +18,7 @@ from cachestore.jobs.pass_loop import Report
 from tests.fakes import publish_catalog
 from tests.loading.stores import FLUX, PLAIN, SDXL, Row, catalog_of, make_store, recipes
 from tests.scenarios.trainers import run_script
+from tests.shares import share
 
 POLICY = cs.CaptionPolicy(choose="random", dropout=0.5, shuffle_tags=True, variants=2, keep_tokens=1, prefix='the "sks" style, ')
 SOURCES = (Source("photos"), Source("faces", name="faces", repeats=3))
@@ -99,7 +100,7 @@ def test_the_lines_name_the_tensors_of_a_batch_with_their_dtypes_and_shapes(tmp_
 
 @pytest.mark.torch
 @pytest.mark.processes
-@pytest.mark.parametrize("sizes", [1, 2])
+@pytest.mark.parametrize("sizes", share([1, 2], 2, 1))
 def test_pasted_into_a_script_that_torchrun_starts_each_rank_takes_its_part(tmp_path, sizes):
     report = encoded(tmp_path / "store", [Row(f"{number}.png") for number in range(8)])
     lines = "\n".join(training_lines(report, 2)).replace("    ...", "    seen += batch['sample_id']")

@@ -17,6 +17,7 @@ from cachestore.cli import ERROR, FAILURES, OK, SUPERSEDED, USAGE, main
 from cachestore.storage.verify import verify
 from tests import fakes
 from tests.fakes import Gate, command, is_running
+from tests.shares import share
 
 pytestmark = pytest.mark.processes
 
@@ -76,6 +77,7 @@ def test_under_a_launcher_only_rank_0_prints(asked):
     assert [(code, len(out.splitlines())) for code, out, _err in map(ended, ranks)] == [(OK, 1), (OK, 0)]
 
 
+@pytest.mark.slow
 def test_ranks_named_by_hand_each_print_their_report(asked):
     for rank in range(2):
         code, out, _err = ended(command(*asked, "--json", "--rank", rank, "--world-size", 2))
@@ -97,6 +99,7 @@ def test_ranks_started_by_the_command_report_as_one(asked):
     assert (code, report["encoded"], report["encoded_here"], report["complete"]) == (OK, 13, 13, True), err
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_makes_the_same_keys(asked, tmp_path):
     found = []
     for procs in (1, 3):
@@ -171,7 +174,7 @@ def test_status_shows_a_running_pass_from_another_shell(asked, gate, capsys):
 # Stopped
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)])
 def test_a_signal_publishes_what_is_encoded_and_prints_the_command_that_goes_on(asked, gate, number, code, tmp_path):
     process = command(*asked, "--json", cwd=tmp_path, FAKE_ENCODER_GATE=str(gate.folder))
     gate.wait()
@@ -190,6 +193,7 @@ def test_a_signal_publishes_what_is_encoded_and_prints_the_command_that_goes_on(
     assert (returned, report["complete"], report["encoded"], report["encoded_here"]) == (OK, True, 13, 12), err
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_says_what_it_did_itself(asked, gate):
     process = command(*asked, FAKE_ENCODER_GATE=str(gate.folder))
     assert interrupted(process, gate, lambda process: process.send_signal(signal.SIGINT))[0] == 130
@@ -208,6 +212,7 @@ def interrupted(process, gate, send):
     return ended(process)
 
 
+@pytest.mark.slow
 def test_one_signal_to_the_parent_stops_its_ranks(asked, gate):
     process = command(*asked, "--procs", "2", FAKE_ENCODER_GATE=str(gate.folder))
     code, out, err = interrupted(process, gate, lambda process: process.send_signal(signal.SIGTERM))
@@ -259,7 +264,7 @@ def standing(gate, count):
     return [int(path.stem) for path in found]
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", share([1, 3], 2))
 def test_two_ranks_that_were_stopped_are_gone_on_with_by_any_number_and_nothing_is_encoded_twice(asked, gate, tmp_path, ranks):
     log = tmp_path / "log"
     process = command(*asked, "--procs", "2", FAKE_ENCODER_GATE=str(gate.folder), FAKE_ENCODER_LOG=str(log))
@@ -327,7 +332,7 @@ def test_what_a_killed_run_published_is_reported_alike_by_status_and_by_the_plan
     forecast = json.loads(capsys.readouterr().out)
     assert (forecast["present"], forecast["to_encode"], forecast["published"], forecast["left"]) == (0, 12, 12, 0)
     assert main([*map(str, asked), "--plan-only"]) == OK
-    assert "12 units: 12 are there already (an unfinished pass has 12 of them), 0 to encode" in capsys.readouterr().out
+    assert "12 units: 12 are in the store already, from a run that did not finish; 0 to encode" in capsys.readouterr().out
     fakes.fake_processes(monkeypatch)
     assert main([*map(str, asked)]) == OK
     assert main([*map(str, asked), "--plan-only", "--json"]) == OK
@@ -335,6 +340,7 @@ def test_what_a_killed_run_published_is_reported_alike_by_status_and_by_the_plan
     assert (forecast["present"], forecast["published"]) == (12, 0)
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_share_the_work(asked, gate, tmp_path):
     log = tmp_path / "log"
     runs = [command(*asked, "--json", FAKE_ENCODER_GATE=str(gate.folder), FAKE_ENCODER_LOG=str(log)) for _ in range(2)]
@@ -368,6 +374,7 @@ def test_a_run_that_was_stopped_and_overtaken_ends_with_5_and_replaces_nothing(a
     assert (code, json.loads(out)["encoded"], json.loads(out)["generation"]) == (OK, 0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("procs", ["1", "2"])
 def test_of_two_runs_with_different_resolutions_the_second_to_end_is_refused_as_at_planning(asked, gate, tmp_path, procs):
     one = command(*asked, "--json", "--resolution", "512", "--procs", procs, FAKE_ENCODER_GATE=str(gate.folder))

@@ -165,20 +165,23 @@ def test_failures_of_this_launch_are_printed_once_and_those_that_no_heartbeat_ho
     assert "old.png" not in err
 
 
-def test_where_an_error_ends_the_command_the_last_line_says_how_far_the_pass_is(one, capsys):
+@pytest.mark.parametrize(("failed", "ending"), [((), "0 failed"), (("b",), "0 failed; 1 more failed, and the next run tries them again")])
+def test_where_an_error_ends_the_command_the_last_line_says_how_far_the_pass_is(one, capsys, failed, ending):
     fakes.open_pass(one)
     with Heartbeat(one.layout, one.plan.name, 1, "launch", 0, 1) as heartbeat:
         heartbeat.encoded = 1
+        for what in failed:
+            heartbeat.has_failed(what, "why")
     seen = pass_status(one.layout, join_pass(one.layout, one.plan.name, "launch"))
 
     def interrupted():
         with Progress(one.layout.root, "plain", "listing photos/") as shown:
-            shown.show(LaunchStatus((), seen, "launch"))
+            shown.show(LaunchStatus(seen.ranks, seen, "launch"))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert capsys.readouterr().err.splitlines()[-1] == "1 of 2 units: 0 reused, 1 encoded, 0 failed"
+    assert capsys.readouterr().err.splitlines()[-1] == f"1 of 2 units: 0 reused, 1 encoded, {ending}"
 
 
 # The bar

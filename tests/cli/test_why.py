@@ -9,6 +9,8 @@ from cachestore.work.workers import Heartbeat
 from tests import fakes
 from tests.fakes import FakeEncoder, captions
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def begun(tmp_path):

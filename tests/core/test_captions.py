@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
+dropped = st.sampled_from([{}, {}, {"tag_dropout": 0.3}, {"tag_dropout": 1.0}, {"max_tags": 2}, {"drop_tags": 1}, {"drop_tags": 99}])
 policies = st.builds(
-    CaptionPolicy,
+    lambda drop, **options: CaptionPolicy(**drop, **options),
+    dropped,
     choose=st.sampled_from(["first", "random", "all"]),
     dropout=st.sampled_from([0, 0.0, 0.1, 1.0]),
     shuffle_tags=st.booleans(),
@@ -23,6 +26,8 @@ policies = st.builds(
     keep_tokens=st.integers(0, 3),
     separator=st.sampled_from([", ", ",", "\n", " | "]),
     prefix=words,
+    wildcards=st.sampled_from([0, 0, 1, 3, 50]),
+    seed=st.integers(0, 1),
 )
 TAGS = "sks cat, red, small, on a table, photo"
 
@@ -89,7 +94,9 @@ def test_a_caption_of_few_orders_has_them_all_again_and_again(caption, orders):
 @given(policies, st.lists(words, max_size=3))
 def test_each_caption_has_equally_many_texts_whatever_it_says(policy, captions):
     chosen = captions[:1] if policy.choose == "first" else captions
-    assert len(policy.texts(captions)) == policy.each * len(chosen)
+    expanded = [text for one in chosen for text in CaptionPolicy(choose="all", wildcards=policy.wildcards, seed=policy.seed).texts([one])]
+    assert len(policy.texts(captions)) == policy.each * len(expanded)
+    assert policy.wildcards or len(expanded) == len(chosen)
 
 
 @given(policies, policies, st.lists(words, max_size=3))
@@ -104,6 +111,114 @@ def test_the_orders_do_not_change_from_one_version_to_the_next():
     assert shuffling(3).texts(["a, b, c"])[1:] == ("b, c, a", "c, a, b")
 
 
+# Tags that are dropped
+
+
+def tags_of(text, separator=", "):
+    return [tag for tag in text.split(separator) if tag]
+
+
+@given(policies.filter(lambda policy: policy.tags_dropped), st.lists(st.sampled_from("abcdefgh"), max_size=8))
+def test_each_variant_lacks_some_tags_and_never_the_first_tokens(policy, tags):
+    policy = replace(policy, prefix="", separator=", ", wildcards=0)
+    written, fixed = ", ".join(tags), tags[: policy.keep_tokens]
+    whole, *variants = policy.texts([written])
+    assert whole == written
+    assert len(variants) == policy.variants
+    rest = len(tags) - len(fixed)
+    for text in variants:
+        found = tags_of(text)
+        assert found[: len(fixed)] == fixed
+        assert not Counter(found) - Counter(tags)
+        if not policy.shuffle_tags:
+            left = iter(tags)
+            assert all(tag in left for tag in found), "the others stay in their order"
+        if policy.max_tags:
+            assert len(found) - len(fixed) == min(policy.max_tags, rest)
+        if policy.drop_tags:
+            assert len(found) - len(fixed) == max(rest - policy.drop_tags, min(rest, 0 if fixed else 1))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 1.0])
+def test_as_many_tags_are_dropped_as_their_probability_says(rate):
+    captions = [", ".join(f"{number} {tag}" for tag in range(10)) for number in range(100)]
+    policy = CaptionPolicy(choose="all", tag_dropout=rate, variants=4)
+    texts = policy.texts(captions)
+    left = sum(len(tags_of(text)) for index, text in enumerate(texts) if index % policy.each)
+    assert abs(left / 4000 - (1 - rate)) < 0.03
+
+
+def test_more_variants_and_the_same_version_keep_what_was_encoded():
+    """Stores hold what they were: other drawings would have to be encoded again."""
+    every: list[dict[str, Any]] = [{"tag_dropout": 0.5}, {"max_tags": 2, "keep_tokens": 1}, {"drop_tags": 1, "shuffle_tags": True}]
+    for options in every:
+        few, many = (CaptionPolicy(variants=count, **options).texts([TAGS]) for count in (2, 9))
+        assert many[: len(few)] == few
+        assert CaptionPolicy(variants=9, seed=1, **options).texts([TAGS]) != many
+    assert CaptionPolicy(tag_dropout=0.5, variants=2).texts([TAGS])[1:] == ("sks cat, red, small, photo", "small, on a table")
+    assert CaptionPolicy(max_tags=2, variants=1, keep_tokens=1).texts([TAGS])[1:] == ("sks cat, red, photo",)
+
+
+def test_every_epoch_draws_a_variant_and_never_the_whole_caption():
+    policy = CaptionPolicy(choose="random", drop_tags=1, variants=3)
+    assert {index % policy.each for index in indices(policy, 8, epochs=range(100))} == {1, 2, 3}
+    assert {index % policy.each for index in indices(CaptionPolicy(), 8, policy, epochs=range(9))} == {0}
+
+
+def test_tags_are_dropped_in_one_way_only():
+    with pytest.raises(BadInput, match="tag_dropout and drop_tags are given"):
+        CaptionPolicy(tag_dropout=0.1, drop_tags=1)
+    with pytest.raises(BadInput, match="tag_dropout of a caption policy must be a number from 0 to 1"):
+        CaptionPolicy(tag_dropout=2)
+
+
+# Wildcards
+
+
+@pytest.mark.parametrize(
+    ("caption", "texts"),
+    [
+        ("a {red|blue} cat", ("a red cat", "a blue cat")),
+        ("{a|b}{c|d}", ("ac", "ad", "bc", "bd")),
+        ("{a|} cat", ("a cat", " cat")),
+        ("{a|a} cat", ("a cat",)),
+        ("a {red} cat", ("a red cat",)),
+        ("{{a|b}} {c|d}", ("{a|b} c", "{a|b} d")),
+        ("{{{a|b}}}", ("{a}", "{b}")),
+        ("{} { a | b", ("{} { a | b",)),
+        ("", ("",)),
+    ],
+)
+def test_wildcards_give_every_combination_as_sd_scripts_draws_them(caption, texts):
+    assert CaptionPolicy(wildcards=9).texts([caption, "not the first"]) == texts
+    assert CaptionPolicy().texts([caption]) == (caption,)
+
+
+def test_of_more_combinations_than_wanted_some_are_drawn_which_is_reported():
+    caption, policy = "a {1|2|3|4} b {1|2|3} c {1|2}", CaptionPolicy(choose="all", wildcards=7)
+    every = CaptionPolicy(wildcards=24).texts([caption])
+    texts = policy.texts([caption, "plain"])
+    assert len(set(every)) == 24
+    assert len(set(texts)) == 8
+    assert set(texts) < {*every, "plain"}
+    assert texts[0] == every[0]
+    assert policy.has_more(["plain", caption])
+    assert not CaptionPolicy(wildcards=7).has_more(["plain", caption])
+    assert not CaptionPolicy(wildcards=24).has_more([caption])
+    assert CaptionPolicy(wildcards=7, seed=1).texts([caption]) != texts[:7]
+    assert CaptionPolicy(wildcards=3).texts(["a {red|blue|green} {cat|dog}"]) == ("a red cat", "a blue dog", "a green dog")
+
+
+def test_the_texts_of_a_caption_come_evenly():
+    drawn = indices(CaptionPolicy(wildcards=5), 5, epochs=range(20), samples=range(100))
+    assert all(300 < count < 500 for count in Counter(drawn).values())
+
+
+def test_wildcards_come_before_tags_and_prefix():
+    policy = CaptionPolicy(wildcards=2, shuffle_tags=True, variants=2, prefix="sks, ")
+    assert policy.texts(["{a, b|c, d}"]) == ("sks, a, b", "sks, b, a", "sks, c, d", "sks, d, c")
+
+
 # What a sample has
 
 
@@ -111,7 +226,7 @@ def test_the_orders_do_not_change_from_one_version_to_the_next():
 def test_nothing_is_asked_for_that_was_not_encoded(policy, kept, captions, epoch):
     if policy.differs_from(kept):
         return
-    listed = [f"{number}, x, y, z, w, v" for number in range(captions)]
+    listed = [f"{number}, x, {{y|z}}, {{w|v|u}}, t" for number in range(captions)]
     encoded, asked = kept.texts(listed), set(policy.texts(listed))
     for index in indices(policy, len(encoded), kept, epochs=[epoch], samples=range(5)):
         assert index is None or encoded[index] in asked
@@ -165,6 +280,13 @@ def test_fewer_orders_than_were_encoded_are_those_of_their_own_caption():
         (shuffling(4), CaptionPolicy(choose="all"), "1 were encoded"),
         (shuffling(4, keep_tokens=1), shuffling(4), "keep_tokens=1"),
         (shuffling(4, separator="|"), shuffling(4), "'|'"),
+        (shuffling(4, seed=1), shuffling(4), "seed=1"),
+        (CaptionPolicy(tag_dropout=0.1), shuffling(4), "tag_dropout=0.1"),
+        (CaptionPolicy(drop_tags=1, variants=5), CaptionPolicy(drop_tags=1), "5 variants"),
+        (CaptionPolicy(drop_tags=1), CaptionPolicy(drop_tags=2), "drop_tags=1"),
+        (CaptionPolicy(wildcards=4), CaptionPolicy(), "wildcards=4"),
+        (CaptionPolicy(wildcards=4), CaptionPolicy(wildcards=4, seed=1), "seed=1"),
+        (CaptionPolicy(wildcards=4), CaptionPolicy(wildcards=4, choose="all"), "is not recorded"),
     ],
 )
 def test_a_policy_that_asks_for_more_than_was_encoded_says_what(policy, kept, says):

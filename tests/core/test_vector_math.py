@@ -29,6 +29,7 @@ print(json.dumps(noted))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("module", ["cachestore.loading.dataset", "cachestore.encode.modules"])
 def test_a_module_that_computes_asks_for_one_number_first(module):

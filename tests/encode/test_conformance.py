@@ -11,6 +11,7 @@ from PIL import Image
 
 from tests.encode.encoders import Built, batch_of, encoder_of, entries_of
 from tests.encode.tiny_families import FAMILIES
+from tests.shares import share
 
 pytestmark = [
     pytest.mark.torch,
@@ -62,7 +63,7 @@ def apart(one, other):
     return float((one - other).norm() / other.norm())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", share(FAMILIES, 2, 0))
 def test_stored_embeddings_make_the_denoiser_do_what_the_caption_does(built, digest, name, record_property):
     model = built(name)
     encoder = encoder_of(model, digest, "text")
@@ -81,7 +82,7 @@ def test_stored_embeddings_make_the_denoiser_do_what_the_caption_does(built, dig
         assert found <= min(1e-5, effect / 100)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", share(FAMILIES, 3, 1))
 def test_a_batch_gives_what_single_captions_give_or_the_fall_back_says_so(built, digest, name, caplog, record_property):
     encoder = encoder_of(built(name), digest, "text")
     together, alone = entries_of(encoder, CAPTIONS), entries_of(encoder, CAPTIONS, together=False)
@@ -95,7 +96,7 @@ def test_a_batch_gives_what_single_captions_give_or_the_fall_back_says_so(built,
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", share(FAMILIES, 4, 2))
 def test_in_the_dtype_of_its_family_a_batch_is_not_taken_for_another_value(built, digest, name):
     encoder = encoder_of(built(name), digest, "text", text_dtype="auto")
     entry = entries_of(encoder, [SHORT])[SHORT]
@@ -163,7 +164,7 @@ def unfolded(latents):
     return split.permute(0, 5, 1, 3, 2, 4).reshape(size, channels // 4, height * 2, width * 2)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", share(FAMILIES, 2, 1))
 def test_latents_equal_the_vaes_own_and_decode_to_the_same_picture(built, digest, name, caplog, record_property):
     import torch
 
@@ -193,7 +194,7 @@ def test_latents_equal_the_vaes_own_and_decode_to_the_same_picture(built, digest
         record_property("decoded", apart(decoded, expected))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", share(FAMILIES, 4, 3))
 @pytest.mark.parametrize("stored", ["mean", "sample"])
 def test_every_vae_keeps_what_was_asked_for_as_far_as_it_has_it(built, digest, name, stored):
     encoder = encoder_of(built(name), digest, "latents", latents=stored)

@@ -10,6 +10,7 @@ from cachestore.cli import OK, main
 from cachestore.core.errors import BadInput, WriteFailed
 from tests.encode import tiny_families
 from tests.encode.encoders import encoder_of, entries_of
+from tests.shares import share
 
 pytestmark = pytest.mark.torch
 
@@ -35,6 +36,7 @@ def asked_for(model, tmp_path, *more):
 LIMIT = ("--encode-arg", "max_sequence_length=64")
 
 
+@pytest.mark.slow
 def test_a_guess_is_called_one_and_the_bytes_are_reported_anew_once_the_encoder_is_loaded(allegro, tmp_path, capsys):
     asked = asked_for(allegro, tmp_path, *LIMIT)
     assert main([*asked, "--plan-only", "--json"]) == OK
@@ -82,7 +84,7 @@ def test_captions_of_ltx2_take_little_more_than_their_forecast(built, tmp_path, 
     assert 0.9 <= json.loads(capsys.readouterr().out)["bytes"] / planned["estimated_bytes"] <= 1.3
 
 
-@pytest.mark.parametrize("name", sorted(tiny_families.FAMILIES))
+@pytest.mark.parametrize("name", share(sorted(tiny_families.FAMILIES), 3))
 def test_the_forecast_of_a_family_of_the_table_is_what_is_stored_of_its_longest_captions(built, name, digest):
     encoder = encoder_of(built(name), digest, "text")
     caption = 'a "word" ' * (20 if name == "ideogram4" else 300)  # Ideogram's pipeline takes no longer ones

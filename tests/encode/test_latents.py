@@ -11,7 +11,7 @@ from PIL import Image
 
 import cachestore as cs
 from cachestore.core.errors import BadInput, EncodeFailed
-from cachestore.core.keys import digest_bytes
+from cachestore.core.keys import Recipe, digest_bytes
 from cachestore.encode import latents
 from cachestore.encode.buckets import Size
 from cachestore.encode.recipes import ModelRequest, encoders_for
@@ -262,6 +262,27 @@ def test_pixels_are_put_into_range_exactly_as_the_training_scripts_do():
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(("factor", "frames"), [(8, 9), (4, 5), (2, 1), (3, 4)])
+def test_a_folded_mask_is_read_as_a_channel_for_each_of_its_pixels(factor, frames):
+    """As Wan VACE's pipeline folds it; without frames as that of FLUX Fill."""
+    import torch
+
+    from cachestore.core.read_block import parse_latents
+    from cachestore.encode import families, vae
+    from cachestore.loading.latents import read_latents
+
+    mask = torch.rand((2, frames, 4 * factor, 6 * factor), generator=torch.Generator().manual_seed(frames)) < 0.5
+    count = (frames + 3) // 4
+    split = mask.view(2, frames, 4, factor, 6, factor).permute(0, 3, 5, 1, 2, 4).flatten(1, 2).float()
+    expected = torch.nn.functional.interpolate(split, size=(count, 4, 6), mode="nearest-exact")
+    read = families.latents_read(families.vae_family("AutoencoderKLWan"), {}, "mean") | {"mask_channels": factor**2}
+    block = parse_latents(Recipe("condition", {}, read))
+    for folded, wanted in ((vae.fold_mask(mask, factor, 4), expected), (vae.fold_mask(mask[:, 0], factor, 4), split[:, :, 0])):
+        made = read_latents(block, "sample", {"mean": torch.zeros(16, *wanted.shape[2:]), "mask_bits": folded[1]})
+        assert folded.dtype == torch.uint8
+        assert torch.equal(made[16:], wanted[1])
+
+
 def test_numbers_that_are_not_finite_are_refused_and_named(vae_folder, digest):
     import torch
 

@@ -6,11 +6,12 @@ from PIL import Image
 import cachestore as cs
 from tests.encode.tiny_families import FAMILIES
 from tests.loading.stores import agrees
+from tests.shares import share
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", share(FAMILIES, 4))
 def test_the_features_of_every_family_are_what_its_batches_hold(name, built, tmp_path):
     import torch
 

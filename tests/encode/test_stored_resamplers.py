@@ -134,6 +134,7 @@ def _values(store):
     return {key: {name: value.tobytes() for name, value in opened.get(key, as_numpy=True).items()} for key in sorted(opened.keys())}
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_rank_whose_torch_is_too_old_refuses_and_the_other_one_encodes(built, data, tmp_path):
     old = tmp_path / "old" / "torch-2.9.1.dist-info"

@@ -17,6 +17,7 @@ from PIL import Image
 
 import cachestore as cs
 from cachestore.cli import DAMAGE, FAILURES, OK, main, make_parser
+from cachestore.cli.lines import training_lines
 from cachestore.cli.precompute import request_from
 from cachestore.core.errors import BadInput, RecipeMismatch
 from cachestore.core.samples import Sample
@@ -220,6 +221,29 @@ def test_a_plan_of_pictures_is_what_it_was_before_there_were_videos(folder, tmp_
 
 def precompute(data, store, model, **options):
     return cs.precompute(data, model=model, store=store, inline=True, vae_dtype="float32", **{**WANTED, **options})
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")
+@pytest.mark.parametrize("others", [(), ("picture.png",)])
+def test_videos_of_several_resolutions_are_read_at_each_with_pictures_and_without(built, tmp_path, footage, folder, others):
+    data = tmp_path / "small"
+    data.mkdir()
+    (data / "short.avi").write_bytes(footage["short.avi"])
+    for name in others:
+        shutil.copy(folder / name, data)
+    report = precompute(data, tmp_path / "store", built("wan").folder, resolution=[64, 32], encode=["latents"])
+    assert report.encoded == 2 * (1 + len(others))
+    assert any("resolution=" in line for line in training_lines(report))
+
+    def latents_of(size):
+        data = cs.CachedDataset(tmp_path / "store", resolution=size)
+        return data[data.index("short.avi")]["latents"]
+
+    sides = {size: latents_of(size).shape[1:] for size in (64, 32)}
+    assert sides == {64: (2, 6, 10), 32: (2, 4, 4)}
+    with pytest.raises(cs.BadInput, match="encoded at 2 resolutions: pass resolution=N for one of 64, 32"):
+        cs.CachedDataset(tmp_path / "store")
 
 
 @pytest.mark.torch

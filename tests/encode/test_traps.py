@@ -29,6 +29,7 @@ from cachestore.encode.tokens import Rewriter
 from cachestore.loading.latents import read_latents
 from tests.encode import tiny, tiny_families
 from tests.encode.encoders import Built, batch_of, encoder_of, entries_of
+from tests.shares import share
 
 pytestmark = pytest.mark.torch
 
@@ -311,7 +312,7 @@ def facts_of(encoder, caption):
     return encoder.prepare(encoder.resolve({"caption": caption}, None)).facts
 
 
-@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("name", share(MASKED, 3, 1))
 def test_the_tokens_of_a_caption_are_the_rows_it_has_with_its_template_after_cleaning(built, digest, name):
     encoder = encoder_of(built(name), digest, "text")
     captions = [caption for caption in LENGTHS if caption not in encoder.setup.family.alone]
@@ -363,7 +364,7 @@ def test_a_pipeline_that_cuts_no_caption_is_refused_when_it_is_asked_for_a_count
         rewriter.count("a cat")
 
 
-@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("name", share(MASKED, 4))
 def test_captions_padded_to_their_own_length_equal_those_padded_to_the_limit(built, digest, name):
     model = built(name)
     own_args = model.family.encode_args or {}

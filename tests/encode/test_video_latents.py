@@ -144,10 +144,11 @@ def test_what_reading_raises_passes_through(look_alike):
         look_alike.resolve({"video": "gone.mkv", **WANTED}, read)
 
 
-def test_colours_of_high_dynamic_range_are_noted_in_the_entry_and_reported(look_alike, caplog):
-    data = write(moving(5), kind="matroska", codec="ffv1", pix_fmt="yuv420p10le", color_trc=16)
-    assert resolve(look_alike, data).meta["transfer"] == "smpte2084"
-    assert "a.mkv has high dynamic range (smpte2084)" in caplog.text
+@pytest.mark.parametrize(("number", "name"), [(16, "PQ, smpte2084"), (18, "HLG, arib-std-b67")])
+def test_high_dynamic_range_is_refused_by_its_name_and_fails_alone(look_alike, number, name):
+    data = write(moving(5), kind="matroska", codec="ffv1", pix_fmt="yuv420p10le", color_trc=number)
+    with pytest.raises(EncodeFailed, match=rf"^the video has high dynamic range \({name}\).*convert it to standard range first"):
+        resolve(look_alike, data)
 
 
 @pytest.mark.parametrize(

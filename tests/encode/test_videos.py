@@ -151,11 +151,6 @@ def test_every_form_of_pixels_becomes_8_bit_rgb(pix_fmt):
     assert np.abs(take(data, own(data, 0, 3)).astype(int) - grey).max() <= 2
 
 
-def test_high_dynamic_range_is_recognised():
-    assert look(write(moving(2), kind="matroska", codec="ffv1", pix_fmt="yuv420p10le", color_trc=16)).transfer == "smpte2084"
-    assert look(write(moving(2))).transfer == ""
-
-
 def test_its_header_alone_tells_about_as_much():
     for container, options in CONTAINERS.items():
         data = write(moving(60), **options)

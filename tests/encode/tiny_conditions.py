@@ -33,9 +33,34 @@ def wan_i2v(*, ends=1, is_shown=True, **options):
     return of("diffusers", "WanImageToVideoPipeline", **parts, **options, scheduler=tiny_families.scheduler())
 
 
+def wan_vace():
+    parts = {name: part for name, part in tiny_families.wan().components.items() if name not in {"transformer", "transformer_2"}}
+    heads = {"num_attention_heads": 2, "attention_head_dim": 12, "num_layers": 1, "cross_attn_norm": True}
+    sizes = {"text_dim": 32, "freq_dim": 256, "ffn_dim": 32, "rope_max_seq_len": 32, "vace_layers": [0], "vace_in_channels": 96}
+    model = transformer("WanVACETransformer3DModel", patch_size=(1, 2, 2), qk_norm="rms_norm_across_heads", **heads, **sizes)
+    return of("diffusers", "WanVACEPipeline", **parts, transformer=model)
+
+
 def ltx_i2v():
     plain = tiny_families.ltx()
     return of("diffusers", "LTXImageToVideoPipeline", **plain.components)
+
+
+def ltx2_i2v():
+    return of("diffusers", "LTX2ImageToVideoPipeline", **tiny_families.ltx2().components)
+
+
+def siglip():
+    sizes = {"hidden_size": 12, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = of("transformers", "SiglipVisionConfig", **sizes, image_size=28, patch_size=14)
+    return of("transformers", "SiglipVisionModel", config=config).eval()
+
+
+def hunyuan15_i2v():
+    plain = tiny_families.hunyuanvideo15()
+    processor = of("transformers", "SiglipImageProcessorPil", size={"height": 28, "width": 28})
+    parts = {**plain.components, "image_encoder": siglip(), "feature_extractor": processor}
+    return of("diffusers", "HunyuanVideo15ImageToVideoPipeline", **parts)
 
 
 def sdxl_inpaint():
@@ -51,12 +76,22 @@ def sdxl_inpaint():
     return of("diffusers", "StableDiffusionXLInpaintPipeline", **parts, **tokenizers, unet=model, scheduler=noise)
 
 
+def flux_fill():
+    plain = {name: part for name, part in tiny_families.flux().components.items() if name not in {"image_encoder", "feature_extractor"}}
+    model = tiny_families.flux_transformer(channels=64 + 64 + 4 * 2**2, out_channels=64, pooled_projection_dim=32)
+    return of("diffusers", "FluxFillPipeline", **{**plain, "transformer": model})
+
+
 PIPELINES: dict[str, Any] = {
     "wan-i2v": (wan_i2v, {}, "transformer"),
     "wan-flf2v": (wan_i2v, {"ends": 2}, "transformer"),
     "wan22-i2v": (wan_i2v, {"is_shown": False}, "transformer"),
     "wan22-ti2v": (wan_i2v, {"is_shown": False, "expand_timesteps": True}, "transformer"),
+    "wan-vace": (wan_vace, {}, "transformer"),
     "ltx-i2v": (ltx_i2v, {}, "transformer"),
+    "ltx2-i2v": (ltx2_i2v, {}, "transformer"),
+    "hunyuan15-i2v": (hunyuan15_i2v, {}, "transformer"),
+    "flux-fill": (flux_fill, {}, "transformer"),
     "sdxl-inpaint": (sdxl_inpaint, {}, "unet"),
 }
 

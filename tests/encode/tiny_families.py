@@ -295,9 +295,9 @@ def sd3():
     return of("diffusers", "StableDiffusion3Pipeline", transformer=model, scheduler=scheduler(), vae=vae, **encoders, **tokenizers)
 
 
-def flux_transformer(class_name="FluxTransformer2DModel", **more):
+def flux_transformer(class_name="FluxTransformer2DModel", channels=64, **more):
     heads = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2, "joint_attention_dim": 32}
-    return transformer(class_name, patch_size=1, in_channels=64, axes_dims_rope=[4, 4, 8], **heads, **more)
+    return transformer(class_name, patch_size=1, in_channels=channels, axes_dims_rope=[4, 4, 8], **heads, **more)
 
 
 def flux(class_name="FluxPipeline"):

@@ -25,6 +25,7 @@ from cachestore.storage.repair import repair_store
 from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
 from tests.fakes import publish_catalog
+from tests.shares import share
 
 WRITE = """
 from cachestore.core.keys import Recipe, key
@@ -182,7 +183,10 @@ def test_after_dying_while_repairing_no_valid_entry_is_lost_and_repair_goes_on(t
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "point", [point for point in points_in("files", "storage") if point.startswith(("gc.", "compact.", "commit.", "publish.", "segment."))]
+    "point",
+    share(
+        [point for point in points_in("files", "storage") if point.startswith(("gc.", "compact.", "commit.", "publish.", "segment."))], 3
+    ),
 )
 def test_after_dying_while_tidying_up_everything_needed_is_there_and_the_same_command_goes_on(tmp_path, point):
     template = tmp_path / "template"

@@ -1,7 +1,7 @@
 """Makes the golden store of this version's formats: `python tests/golden/make.py FOLDER`. It is made once for each format, and kept.
 
-One data set of two samples with text and latents, made by a pass, a value of a writer's own, an index, a recipe, a list of what is to
-go, and a list of what was lost and put again.
+One data set of two samples with text and latents and of two prompts, made by a pass, a value of a writer's own, an index, a recipe, a list
+of what is to go, and a list of what was lost and put again.
 """
 
 import sys
@@ -18,6 +18,9 @@ from cachestore.storage.snapshot import load_snapshot
 from tests import fakes
 from tests.storage.stores import flip
 
+PROMPTS = (("a dog", "blurred"), ("a dog", ""))
+"""What format 2 of catalogs is for."""
+
 
 def make(root: Path) -> None:
     """Make the store in an empty folder."""
@@ -26,7 +29,7 @@ def make(root: Path) -> None:
     collect(root, apply=True)
     files = {"a.png": b"picture a", "b.png": b"picture b"}
     encoders = (fakes.FakeEncoder("text"), fakes.FakeEncoder("latents"))
-    fakes.run(root, fakes.pictures(*files), *encoders, source=fakes.Pictures(files), launch="golden 1")
+    fakes.run(root, fakes.pictures(*files), *encoders, source=fakes.Pictures(files), prompts=PROMPTS, launch="golden 1")
     for _time in range(2):
         with cs.open(root, mode="a") as store, store.writer() as writer:
             writer.put(cs.key("golden"), {"wide": np.arange(4, dtype=np.float32), "flag": np.array([True, False])}, {"note": "ünïcöde"})

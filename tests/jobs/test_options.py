@@ -77,7 +77,7 @@ def spell(request):
     arguments = ["precompute", request.data]
     for one in fields(request):
         value, option = getattr(request, one.name), "--" + one.name.replace("_", "-")
-        if one.name in {"data", "sources"} or value is None or value is False:
+        if one.name in {"data", "sources", "prompts"} or value is None or value is False:
             continue
         if one.name == "encode_arg":
             arguments += [f"{option}={name}={canonical(given).decode()}" for name, given in value.items()]
@@ -105,6 +105,15 @@ def test_a_request_survives_the_way_to_a_worker(request):
 def test_sources_survive_the_way_to_a_worker():
     request = asked("", sources=(cs.Source("a"), cs.Source("b", name="b", repeats=2)))
     assert PrecomputeRequest.from_json(json.loads(json.dumps(request.as_json()))) == request
+
+
+def test_prompts_survive_the_way_to_a_worker_and_are_read_from_their_file_once(tmp_path):
+    (tmp_path / "p.txt").write_text("a cat --n ugly\na dog\n")
+    request = PrecomputeRequest.from_json({"data": "d", "model": "m", "store": "s", "prompts": tmp_path / "p.txt"})
+    (tmp_path / "p.txt").unlink()
+    assert request.prompts == (("a cat", "ugly"), ("a dog", ""))
+    assert PrecomputeRequest.from_json(json.loads(json.dumps(request.as_json()))) == request
+    assert PrecomputeRequest.from_json({**request.as_json(), "prompts": [["a cat", "ugly"], "a dog"]}) == request
 
 
 def test_every_default_is_a_value_that_its_option_takes():

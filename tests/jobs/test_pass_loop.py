@@ -28,6 +28,7 @@ from cachestore.work.passes import list_passes
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder, Gate, Pictures, adds_up, captions, examples, fill_with, holds, names, overtaken, pictures
 from tests.leaks import held
+from tests.shares import share
 
 # Reports
 
@@ -411,7 +412,7 @@ POINTS = [
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", share(POINTS, 2))
 def test_a_run_killed_anywhere_is_finished_by_the_next(root, zygote, tmp_path, point):
     """At every failpoint of the way; afterwards the data set is whole, paired, and nothing acknowledged was made twice."""
     data = tmp_path / "data"

@@ -94,6 +94,17 @@ def test_a_policy_plans_every_text_that_it_may_ask_for_and_the_empty_caption(tmp
     assert plan.texts == policy.encoding()
 
 
+def test_wildcards_are_expanded_and_what_is_beyond_the_most_is_reported(tmp_path, makers):
+    data = manifest(tmp_path / "m.jsonl", a="a {red|blue} cat", b="{1|2|3} {1|2|3}", c="plain")
+    plan = plan_for(tmp_path, data, captions=CaptionPolicy(wildcards=4))
+    assert len(texts_of(plan)) == 1 + 2 + 4 + 1
+    assert [remark for remark in plan.remarks if "wildcards" in remark] == [
+        "1 sample has wildcards with more combinations than the `wildcards` of --captions (b): only so many are encoded"
+    ]
+    [remark] = [remark for remark in plan_for(tmp_path, data).remarks if "wildcards" in remark]
+    assert remark.startswith("2 samples have wildcards such as {a|b} in captions (a, b), which are encoded as text")
+
+
 def test_policies_that_have_the_same_texts_encoded_make_the_same_plan(tmp_path, makers):
     data = manifest(tmp_path / "m.jsonl", a=["x", "y"])
     first = {plan_for(tmp_path, data, captions=one).name for one in ("first", CaptionPolicy(), CaptionPolicy(dropout=0.5))}

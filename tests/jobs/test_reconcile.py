@@ -15,7 +15,7 @@ from cachestore.storage.catalog import list_generations
 from cachestore.storage.listing_numbers import listing_number, listing_numbers
 from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.work.ledgers import Ledger, Outcome, publish_ledger, read_ledgers
-from cachestore.work.passes import PassRef, list_rounds, read_done, read_round
+from cachestore.work.passes import PassRef, join_pass, list_rounds, read_done, read_round
 from cachestore.work.plan import read_plan
 from cachestore.work.workers import Heartbeat
 from tests import fakes
@@ -428,3 +428,14 @@ def test_two_listings_of_one_number_have_no_order_where_the_folder_of_numbers_wa
     fakes.run(root, captions("a", "b"), FakeEncoder(), listing=1)
     with pytest.raises(Superseded):
         run_pass(older)
+
+
+def test_a_round_has_the_units_that_are_asked_for_first_and_then_the_rest(root):
+    one = fakes.job(root, captions("a", "b", "c", "d", "e"), [FakeEncoder()])
+    ref = join_pass(one.layout, one.plan.name, one.launch)
+    with closing(load_snapshot(one.layout)) as snapshot:
+        fakes.reconciler(one).open_pass(snapshot, [3, 1])
+    opened = read_round(one.layout, ref, one.plan, 0)
+    assert list(opened.units[0]) == [3, 1, 0, 2, 4]
+    assert [list(opened.partition(0, number)) for number in range(2)] == [[3], [1]]
+    assert run_pass(one).encoded == 5

@@ -12,6 +12,7 @@ from cachestore.files.paths import Layout
 from tests.fakes import FakeEncoder, publish_catalog
 from tests.loading.stores import PLAIN, SDXL, Row, catalog_of, make_store, recipes, stored_text
 from tests.loading.test_dataset import batch_of, equal, loader
+from tests.shares import share
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")]
 
@@ -26,6 +27,24 @@ def encoded_for(path, policy, rows=ROWS, made=None, **options):
     make_store(path, rows, made, **options)
     publish_catalog(Layout(path), replace(catalog_of(rows, made, "train"), texts=policy.encoding()))
     return path
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [cs.CaptionPolicy(choose="random", max_tags=1, variants=3, dropout=0.3), cs.CaptionPolicy(wildcards=3, drop_tags=1, shuffle_tags=True)],
+)
+def test_dropped_tags_and_wildcards_come_with_their_own_embeddings_in_every_epoch(path, policy):
+    made, rows = recipes(PLAIN), [Row("a.png", ("red, small, {cat|dog}", "a cat, b, c")), Row("b.png", ("one",))]
+    data = cs.CachedDataset(encoded_for(path, policy, rows, made), captions=policy)
+    seen = set()
+    for epoch in range(60):
+        data.set_epoch(epoch)
+        for sample in data.__getitems__([0, 1]):
+            assert (sample["prompt_embeds"].numpy() == stored_text(made.text, sample["caption"])["prompt_embeds"]).all()
+            seen.add(sample["caption"])
+    whole = set(replace(policy, max_tags=0, drop_tags=0, shuffle_tags=False).texts(rows[0].captions))
+    assert seen <= {"", *(text for row in rows for text in policy.texts(row.captions))} - whole
+    assert len(seen) > 4
 
 
 def captions_of(data, epochs):
@@ -85,7 +104,7 @@ def test_a_choice_depends_on_seed_epoch_and_sample_alone(path):
     assert [data[index]["caption"] for index in (7, 3)] == [drawn[0][7], drawn[0][3]]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", share(["fork", "spawn"], 2))
 def test_workers_choose_as_the_trainer_does_in_every_epoch(path, method):
     encoded_for(path, POLICY, [Row(f"{n}", ("a, b", "c")) for n in range(8)])
     data = cs.CachedDataset(path, captions=POLICY)

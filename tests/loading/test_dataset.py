@@ -31,6 +31,7 @@ from tests.loading.stores import (
     stored_latents,
     stored_text,
 )
+from tests.shares import share
 
 pytestmark = [
     pytest.mark.torch,
@@ -325,7 +326,7 @@ def test_a_damaged_newest_catalog_is_an_error_and_never_an_older_pairing(path):
 def test_a_recipe_that_says_more_than_is_known_here_is_refused(path):
     recipe = recipes().text
     make_store(path, [], Recipes(Recipe("text", recipe.make, {**recipe.read, "rotate": 90})))
-    with pytest.raises(cs.FormatError, match="it says rotate; install a newer cachestore"):
+    with pytest.raises(cs.FormatError, match="it has the unknown fields rotate; install a newer cachestore"):
         cs.CachedDataset(path)
 
 
@@ -450,7 +451,7 @@ def test_a_pickled_data_set_is_a_path_and_options_and_has_an_epoch_of_its_own(pa
     assert data.epoch == 5
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", share(["fork", "spawn", "forkserver"], 3))
 def test_workers_of_every_start_method_read_what_the_parent_reads_and_see_every_epoch(path, method):
     """The pictures are so large that torch uses threads on them: in a forked process those of the parent are missing."""
     rows = [Row(f"{n}.png", (f"caption {n % 3}",), bucket=(1024, 768) if n % 2 else (768, 1024)) for n in range(12)]
@@ -652,7 +653,7 @@ def test_an_epoch_and_a_generation_may_be_numbers_of_numpy(path):
     assert (data.epoch, data.generation) == (2, 1)
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 1}, {"batch_size": 2}, {"batch_size": 2, "num_workers": 1}], ids=str)
+@pytest.mark.parametrize("options", share([{"batch_size": 1}, {"batch_size": 2, "num_workers": 1}], 2), ids=str)
 @pytest.mark.parametrize(
     "wrap", [lambda data: data, lambda data: Subset(data, [0, 1]), lambda data: cs.MixedDataset([data])], ids=("whole", "part", "mix")
 )

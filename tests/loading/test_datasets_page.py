@@ -11,6 +11,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.files.paths import Layout
+from cachestore.source.prompts import read_prompts
 from tests.fakes import ROOT, publish_catalog
 from tests.loading.stores import Row, catalog_of, make_store, recipes_of_model
 
@@ -39,6 +40,7 @@ def test_the_page_has_lines_for_each_of_these():
     assert list(lines()) == [
         "What a batch holds",
         "Captions",
+        "Prompts for validation",
         "A part of what is stored",
         "Several data sets",
         "Resolutions, crops and mirrored pictures",
@@ -63,6 +65,22 @@ def test_the_lines_on_captions_encode_and_choose(names, monkeypatch):
     monkeypatch.setattr(cs, "precompute", precompute)
     exec(lines()["Captions"], names)
     assert names["data"][0]["caption"] in {"", *names["captions"].texts(["a, b, c"])}
+
+
+def test_the_lines_on_prompts_find_embeddings_of_each(names, monkeypatch, tmp_path):
+    text = (ROOT / "docs/datasets.md").read_text(encoding="utf-8").partition("## Prompts for validation")[2]
+    (tmp_path / "validation.txt").write_text(text.partition("```\n# validation.txt")[2].partition("\n")[2].partition("```")[0])
+
+    def precompute(_data, *, model, store, prompts):
+        pairs = read_prompts(tmp_path / prompts)
+        make_store(tmp_path / store, ROWS, names["made"], prompts=[text for pair in pairs for text in pair])
+        catalog = replace(catalog_of(ROWS, names["made"], "train"), prompts=pairs)
+        return SimpleNamespace(generation=publish_catalog(Layout(Path(store).absolute()), catalog)[0])
+
+    monkeypatch.setattr(cs, "precompute", precompute)
+    exec(lines()["Prompts for validation"], names)
+    assert names["data"].prompts == (("a photo of a cat on a mat", "blurry, low quality"), ("a photo of a dog", ""))
+    assert names["positive_embeds"].keys() == names["negative_embeds"].keys()
 
 
 def test_the_lines_on_parts_hand_out_parts(names):

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import cachestore as cs
-from tests.fakes import ROOT
+from tests.fakes import ROOT, captioned
+from tests.loading.encoders import ReadableEncoder
 from tests.loading.stores import FLUX, SDXL, Row, make_store, recipes, recipes_of_model
 
 pytestmark = pytest.mark.torch
@@ -58,6 +59,18 @@ def test_the_lines_for_a_diffusers_script_hand_its_denoiser_what_was_encoded_in_
     assert {value.dtype for value in (batch["prompt_embeds"], batch["pooled_prompt_embeds"])} == {torch.bfloat16}
 
 
+def test_the_lines_that_encode_while_they_train_do_so_in_the_first_epoch_alone(tmp_path, monkeypatch, makers):
+    monkeypatch.chdir(tmp_path)
+    makers.make = ReadableEncoder
+    captioned(tmp_path / "photos", 8)
+    encoded = []
+    names: dict[str, Any] = {"epochs": 3, "device": "cpu", "cs": cs, "torch": torch}
+    names["train_step"] = lambda latents, noise, embeds: encoded.append(len(makers.encoded()))
+    exec(blocks("into-your-own-loop.md")["Encode while training"][0], names)
+    assert (len(encoded), sum(encoded[:2]), encoded[2:]) == (6, 17, [0] * 4)
+    assert names["data"].report.encoded == 17
+
+
 def test_the_lines_for_a_loop_of_your_own_train_stop_and_go_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = recipes_of_model(tmp_path / "path/of/the/model")
@@ -69,6 +82,7 @@ def test_the_lines_for_a_loop_of_your_own_train_stop_and_go_on(tmp_path, monkeyp
     assert list(lines) == [
         "One process",
         "Several processes",
+        "Encode while training",
         "Stop and resume",
         "Captions that are dropped, and validation",
         "With a DataLoader of your own",

@@ -206,6 +206,7 @@ def test_a_segment_cut_short_under_a_reading_worker_is_a_clear_error_in_the_trai
         list(iterator)
 
 
+@pytest.mark.slow
 def test_two_data_sets_on_one_store_read_in_one_process_and_in_its_forked_workers(path):
     made = recipes(PLAIN)
     make_store(path, ROWS, made)

@@ -7,6 +7,7 @@ import pickle
 import re
 import resource
 import signal
+import sys
 import time
 from dataclasses import replace
 from multiprocessing import forkserver
@@ -170,6 +171,7 @@ def test_an_outage_that_ends_in_time_is_not_noticed(path, tmp_path, bucket, monk
     assert bucket.faults == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, "1GB"])
 def test_an_outage_that_lasts_is_a_failed_request_and_never_damage(path, tmp_path, bucket, limit):
     data, own = open_both(path, tmp_path, ADDRESS, limit=limit)
@@ -251,7 +253,7 @@ def test_a_helper_that_is_killed_at_any_moment_is_replaced(path, tmp_path, bucke
 def test_helpers_that_always_end_are_given_up(path, tmp_path, bucket, monkeypatch):
     data, _own = open_both(path, tmp_path, ADDRESS)
     os.kill(helper(), signal.SIGKILL)
-    monkeypatch.setattr(downloads.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RemoteFailed, match="3 helper processes ended without an answer; run the same command again"):
         _ = data[0]
     monkeypatch.undo()
@@ -445,6 +447,7 @@ def test_an_address_without_a_folder_for_copies_says_what_to_pass(path, tmp_path
         cs.CachedDataset(ADDRESS, local=path)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_leaves_a_cache_that_is_read(path, tmp_path):
     make(path)
     source = """

@@ -20,8 +20,8 @@ from cachestore.objects.cache import used_bytes
 from tests.fakes import ROOT
 from tests.leaks import held
 from tests.objects.server import served
+from tests.objects.servers import seaweed
 from tests.objects.streams import ADDRESS, KEYS, agree, helper, in_child, make, open_both, parts, ranges, serve_folder
-from tests.objects.weed import seaweed
 
 pytest.importorskip("obstore", reason="the extra [objects] is not installed")
 pytestmark = [

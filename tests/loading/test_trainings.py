@@ -11,6 +11,7 @@ import pytest
 from tests.loading import trainings
 from tests.loading.trainings import BATCH_SIZE, ROWS, WHOLE_BATCHES
 from tests.scenarios.crowd import Crowd
+from tests.shares import share
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes, pytest.mark.timeout(180)]  # two ranks import a trainer on what cores there are
 
@@ -97,6 +98,7 @@ def up_to(batches, world):
     return batches[: len(batches) - len(batches) % world]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_workers", "epochs"), [(0, 2), (2, 1)])
 def test_plain_ddp_shows_two_ranks_every_sample_once(crowd, train, expected, num_workers, epochs):
     ranks = train(crowd, "ddp", 2, epochs=epochs, options={"num_workers": num_workers})
@@ -107,6 +109,7 @@ def test_plain_ddp_shows_two_ranks_every_sample_once(crowd, train, expected, num
     assert {rank["steps"] for rank in ranks} == {WHOLE_BATCHES // 2}
 
 
+@pytest.mark.slow
 def test_an_epoch_begun_on_one_rank_goes_on_on_two_and_ends_on_three(crowd, train, expected):
     """With another number of workers each time."""
     (first,) = train(crowd, "ddp", 1, steps=21, options={"num_workers": 2})
@@ -138,13 +141,14 @@ def test_accelerate_deals_two_ranks_every_sample_once_in_a_loop_of_diffusers(acc
     assert {(rank["steps"], rank["updates"]) for rank in accelerated} == {(WHOLE_BATCHES // 2, 2 * accelerated[0]["updates_in_epoch"])}
 
 
+@pytest.mark.slow
 def test_accelerate_deals_three_ranks_no_batch_twice(crowd, train, expected):
     """Left alone it would repeat the epoch's first batches until they go round."""
     assert WHOLE_BATCHES % 3
     assert in_turn(train(crowd, "accelerated", 3, epochs=1), 0) == up_to(expected[0], 3)
 
 
-@pytest.mark.parametrize("way", ["skip", "state"])
+@pytest.mark.parametrize("way", share(["skip", "state"], 2, 1))
 def test_a_loop_of_diffusers_goes_on(crowd, train, expected, accelerated, way):
     state = accelerated[0]["state"]
     assert (state["epoch"], state["consumed"]) == (1, 2 * SAVED)

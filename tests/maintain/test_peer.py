@@ -29,6 +29,7 @@ def both(one, other):
     return found, time.monotonic() - began
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_on_one_folder_both_sides_see_files_and_locks(layout):
     found, _seconds = both(layout.root, layout.root)

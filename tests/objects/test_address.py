@@ -40,6 +40,7 @@ def test_keys_begin_with_the_prefix():
         ("https://bucket.s3.amazonaws.com/cache", "begins with https://"),
         ("s3://", "names no bucket"),
         ("s3:///cache", "names no bucket"),
+        ("s3://b/cache", "has the bucket 'b'"),
         ("s3://bucket//cache", "has an empty part"),
         ("s3://bucket/../cache", "or one that is . or .."),
         ("file://data/cache", "must have three slashes"),

@@ -1,18 +1,20 @@
-"""push and pull over obstore: through `file://` in every run, and through SeaweedFS, a real S3 server, in slow ones."""
+"""push and pull over obstore: through `file://` in every run; in slow ones through SeaweedFS, a real S3 server, and Azurite for Azure."""
 
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import cachestore as cs
 from cachestore.cli import ERROR, NO_STORE, OK, main
 from tests.fakes import ROOT
-from tests.objects.weed import seaweed
+from tests.objects.servers import azurite, seaweed
 from tests.remote.copies import files_of, make, wrong_in
 
 pytest.importorskip("obstore", reason="the extra [objects] is not installed")
+pytestmark = pytest.mark.processes
 
 
 def test_a_folder_can_be_pushed_to_and_pulled_from(root, tmp_path):
@@ -75,7 +77,7 @@ def test_without_the_extra_one_line_names_it(root, tmp_path):
     )
 
 
-# A real server
+# Real servers
 
 
 @pytest.fixture(scope="module")
@@ -90,29 +92,47 @@ def keys(weed, monkeypatch):
         monkeypatch.setenv(name, value)
 
 
+@pytest.fixture
+def azure(tmp_path_factory, monkeypatch):
+    """The address of a new folder in Azurite."""
+    with azurite(tmp_path_factory.mktemp("azurite")) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        yield "az://container/a/cache"
+
+
+def there_and_back(root, address, pulled, capsys):
+    """Everything that push, pull and ls do at an address where nothing is."""
+    make(root, [1, 2], [3])
+    with cs.open(root, mode="a") as store:
+        store.put(cs.key("large"), {"x": np.arange(3 << 20, dtype=np.int64)})
+        store.commit()
+    assert cs.push(root, address, name="train", generation=1).files == 3
+    assert cs.push(root, address).requests == 6 + 1 + 1  # four pieces of 8 MiB and two around them
+    assert cs.push(root, address, check=True).files == 0
+    assert cs.pull(address, pulled, check=True).files == 6
+    assert files_of(pulled) == files_of(root)
+    assert wrong_in(pulled) == []
+    assert main(["ls", address]) == OK
+    assert "train  generation 2  3 samples" in capsys.readouterr().out
+    other = make(root.parent / "other", [9])
+    with pytest.raises(cs.BadInput, match="another generation 1 of 'train'"):
+        cs.push(other.root, address)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("keys")
 def test_a_store_goes_through_seaweedfs_and_back(root, tmp_path, capsys):
-    import numpy as np
+    there_and_back(root, "s3://bucket/a/cache", tmp_path / "pulled", capsys)
 
-    layout = make(root, [1, 2], [3])
-    with cs.open(root, mode="a") as store:
-        store.put(cs.key("large"), {"x": np.arange(3 << 20, dtype=np.int64)})
-        store.commit()
-    address = "s3://bucket/a/cache"
-    assert cs.push(root, address, name="train", generation=1).files == 3
-    assert cs.push(root, address).requests == 6 + 1 + 1  # four pieces of 8 MiB and two around them
-    assert cs.push(root, address, check=True).files == 0
-    assert cs.pull(address, tmp_path / "pulled", check=True).files == 6
-    assert files_of(tmp_path / "pulled") == files_of(root)
-    assert wrong_in(tmp_path / "pulled") == []
-    assert main(["ls", address]) == OK
-    assert "train  generation 2  3 samples" in capsys.readouterr().out
-    other = make(tmp_path / "other", [9])
-    with pytest.raises(cs.BadInput, match="another generation 1 of 'train'"):
-        cs.push(other.root, address)
-    assert layout.root == root
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_store_goes_through_azurite_and_back(root, tmp_path, capsys, azure):
+    there_and_back(root, azure, tmp_path / "pulled", capsys)
+    with pytest.raises(cs.RemoteFailed, match="no bucket 'nothing'"):
+        cs.push(root, "az://nothing/cache")
 
 
 @pytest.mark.slow
@@ -127,17 +147,29 @@ def test_seaweedfs_refuses_a_wrong_key_and_a_missing_bucket_with_a_sentence(root
         cs.push(root, "s3://bucket/cache")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("keys")
-def test_of_several_processes_that_create_one_object_one_wins(weed):
+def won_by_four(address):
+    """How many of four processes that create the same objects at once created each of them."""
     program = """
 import sys
 from cachestore.objects.address import parse_address
 from cachestore.objects.client import connect
-client = connect(parse_address("address", "s3://bucket/race"))
-print([client.put_new(f"claims/{n}", sys.argv[1].encode()) for n in range(20)])
+client = connect(parse_address("address", sys.argv[1]))
+print([client.put_new(f"claims/{n}", sys.argv[2].encode()) for n in range(20)])
 """
-    running = [subprocess.Popen([sys.executable, "-c", program, str(n)], stdout=subprocess.PIPE, text=True, cwd=ROOT) for n in range(4)]
+    command = [sys.executable, "-c", program, address]
+    running = [subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True, cwd=ROOT) for n in range(4)]
     won = [eval(process.communicate(timeout=120)[0]) for process in running]
-    assert [sum(row) for row in zip(*won, strict=True)] == [1] * 20
+    return [sum(row) for row in zip(*won, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("keys")
+def test_of_several_processes_that_create_one_object_in_seaweedfs_one_wins():
+    assert won_by_four("s3://bucket/race") == [1] * 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_of_several_processes_that_create_one_object_in_azurite_one_wins(azure):
+    assert won_by_four(azure) == [1] * 20

@@ -1,3 +1,4 @@
+import json
 import threading
 
 import pytest
@@ -86,4 +87,6 @@ def test_arguments_are_checked(given):
 def test_a_report_reads_as_one_line_and_as_json():
     report = TransferReport("store", "s3://bucket", {"train": (1,)}, 2, 3)
     assert repr(report).startswith("TransferReport(store='store', address='s3://bucket'")
-    assert report.as_json()["generations"] == {"train": [1]}
+    printed = json.loads(json.dumps(report.as_json()))
+    assert printed["generations"] == {"train": [1]}
+    assert TransferReport.from_json(printed) == report

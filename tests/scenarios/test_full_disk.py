@@ -15,6 +15,7 @@ from cachestore.maintain.collect import collect, compact
 from tests import fakes
 from tests.fakes import FakeEncoder
 from tests.scenarios.parts import value_of
+from tests.shares import share
 
 SIZE = 64 << 20
 STEP = 16 << 10
@@ -92,7 +93,7 @@ def sweep(disk, job, *, step):
     return failed
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", share(JOBS, 2))
 def test_a_job_on_a_full_disk_says_what_it_needs_and_finishes_once_there_is_room(disk, job):
     assert 0 < sweep(disk, JOBS[job], step=16 * STEP) < MOST // (16 * STEP)
 

@@ -100,6 +100,7 @@ def test_what_is_missing_of_2392_pictures_is_made_once_whoever_spells_the_folder
     assert verify(tmp_path / "store").ok
 
 
+@pytest.mark.slow
 def test_a_name_that_is_composed_on_one_rank_and_decomposed_on_the_other_is_one_data_set(crowd, tmp_path):
     """SimpleTuner #522 again: two spellings of one thing are two things to whoever compares bytes."""
     make_pictures(tmp_path / "pictures", range(40))

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.scenarios.trainers import Hung, data_set, run_script
+from tests.shares import share
 
 pytestmark = pytest.mark.torch
 
@@ -42,7 +43,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("parallelism", ["(unset)", "true"])
+@pytest.mark.parametrize("parallelism", share(["(unset)", "true"], 2))
 def test_a_forking_loader_reads_after_tokenizers_were_used(tmp_path, parallelism):
     """FluxGym and sd-scripts: training stands still, or warns of a deadlock, once captions were tokenized before workers are forked."""
     store = data_set(tmp_path / "store")

@@ -13,7 +13,7 @@ from PIL import Image
 import cachestore as cs
 from cachestore.encode.environment import set_library_defaults
 from scripts.example_train import SEED, from_store, largest_difference, train
-from tests.encode import tiny_conditions
+from tests.encode import tiny_conditions, tiny_families
 from tests.encode.footage import moving, write
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
@@ -33,16 +33,23 @@ def frames_of(number):
     return [np.roll(frame, 9 * number, axis=1) for frame in moving(FRAMES, SIZE)]
 
 
+def lay_out_clips(folder):
+    for number in range(6):
+        (folder / f"{number}.mkv").write_bytes(write(frames_of(number)))
+        (folder / f"{number}.txt").write_text(f"clip number {number}")
+
+
+CLIPS: Any = {"resolution": 56, "bucket_step": 16, "frames": FRAMES, "text_dtype": "float32", "strict": True}
+
+
 class WanFromFirstFrames:
     """Wan 2.1 from six short clips, of which one has a first frame of its own."""
 
-    name, denoiser = "wan-i2v", "transformer"
-    options: Any = {"resolution": 56, "bucket_step": 16, "frames": FRAMES, "text_dtype": "float32"}
+    name, denoiser, latents = "wan-i2v", "transformer", "sample"
+    options: Any = CLIPS
 
     def lay_out(self, folder):
-        for number in range(6):
-            (folder / f"{number}.mkv").write_bytes(write(frames_of(number)))
-            (folder / f"{number}.txt").write_text(f"clip number {number}")
+        lay_out_clips(folder)
         Image.fromarray(frames_of(9)[4]).save(folder / "3.first_frame.png")
 
     def direct(self, pipeline, folder, name, epoch):
@@ -80,11 +87,76 @@ class WanFromFirstFrames:
         return torch.nn.functional.mse_loss(predicted, noise - latents)
 
 
+class Ltx2FromFirstFrames:
+    """LTX-2 from six short clips: the first frame takes the place of the first latent frame, and stays without noise."""
+
+    name, denoiser, latents = "ltx2-i2v", "transformer", "mean"
+    options: Any = {**CLIPS, "strict": False, "encode_arg": {"max_sequence_length": 256}, "vae_dtype": "float32"}
+
+    def __init__(self):
+        self.pipeline: Any = None
+
+    def lay_out(self, folder):
+        lay_out_clips(folder)
+
+    def direct(self, pipeline, folder, name, epoch):
+        """What the pipeline makes of a sample when it is needed."""
+        import torch
+
+        del folder, epoch
+        number, (width, height) = int(Path(name).stem), SIZE
+        pictures = [Image.fromarray(frame) for frame in frames_of(number)]
+        video = pipeline.video_processor.preprocess_video(pictures, height=height, width=width).to(torch.float32)
+        vae = pipeline.vae
+        latents = pipeline._normalize_latents(vae.encode(video).latent_dist.mode(), vae.latents_mean, vae.latents_std)
+        image = pipeline.video_processor.preprocess(pictures[0], height=height, width=width).to(torch.float32)
+        given, _mask = pipeline.prepare_latents(image, 1, 4, height, width, FRAMES, dtype=torch.float32, device=torch.device("cpu"))
+        first = pipeline._unpack_latents(given, *latents.shape[2:])[:, :, :1]
+        caption, plain = f"clip number {number}", {"do_classifier_free_guidance": False, "max_sequence_length": 256}
+        embeds, mask, _none, _no = pipeline.encode_prompt(caption, **plain)
+        text, sound, _ones = pipeline.connectors(embeds, mask, padding_side="left")
+        return {"latents": latents[0], "first": first[0], "text": text[0], "sound": sound[0]}
+
+    def loss(self, transformer, batch, generator):
+        """Flow matching of all frames but the first, with the inputs that the pipeline gives its denoiser."""
+        import torch
+
+        latents, pack = batch["latents"], self.pipeline._pack_latents
+        if "text" in batch:
+            text, sound = batch["text"], batch["sound"]
+        else:
+            connected = tiny_families.ltx2_inputs(self.pipeline, batch)["connectors"]
+            text, sound, _ones = connected(batch["prompt_embeds"], batch["prompt_attention_mask"])
+        noise, times = torch.randn(latents.shape, generator=generator), torch.rand((len(latents),), generator=generator)
+        at = times.view(-1, 1, 1, 1, 1)
+        noisy = torch.cat([batch.get("first", latents[:, :, :1]), ((1 - at) * latents + at * noise)[:, :, 1:]], dim=2)
+        is_given = torch.zeros_like(latents[:, :1])
+        is_given[:, :, 0] = 1
+        count, height, width = latents.shape[2:]
+        predicted, _sound = transformer(
+            hidden_states=pack(noisy),
+            audio_hidden_states=torch.randn((len(latents), 3, 4), generator=generator),
+            encoder_hidden_states=text,
+            audio_encoder_hidden_states=sound,
+            timestep=times[:, None] * 1000 * (1 - pack(is_given)[..., 0]),
+            audio_timestep=times * 1000,
+            sigma=times * 1000,
+            num_frames=count,
+            height=height,
+            width=width,
+            fps=16.0,
+            audio_num_frames=3,
+            return_dict=False,
+        )
+        wanted = pack(noise - latents)
+        return torch.nn.functional.mse_loss(predicted[:, height * width :], wanted[:, height * width :])
+
+
 class SdxlInpainting:
     """SDXL from pictures with masks."""
 
-    name, denoiser = "sdxl-inpaint", "unet"
-    options: Any = {"resolution": 64}
+    name, denoiser, latents = "sdxl-inpaint", "unet", "sample"
+    options: Any = {"resolution": 64, "strict": True}
 
     def lay_out(self, folder):
         for number in range(6):
@@ -131,19 +203,22 @@ class SdxlInpainting:
         return torch.nn.functional.mse_loss(predicted, noise)
 
 
-@pytest.mark.parametrize("family", [WanFromFirstFrames(), SdxlInpainting()], ids=lambda family: family.name)
+FAMILIES = [WanFromFirstFrames(), pytest.param(Ltx2FromFirstFrames(), marks=pytest.mark.slow), SdxlInpainting()]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_four_steps_from_the_store_have_the_losses_of_encoding_on_the_fly(family, tmp_path):
     import torch
 
     set_library_defaults(os.environ)
-    pipeline = tiny_conditions.build(family.name, tmp_path / "model")
+    family.pipeline = pipeline = tiny_conditions.build(family.name, tmp_path / "model")
     (tmp_path / "data").mkdir()
     family.lay_out(tmp_path / "data")
     report = cs.precompute(
-        tmp_path / "data", model=tmp_path / "model", store=tmp_path / "store", device="cpu", inline=True, strict=True, **family.options
+        tmp_path / "data", model=tmp_path / "model", store=tmp_path / "store", device="cpu", inline=True, **family.options
     )
     assert report.complete
-    data = cs.CachedDataset(tmp_path / "store")
+    data = cs.CachedDataset(tmp_path / "store", latents=family.latents)
     sampler = cs.BucketBatchSampler(data, batch_size=BATCH, shuffle=True, seed=SEED, rank=0, num_replicas=1)
     schedule = [(epoch, list(indices)) for epoch in range(2) for indices in (sampler.set_epoch(epoch), *sampler)[1:]][:STEPS]
     denoiser, steps = getattr(pipeline, family.denoiser), cast("Any", SimpleNamespace(loss=family.loss))

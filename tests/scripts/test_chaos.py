@@ -17,6 +17,7 @@ from cachestore.files.paths import Layout
 from cachestore.storage.snapshot import list_segments
 from cachestore.storage.verify import verify
 from tests.fakes import ROOT
+from tests.shares import share
 
 pytestmark = pytest.mark.processes
 
@@ -116,7 +117,7 @@ def test_a_small_seed_is_complete():
     assert seen["workers"] > 3
 
 
-@pytest.mark.parametrize("variant", ["ledger-first", "trust-ledgers"])
+@pytest.mark.parametrize("variant", share(["ledger-first", "trust-ledgers"], 2))
 def test_workers_that_trust_their_ledgers_lose_keys_in_it(variant):
     code, body = run("--seeds", "1", "--keys", "200", "--variant", variant)
     [seen] = body["seeds"]

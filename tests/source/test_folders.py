@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import unicodedata
 from pathlib import Path
 
@@ -22,6 +23,19 @@ COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "é.png") for form in ("NFC"
 @pytest.mark.parametrize("content", ["", "\n\n", "\ufeff"], ids=["empty", "blank", "mark"])
 def test_an_empty_file_lists_nothing(tmp_path, name, content):
     assert listed(folder(tmp_path, {name: content}) / name).samples == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "files", "says"),
+    [
+        ("t.parquet", ("t.parquet",), "load_dataset('parquet'"),
+        ("d", ("d/state.json", "d/dataset_info.json", "d/data.arrow"), "load_from_disk("),
+        ("d", ("d/dataset_dict.json",), "load_from_disk("),
+    ],
+)
+def test_files_of_hugging_face_data_sets_are_refused_with_the_call_that_loads_them(tmp_path, path, files, says):
+    with pytest.raises(BadInput, match=re.escape(says)):
+        list_source(folder(tmp_path, dict.fromkeys(files, "{}")) / path)
 
 
 def test_an_empty_folder_lists_nothing(tmp_path):
@@ -271,19 +285,42 @@ def test_a_link_to_a_folder_that_the_source_lies_in_is_passed_over(tmp_path):
 
 
 def test_a_files_name_gives_it_a_role_of_the_picture_or_video_of_the_same_name(tmp_path):
-    names = ("a.png", "a.mask.png", "a.control.2.png", "a.control.1.JPG", "my.cat.webp", "my.cat.reference.png", "sub/b.mkv")
+    names = (
+        "a.png",
+        "a.mask.png",
+        "a.control.2.png",
+        "a.control.1.JPG",
+        "my.cat.webp",
+        "my.cat.reference.png",
+        "sub/b.mkv",
+        "sub/b.mask.mp4",
+        "a.reference.mkv",
+    )
     folder(tmp_path, dict.fromkeys((*names, "sub/b.first_frame.png", "sub/b.last_frame.png", "alone.mask.png", "a.masked.png"), "x"))
     remarks = Remarks()
     samples = {sample.id: dict(sample.images) for sample in list_source(tmp_path, videos=True).samples(remarks)}
     assert samples == {
-        "a.png": {"image": ("a.png",), "control": ("a.control.1.JPG", "a.control.2.png"), "mask": ("a.mask.png",)},
+        "a.png": {
+            "image": ("a.png",),
+            "control": ("a.control.1.JPG", "a.control.2.png"),
+            "mask": ("a.mask.png",),
+            "reference": ("a.reference.mkv",),
+        },
         "a.masked.png": {"image": ("a.masked.png",)},
         "alone.mask.png": {"image": ("alone.mask.png",)},  # of nothing
         "my.cat.webp": {"image": ("my.cat.webp",), "reference": ("my.cat.reference.png",)},
-        "sub/b.mkv": {"video": ("sub/b.mkv",), "first_frame": ("sub/b.first_frame.png",), "last_frame": ("sub/b.last_frame.png",)},
+        "sub/b.mkv": {
+            "video": ("sub/b.mkv",),
+            "first_frame": ("sub/b.first_frame.png",),
+            "last_frame": ("sub/b.last_frame.png",),
+            "mask": ("sub/b.mask.mp4",),
+        },
     }
-    assert remarks.in_words()[-1].startswith("6 pictures are no samples, as their names give them a role")
-    assert "sub/b.first_frame.png" not in {sample.id for sample in list_source(tmp_path).samples()}
+    assert remarks.in_words()[-1].startswith("8 files are no samples, as their names give them a role")
+    remarks = Remarks()
+    samples = {sample.id: set(sample.images) for sample in list_source(tmp_path).samples(remarks)}
+    assert "sub/b.first_frame.png" not in samples
+    assert (samples["a.png"], remarks.videos) == ({"image", "control", "mask"}, 3)
 
 
 def test_where_a_picture_and_a_video_have_one_name_each_gets_the_roles_that_follow_it(tmp_path):

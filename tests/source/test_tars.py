@@ -72,6 +72,16 @@ def test_long_and_odd_names_and_large_members_are_read_where_they_lie(tmp_path):
             assert file.read(5) == bytes([number]) * 5
 
 
+def test_a_control_video_belongs_to_its_clip_and_without_videos_all_are_counted(tmp_path):
+    path = pack(tmp_path / "a.tar", {"a.mp4": "v", "a.control.mkv": "c", "a.mask.png": "m", "b.png": "p", "b.control.mp4": "c"})
+    images = {sample.id: dict(sample.images) for sample in list_tars([path], videos=True).samples()}
+    clip = {"video": ("a.mp4",), "control": ("a.control.mkv",), "mask": ("a.mask.png",)}
+    assert images == {"a.mp4": clip, "b.png": {"image": ("b.png",), "control": ("b.control.mp4",)}}
+    remarks = Remarks()
+    plain = {sample.id: dict(sample.images) for sample in list_tars([path]).samples(remarks)}
+    assert (plain, remarks.videos) == ({"b.png": {"image": ("b.png",)}}, 3)
+
+
 def test_several_control_images_are_in_the_order_of_their_names(tmp_path):
     path = pack(tmp_path / "a.tar", {"a.png": "p", "a.control.2.png": "2", "a.control.1.png": "1"})
     assert listed(path)["a.png"].images["control"] == ("a.control.1.png", "a.control.2.png")

@@ -27,6 +27,7 @@ from cachestore.core.keys import Key
 from cachestore.jobs import reconcile
 from cachestore.storage import append
 from cachestore.storage.findings import HARMLESS
+from tests import fakes
 from tests.torture import jobs
 from tests.torture.campaign import HANG_SECONDS, Campaign, Outcome, judged, outcome_of, scratch
 from tests.torture.jobs import Job, Unfinished, held
@@ -440,6 +441,7 @@ def _act_again(job: Job, root: Path, world: int) -> None:
 
 def play(strikes: Sequence[Strike], names: Sequence[str], worlds: Sequence[int], number: int, seed: int) -> Outcome:
     """Judge so many points of these jobs; a few are of a few jobs, as counting their calls takes longer than judging."""
+    fakes.warm_up()  # else each process of each point imports the same, which on a busy machine takes longer than a hang
     with scratch() as folder:
         templates = {name: prepare(jobs.job(name), folder) for name in names}
         before = {name: held_before(jobs.job(name), template) for name, template in templates.items()}

@@ -445,7 +445,7 @@ def _refused(template: Template, store: Path) -> Iterator[str]:
 def _goes_on(template: Template, store: Path, damage: Damage, survivors: frozenset[str]) -> Iterator[str]:
     """The same command finishes, and every data set is whole again."""
     folder = store.parent
-    for name, data in (("train", folder / "data"), ("other", folder / "other")):
+    for name, data in (("train", folder / "data"), ("other", folder / "other"), ("roles", folder / "roles" / "rows.jsonl")):
         try:
             timed(precompute, folder, data, name)
         except CacheStoreError as error:

@@ -147,6 +147,31 @@ def _precompute(root: Path, rank: int, world: int) -> None:
         raise Unfinished(report.failures)
 
 
+def _make_roles(root: Path) -> None:
+    fakes.roles_manifest(_source(root))
+
+
+def _precompute_roles(root: Path, rank: int, world: int) -> None:
+    """A data set whose samples have every role: pictures with control images, masks and references, videos and first frames."""
+    fakes.plug_in({"limit": 2, "answer": encode}, has_roles=True)
+    threads = 2 if world == 1 else 0
+    source = str(_source(root) / "rows.jsonl")
+    report = precompute_here(PrecomputeRequest(source, "model", str(root), rank=rank, world_size=world, workers=threads, frames=(5,)))
+    if not report.complete:
+        raise Unfinished(report.failures)
+
+
+def _in_catalog_of_roles(root: Path) -> set[Key]:
+    catalog = newest_catalog(Layout(root), "train")
+    roles = sorted(column.role for column in catalog.columns) if catalog is not None else []
+    if catalog is None or roles != ["caption", "control", "first_frame", "image", "mask", "reference", "video"]:
+        raise Unfinished(f"the catalog is not whole: it has {roles}")
+    found = _in_catalog_of_any(root)
+    if len(found) != 4 + 6 + 4 + 4 + 2 + 2 + 4:
+        raise Unfinished(f"the catalog names {len(found)} keys")
+    return found
+
+
 def _in_catalog(root: Path) -> set[Key]:
     """The keys that the newest catalog names: each sample has one of each encoder."""
     catalog = newest_catalog(Layout(root), "train")
@@ -276,6 +301,7 @@ JOBS: Final[Sequence[Job]] = (
     Job("fill", _nothing, _fill, _keys(FILLED)),
     Job("reconcile", _lost_before_the_end, _fill, _keys(FILLED)),
     Job("precompute", _make_source, _precompute, _in_catalog),
+    Job("precompute-roles", _make_roles, _precompute_roles, _in_catalog_of_roles),
     Job("precompute-again", _precomputed_before, _precompute, _changed),
     Job("commit", _uncovered, _commit, _keys(FILLED)),
     Job("repair", _damaged, _repair, _keys(set(KEPT) - {DAMAGED}), frozenset({own(DAMAGED)})),

@@ -11,16 +11,23 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
 
 import cachestore as cs
+import cachestore.jobs.planning
 from cachestore.core.errors import CacheStoreError
 from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
+from cachestore.jobs.options import PrecomputeRequest
+from cachestore.jobs.precompute import precompute_here
 from cachestore.storage.snapshot import list_indexes, list_segments
+from tests import fakes
+from tests.loading.encoders import FRAMES, ReadableEncoder
 from tests.loading.stores import Row, make_store, recipes
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch, timed
 from tests.torture.damage import FOLDERS, STRANGE, WAYS, Damage, strike
@@ -30,6 +37,19 @@ ROWS: Final = 12
 GENERATION: Final = 3
 """The newest, which has all rows: without it an older one is opened, with other rows."""
 LOOKS: Final = 3
+KINDS: Final = {
+    "pictures": [n for n in range(ROWS) if n % 3 < 2],
+    "videos with a first frame": [n for n in range(ROWS) if n % 3 == 2 and n % 2],
+    "videos": [n for n in range(ROWS) if n % 3 == 2 and not n % 2],
+}
+"""The samples of `fakes.roles_manifest` by what they have."""
+LISTS: Final = ("control_latents", "reference_latents")
+"""What a batch holds as a list of tensors for each sample."""
+MADE_OF: Final = {
+    "pictures": ("latents", "control_latents", "reference_latents", "mask"),
+    "videos with a first frame": ("latents", "first_frame"),
+    "videos": ("latents", "first_frame"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +59,8 @@ class Truth:
     store: Path
     values: dict[Key, dict[str, bytes]]
     batch: dict[str, Any]
+    roles: dict[str, dict[str, Any]]
+    """By kind of sample, a batch of the data set that has every role."""
     damages: tuple[Damage, ...]
 
 
@@ -48,6 +70,7 @@ class Open:
 
     reader: Any
     data: Any
+    roles: Any
 
 
 def build(folder: Path, count: int, seed: int) -> Truth:
@@ -58,11 +81,17 @@ def build(folder: Path, count: int, seed: int) -> Truth:
     with cs.open(store, mode="a") as uncovered, uncovered.writer() as writer:
         writer.put(cs.key("late"), {"wide": np.arange(64)})
     make_store(store, [Row(f"{n}.png", (f"caption {n}",)) for n in range(ROWS)], made)
-    data = cs.CachedDataset(store)
+    makers = fakes.Makers(make=ReadableEncoder, has_roles=True)
+    manifest = str(fakes.roles_manifest(folder / "roles", ROWS))
+    with patch.object(cachestore.jobs.planning, "_encoders", makers):
+        precompute_here(PrecomputeRequest(manifest, "model", str(store), name="roles", frames=(FRAMES,)))
+    data, roles = cs.CachedDataset(store), cs.CachedDataset(store, "roles")
     with cs.open(store) as reader:
         values = {key: _bytes_of(reader.get(key, as_numpy=True)) for key in sorted(reader.keys())}
         batch = data.read_batch(range(ROWS))
-    return Truth(store, values, batch, tuple(_choose(store, count, seed)))
+    batches = {name: roles.read_batch(indices) for name, indices in KINDS.items()}
+    assert all(set(MADE_OF[name]) <= set(batch) for name, batch in batches.items())
+    return Truth(store, values, batch, batches, tuple(_choose(store, count, seed)))
 
 
 def _choose(store: Path, count: int, seed: int) -> Iterator[Damage]:
@@ -70,7 +99,7 @@ def _choose(store: Path, count: int, seed: int) -> Iterator[Damage]:
     files = {
         "segment": [layout.segment(digest) for digest in sorted(list_segments(layout))],
         "index": [layout.index(name) for name in list_indexes(layout)],
-        "catalog": sorted(layout.catalog_folder("train").iterdir()),
+        "catalog": sorted(path for name in ("train", "roles") for path in layout.catalog_folder(name).iterdir()),
         "folder": [layout.segments, layout.indexes, layout.catalogs, *sorted(layout.segments.iterdir())],
     }
     for number in range(count):
@@ -93,7 +122,7 @@ def judge(truth: Truth, damage: Damage) -> list[str]:
         shutil.copytree(truth.store, store)
         outside.mkdir()
         with cs.open(store, verify="always") as always:
-            those = Open(always, cs.CachedDataset(store, verify="always"))
+            those = Open(always, cs.CachedDataset(store, verify="always"), cs.CachedDataset(store, "roles", verify="always"))
             if damage.number % 2 and (found := list(_look(truth, those))):
                 return found
             _strike(store, damage, outside)
@@ -118,13 +147,14 @@ def _strike(store: Path, damage: Damage, outside: Path) -> None:
 def _open_again(truth: Truth, store: Path) -> Iterator[str]:
     try:
         with timed(cs.open, store) as reader:
-            yield from _look(truth, Open(reader, timed(cs.CachedDataset, store, generation=GENERATION)))
+            train = timed(cs.CachedDataset, store, generation=GENERATION)
+            yield from _look(truth, Open(reader, train, timed(cs.CachedDataset, store, "roles", generation=1)))
     except CacheStoreError:
         return
 
 
 def _look(truth: Truth, those: Open) -> Iterator[str]:
-    """Every key alone and all together, and a batch."""
+    """Every key alone and all together, and a batch of each kind of sample."""
     for key, value in truth.values.items():
         yield from _same(f"get {key}", value, lambda key=key: _bytes_of(those.reader.get(key, as_numpy=True)))
     keys = list(truth.values)
@@ -132,6 +162,10 @@ def _look(truth: Truth, those: Open) -> Iterator[str]:
         "get_many", [truth.values[key] for key in keys], lambda: [_bytes_of(one) for one in those.reader.get_many(keys, as_numpy=True)]
     )
     yield from _same("read_batch", None, lambda: _different(truth.batch, those.data.read_batch(range(ROWS))))
+    for name, batch in truth.roles.items():
+        yield from _same(
+            f"read_batch of {name}", None, lambda name=name, batch=batch: _different(batch, those.roles.read_batch(KINDS[name]))
+        )
 
 
 def _same(what: str, wanted: Any, read: Any) -> Iterator[str]:
@@ -147,7 +181,10 @@ def _different(wanted: dict[str, Any], found: dict[str, Any]) -> str | None:
     """The name of the first field that is another, and of how many numbers; None where none is."""
     for name, value in wanted.items():
         other = found.get(name)
-        if not hasattr(value, "dtype"):
+        if name in LISTS:
+            if other is None or any(bool((one != its).any()) for one, its in zip(chain(*value), chain(*other), strict=True)):
+                return name
+        elif not hasattr(value, "dtype"):
             if value != other:
                 return name
         elif other is None or (other.dtype, other.shape) != (value.dtype, value.shape):

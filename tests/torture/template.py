@@ -8,6 +8,7 @@ from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -76,8 +77,13 @@ def without_waiting() -> Generator[None]:
 @contextmanager
 def fake_encoders() -> Generator[None]:
     """For the block: `precompute` makes its encoders without models, and nothing is synced."""
-    with without_waiting(), patch.object(cachestore.jobs.planning, "_encoders", fakes.Makers(options={"limit": 2})):
+    with without_waiting(), patch.object(cachestore.jobs.planning, "_encoders", _makers):
         yield
+
+
+def _makers(layout: Any, request: PrecomputeRequest, **how: Any) -> Any:
+    """Fake encoders; those of masks and first frames only for the data set that has them."""
+    return fakes.Makers(options={"limit": 2}, has_roles=bool(request.frames))(layout, request, **how)
 
 
 def pictures(folder: Path, *numbers: int) -> Path:
@@ -92,8 +98,9 @@ def pictures(folder: Path, *numbers: int) -> Path:
 
 
 def precompute(folder: Path, data: Path, name: str) -> None:
-    """Make a data set, within `fake_encoders`."""
-    precompute_here(PrecomputeRequest(str(data), "model", str(folder / "store"), name=name))
+    """Make a data set, within `fake_encoders`. A manifest has every role."""
+    frames = (5,) if data.suffix else ()
+    precompute_here(PrecomputeRequest(str(data), "model", str(folder / "store"), name=name, frames=frames))
 
 
 def build_template(folder: Path) -> Template:
@@ -107,6 +114,7 @@ def _build_template(folder: Path) -> Template:
     precompute(folder, pictures(folder / "data", 1, 2, 3), "train")
     precompute(folder, pictures(folder / "data", 4), "train")
     precompute(folder, pictures(folder / "other", 5, 6), "other")
+    precompute(folder, fakes.roles_manifest(folder / "roles"), "roles")
     for name in ("gone", "gone too"):
         precompute(folder, pictures(folder / name, 7), name)
         drop(root, name)

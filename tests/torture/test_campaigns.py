@@ -24,12 +24,12 @@ def play(*arguments, timeout=58):
     return ended.returncode, json.loads(ended.stdout)
 
 
-SAMPLED = ("kills", "errors", "flips", "crashes", "exchange", "gone", "overtaking", "transfers")
+SAMPLED = ("kills", "errors", "flips", "crashes", "exchange", "gone", "overtaking", "transfers", "caches")
 
 
 def test_a_few_points_of_each_campaign_find_nothing():
     only = [word for name in SAMPLED for word in ("--only", name)]
-    code, body = play(*only, "--count", "12", "--seed", "1")
+    code, body = play(*only, "--count", "6", "--seed", "1")
     assert (code, body["violations"]) == (0, {name: [] for name in SAMPLED})
     assert all(row["points"] > 0 for row in body["rows"])
 
@@ -61,6 +61,7 @@ def test_a_passage_that_is_not_there_makes_no_mutant(tmp_path, monkeypatch):
         ("gone", 400),
         ("overtaking", 400),
         ("transfers", 600),
+        ("caches", 2000),
     ],
 )
 def test_a_campaign_finds_nothing(name, count):

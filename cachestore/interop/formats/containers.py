@@ -32,7 +32,7 @@ DTYPE_NAMES: Final = {
 def dtype_name(dtype: str) -> str:
     """Return torch's name of a dtype. Raises EncodeFailed if trainers have none for it."""
     if dtype not in DTYPE_NAMES:
-        raise EncodeFailed(f"trainers have no name for the dtype {dtype}")
+        raise EncodeFailed(f"trainers have no name for the dtype {dtype}: encode in float32, bfloat16 or float16")
     return DTYPE_NAMES[dtype]
 
 

@@ -2,6 +2,7 @@
 
     .../cache_ARxWxHxFRAMES/latents/{metadata.db, shard_N.bin}            latents, scaled, with the picture's path and caption
     .../ar_frames_AR_FRAMES/text_embeddings_I/{metadata.db, shard_N.bin}  output of text encoder I, with the picture's path
+    .../uncond_text_embeddings_I/{metadata.db, shard_N.bin}               the same of the empty caption
 
 There is no export: diffusion-pipe deletes a cache with another fingerprint, which is a digest of its own code's state.
 """
@@ -25,7 +26,7 @@ from cachestore.interop.formats.matching import FileLocation, Matches, ParsedNam
 from cachestore.interop.formats.text import taken, taken_apart
 
 _SHARD: Final = re.compile(r"shard_(\d+)")
-_TEXT_FOLDER: Final = re.compile(r"text_embeddings_\d+")
+_TEXT_FOLDER: Final = re.compile(r"(?P<empty>uncond_)?text_embeddings_\d+")
 _CAPTION: Final = re.compile(r"caption(\.\d+)?")
 
 
@@ -39,7 +40,13 @@ class Item:
     @property
     def path(self) -> str:
         """The picture's path when it was cached."""
-        return str(self.values.get("image_spec.1", ""))
+        return str(self.values.get("image_spec.1") or "")
+
+    @property
+    def is_empty_caption(self) -> bool:
+        """Whether it is text of the empty caption, which belongs to no picture."""
+        found = _TEXT_FOLDER.fullmatch(PurePosixPath(self.location.path).parent.name)
+        return found is not None and found["empty"] is not None
 
     @property
     def captions(self) -> list[str]:
@@ -87,6 +94,8 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
     latents: dict[str, list[Item]] = {}
     text: dict[str, list[Item]] = {}
     strangers = doubted = 0
+    _match_empty_caption([item for item in items if item.is_empty_caption], matches)
+    items = [item for item in items if not item.is_empty_caption]
     known = references_of((item.path for item in items), pictures)
     for item in items:
         reference = known.known.get(item.path)
@@ -108,6 +117,15 @@ def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) ->
         matches.doubt_text(map(first_caption, samples_of), what)
     if strangers:
         matches.remarks.append(f"{plural(strangers, 'value is', 'values are')} of pictures that the source does not have")
+
+
+def _match_empty_caption(items: Sequence[Item], matches: Matches) -> None:
+    """Assign the text of the empty caption; of one text, each encoder's part is in a folder beside the others'."""
+    texts: dict[PurePosixPath, list[FileLocation]] = {}
+    for item in sorted(items, key=lambda item: item.location.path):
+        texts.setdefault(PurePosixPath(item.location.path).parent.parent, []).append(item.location)
+    for first, *rest in texts.values():
+        matches.take_text("", replace(first, more=tuple(rest)))
 
 
 def _match_text(reference: str, those: Sequence[Item], stated: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:

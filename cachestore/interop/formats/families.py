@@ -136,7 +136,7 @@ FAMILIES: Final = (
         names={MUSUBI: ("qi", "qwen_image"), SIMPLETUNER: ("qwen_image",)},
         states={MUSUBI: _SCALED, SIMPLETUNER: _SCALED},
         has_frames=True,
-        text=frozenset({MUSUBI}),
+        text=frozenset({MUSUBI, SIMPLETUNER}),
     ),
     Family(
         name="z-image",

@@ -80,6 +80,8 @@ class Matches:
     """The only family whose files are used; None: any family."""
     read_as: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     """By caption: how the trainer reads it from the caption file, with spaces and line ends that a data set does not keep."""
+    ids: Sequence[str] = ()
+    """The trainer's names of data sets, from its side files."""
     text: dict[str, list[FileLocation]] = field(default_factory=dict[str, list[FileLocation]])
     """By caption: every file that belongs to it."""
     latents: dict[str, Sequence[FileLocation]] = field(default_factory=dict[str, Sequence[FileLocation]])

@@ -1,6 +1,7 @@
-"""SimpleTuner: files of `torch.save`, with text named by a digest of the caption, and latents by one of the picture's name. Opens nothing.
+r"""SimpleTuner: files of `torch.save`, with text named by a digest of the caption, and latents by one of the picture's name. Opens nothing.
 
 md5(caption)-FAMILY.pt                    text: a dict with a batch axis on sequences; in older files a tuple
+md5(ID:path\0prompt\0caption)-FAMILY.pt   the same of a model that edits pictures: its text depends on the picture
 SUB/sha256(stem).pt, SUB/stem.pt          latents, scaled: a tensor `[C, h, w]`; the second name is the older one
 
 Text and latents are in different folders. Beside the pictures are two JSON files for each data set. Only they have sizes and crops:
@@ -19,7 +20,19 @@ from typing import Any, Final, cast
 import numpy as np
 
 from cachestore.core.errors import BadInput
-from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, from_array, is_zero, refuse, reshaped, without_batch
+from cachestore.core.raw_tensors import (
+    Contents,
+    Latents,
+    Raw,
+    Text,
+    as_array,
+    from_array,
+    is_zero,
+    refuse,
+    reshaped,
+    rows,
+    without_batch,
+)
 from cachestore.core.samples import Sample
 from cachestore.core.words import first_of, plural
 from cachestore.encode.bucket_rules import BucketSettings
@@ -36,7 +49,7 @@ from cachestore.interop.formats.matching import (
     references_of,
     stem_of,
 )
-from cachestore.interop.formats.text import POOLED, PROMPT, batched, mask_of, taken_apart, together
+from cachestore.interop.formats.text import POOLED, PROMPT, batched, mask_of, taken, taken_apart, together
 
 _TEXT: Final = re.compile(r"(?P<digest>[0-9a-f]{32})-(?P<family>.+)\.pt")
 _LATENTS: Final = re.compile(r"[0-9a-f]{64}\.pt")
@@ -45,10 +58,14 @@ _BOTH: Final = "vae/"
 """The folder of latents inside a folder that holds text too, such as an export."""
 _TIME_IDS: Final = "time_ids"
 _MASKS: Final = "attention_masks"
-METADATA_FILES: Final = re.compile(r"aspect_ratio_bucket_(?P<kind>metadata|indices)_.*\.json")
+METADATA_FILES: Final = re.compile(r"aspect_ratio_bucket_(?P<kind>metadata|indices)_(?P<id>.*)\.json")
 _SIZES: Final[Mapping[str, str]] = {"original_size": "size", "intermediary_size": "resized", "target_size": "bucket"}
 _UNFRAMED: Final = frozenset({"qwen-image"})
 """Families of `[C, F, h, w]` whose pictures SimpleTuner caches as `[C, h, w]`."""
+_DROPPED: Final = "__caption_dropout__"
+"""Names text of the empty caption of models that edit pictures."""
+_MASKED_TEXT: Final = frozenset({"qwen-image"})
+"""Families whose text is one tensor with a mask, `[1, rows, width]` and `[1, rows]`; text of a batch is padded to its longest."""
 _TUPLE: Final = (PROMPT, POOLED, _TIME_IDS, _MASKS)
 """The tensors of older files, by position."""
 
@@ -86,10 +103,42 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
     own = dict.fromkeys(caption for sample in samples for caption in ("", *sample.captions))
     captions = {_md5(form): caption for caption in own for form in matches.read_as.get(caption, ())} | {_md5(one): one for one in own}
     texts = {path: parsed for path in paths if (parsed := parse_name(path)) is not None and parsed.kind == "text"}
-    for path, parsed in texts.items():
-        if parsed.stem in captions and parsed.family is not None and matches.counts(parsed.family):
+    known = {path: parsed for path, parsed in texts.items() if parsed.family is not None}
+    for path, parsed in known.items():
+        if parsed.stem in captions and matches.counts(parsed.family):
             matches.take_text(captions[parsed.stem], FileLocation(path))
+    _match_by_picture({path: parsed for path, parsed in known.items() if parsed.stem not in captions}, samples, matches)
     _match_latents([path for path in paths if path not in texts], samples, matches)
+
+
+def _match_by_picture(texts: Mapping[str, ParsedName], samples: Sequence[Sample], matches: Matches) -> None:
+    """Match text of models that edit pictures. It depends on the picture, so one caption of two pictures has two, and neither is used."""
+    digests = _digests_by_picture(samples, matches) if texts else {}
+    found: dict[str, dict[str, str]] = {}
+    for path, parsed in texts.items():
+        if parsed.stem in digests and matches.counts(parsed.family):
+            caption, reference = digests[parsed.stem]
+            found.setdefault(caption, {})[path] = reference
+    for caption, files in found.items():
+        if len(set(files.values())) > 1:
+            matches.doubt_text([caption], f"{' and '.join([*files][:3])} are text of one caption with several pictures")
+            continue
+        for path, reference in files.items():
+            matches.take_text(caption, FileLocation(path, beside=reference or None))
+
+
+def _digests_by_picture(samples: Sequence[Sample], matches: Matches) -> dict[str, tuple[str, str]]:
+    """Return (caption, reference) by the digest in the name of such text. Older versions left the caption out of it."""
+    found = {_md5(_DROPPED): ("", "")}
+    for name in matches.ids:
+        for reference, sharing in pictures_of(samples).items():
+            own, captions = f"{name}:{reference}", list(dict.fromkeys(caption for sample in sharing for caption in sample.captions))
+            for caption in captions:
+                forms = (*matches.read_as.get(caption, ()), caption)
+                found |= {_md5(f"{own}\0prompt\0{form}"): (caption, reference) for form in forms if form}
+            if len(captions) == 1:
+                found[_md5(own)] = (captions[0], reference)
+    return found
 
 
 def _match_latents(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
@@ -192,11 +241,26 @@ def _with_frames(raw: Raw) -> Raw:
 def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:
     """Return the text of one caption. Raises EncodeFailed."""
     tensors: dict[str, Raw] = {_by_position(name): raw for name, raw in contents.tensors.items()}
+    if family.name in _MASKED_TEXT:
+        return _unpadded(tensors)
     ids = tensors.pop(_TIME_IDS, None)
     text = taken_apart(family, tensors, PROMPT, POOLED)
     if ids is not None and not is_zero(ids):
         raise refuse(f"its {_TIME_IDS} are not zeros")
     return text
+
+
+def _unpadded(tensors: dict[str, Raw]) -> Text:
+    """Return text without the rows that its mask leaves out. Raises EncodeFailed."""
+    (raw,) = taken(tensors, PROMPT)
+    prompt = without_batch(PROMPT, raw, 2)
+    if _MASKS not in tensors:
+        return Text({PROMPT: prompt}, tensors)
+    mask = as_array(tensors[_MASKS]).reshape(-1) != 0
+    count = int(mask.sum())
+    if len(mask) != prompt[1][0] or mask[count:].any() or not is_zero(rows(prompt, count)):
+        raise refuse(f"its {_MASKS} are not ones, followed by zeros for padding")
+    return Text({PROMPT: rows(prompt, 0, count)}, tensors)
 
 
 def _by_position(name: str) -> str:
@@ -213,15 +277,26 @@ def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
     """Return name and contents of a caption's text file."""
+    masks = own_of(SIMPLETUNER, text.others)
+    caption = named.caption if named.read_as is None else named.read_as
+    path = f"text/{_md5(caption)}-{family.written_as(SIMPLETUNER)}.pt"
+    if family.name in _MASKED_TEXT:
+        return path, Contents(_padded(text.tensors[PROMPT], masks.get(_MASKS)))
     prompt, pooled = together(family, text.tensors)
     made = {PROMPT: batched(prompt), POOLED: pooled}
     if family.name == "flux":
         length = prompt[1][0]
         made[_TIME_IDS] = from_array(np.zeros((1, length, 3), np.float32))
-        masks = own_of(SIMPLETUNER, text.others)
         made[_MASKS] = masks[_MASKS] if _MASKS in masks else batched(mask_of(text, length, named.tokens))
-    caption = named.caption if named.read_as is None else named.read_as
-    return f"text/{_md5(caption)}-{family.written_as(SIMPLETUNER)}.pt", Contents(made)
+    return path, Contents(made)
+
+
+def _padded(prompt: Raw, mask: Raw | None) -> dict[str, Raw]:
+    """Return text with its mask, as long as that of the file that it was imported from."""
+    if mask is None:
+        mask = from_array(np.ones((1, prompt[1][0]), np.int64))
+    lacking = mask[1][-1] - prompt[1][0]
+    return {PROMPT: batched(from_array(np.pad(as_array(prompt), [(0, lacking), (0, 0)]), prompt[0])), _MASKS: mask}
 
 
 def stacks(named: Named, _settings: BucketSettings) -> str | None:

@@ -119,7 +119,8 @@ FORMATS: Final = {
             is_one_caption=False,
             text_may_be=(
                 "validation prompts, to captions behind an instance prompt, to the lines of a file (--caption-lines each --captions all),"
-                " or to pictures: for models that edit pictures, text is named by the picture"
+                " or to pictures: for models that edit pictures, text is named by the picture's path, and by ID of a file"
+                " aspect_ratio_bucket_metadata_ID.json, which must be beside the pictures or in the folder"
             ),
         ),
         Format(
@@ -177,6 +178,9 @@ def written_format(name: str) -> tuple[Format, Writing]:
     if name in able:
         return able[name]
     if name in FORMATS:
-        raise BadInput(f"{name} can be imported, but not exported: it deletes a cache that its own code did not make")
+        raise BadInput(
+            f"{name} can be imported, but not exported: it deletes a cache that its own code did not make. Train with"
+            f" a script that reads the store, or export for {', '.join(able)}"
+        )
     meant = did_you_mean(name, able, _ALSO_CALLED)
     raise BadInput(f"the format {name!r} is not known; what can be exported is {', '.join(able)}{meant}")

@@ -1,24 +1,36 @@
-"""Read values by key and encode what is missing, for a trainer that encodes as it goes. If the work is known before, use `fill`.
+"""Read what a store has and encode what it lacks, for a trainer that encodes as it goes.
 
-Two processes that miss the same key at once both encode it, which is harmless: the values of a key are interchangeable.
+`ReadThrough` has values by key, and an encoder of your own; `ReadThrough.of(model)` the samples of a source. If there is time before the
+training, use `fill` or `precompute`.
 """
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack, cast, get_args
 
 from cachestore.core.arguments import as_pairs, as_word, check_function, refuse
 from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput, EncodeFailed, MissingEntry
-from cachestore.core.keys import Key, by_key
+from cachestore.core.keys import Json, Key, by_key
 from cachestore.core.tensors import to_numpy, to_raw, to_torch
 from cachestore.core.words import first_of, noun, plural
+from cachestore.jobs.options import Options, python_call
 from cachestore.storage.append import Acknowledged, Appender, SegmentLimits
 from cachestore.storage.commit import UNCOVERED_LIMIT
 from cachestore.store.reader import AnyKey
 from cachestore.store.writer import Store
+
+if TYPE_CHECKING:
+    import torch
+
+    from cachestore.core.batch_shapes import LatentsAs
+    from cachestore.core.captions import CaptionPolicy, Choose
+    from cachestore.storage.fetch import Io, Verify
+    from cachestore.through.dataset import EncodingDataset
 
 OnMiss = Literal["raise", "encode", "skip"]
 Encode = Callable[[list[tuple[Key, Any]]], Mapping[Any, Mapping[str, Any]]]
@@ -40,7 +52,10 @@ class ReadThrough:
     From then on they are durable, and others find them after their `refresh`. Until then they are lost if this process is killed.
 
     Several processes may read through one store at once, each with its own ReadThrough; each belongs to one thread. A forked child may read
-    through an inherited one, but not encode. Constructing it starts nothing.
+    through an inherited one, but not encode. Constructing it starts nothing. Two processes that miss the same key at once both encode it,
+    which is harmless: the values of a key are interchangeable.
+
+    To encode pictures and captions with a model's own encoders, see `of`.
     """
 
     def __init__(
@@ -74,6 +89,25 @@ class ReadThrough:
         self._appender = Appender(store.layout, limits=SegmentLimits(age_seconds=AGE_SECONDS), clock=clock)
         self._pending: dict[Key, dict[str, RawTensor]] = {}
         """Values that were encoded here and are not published yet."""
+
+    @staticmethod
+    def of(
+        model: object,
+        *,
+        store: str | Path,
+        encode: str | Iterable[str] = ("text", "latents"),
+        encode_args: Mapping[str, Json] | None = None,
+        max_failures: int | str = 0,
+        **options: Unpack[Options],
+    ) -> "ModelReadThrough":
+        """Encode a source with the encoders of a model while a trainer reads it. Takes the arguments of `precompute`; loads nothing.
+
+            through = cs.ReadThrough.of("sdxl/", store="cache/", resolution=1024)
+            loader = cs.make_loader(through.open("photos/"), batch_size=8)
+
+        Raises BadInput for an option that does not exist or cannot be used.
+        """
+        return ModelReadThrough(model, store, {"encode": encode, "encode_arg": encode_args, "max_failures": max_failures, **options})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process opens the store for reading, so one with `on_miss="encode"` is refused there."""
@@ -151,6 +185,70 @@ class ReadThrough:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Publish what is collected, also after an error: the values are good."""
         self.close()
+
+
+class ModelReadThrough:
+    """A model and a store, with options: what `ReadThrough.of` returns."""
+
+    def __init__(self, model: object, store: str | Path, options: Mapping[str, object]) -> None:
+        """Use `ReadThrough.of` instead."""
+        self._model, self._store, self._options = model, store, dict(options)
+        self._read("data")
+
+    def __repr__(self) -> str:
+        return (
+            f"ReadThrough.of({self._model if isinstance(self._model, str) else type(self._model).__name__!r}, store={str(self._store)!r})"
+        )
+
+    @python_call()
+    def _read(self, data: object) -> Any:
+        from cachestore.jobs.precompute import read_arguments
+
+        request, held, loaded = read_arguments("ReadThrough.of", data, self._model, self._store, self._options)
+        if request.procs is not None:
+            raise BadInput("--procs starts processes that encode, but here the processes that train encode: leave it out")
+        return request, held, loaded
+
+    @python_call()
+    def open(
+        self,
+        data: object,
+        *,
+        latents: "LatentsAs" = "sample",
+        captions: "CaptionPolicy | Choose | None" = None,
+        fields: Collection[str] | None = None,
+        dtype: "torch.dtype | None" = None,
+        resolution: int | None = None,
+        seed: int = 0,
+        verify: "Verify" = "first",
+        io: "Io" = "pread",
+    ) -> "EncodingDataset":
+        """Return a source as a data set for `make_loader`: the first epoch encodes what the store lacks, later epochs only read.
+
+        Reads every file of the source once, as keys are digests of files; loads no model yet. Every rank calls it with the same arguments.
+
+        Args:
+            data: as for `precompute`.
+            latents: this and all further arguments are those of `CachedDataset`.
+            captions: as there. The texts that it may ask for are those that `ReadThrough.of(captions=...)` encodes.
+            fields: as there.
+            dtype: as there.
+            resolution: as there.
+            seed: as there.
+            verify: as there.
+            io: as there.
+
+        Raises:
+            BadInput, BadUsage, RecipeMismatch, MissingExtra: as `precompute`, and as `CachedDataset`.
+        """
+        from cachestore.source.combined import list_in_memory
+        from cachestore.through.dataset import EncodingDataset, SeenAs
+        from cachestore.through.joined_pass import JoinedPass
+
+        request, held, loaded = self._read(data)
+        in_memory = list_in_memory(request.sources, held, caption_lines=request.caption_lines, caption=request.caption, roles=request.roles)
+        seen = SeenAs(latents, captions, fields, dtype, resolution, seed, verify, io)
+        return EncodingDataset(JoinedPass(replace(request), loaded, in_memory), seen)
 
 
 def _handed_out(

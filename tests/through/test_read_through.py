@@ -9,7 +9,7 @@ import pytest
 import cachestore as cs
 from cachestore.storage import append
 from cachestore.storage.snapshot import list_segments
-from cachestore.store.read_through import AGE_SECONDS
+from cachestore.through.read_through import AGE_SECONDS
 from tests.fakes import Clock, program
 from tests.leaks import held
 
@@ -114,7 +114,7 @@ def test_a_full_segment_is_published_in_the_middle_of_a_request(store, monkeypat
 
 
 def test_many_segments_are_committed_so_that_others_open_the_store_fast(store, monkeypatch):
-    monkeypatch.setattr("cachestore.store.read_through.UNCOVERED_LIMIT", 2)
+    monkeypatch.setattr("cachestore.through.read_through.UNCOVERED_LIMIT", 2)
     read = cs.ReadThrough(store, Encode(), "encode")
     for number in range(3):
         assert store.generation == -1

@@ -1,0 +1,85 @@
+"""The helper of one push, pull or `ls` of an address: it does all of it, as its network client has threads that stay. `call` starts it.
+
+It gets the call as a JSON object on the first line of stdin. It writes JSON objects to stdout, one on each line: how far it is, and at
+last the result or the error. Another line on stdin stops it, and so does the end of the process that started it. Then it removes what is
+half written, unless a request that hangs keeps it from that.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from cachestore.core.keys import Json
+from cachestore.files.paths import Layout
+from cachestore.objects.address import parse_address
+from cachestore.objects.client import connect
+from cachestore.objects.process import error_as_json, requests_of
+from cachestore.remote.listing import list_client
+from cachestore.remote.pull import pull_from
+from cachestore.remote.push import push_to
+from cachestore.remote.transfer import TransferRequest
+from cachestore.storage.snapshot import open_layout
+
+STOP_SECONDS: Final = 5.0
+"""How long the helper cleans up after it is stopped."""
+
+
+def main(arguments: list[str]) -> None:
+    """Do what the process with this pid asks for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the one that started this decides
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    lines = requests_of(int(arguments[0]))
+    try:
+        call = next(lines, None)
+        if call is not None:
+            threading.Thread(target=_stop_after, args=(lines,), name="stop", daemon=True).start()
+            answer = _answer(json.loads(call))
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            _say(answer)
+    except (KeyboardInterrupt, BrokenPipeError):  # it was stopped, and has cleaned up
+        os._exit(1)
+    os._exit(0)  # threads may still wait for the network
+
+
+def _answer(call: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"result": _act(**call)}
+    except Exception as error:  # noqa: BLE001 - the caller gets it
+        return error_as_json(error)
+
+
+def _act(do: str, address: str, *, store: str = "", shows: bool = False, **options: Any) -> Json:
+    client = connect(parse_address("address", address))
+    if do == "ls":
+        return list_client(client).as_json()
+    request = TransferRequest(**options, on_progress=_show if shows else None)
+    if do == "push":
+        return push_to(client, open_layout(Layout.at(store, "store")), request).as_json()
+    return pull_from(client, Path(store), request).as_json()
+
+
+def _show(doing: str, done: int, total: int) -> None:
+    _say({"progress": [doing, done, total]})
+
+
+def _say(answer: dict[str, Any]) -> None:
+    left = memoryview(json.dumps(answer).encode() + b"\n")
+    while left:
+        left = left[os.write(1, left) :]
+
+
+def _stop_after(lines: Iterator[bytes]) -> None:
+    next(lines, None)
+    os.kill(os.getpid(), signal.SIGTERM)  # raises KeyboardInterrupt in the main thread
+    time.sleep(STOP_SECONDS)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

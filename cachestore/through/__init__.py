@@ -1,0 +1,1 @@
+"""Read what a store has, and encode what it lacks while a trainer asks for it."""

@@ -1,0 +1,111 @@
+"""What was encoded here goes to a trainer's files and comes back: the same tensors, and from them the same files."""
+
+import contextlib
+import io
+import json
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import cachestore as cs
+from tests.interop.caches import equal, send
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]
+
+PIPELINES = {"sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "z-image": "zimage", "qwen-image": "qwenimage", "wan": "wan"}
+SLOW = [
+    *((kind, family) for kind in ("sd-scripts", "simpletuner", "ai-toolkit") for family in ("sdxl", "sd3", "flux")),
+    ("simpletuner", "qwen-image"),
+    *(("musubi", family) for family in ("flux", "z-image", "qwen-image", "wan")),
+]
+
+
+def pictures(folder, count):
+    """Pictures in two folders, and control images beside them, with captions of several words."""
+    draw = random.Random(3)
+    rows = []
+    for number in range(count):
+        name = f"{'a/' if number % 3 else ''}{number:03d}.png"
+        for path in (folder / name, folder.parent / "controls" / name):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = Image.fromarray(np.random.default_rng(number).integers(0, 256, (3, 3, 3), np.uint8))
+        picture = pixels.resize((draw.randint(64, 300), draw.randint(64, 300)))
+        picture.save(folder / name)
+        picture.rotate(180).save(folder.parent / "controls" / name)
+        caption = ", ".join(draw.sample(["a red fox", "snow", "ein grüner Vogel", "looking up"], draw.randint(1, 3))) + f" {number}"
+        (folder / name).with_suffix(".txt").write_text(caption, encoding="utf-8")
+        rows.append({"id": name, "image": name, "caption": caption, "control": f"../controls/{name}"})
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+def tiny_model(family, folder, monkeypatch):
+    import tiny_models
+
+    from tests.encode import tiny_families
+
+    torch.manual_seed(0)
+    monkeypatch.setattr(tiny_families.tiny, "vae", partial(tiny_models.vae, widths=(8, 8, 8, 8)))
+    folder.mkdir()
+    with contextlib.redirect_stderr(io.StringIO()):
+        tiny_families.save(tiny_families.FAMILIES[PIPELINES[family]], tiny_families.FAMILIES[PIPELINES[family]].build(), folder)
+    return folder
+
+
+def encoded(data, model, store, **options):
+    """A store of latents as the trainers keep them (a sample, or the mean), in float32."""
+    dtypes = {"vae_dtype": "float32", "text_dtype": "float32"}
+    report = cs.precompute(data, model=model, store=store, resolution=128, inline=True, **dtypes, **options)
+    assert report.complete, report
+    return store
+
+
+def check_round_trip(kind, family, store, data, model, folder):
+    """Of every sample, what a data set gives is the same, bit for bit; and the files that are written again."""
+    written = send(kind, store, folder / "files", family=family)
+    assert not written.failures
+    cache = folder / "files"
+    report = cs.import_cache(kind, cache, store=folder / "back", data=data, model=model, family=family)
+    assert report.complete, report.report.failures
+    assert not report.unmatched
+    ours, back = cs.CachedDataset(store), cs.CachedDataset(folder / "back")
+    assert sorted(ours.ids) == sorted(back.ids)
+    held = {"latents", "prompt_embeds"}
+    for sample in ours:
+        its = back[back.index(sample["sample_id"])]
+        assert held <= its.keys()
+        assert its["caption"] == sample["caption"]
+        differ = [
+            name for name, value in its.items() if name in sample and isinstance(value, torch.Tensor) and not equal(value, sample[name])
+        ]
+        assert not differ, (sample["sample_id"], differ)
+    assert not send(kind, folder / "back", folder / "again", family=family).failures
+    assert files_of(cache) == files_of(folder / "again")
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name[0] != "."}
+
+
+def test_what_was_encoded_here_comes_back_from_each_trainers_files(tmp_path, monkeypatch):
+    data = pictures(tmp_path / "data", 3)
+    model = tiny_model("flux", tmp_path / "model", monkeypatch)
+    store = encoded(data / "rows.jsonl", model, tmp_path / "store", latents="sample")
+    for kind in ("sd-scripts", "simpletuner", "musubi", "ai-toolkit"):
+        check_round_trip(kind, "flux", store, data / "rows.jsonl", model, tmp_path / kind)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("kind", "family"), SLOW)
+def test_200_pictures_come_back_from_a_trainers_files(tmp_path, monkeypatch, kind, family):
+    data = pictures(tmp_path / "data", 200)
+    source = data / "rows.jsonl" if kind == "musubi" and family == "flux" else data
+    model = tiny_model(family, tmp_path / "model", monkeypatch)
+    kept = "mean" if (kind, family) in {("musubi", "wan"), ("musubi", "z-image")} else "sample"
+    store = encoded(source, model, tmp_path / "store", latents=kept, buckets=kind)
+    check_round_trip(kind, family, store, source, model, tmp_path / "round")

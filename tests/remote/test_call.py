@@ -1,0 +1,144 @@
+"""push, pull and ls run in a helper process, which ends with the call, however that ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import cachestore as cs
+from cachestore.remote import call
+from cachestore.remote.listing import list_address
+from tests.fakes import ROOT
+from tests.leaks import held
+from tests.objects.server import served
+from tests.objects.streams import is_alive
+from tests.remote.copies import files_of, make
+
+pytest.importorskip("obstore", reason="the extra [objects] is not installed")
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    """A server in this process."""
+    with served() as (server, url):
+        for name, value in {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "us-east-1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def helpers(monkeypatch):
+    """The pids of the helpers that were started."""
+    started, start = [], call.start_helper
+
+    def noted(*given):
+        helper = start(*given)
+        started.append(helper.pid)
+        return helper
+
+    monkeypatch.setattr(call, "start_helper", noted)
+    return started
+
+
+def stop(*_given):
+    raise ValueError("stop here")
+
+
+def test_nothing_of_a_call_is_left_behind_however_it_ends(root, tmp_path, helpers):
+    make(root, [1, 2], [3])
+    before = held()
+    assert list_address(f"file://{root}").catalogs[1].samples == 3
+    with pytest.raises(cs.StoreNotFound):
+        list_address(f"file://{tmp_path}/nothing")
+    with pytest.raises(ValueError, match="stop here"):
+        cs.push(root, f"file://{tmp_path}/other", on_progress=stop)
+    assert held() - before == set()
+    assert len(helpers) == 3
+    assert not any(map(is_alive, helpers))
+
+
+def test_a_call_that_is_stopped_removes_what_is_half_written(root, tmp_path, s3, helpers):
+    make(root, [1], [2])
+    s3.objects |= {f"cache/{path.relative_to(root)}": path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    asked, half_written = threading.Event(), []
+
+    def fault(_method):
+        if s3.requests[-1][1].startswith("/bucket/cache/segments/"):
+            asked.set()
+            return None if s3.released.is_set() else "stall"
+        return None
+
+    def shown(doing, _done, _total):
+        if doing == "receiving segments":
+            assert asked.wait(30)
+            half_written.extend((tmp_path / "pulled" / "tmp").iterdir())
+            threading.Timer(0.2, s3.released.set).start()
+            raise KeyboardInterrupt
+
+    s3.fault = fault
+    with pytest.raises(KeyboardInterrupt):
+        cs.pull("s3://bucket/cache", tmp_path / "pulled", jobs=1, on_progress=shown)
+    assert not any(map(is_alive, helpers))
+    assert half_written
+    assert list((tmp_path / "pulled" / "tmp").iterdir()) == []
+    cs.pull("s3://bucket/cache", tmp_path / "pulled")
+    assert files_of(tmp_path / "pulled") == files_of(root)
+
+
+def test_a_killed_helper_is_an_error_that_says_so_and_the_same_call_goes_on(root, s3, helpers):
+    make(root, [1, 2], [3])
+
+    def shown(doing, _done, _total):
+        if doing == "sending segments":
+            os.kill(helpers[-1], signal.SIGKILL)
+
+    with pytest.raises(cs.RemoteFailed, match="the helper process was killed; run the same command again"):
+        cs.push(root, "s3://bucket/cache", jobs=1, on_progress=shown)
+    assert not is_alive(helpers[-1])
+    cs.push(root, "s3://bucket/cache")
+    assert {key.removeprefix("cache/"): data for key, data in s3.objects.items()}.items() >= files_of(root).items()
+
+
+def test_a_helper_ends_with_a_killed_caller_whose_child_holds_its_pipe(root, s3):
+    make(root, [1])
+    s3.faults[:] = ["stall"] * 100
+    program = """
+import os, sys, time, cachestore as cs
+from cachestore.remote import call
+start = call.start_helper
+def noted(*given):
+    helper = start(*given)
+    child = os.fork() or time.sleep(60)
+    print(helper.pid, child, flush=True)
+    return helper
+call.start_helper = noted
+cs.push(sys.argv[1], "s3://bucket/cache")
+"""
+    with subprocess.Popen([sys.executable, "-c", program, str(root)], stdout=subprocess.PIPE, text=True, cwd=ROOT) as caller:
+        helper, child = map(int, caller.stdout.readline().split())
+        caller.kill()
+        try:
+            until = time.monotonic() + 30
+            while is_alive(helper):
+                assert time.monotonic() < until
+                time.sleep(0.05)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_helper_that_cannot_be_started_is_named(root, monkeypatch):
+    make(root, [1])
+    monkeypatch.setattr(sys, "executable", str(Path(root) / "nothing"))
+    with pytest.raises(cs.RemoteFailed, match="cannot start the helper process"):
+        cs.push(root, "s3://bucket/cache")
