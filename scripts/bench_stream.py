@@ -77,14 +77,14 @@ class Link:
     def __init__(self, rate: float, count: Path | None) -> None:
         self._rate = rate
         self._free = 0.0
-        self._count = count
+        self._count = count.open("r+b", buffering=0) if count is not None else None
         self._total = 0
 
     def free_after(self, size: int) -> float:
         """Return when so many bytes have passed."""
         self._total += size
         if self._count is not None:
-            self._count.write_text(str(self._total), encoding="utf-8")
+            os.pwrite(self._count.fileno(), b"%020d" % self._total, 0)  # of one length, so that no reader finds a part of it
         self._free = max(self._free, time.monotonic()) + size / self._rate
         return self._free
 

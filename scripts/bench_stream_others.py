@@ -106,7 +106,7 @@ class LitData:
 
     def loader(self, address: str, local: Path, limit: int | None) -> Iterable[Any]:
         """Open them, through boto3: as litData uses obstore, that refuses a server without TLS."""
-        import litdata
+        import litdata  # type: ignore[import-not-found]
         from litdata.streaming import downloader  # type: ignore[import-not-found]
         from litdata.streaming.cache import Dir  # type: ignore[import-not-found]
 
