@@ -171,7 +171,7 @@ def test_another_error_of_a_cached_model_is_not_hidden_by_a_download(tmp_path, h
 
 
 def test_a_model_that_cannot_be_had_is_bad_input_with_the_hubs_reason(hub):
-    with pytest.raises(BadInput, match="'no/such-model' either \(404"):
+    with pytest.raises(BadInput, match=r"'no/such-model' either \(404"):
         fetch("no/such-model", pytest.fail)
 
 
