@@ -76,6 +76,7 @@ class Downloads:
         self._helper: subprocess.Popen[bytes] | None = None
         self._environment: dict[str, str] = {}
         """The environment in which the helper was started."""
+        self._parallel = _PARALLEL
         self._rest = bytearray()
         self._open: dict[int, HelperRequest] = {}
         self._numbers = 0
@@ -96,7 +97,7 @@ class Downloads:
     def _release(self) -> None:
         self._users -= 1
         if not self._users and self._pid == os.getpid():
-            self.end()
+            self._stop()
 
     def end(self) -> None:
         """End the helper. The next request starts another one."""
@@ -104,6 +105,13 @@ class Downloads:
         self._rest.clear()
         if helper is not None:
             end_helper(helper)
+
+    def _stop(self) -> None:
+        """End the helper. While a thread reads its answers, only its process: the pipes are that thread's to close."""
+        if not self._is_reading:
+            self.end()
+        elif self._helper is not None:
+            self._helper.kill()
 
     def abandon(self) -> None:
         """In a forked child: close the inherited pipes. The helper is the parent's."""
@@ -118,8 +126,10 @@ class Downloads:
         return self._helper.pid if self._helper is not None else None
 
     def send(self, body: Mapping[str, Any]) -> HelperRequest:
-        """Send a request without waiting for the answer. Raises RemoteFailed if no helper can be started."""
+        """Send a request without waiting for the answer. Raises BadInput if `CACHESTORE_IN_FLIGHT` is no number."""
         with self._turn:
+            if self._helper is None:
+                self._parallel = _parallel()
             self._numbers += 1
             line = json.dumps({"n": self._numbers, **body}).encode() + b"\n"
             self._open[self._numbers] = request = HelperRequest(self._numbers, line)
@@ -129,7 +139,9 @@ class Downloads:
                 try:
                     self._write(line)
                 except _HelperEnded:
-                    self._start()
+                    self._stop()
+                    if not self._is_reading:  # or else the thread that reads starts the next one
+                        self._start()
             return request
 
     def wait(self, requests: Iterable[HelperRequest]) -> None:
@@ -155,6 +167,7 @@ class Downloads:
     def _read_once(self, since: float) -> None:
         """Read what comes next, with `_turn` held at both ends. Gives up if nothing came for too long, counted from `since` on."""
         self._is_reading = True
+        helper = self._helper
         self._turn.release()
         try:
             data = self._read()
@@ -172,7 +185,7 @@ class Downloads:
             self._heard = time.monotonic()
             self._rest += data
             self._settle()
-        else:
+        elif self._helper is helper:
             self._start()
 
     def _read(self) -> bytes | None:
@@ -216,10 +229,9 @@ class Downloads:
             if self._starts > _STARTS:
                 self._give_up(f"{_STARTS} helper processes ended without an answer")
                 return
-            parallel = _parallel()
             try:
                 self._environment = dict(os.environ)
-                self._helper = start_helper("cachestore.objects.helper", *_LIMITS, parallel)
+                self._helper = start_helper("cachestore.objects.helper", *_LIMITS, self._parallel)
                 requests, answers = self._descriptors()
                 os.set_blocking(requests, False)
                 with suppress(ImportError, AttributeError, OSError):  # Linux only

@@ -79,6 +79,32 @@ def test_open_requests_go_to_the_next_helper(client):
     assert [request.result() for request in requests] == [bytes(range(9))] * 5
 
 
+def test_a_thread_that_sends_leaves_the_next_helper_to_the_thread_that_reads(client, monkeypatch):
+    client.get("b")
+    started = []
+    start_helper = downloads.start_helper
+
+    def start(*arguments):
+        started.append(start_helper(*arguments))
+        return started[-1]
+
+    monkeypatch.setattr(downloads, "start_helper", start)
+    helper: Any = downloads.downloads()
+    os.kill(helper.helper_pid, signal.SIGSTOP)
+    body = {"do": "range", "address": str(client.address), "key": "segments/a", "start": 0, "size": 9}
+    first = helper.send(body)
+    reader = threading.Thread(target=helper.wait, args=([first],))
+    reader.start()
+    while not helper._is_reading:
+        pass
+    os.kill(helper.helper_pid, signal.SIGKILL)
+    requests = [first, *(helper.send(body) for _one in range(5))]
+    helper.wait(requests)
+    reader.join()
+    assert [request.result() for request in requests] == [bytes(range(9))] * 6
+    assert len(started) == 1
+
+
 def test_a_child_neither_uses_nor_ends_its_parents_helper(client):
     client.get("b")
     pid = downloads.downloads().helper_pid
@@ -138,3 +164,13 @@ def test_a_wrong_number_of_requests_at_once_is_named(client, monkeypatch, given)
     downloads.downloads().end()
     with pytest.raises(BadInput, match="CACHESTORE_IN_FLIGHT must be a whole number of at least 1"):
         client.get("b")
+
+
+def test_wrong_numbers_are_not_counted_as_helpers_that_ended(client, monkeypatch):
+    downloads.downloads().end()
+    monkeypatch.setenv(downloads.PARALLEL, "many")
+    for _time in range(4):
+        with pytest.raises(BadInput):
+            client.get("b")
+    monkeypatch.delenv(downloads.PARALLEL)
+    assert client.get("b") == b"small\n"
