@@ -45,9 +45,9 @@ from cachestore.interop.formats.matching import (
     Metadata,
     Named,
     ParsedName,
-    pictures_of,
     references_of,
     stem_of,
+    visuals_of,
 )
 from cachestore.interop.formats.text import POOLED, PROMPT, batched, mask_of, taken, taken_apart, together
 
@@ -131,7 +131,7 @@ def _digests_by_picture(samples: Sequence[Sample], matches: Matches) -> dict[str
     """Return (caption, reference) by the digest in the name of such text. Older versions left the caption out of it."""
     found = {_md5(_DROPPED): ("", "")}
     for name in matches.ids:
-        for reference, sharing in pictures_of(samples).items():
+        for reference, sharing in visuals_of(samples).items():
             own, captions = f"{name}:{reference}", list(dict.fromkeys(caption for sample in sharing for caption in sample.captions))
             for caption in captions:
                 forms = (*matches.read_as.get(caption, ()), caption)
@@ -143,7 +143,7 @@ def _digests_by_picture(samples: Sequence[Sample], matches: Matches) -> dict[str
 
 def _match_latents(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
     pictures: dict[str, set[str]] = {}
-    for reference in pictures_of(samples):
+    for reference in visuals_of(samples):
         for name in (latents_name(reference), f"{stem_of(reference)}.pt"):
             pictures.setdefault(name, set()).add(reference)
     latents: dict[str, list[FileLocation]] = {}
