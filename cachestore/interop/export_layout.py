@@ -12,7 +12,7 @@ from cachestore.core.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, cells_ea
 from cachestore.core.keys import Recipe
 from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO, Source
 from cachestore.interop.formats.families import FAMILIES, Family, family_named, family_of_pipeline
-from cachestore.interop.formats.matching import Named, Span
+from cachestore.interop.formats.matching import ClipFrames, Named
 from cachestore.interop.formats.table import Extra, Format, Writing
 from cachestore.jobs.columns import images_in
 from cachestore.jobs.declared_model import scale_of
@@ -178,7 +178,7 @@ class ExportLayout:
         widths = {"size": 2, "bucket": 2, "resized": 2, "crop": 4}
         known: dict[str, Any] = {name: tuple(facts[name][:width]) for name, width in widths.items() if name in facts}
         known |= {"tokens": facts["tokens"][0]} if "tokens" in facts else {}
-        known |= {"span": Span(facts["start"][0], facts["bucket"][2])} if column.role == VIDEO else {}
+        known |= {"span": ClipFrames(facts["start"][0], facts["bucket"][2])} if column.role == VIDEO else {}
         known |= {"is_part": WITHIN in framing_of(json.loads(self.catalog.extras[row])), "is_prompt": is_prompt}
         caption = captions[number] if number < len(captions) else ""
         if reference.removeprefix(f"{source}/").startswith(MEMORY):

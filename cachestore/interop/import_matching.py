@@ -16,7 +16,7 @@ from cachestore.interop.caption_files import SUFFIXES, EncodedCaptions
 from cachestore.interop.file_encoder import FileEncoder, ImportedLatents
 from cachestore.interop.formats import diffusion_pipe
 from cachestore.interop.formats.families import SD_SCRIPTS, Family, family_named
-from cachestore.interop.formats.matching import Added, FileLocation, Kind, Matches, ParsedName, Span, visual_of, visuals_of
+from cachestore.interop.formats.matching import Added, ClipFrames, FileLocation, Kind, Matches, ParsedName, visual_of, visuals_of
 from cachestore.interop.formats.table import Format
 from cachestore.interop.import_request import ImportRequest
 from cachestore.interop.sandbox import CacheFiles
@@ -45,7 +45,7 @@ class CacheScan:
     matches: Matches
     unreadable: list[str] = field(default_factory=list[str])
     """Remarks on files that could not be read."""
-    spans: dict[str, Span] = field(default_factory=dict[str, Span])
+    spans: dict[str, ClipFrames] = field(default_factory=dict[str, ClipFrames])
     """By sample: the frames of its clip, if a file's name says them."""
 
     @cached_property

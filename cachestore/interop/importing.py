@@ -21,7 +21,7 @@ from cachestore.core.samples import CAPTION, IMAGE, VIDEO, Sample
 from cachestore.core.words import plural
 from cachestore.files.paths import Layout
 from cachestore.interop.file_encoder import FileEncoder
-from cachestore.interop.formats.matching import Span, visuals_of
+from cachestore.interop.formats.matching import ClipFrames, visuals_of
 from cachestore.interop.formats.table import format_named
 from cachestore.interop.import_encoders import declared_encoders, family_of_cache, file_encoders
 from cachestore.interop.import_matching import CacheScan, look_for, remarks_of
@@ -214,7 +214,7 @@ def _columns(found: CacheScan, encoders: Sequence[FileEncoder], cached: str) -> 
     return [ColumnRequest(column, partial(_requests, column, found.spans)) for column in columns]
 
 
-def _requests(column: PlanColumn, spans: Mapping[str, Span], sample: Sample) -> list[Request]:
+def _requests(column: PlanColumn, spans: Mapping[str, ClipFrames], sample: Sample) -> list[Request]:
     """Return the requests of a sample: its captions, its picture with its own crop, or its clip; empty without a picture or video."""
     if column.role == CAPTION:
         return [request_for(CAPTION, {}, value, {}) for value in sample.captions]

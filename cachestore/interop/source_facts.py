@@ -13,7 +13,7 @@ from cachestore.encode.buckets import CropBox, Size, crop_box
 from cachestore.encode.clips import as_rate
 from cachestore.encode.unit import Read
 from cachestore.encode.variants import Variant, within_of
-from cachestore.interop.formats.matching import FileLocation, Span
+from cachestore.interop.formats.matching import ClipFrames, FileLocation
 
 if TYPE_CHECKING:
     from cachestore.encode.videos import Video
@@ -58,7 +58,7 @@ class SourceFile:
             if frames > 1:
                 raise EncodeFailed(f"{location.path} holds latents of {frames} frames, but {self.reference!r} is a picture")
             return {}
-        span = location.span or Span(0, frames)
+        span = location.span or ClipFrames(0, frames)
         if span.frames != frames:
             raise EncodeFailed(f"{location.path} says that it is of {plural(span.frames, 'frame')}, but holds latents of {frames}")
         rate = None if fps is None else as_rate(fps)

@@ -17,8 +17,8 @@ _NAMED: Final = 5
 """How many samples a reason names."""
 
 
-class Span(NamedTuple):
-    """Which frames of a video a clip has."""
+class ClipFrames(NamedTuple):
+    """Which frames of a video a clip has: the number of the first one, and how many."""
 
     start: int
     frames: int
@@ -40,7 +40,7 @@ class FileLocation:
     """File locations of the other parts of the value."""
     beside: str | None = None
     """The reference of the picture or video, if the text was found by its name."""
-    span: Span | None = None
+    span: ClipFrames | None = None
     """The frames of the video, if the name says them."""
 
 
@@ -158,7 +158,7 @@ class Matches:
         else:
             self.take_latents(reference, locations)
 
-    def spans(self, reference: str | None) -> list[Span]:
+    def spans(self, reference: str | None) -> list[ClipFrames]:
         """Return the clips of a video that files are of, in order; empty if their names do not say it."""
         return sorted(one.span for one in self.latents.get(reference or "", ()) if one.span is not None)
 
@@ -178,7 +178,7 @@ class Named:
     size: tuple[int, int] | None = None
     """(width, height) of the source picture in pixels."""
     bucket: tuple[int, int] | None = None
-    span: Span | None = None
+    span: ClipFrames | None = None
     """The frames of a video."""
     resized: tuple[int, int] | None = None
     crop: tuple[int, int, int, int] | None = None

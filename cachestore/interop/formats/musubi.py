@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
+from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, refuse, without_batch
 from cachestore.core.samples import IMAGE, VIDEO, Sample
 from cachestore.encode.bucket_rules import RULES, BucketSettings
 from cachestore.encode.buckets import Size
 from cachestore.interop.formats.containers import DTYPE_NAMES, dtype_name
 from cachestore.interop.formats.families import MUSUBI, Family, family_of, own_of, unframed
-from cachestore.interop.formats.matching import ExportVariant, FileLocation, Matches, Named, ParsedName, Span, by_name, first_caption
+from cachestore.interop.formats.matching import ClipFrames, ExportVariant, FileLocation, Matches, Named, ParsedName, by_name, first_caption
 from cachestore.interop.formats.text import POOLED, PROMPT
 
 _DTYPES: Final = "|".join(sorted(DTYPE_NAMES.values(), key=len, reverse=True))
@@ -77,11 +78,11 @@ def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> 
 _ByName = Mapping[str, tuple[str, list[Sample]]]
 
 
-def _of(parsed: ParsedName, pictures: _ByName, videos: _ByName) -> tuple[list[tuple[str, list[Sample]]], Span | None]:
+def _of(parsed: ParsedName, pictures: _ByName, videos: _ByName) -> tuple[list[tuple[str, list[Sample]]], ClipFrames | None]:
     """Return the picture or video that a file's name means, or both, and which frames of the video."""
     clip = _CLIP.fullmatch(parsed.stem) if parsed.kind == "latents" else None
     video = videos.get(clip["video"] if clip else parsed.stem) if clip or parsed.kind == "text" else None
-    span = Span(int(clip["start"]), int(clip["frames"])) if clip and video else None
+    span = ClipFrames(int(clip["start"]), int(clip["frames"])) if clip and video else None
     return [one for one in (pictures.get(parsed.stem), video) if one is not None], span
 
 
@@ -93,7 +94,7 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     raw = contents.tensors[keys[0]]
     tensor = without_batch("latents", raw, 4) if family.has_frames else unframed(raw)
     others = {name: other for name, other in contents.tensors.items() if name != keys[0]}
-    facts = location.facts if location.span is None else {}  # the size in a clip's name is that of its bucket
+    facts = dict(location.facts) if location.span is None else dict[str, Json]()  # the size in a clip's name is that of its bucket
     return replace(family.latents(MUSUBI, tensor, others, facts), info=contents.values)
 
 
@@ -161,5 +162,7 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
 
 def stacks(named: Named, settings: BucketSettings) -> Hashable:
     """Return musubi-tuner's own bucket, by which it makes batches, with a clip's frames; None if the picture's own size is unknown."""
-    size = _named_size(named)
-    return None if size is None else (RULES[MUSUBI].bucket(Size(*size), settings._replace(step=_STEP)), named.span and named.span.frames)
+    if (size := _named_size(named)) is None:
+        return None
+    bucket = RULES[MUSUBI].bucket(Size(*size), settings._replace(step=_STEP))
+    return bucket if named.span is None else (*bucket, named.span.frames)
