@@ -117,13 +117,14 @@ class CacheScan:
         if not any(visual_of(one) in latents or (not latents and one.captions[0] in self.matches.text) for one in videos):
             seen.videos += len(videos)
             self.samples = [sample for sample in self.samples if VIDEO not in sample.images]
-        self.samples = [clip for sample in self.samples for clip in self._clips_of(sample)]
+        spans = {sample.id: self.matches.spans(visual_of(sample)) for sample in self.samples}
+        are_several = any(len(those) > 1 for those in spans.values())
+        self.samples = [clip for sample in self.samples for clip in self._clips_of(sample, spans[sample.id], are_several=are_several)]
 
-    def _clips_of(self, sample: Sample) -> Iterator[Sample]:
-        """Yield a sample for each clip; a single one keeps the id of its video, so that `precompute` can add to it."""
-        spans = self.matches.spans(visual_of(sample))
+    def _clips_of(self, sample: Sample, spans: Sequence[ClipFrames], *, are_several: bool) -> Iterator[Sample]:
+        """Yield a sample for each clip. If no video has several, each keeps the id of its video, so that `precompute` can add to it."""
         for span in spans:
-            own = sample if len(spans) == 1 else replace(sample, id=f"{sample.id}#{span.start:05d}-{span.frames:03d}")
+            own = replace(sample, id=f"{sample.id}#{span.start:05d}-{span.frames:03d}") if are_several else sample
             self.spans[own.id] = span
             yield own
         if not spans:

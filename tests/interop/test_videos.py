@@ -1,7 +1,12 @@
 """Clips of videos: which of which video, with which frames; there and back."""
 
 import json
+from contextlib import nullcontext
+from functools import partial
+from io import BytesIO
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +14,13 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import cachestore as cs
-from cachestore.core.errors import BadInput
+from cachestore.core.errors import BadInput, RecipeMismatch
+from cachestore.core.keys import Recipe
 from cachestore.files.paths import Layout
+from cachestore.jobs.declared_model import DeclaredEncoder
 from cachestore.storage.catalog import newest_catalog
-from tests.encode.footage import moving, write
+from tests.encode import tiny_families
+from tests.encode.footage import moving, numbered, numbers_of, write
 from tests.interop import trainers
 from tests.interop.caches import bring, equal, send
 
@@ -157,6 +165,35 @@ def test_videos_of_which_a_cache_holds_nothing_are_left_out_with_a_remark(videos
     report = bring("musubi", tmp_path / "cache", store, videos)
     assert (report.complete, list(cs.CachedDataset(store).ids)) == (True, ["one.png"])
     assert "3 videos are ignored (the cache holds nothing of videos)" in report.remarks
+
+
+@pytest.mark.parametrize(("fps", "numbers"), [(None, [7, 8, 9, 10, 11]), (8, [14, 16, 18, 20, 22])])
+def test_the_frames_of_a_clip_are_made_again_from_its_first_one_and_its_rate(fps, numbers):
+    """The declared model encodes them, to compare."""
+    video = BytesIO(write(numbered(24, SIZE)))
+    reader: Any = SimpleNamespace(open=lambda _reference: nullcontext(video))
+    vae: Any = None
+    declared = DeclaredEncoder(vae, Recipe("latents", {}))
+    request = {"key": "0" * 32, "video": "dog.mkv", "bucket": [*SIZE, 5], "start": [7], **({} if fps is None else {"fps": fps})}
+    assert numbers_of(declared.resolve(request, reader).item.pixels("lanczos")) == numbers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clips", [1, 2])
+def test_a_real_vae_recognises_its_clips_and_text_is_added_to_whole_videos_without_encoding_them(videos, tmp_path, clips):
+    model, store = tmp_path / "model", tmp_path / "store"
+    tiny_families.save(tiny_families.FAMILIES["wan"], tiny_families.FAMILIES["wan"].build(), model)
+    wanted: dict[str, Any] = {"resolution": 48, "buckets": "musubi", "frames": (5, 9), "clips": clips, "latents": "mean"}
+    assert cs.precompute(videos, model=model, store=tmp_path / "ours", inline=True, **wanted).complete
+    assert send("musubi", tmp_path / "ours", tmp_path / "out").complete
+    assert bring("musubi", tmp_path / "out", store, videos, claims=None, model=model, encode=["latents"]).complete
+    assert cs.verify(store, recompute=10).recomputed["wrong"] == 0
+    add: Any = partial(cs.precompute, videos, model=model, store=store, encode=("text",), frames=(5, 9), inline=True)
+    if clips == 1:
+        assert (add().encoded, len(cs.CachedDataset(store))) == (len(LENGTHS) + 1, len(LENGTHS))  # and the empty caption
+    else:
+        with pytest.raises(RecipeMismatch, match="none of them is in this source"):
+            add()
 
 
 def test_pictures_and_videos_of_one_data_set_go_into_folders_of_their_own(videos, store, out, tmp_path):
