@@ -142,7 +142,7 @@ def make_videos(folder: Path, count: int, sizes: tuple[int, int]) -> None:
     folder.mkdir(parents=True)
     for number in range(count):
         frames = moving(draw.randint(9, 24), (2 * draw.randint(*sizes) // 2, 2 * draw.randint(*sizes) // 2))
-        (folder / f"{number:03d}.mkv").write_bytes(write(frames))
+        (folder / f"{number:03d}.mp4").write_bytes(write(frames, kind="mp4", codec="libx264rgb", pix_fmt="rgb24", options={"qp": "0"}))
         (folder / f"{number:03d}.txt").write_text(", ".join(draw.sample(WORDS, draw.randint(1, 4))) + f" {number}", encoding="utf-8")
 
 

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from functools import partial
 from io import BytesIO
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -209,6 +210,24 @@ def test_pictures_and_videos_of_one_data_set_go_into_folders_of_their_own(videos
     found = {str(path.relative_to(out)) for path in out.rglob("*.safetensors")}
     clips = {f"videos/{name}_{rest}.safetensors" for name in LENGTHS for rest in ("00002-005_0048x0032_wan", "wan_te")}
     assert found == {"images/one_0064x0048_wan.safetensors", "images/one_wan_te.safetensors"} | clips
+
+
+def test_simpletuner_takes_the_beginning_of_each_video_and_no_other_clip(videos, store, out, tmp_path):
+    for name, start in (("dog", 0), ("a cat", 0), ("bird_00000-005", 4)):
+        write_clip(tmp_path / "cache", name, start, 5)
+    bring("musubi", tmp_path / "cache", store, videos)
+    written = send("simpletuner", store, out)
+    assert [(one["sample"], one["reason"].partition(",")[0]) for one in written.failures] == [
+        ("bird_00000-005.mkv", "its clip begins at frame 4")
+    ]
+    (sizes,) = out.glob("aspect_ratio_bucket_metadata_*.json")
+    known = json.loads(sizes.read_bytes())
+    assert {Path(path).name: one["num_frames"] for path, one in known.items()} == {"dog.mkv": 5, "a cat.mkv": 5}
+    report = bring("simpletuner", out, tmp_path / "back", videos, family="wan", encode=["latents"])
+    assert {failure["sample"] for failure in report.report.failures} == {"bird_00000-005.mkv"}
+    theirs, ours = cs.CachedDataset(store), cs.CachedDataset(tmp_path / "back")
+    assert list(ours.ids) == ["a cat.mkv", "dog.mkv"]
+    assert all(equal(ours[ours.index(name)]["latents"], theirs[theirs.index(name)]["latents"]) for name in ours.ids)
 
 
 def test_two_samples_of_one_video_get_the_same_clips_each_with_its_caption(videos, store, tmp_path):

@@ -111,7 +111,7 @@ FORMATS: Final = {
                 simpletuner.latents_file,
                 simpletuner.text_file,
                 "a folder each",
-                frozenset({"drawn crops", "own crops"}),
+                frozenset({"drawn crops", "own crops", "videos"}),
                 text_by="caption",
                 stacks=simpletuner.stacks,
             ),
@@ -119,6 +119,7 @@ FORMATS: Final = {
             read_metadata=simpletuner.read_metadata,
             captions_of=simpletuner.captions_of,
             is_one_caption=False,
+            has_videos=True,
             text_may_be=(
                 "validation prompts, to captions behind an instance prompt, to the lines of a file (--caption-lines each --captions all),"
                 " or to pictures: for models that edit pictures, text is named by the picture's path, and by ID of a file"
