@@ -19,14 +19,16 @@ from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.ranks import RankInfo
 from cachestore.core.samples import CAPTION, IMAGE, Sample
 from cachestore.core.words import plural
-from cachestore.files.paths import Layout
+from cachestore.files.paths import Layout, encode_name
 from cachestore.interop.file_encoder import FileEncoder
-from cachestore.interop.formats.table import format_named
+from cachestore.interop.formats.table import WEBDATASET, format_named
 from cachestore.interop.import_encoders import declared_encoders, family_of_cache, file_encoders
 from cachestore.interop.import_matching import CacheScan, look_for, remarks_of
 from cachestore.interop.import_request import ImportReport, ImportRequest
 from cachestore.interop.learned_buckets import buckets_in_words
 from cachestore.interop.sandbox import CacheFiles, TorchFiles
+from cachestore.interop.tar_exporting import refuse_given
+from cachestore.interop.tar_importing import TarImport
 from cachestore.jobs.options import python_call
 from cachestore.jobs.pass_loop import run_pass
 from cachestore.jobs.task import Cancel, Job, OnProgress
@@ -47,7 +49,7 @@ def import_cache(
     folder: str | Path,
     *,
     store: str | Path,
-    data: str | Path,
+    data: str | Path | None = None,
     model: str | Path | None = None,
     claims: Mapping[str, Json] | None = None,
     family: str | None = None,
@@ -70,10 +72,11 @@ def import_cache(
     with a file that cannot be read, is listed in `report.failures`; the others are imported. A second call goes on where the first stopped.
 
     Args:
-        format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit" or "diffusion-pipe".
+        format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit" or "diffusion-pipe"; or "webdataset", for tars.
+            Tars say themselves what is in them: leave out what declares or chooses it.
         folder: the cache; for sd-scripts and ai-toolkit, which write beside the pictures, usually DATA itself.
         store: the store's folder; made if it does not exist.
-        data: what the cache was made from, as for `precompute`. Pictures are read for their digests.
+        data: what the cache was made from, as for `precompute`; needed for all formats but tars. Pictures are read for their digests.
         model: the model that made it. Its files are digested and become part of the fingerprint; nothing is loaded.
         claims: settings that declare the model instead, such as `{"model": "FLUX.1-dev"}`; part of the fingerprint.
         family: such as "flux", if neither file names nor the model tell it, or if the folder holds several.
@@ -98,6 +101,17 @@ def import_cache(
         WriteFailed: a file cannot be written.
     """
     check_calls(on_progress, cancel)
+    if format == WEBDATASET:
+        refuse_given(data=data, model=model, claims=claims, family=family, encode=encode, captions=captions != "first")
+        refuse_given(caption_lines=caption_lines != "whole", caption=caption, trigger_word=trigger_word)
+        refuse_given(vae=vae, text_encoder=text_encoder, encode_args=encode_args)
+        tars, root = Path(as_path_str("folder", folder)), Path(as_path_str("store", store))
+        encode_name(name)  # raises for one that no data set can have
+        with number_if_there(Layout.at(root), name) as number:
+            return TarImport(tars, root, name, number, replace, on_progress, cancel).run()
+    format_named(format)
+    if data is None:
+        raise BadUsage("pass --data with what the cache was made from")
     paths = {"model": model, "vae": vae, "text_encoder": text_encoder}
     models = {name: None if path is None else as_path_str(name, path, "a path or a hub id") for name, path in paths.items()}
     request = ImportRequest(

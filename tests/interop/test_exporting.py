@@ -10,7 +10,7 @@ import torch
 import cachestore as cs
 from cachestore.cli import ERROR, FAILURES, NO_STORE, OK, main
 from cachestore.core.errors import BadInput
-from cachestore.interop.exporting import NOTE
+from cachestore.interop.export_target import NOTE
 from tests.interop import trainers
 from tests.interop.caches import bring, equal, send
 from tests.interop.trainers import PICTURES
