@@ -13,7 +13,7 @@ from cachestore.core.captions import CaptionPolicy
 from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed
 from cachestore.core.inputs import BUCKETS, IMAGES, RESOLUTIONS, caption_key, cells_each
-from cachestore.core.keys import INPUT_BYTES, Json, Key, Recipe, canonical, input_key
+from cachestore.core.keys import INPUT_BYTES, Json, Key, Recipe, canonical, digest_bytes, input_key
 from cachestore.core.raw_tensors import is_finite
 from cachestore.core.read_block import MASK_BITS, parse_latents, parse_mask, parse_text, stored_parts
 from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO, images_of
@@ -118,14 +118,14 @@ def write_sample(sample: ExchangedSample) -> bytes:
             for column in sample.columns
         ],
         "recipes": {name: {"encoder": one.encoder, "make": dict(one.make), "read": dict(one.read)} for name, one in sample.recipes.items()},
-        "sha256": sample.digest,
+        "sha256": {"safetensors": sample.digest},
     }
     if sample.id is not None:
         body |= {"id": sample.id, "columns": dict(sample.extras), "images": {role: list(some) for role, some in sample.images.items()}}
     body |= {"texts": dict(sample.texts)} if sample.texts else {}
     body |= {"prompts": [list(pair) for pair in sample.prompts]} if sample.prompts else {}
     body |= {"samples": sample.samples} if sample.samples else {}
-    return canonical(body)
+    return canonical({**body, "sha256": {**body["sha256"], "json": digest_bytes(canonical(body))}})
 
 
 def parse_sample(raw: bytes, where: str) -> ExchangedSample:
@@ -147,10 +147,14 @@ def _no_constant(name: str) -> None:
     raise _Wrong(f"{name} is not JSON")
 
 
-def _parse(body: Mapping[str, Any]) -> ExchangedSample:
+def _parse(body: dict[str, Any]) -> ExchangedSample:
     if body.get("format") != FORMAT:
         raise _Wrong(f'it does not say what the tensors are, which needs "format": "{FORMAT}"')
-    sample, digest = body.get("id"), _text(body["sha256"])
+    digests = _mapping(body["sha256"])
+    sample, digest = body.get("id"), _text(digests.pop("safetensors"))
+    body["sha256"] = {"safetensors": digest}
+    if digests.pop("json", None) not in (None, digest_bytes(canonical(body))):
+        raise _Wrong("it has another SHA-256 than it states: copy the tar again")
     if sample is not None and not _text(sample):
         raise _Wrong("the id is empty")
     if len(bytes.fromhex(digest)) != INPUT_BYTES:
@@ -219,7 +223,7 @@ def _parse_cell(value: Mapping[str, Any], key: Key, recipe: Recipe, encoder: str
     digest = bytes.fromhex(_text(value.get("input", "00" * INPUT_BYTES)))
     if len(digest) != INPUT_BYTES:
         raise _Wrong("an input is no SHA-256")
-    meta = {"encoder": encoder, "input_digest": digest.hex(), **_mapping(value.get("meta", {}))}
+    meta = _mapping(value.get("meta", {"encoder": encoder, "input_digest": digest.hex()}))
     canonical(meta)
     return ExchangedCell(Cell(key, digest, facts=facts), tensors, meta)
 

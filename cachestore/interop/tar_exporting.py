@@ -62,8 +62,9 @@ class TarExport:
 
     def _samples(self) -> Iterator[tuple[str, Files]]:
         """Yield name and files of each sample. Those that cannot be read are recorded as failures."""
+        columns = sorted(self.catalog.columns, key=lambda one: (one.encoder, one.role))
         for row, sample in enumerate(self.catalog.ids):
-            cells = [(column, column.row_cells(row)) for column in self.catalog.columns if column.count(row)]
+            cells = [(column, column.row_cells(row)) for column in columns if column.count(row)]
             at = {role: slice(starts[row], starts[row + 1]) for role, (starts, _all) in self.catalog.images.items()}
             images = {role: tuple(self.catalog.images[role][1][part]) for role, part in at.items() if part.start < part.stop}
             captions, extras = self.catalog.row_captions(row), json.loads(self.catalog.extras[row])
