@@ -15,7 +15,7 @@ from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed
 from cachestore.core.inputs import BUCKETS, IMAGES, RESOLUTIONS, caption_key, cells_each
 from cachestore.core.keys import INPUT_BYTES, Json, Key, Recipe, canonical, digest_bytes, input_key
 from cachestore.core.raw_tensors import is_finite
-from cachestore.core.read_block import MASK_BITS, parse_latents, parse_mask, parse_text, stored_parts
+from cachestore.core.read_block import MASK_BITS, Form, parse_latents, parse_mask, parse_text, stored_parts
 from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO, images_of
 from cachestore.storage.catalog import FACTS, Cell
 
@@ -243,6 +243,10 @@ def check_tensors(column: ExchangedColumn, one: ExchangedCell, recipe: Recipe, t
     if bad := [name for name, raw in tensors.items() if not is_finite(raw)]:
         raise EncodeFailed(f"{one.tensors[bad[0]]} holds NaN or infinite numbers")
     if "outputs" in recipe.read:
+        shapes = {name: raw[1] for name, raw in tensors.items()}
+        for name, form in parse_text(recipe).outputs.items():
+            if not _is_joinable(form, shapes):
+                raise EncodeFailed(f"its tensors cannot be joined to {name!r:.80}: they have the shapes {shapes}")
         return
     stored = str(recipe.read["stored"])
     shape, factor = tensors[stored][1], recipe.read.get("factor", recipe.read.get("spatial_factor"))
@@ -252,6 +256,26 @@ def check_tensors(column: ExchangedColumn, one: ExchangedCell, recipe: Recipe, t
     if not fits or (bucket and isinstance(factor, int) and [side * factor for side in shape[:-3:-1]] != [*bucket[:2]]):
         what = f"{one.tensors[stored]} has the shape {list(shape)}"
         raise EncodeFailed(f"{what}, which does not fit its recipe ({channels} channels) and its bucket {list(bucket or ())}")
+
+
+def _is_joinable(form: Form, shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Whether the tensors of an output have shapes that can be joined as its form says."""
+    try:
+        return bool(_joined_shape(form, shapes))
+    except (IndexError, _Wrong):
+        return False
+
+
+def _joined_shape(form: Form, shapes: Mapping[str, Sequence[int]]) -> list[int]:
+    parts = [_joined_shape(part, shapes) if isinstance(part, Form) else list(shapes[part]) for part in form.parts]
+    if form.dim is None:
+        return parts[0]
+    length = sum(part[form.dim] for part in parts)
+    for part in parts:
+        part[form.dim] = length
+    if any(part != parts[0] for part in parts) or (form.width is not None and parts[0][-1] > form.width):
+        raise _Wrong
+    return [*parts[0][:-1], form.width or parts[0][-1]]
 
 
 def _check_options(options: dict[str, Any]) -> None:

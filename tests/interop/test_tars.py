@@ -365,6 +365,18 @@ def test_tensors_that_do_not_fit_fail_with_the_name_of_their_file(tmp_path, sent
     assert all(says in one["reason"] and "00000000 in" in one["reason"] for one in report.failures)
 
 
+def test_text_whose_parts_do_not_join_fails(tmp_path, sent):
+    def change(body, members):
+        made = load(members["00000003.safetensors"])
+        members["00000003.safetensors"] = save(made | {"prompt_embeds.text_encoder": made["prompt_embeds.text_encoder"][:4]})
+        body["sha256"]["safetensors"] = hashlib.sha256(members["00000003.safetensors"]).hexdigest()
+
+    rewritten(sent / "train-000000.tar", change, "00000003")
+    [failure] = bring(sent, tmp_path / "back").report.failures
+    assert (failure["sample"], failure["encoder"]) == ("a prompt", "text")
+    assert "cannot be joined to 'prompt_embeds'" in failure["reason"]
+
+
 def test_options_of_a_trainers_format_are_refused_with_their_names(store, out):
     with pytest.raises(BadInput, match="leave out family, leave_out"):
         send(store, out, family="flux", leave_out=["masks"])
