@@ -20,7 +20,7 @@ _JSON_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TarMembers:
     """The members of one sample."""
 
     name: str
@@ -75,7 +75,7 @@ class Group:
         return data
 
 
-def groups_in(path: Path, others: list[str]) -> list[Group]:
+def groups_in(path: Path, others: list[str]) -> list[TarMembers]:
     """Return the samples of a tar in order; `others` gets the names of members that belong to none. Raises BadInput, OSError."""
     groups: dict[str, dict[str, Member]] = {}
     end = 0
@@ -108,7 +108,7 @@ def _checked_name(path: Path, info: TarInfo) -> PurePosixPath:
     return name
 
 
-def _whole(path: Path, groups: Mapping[str, Mapping[str, Member]], others: list[str]) -> Iterator[Group]:
+def _whole(path: Path, groups: Mapping[str, Mapping[str, Member]], others: list[str]) -> Iterator[TarMembers]:
     for key, members in groups.items():
         if _JSON not in members and _TENSORS not in members:
             others += [f"{key}.{suffix} in {path.name}" for suffix in members]
@@ -117,4 +117,4 @@ def _whole(path: Path, groups: Mapping[str, Mapping[str, Member]], others: list[
             if suffix not in members:
                 what = "say what its tensors are" if suffix == _JSON else "hold its tensors"
                 raise BadInput(f"{path} has {key[:200]}.{other}, but no {key[:200]}.{suffix}, which must {what} (docs/interop.md)")
-        yield Group(f"{key} in {path}", members)
+        yield TarMembers(f"{key} in {path}", members)

@@ -21,7 +21,7 @@ from cachestore.files.paths import Layout
 from cachestore.interop.exchange import ExchangedColumn
 from cachestore.interop.formats.table import WEBDATASET
 from cachestore.interop.import_request import ImportReport
-from cachestore.interop.tar_groups import Group, groups_in
+from cachestore.interop.tar_groups import TarMembers, groups_in
 from cachestore.jobs.columns import count_complete
 from cachestore.jobs.declared_model import IMPORTED
 from cachestore.jobs.pass_loop import Report
@@ -40,8 +40,8 @@ _APART: Final = "import the tars of each data set from a folder of their own, un
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    group: Group
+class _TarRow:
+    group: TarMembers
     id: str | None
     captions: Sequence[str]
     images: Mapping[str, Sequence[str]]
@@ -59,20 +59,20 @@ _Column = tuple[str, str, bytes, str]
 
 
 @dataclass(slots=True)
-class _Found:
+class _TarsFound:
     """What the tars hold, without the tensors."""
 
-    rows: list[_Row] = field(default_factory=list[_Row])
-    texts: list[_Row] = field(default_factory=list[_Row])
+    rows: list[_TarRow] = field(default_factory=list[_TarRow])
+    texts: list[_TarRow] = field(default_factory=list[_TarRow])
     columns: dict[_Column, int] = field(default_factory=dict[_Column, int])
     recipes: dict[str, Recipe] = field(default_factory=dict[str, Recipe])
-    common: tuple[bytes, Group] | None = None
+    common: tuple[bytes, TarMembers] | None = None
     policy: Mapping[str, Json] = field(default_factory=dict[str, Json])
     prompts: Sequence[tuple[str, str]] = ()
     samples: int = 0
-    ids: dict[str, Group] = field(default_factory=dict[str, Group])
+    ids: dict[str, TarMembers] = field(default_factory=dict[str, TarMembers])
 
-    def add(self, group: Group) -> None:
+    def add(self, group: TarMembers) -> None:
         """Add a sample. Raises BadInput if it is not of the data set of the others; OSError."""
         sample = group.sample()
         for encoder, fingerprint in {column.encoder: column.fingerprint for column in sample.columns}.items():
@@ -85,7 +85,9 @@ class _Found:
         self.common, self.policy = self.common or (common, group), sample.texts
         self.recipes |= sample.recipes
         cells = {self._number(column): [one.cell for one in column.cells] for column in sample.columns}
-        row = _Row(group, sample.id, sample.captions, sample.images, canonical(dict(sample.extras)).decode("utf-8", "surrogatepass"), cells)
+        row = _TarRow(
+            group, sample.id, sample.captions, sample.images, canonical(dict(sample.extras)).decode("utf-8", "surrogatepass"), cells
+        )
         if sample.id is None:
             self.prompts = sample.prompts
             self.texts.append(row)
@@ -197,14 +199,14 @@ class TarImport:
         fingerprints = {column.encoder: column.fingerprint for column in catalog.columns}
         return ImportReport(report, WEBDATASET, "", fingerprints, tuple(others[:_NAMED]), (), tuple(_remarks(found)))
 
-    def _read(self, others: list[str]) -> _Found:
+    def _read(self, others: list[str]) -> _TarsFound:
         """Read the names and the JSON of all tars. Raises BadInput, BadUsage."""
         paths = tars_at(self.folder) if self.folder.exists() or self.folder.suffix else None
         if not paths:
             raise (BadUsage if self.folder.is_dir() else BadInput)(
                 f"{self.folder} holds no tar: pass the folder that `cachestore export --format {WEBDATASET}` wrote, or a tar"
             )
-        found = _Found()
+        found = _TarsFound()
         try:
             for path in paths:
                 for group in groups_in(path, others):
@@ -217,7 +219,7 @@ class TarImport:
             raise BadUsage(f"no tar in {self.folder} has a sample with a .json and a .safetensors{held}")
         return found
 
-    def _check_name(self, found: _Found, previous: Catalog | None) -> None:
+    def _check_name(self, found: _TarsFound, previous: Catalog | None) -> None:
         """Raise RecipeMismatch if the name is used for other values, and may not be replaced."""
         if previous is None or self.may_replace:
             return
@@ -233,7 +235,7 @@ class TarImport:
                 " --name, or --replace to replace it"
             )
 
-    def _store(self, layout: Layout, found: _Found, lacking: set[Key]) -> None:
+    def _store(self, layout: Layout, found: _TarsFound, lacking: set[Key]) -> None:
         """Store the entries that are not there, and make an index of them. Raises WriteFailed, Incomplete."""
         origin = f"{digest_parts('cachestore-exchange', self.name).hex()[:32]}/0"  # of no pass, so that `gc` may remove it after a drop
         rows = [*found.rows, *found.texts]
@@ -245,7 +247,7 @@ class TarImport:
             appender.close_segment()
         commit(layout).close()
 
-    def _take(self, found: _Found, row: _Row, appender: Appender, lacking: set[Key]) -> None:
+    def _take(self, found: _TarsFound, row: _TarRow, appender: Appender, lacking: set[Key]) -> None:
         """Append the entries of a sample that are not there. What cannot be used is recorded as failed."""
         try:
             for key, tensors, meta in row.group.entries(row.keys):
@@ -260,7 +262,7 @@ class TarImport:
         for key in self._put & self._failed.keys():
             del self._failed[key]
 
-    def _publish(self, layout: Layout, found: _Found) -> tuple[Catalog, int, str]:
+    def _publish(self, layout: Layout, found: _TarsFound) -> tuple[Catalog, int, str]:
         """Publish the catalog, unless the newest is equal; return it with its generation and digest. Raises Superseded, WriteFailed."""
         request = {IMPORTED: WEBDATASET, "folder": str(self.folder.absolute())}
         while True:
@@ -287,6 +289,6 @@ def _lacking(layout: Layout, keys: Iterable[Key]) -> set[Key]:
         return {key for key, locations in zip(wanted, snapshot.find(wanted), strict=True) if not locations}
 
 
-def _remarks(found: _Found) -> Iterator[str]:
+def _remarks(found: _TarsFound) -> Iterator[str]:
     if len(found.rows) < found.samples:
         yield f"the data set had {plural(found.samples, 'sample')} when it was exported; {len(found.rows)} are in these tars"

@@ -5,6 +5,7 @@ import io
 import json
 import random
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,15 +129,16 @@ def test_what_was_encoded_here_comes_back_from_each_trainers_files(tmp_path, mon
 def test_200_pictures_with_flips_masks_and_captions_come_back_from_tars(tmp_path, monkeypatch, family):
     data = pictures(tmp_path / "data", 200)
     for path in sorted(data.rglob("*.png")):
-        Image.new("L", (64, 64), 200).resize(Image.open(path).size).save(path.with_suffix(".mask.png"))
+        with Image.open(path) as picture:
+            picture.convert("L").save(path.with_suffix(".mask.png"))
         path.with_suffix(".txt").write_text(f"{path.stem} first\n{path.stem} second\nshared", encoding="utf-8")
     (data / "rows.jsonl").unlink()
     model = tiny_model(family, tmp_path / "model", monkeypatch)
-    dtypes = {"vae_dtype": "float32", "text_dtype": "bfloat16"}
+    dtypes: dict[str, Any] = {"vae_dtype": "float32", "text_dtype": "bfloat16"}
 
     def encode(store):
         captions = cs.CaptionPolicy(choose="all", dropout=0.1)
-        options = {"resolution": 128, "flip": True, "captions": captions, "caption_lines": "each", "inline": True}
+        options: dict[str, Any] = {"resolution": 128, "flip": True, "captions": captions, "caption_lines": "each", "inline": True}
         return cs.precompute(data, model=model, store=store, **dtypes, **options)
 
     first = encode(tmp_path / "store")
