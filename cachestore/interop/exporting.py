@@ -121,7 +121,7 @@ def export_cache(
     variant_only = None if variant_only is None else as_whole("variant_only", variant_only, least=0)
     leave_out = tuple(as_many("leave_out", leave_out, f"a list of {' and '.join(LEAVABLE)}"))
     if format == WEBDATASET:
-        refuse_given(family=family, resolution_only=resolution_only, variant_only=variant_only, leave_out=leave_out)
+        refuse_given({"family": family, "resolution_only": resolution_only, "variant_only": variant_only, "leave_out": leave_out})
         return _export_tars(store, name, generation, Target(folder, may_replace=replace))
     wanted, writing = written_format(format)
     if unknown := sorted(set(leave_out) - set(LEAVABLE)):

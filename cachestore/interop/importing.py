@@ -6,7 +6,7 @@ fingerprint differs. `verify --recompute` checks what was declared.
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -19,7 +19,7 @@ from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.ranks import RankInfo
 from cachestore.core.samples import CAPTION, IMAGE, Sample
 from cachestore.core.words import plural
-from cachestore.files.paths import Layout, encode_name
+from cachestore.files.paths import Layout
 from cachestore.interop.file_encoder import FileEncoder
 from cachestore.interop.formats.table import WEBDATASET, format_named
 from cachestore.interop.import_encoders import declared_encoders, family_of_cache, file_encoders
@@ -101,24 +101,13 @@ def import_cache(
         WriteFailed: a file cannot be written.
     """
     check_calls(on_progress, cancel)
-    if format == WEBDATASET:
-        refuse_given(data=data, model=model, claims=claims, family=family, encode=encode, captions=captions != "first")
-        refuse_given(caption_lines=caption_lines != "whole", caption=caption, trigger_word=trigger_word)
-        refuse_given(vae=vae, text_encoder=text_encoder, encode_args=encode_args)
-        tars, root = Path(as_path_str("folder", folder)), Path(as_path_str("store", store))
-        encode_name(name)  # raises for one that no data set can have
-        with number_if_there(Layout.at(root), name) as number:
-            return TarImport(tars, root, name, number, replace, on_progress, cancel).run()
-    format_named(format)
-    if data is None:
-        raise BadUsage("pass --data with what the cache was made from")
     paths = {"model": model, "vae": vae, "text_encoder": text_encoder}
     models = {name: None if path is None else as_path_str(name, path, "a path or a hub id") for name, path in paths.items()}
     request = ImportRequest(
         format=format,
         folder=as_path_str("folder", folder),
         store=as_path_str("store", store),
-        data=as_path_str("data", data),
+        data="" if data is None else as_path_str("data", data),
         claims={} if claims is None else dict(as_mapping("claims", claims, "a mapping of settings")),
         family=family,
         name=name,
@@ -132,7 +121,13 @@ def import_cache(
         **models,
     )
     with number_if_there(Layout.at(request.store), request.name) as number:
-        return _import(request, on_progress, cancel, number)
+        return (_import_tars if format == WEBDATASET else _import)(request, on_progress, cancel, number)
+
+
+def _import_tars(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
+    plain = ImportRequest(request.format, request.folder, request.store, name=request.name, replace=request.replace)
+    refuse_given({one.name: getattr(request, one.name) != getattr(plain, one.name) for one in fields(request)})
+    return TarImport(Path(request.folder), Path(request.store), request.name, number, request.replace, on_progress, cancel).run()
 
 
 def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
@@ -192,6 +187,8 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
 
 
 def _check(request: ImportRequest) -> None:
+    if not request.data:
+        raise BadUsage("pass --data with what the cache was made from")
     if not Path(request.folder).is_dir():
         raise BadInput(f"{request.folder} is not a folder; pass the folder in which {request.format} keeps its cache")
     if unknown := sorted(set(request.encode) - {"text", "latents"}):

@@ -34,9 +34,9 @@ Files = Mapping[str, bytes]
 """By suffix: the files of one sample."""
 
 
-def refuse_given(**options: object) -> None:
+def refuse_given(options: Mapping[str, object]) -> None:
     """Raise BadInput for options of a trainer's format: tars hold a whole data set, and say themselves what is in them."""
-    if given := [name for name, value in options.items() if value]:
+    if given := ["--claim" if name == "claims" else f"--{name.replace('_', '-')}" for name, value in options.items() if value]:
         raise BadInput(f"{WEBDATASET} tars hold all of a data set and say what it is: leave out {', '.join(given)}")
 
 
