@@ -2,7 +2,11 @@
 
 import json
 import os
+import re
+import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -36,6 +40,23 @@ def test_a_violation_is_printed_and_ends_with_1(capsys):
     assert "| bad | 5 | 1 |" in reported.out
     assert torture.play_all({"good": of(Outcome(5))}, count=None, seed=1, as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["rows"][0]["points"] == 5
+
+
+@pytest.mark.parametrize(("option", "status"), [("--help", 0), ("--misspelt", 2)])
+def test_help_and_what_is_misspelt_are_answered_before_an_environment_is_made(tmp_path, option, status):
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    for script in (torture.__file__, torture.environment.__file__):
+        shutil.copy(script, scripts)
+    ended = subprocess.run([sys.executable, scripts / "torture.py", option], capture_output=True, text=True, check=False)
+    assert (ended.returncode, "--only NAME" in ended.stdout + ended.stderr) == (status, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["scripts"]
+
+
+def test_a_campaign_that_is_none_is_answered_with_those_that_are(capsys):
+    with pytest.raises(SystemExit):
+        torture.main(["--only", "crash"])
+    assert re.search("no campaign 'crash'; known are .*crashes", capsys.readouterr().err)
 
 
 def test_a_campaign_that_judged_nothing_ends_with_1():
