@@ -83,13 +83,13 @@ class Remarks:
             ),
             (
                 self.wildcards,
-                "sample has wildcards such as {{a|b}} in a caption ({}): they are encoded as text; to expand them, set `wildcards` in --captions",
-                "samples have wildcards such as {{a|b}} in captions ({}): they are encoded as text; to expand them, set `wildcards` in --captions",
+                "sample has wildcards such as {{a|b}} in a caption ({}), encoded as text: to expand them, set `wildcards` in --captions",
+                "samples have wildcards such as {{a|b}} in captions ({}), encoded as text: to expand them, set `wildcards` in --captions",
             ),
             (
                 self.combinations,
-                "sample has more combinations of wildcards than `wildcards` in --captions ({}): that many are drawn; a higher number gives more",
-                "samples have more combinations of wildcards than `wildcards` in --captions ({}): that many are drawn; a higher number gives more",
+                "sample has more combinations of wildcards than `wildcards` in --captions ({}): that many are drawn and encoded",
+                "samples have more combinations of wildcards than `wildcards` in --captions ({}): that many are drawn and encoded",
             ),
             (range(self.collapsed), "duplicate prompt line is encoded once", "duplicate prompt lines are encoded once"),
             (self.empty, "source lists no samples ({})", "sources list no samples ({})"),
