@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import Key
-from cachestore.core.words import plural
+from cachestore.core.words import first_of, plural
 from cachestore.encode.environment import set_library_defaults
 from cachestore.encode.pipeline import prefetch
 from cachestore.files.marker import noticing_its_end
@@ -229,9 +229,13 @@ class JoinedPass:
         with self._evaluating():
             report = precompute_here(self._request, loaded=self._loaded, in_memory=self._in_memory, launch=self._launch)
         if not report.complete:
-            named = ", ".join(sorted({repr(failure["sample"]) for failure in report.failures})[:3])
+            named = first_of(sorted({repr(failure["sample"]) for failure in report.failures}))
             failed = plural(report.failed, "caption or picture", "captions and pictures")
-            _log.warning("%s could not be encoded (samples %s): their samples are left out from the next epoch on", failed, named)
+            _log.warning(
+                "%s could not be encoded (samples %s): from the next epoch on these samples are left out; `cachestore why` says why",
+                failed,
+                named,
+            )
         return replace(report, encoded_here=report.encoded_here + self._encoded_here)
 
 
