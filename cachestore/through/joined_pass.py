@@ -5,6 +5,7 @@ The pass is that of `precompute` with the same arguments: other ranks, and other
 
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
@@ -217,7 +218,7 @@ class JoinedPass:
         """Release the models. What is encoded stays, and this process may join the pass again."""
         if self._open is not None:
             now, self._open = self._open, None
-            now.stack.close()
+            now.stack.__exit__(*sys.exc_info())  # where an error ends the epoch, another one does not take its place
             self._encoded_here += now.heartbeat.encoded
 
     def finish(self) -> Report:
@@ -228,6 +229,10 @@ class JoinedPass:
         self.close()
         with self._evaluating():
             report = precompute_here(self._request, loaded=self._loaded, in_memory=self._in_memory, launch=self._launch)
+        if report.plan != self.plan.name:
+            _log.warning(
+                "the source changed while it was encoded: the data set has the %s that it lists now", plural(report.samples, "sample")
+            )
         if not report.complete:
             named = first_of(sorted({repr(failure["sample"]) for failure in report.failures}))
             failed = plural(report.failed, "caption or picture", "captions and pictures")
