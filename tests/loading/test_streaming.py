@@ -347,6 +347,25 @@ def test_a_disk_that_is_full_costs_downloads_alone(path, tmp_path, bucket):
     assert agree(*open_both(path, tmp_path, ADDRESS), epochs=1)
 
 
+@pytest.mark.parametrize("limit", [0, "1GB"])
+def test_what_was_all_in_the_cache_is_not_looked_up_twice_until_something_is_missing(path, tmp_path, bucket, limit, monkeypatch):
+    data, own = open_both(path, tmp_path, ADDRESS, limit=limit)
+    calls: list[Any] = []
+    prefetch = data.prefetch
+    monkeypatch.setattr(data, "prefetch", lambda indices: calls.append(prefetch(indices)))
+
+    def looks_up():
+        calls.clear()
+        assert agree(data, own, epochs=1)
+        return bool(calls)
+
+    assert [looks_up() for _epoch in range(3)] == [True, True, not limit]
+    for part in parts(tmp_path / "local")[0]:
+        part.unlink()
+    data._reader._fetcher.close()
+    assert [looks_up() for _epoch in range(3)] == [True, True, not limit]
+
+
 def test_neighbours_come_with_one_request(path, tmp_path, bucket):
     data, own = open_both(path, tmp_path, ADDRESS)
     before = ranges(bucket)
