@@ -263,10 +263,12 @@ def test_helpers_that_always_end_are_given_up(path, tmp_path, bucket, monkeypatc
 
 def test_a_helper_that_is_stopped_is_given_up_within_the_bound(path, tmp_path, bucket, monkeypatch):
     data, own = open_both(path, tmp_path, ADDRESS)
-    monkeypatch.setattr(downloads, "_SLACK_SECONDS", 0.5)
     os.kill(helper(), signal.SIGSTOP)
-    with pytest.raises(RemoteFailed, match="the helper process did not answer for"):
-        _ = data[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(downloads, "_LIMITS", (1.0, 0.3))
+        patch.setattr(downloads, "_SLACK_SECONDS", 0.5)
+        with pytest.raises(RemoteFailed, match="the helper process did not answer for"):
+            _ = data[0]
     assert agree(data, own, epochs=1)
 
 
