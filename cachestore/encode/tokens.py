@@ -55,8 +55,7 @@ class Rewriter:
             self.dropped = self._template if limit is None else limit - self._limit
             return tokens - self.dropped
         raise BadInput(
-            f"encode_prompt of {self._family.pipeline} should cut captions, but does not in the installed diffusers;"
-            " with diffusers 0.42.1 it does"
+            f"encode_prompt of {self._family.pipeline} should cut captions, but does not in this diffusers: install diffusers 0.42.1"
         )
 
 

@@ -116,7 +116,9 @@ def _check_companions(role: str, sample: Sample) -> None:
         what = "picture" if row.follows == IMAGE else row.follows
         raise BadInput(f"sample {sample.id!r} has a {role}, but no {what} that it belongs to")
     if row.is_own and len(sample.images.get(role, ())) > 1:
-        raise BadInput(f"sample {sample.id!r} has {len(sample.images[role])} images in the column {role}, but a video has only one")
+        raise BadInput(
+            f"sample {sample.id!r} has {len(sample.images[role])} images in the column {role}: give one, as a video has only one"
+        )
 
 
 def _check_video(options: Mapping[str, Json], sample: Sample, taken: Collection[str]) -> None:
