@@ -90,8 +90,7 @@ def import_cache(
         caption: the caption of samples without one; ai-toolkit's `default_caption`.
         trigger_word: ai-toolkit's trigger word, which it puts into every caption; the data set's captions then have it too.
         fps: the rate at which the trainer took frames of videos, if that is not the rate of each file.
-        vae: the VAE, if it is not the model's own.
-        text_encoder: the text encoder, if it is not the model's own.
+        vae, text_encoder: the VAE and the text encoder, if they are not the model's own.
         encode_args: the arguments of `encode_prompt`, if they were not the defaults; declared with the model.
         replace: replace other values under the same name.
         on_progress: called with the pass's counts, as for `precompute`.
