@@ -189,18 +189,23 @@ _HUNYUAN = _row(
 )
 
 
-def _hunyuan_i2v(every: int) -> TextFamily:
-    """LLaVA sees the first frame as 24 x 24 patches, of which each `every`th makes a row."""
+def _hunyuan_i2v(name: str, every: int) -> TextFamily:
+    """LLaVA sees the first frame as 24 x 24 patches. One of so many makes a row."""
     template = {DEFAULT_OF_CALL: "ddaef1a06cf03753a34e1d21a8c7462bc1ff3be7cc4f1842b309af8b8c8869ea"}
     return _row(
         _HUNYUAN,
-        ("hunyuanvideo-i2v", "HunyuanVideoImageToVideoPipeline", 256),
+        (name, "HunyuanVideoImageToVideoPipeline", 256),
         components=(*_TWO, "image_processor"),
         is_masked=False,
         pictures=PictureInput(rows=24 * 24 // every, most=1, role=FIRST_FRAME),
         args={"prompt_template": template, MAX_LENGTH_ARG: 256, "image_embed_interleave": every},
     )
 
+
+_HUNYUAN_I2V = replace(
+    _hunyuan_i2v("hunyuanvideo-i2v-33ch", 2),
+    configured={"transformer.image_condition_type=token_replace": _hunyuan_i2v("hunyuanvideo-i2v", 4)},
+)
 
 _PIPELINES = (
     TextFamily("sd15", "StableDiffusionPipeline", 77, _EMBEDS, args={SKIP_ARG: None}),
@@ -302,7 +307,7 @@ _PIPELINES = (
         length_step=16,
     ),
     _HUNYUAN,
-    replace(_hunyuan_i2v(2), configured={"transformer.image_condition_type=token_replace": _hunyuan_i2v(4)}),
+    _HUNYUAN_I2V,
     _row(
         _MASKED,
         ("mochi", "MochiPipeline", 256),

@@ -139,7 +139,7 @@ def test_what_hunyuan_video_is_shown_is_what_its_pipeline_makes_of_the_same_fram
                 torch.testing.assert_close(sample["image_embeds"], embeds[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["hunyuan-i2v", "hunyuan-i2v-33"])
+@pytest.mark.parametrize("name", ["hunyuan-i2v", pytest.param("hunyuan-i2v-33ch", marks=pytest.mark.slow)])
 def test_captions_whose_encoder_sees_the_first_frame_and_its_latents_are_those_of_the_pipeline(tiny, clips, tmp_path, name):
     """LLaVA sees the whole first frame, brought or the video's own, at the rate of its clip."""
     import torch

@@ -10,8 +10,8 @@ from PIL import Image
 from cachestore.core.errors import EncodeFailed
 from cachestore.encode.resamplers import FIRST
 from cachestore.encode.shots import COVERED, GIVEN, GREY, is_video, look_at_guided, look_at_input
+from tests.encode.encoders import Files
 from tests.encode.footage import moving, write
-from tests.encode.test_video_latents import Files
 
 SIZE = (64, 48)
 WANTED: dict[str, Any] = {"video": "clip", "resolution": 56, "step": 16, "frames": [5]}

@@ -91,7 +91,7 @@ LLAVA_TEMPLATE = {
 }
 
 
-def hunyuan_i2v(*, kind="latent_concat"):
+def hunyuan_i2v(*, kind):
     plain = tiny_families.hunyuanvideo()
     sizes = {**plain.transformer.config, "in_channels": 9 if kind == "latent_concat" else 4, "image_condition_type": kind}
     sizes = {name: value for name, value in sizes.items() if not name.startswith("_")}
@@ -129,8 +129,8 @@ PIPELINES: dict[str, Any] = {
     "ltx-i2v": (ltx_i2v, {}, "transformer"),
     "ltx2-i2v": (ltx2_i2v, {}, "transformer"),
     "hunyuan15-i2v": (hunyuan15_i2v, {}, "transformer"),
-    "hunyuan-i2v": (hunyuan_i2v, {}, "transformer"),
-    "hunyuan-i2v-33": (hunyuan_i2v, {"kind": "token_replace"}, "transformer"),
+    "hunyuan-i2v": (hunyuan_i2v, {"kind": "token_replace"}, "transformer"),
+    "hunyuan-i2v-33ch": (hunyuan_i2v, {"kind": "latent_concat"}, "transformer"),
     "flux-fill": (flux_fill, {}, "transformer"),
     "sdxl-inpaint": (sdxl_inpaint, {}, "unet"),
 }
