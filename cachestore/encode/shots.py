@@ -147,7 +147,7 @@ class Shown:
 
         with self.read.open(self.reference) as file:
             video = videos.look(file)
-            box = CropBox(video.size, (0, 0, *video.size))
+            box = CropBox(video.size, (0, 0, video.size.width, video.size.height))
             return images.as_image(videos.take(file, video.timeline.take(self.rate, 0, 1), video.size, box)[0])
 
 
