@@ -154,7 +154,7 @@ class Vae:
         return torch.cat([seen, mean.view(1, -1, 1, 1, 1).expand_as(seen)], dim=1)
 
     def _why_single(self, frames: int) -> str | None:
-        """Return why pictures, or clips of `frames` frames, cannot share a batch (AutoencoderKLHunyuanVideo15 raises for two pictures)."""
+        """Return why pictures, or clips of `frames` frames, cannot share a batch: what a VAE raises, or how its latents differ."""
         side = max(PROBE_SIDE, 4 * self._setup.multiple)
         noise = np.random.default_rng(0).integers(0, 256, (2, frames, side, side, 3), dtype=np.uint8)
         if self._setup.mask_channels:
