@@ -76,7 +76,7 @@ class RowWidth:
 
 @dataclass(frozen=True, slots=True)
 class PictureInput:
-    """How pictures are given to a text encoder together with a caption, prepared as in the pipeline's `__call__`."""
+    """How pictures are given to a text encoder together with a caption, as `image` of `encode_prompt`, prepared as in `__call__`."""
 
     area: int | None = None
     """Each picture is resized to about this many pixels and keeps its aspect ratio; None if it is passed as it is."""
@@ -88,8 +88,6 @@ class PictureInput:
     """Sides of the resized pictures are multiples of this, in pixels."""
     most: int | None = None
     """The largest number of pictures; None for any. At least one is needed. With 1 the picture itself is passed, otherwise a list."""
-    argument: str = "image"
-    """The argument of `encode_prompt` that takes them."""
     role: str = CONTROL
     """The role of these pictures in a sample."""
 

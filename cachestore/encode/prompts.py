@@ -346,7 +346,7 @@ class _Unchanged(torch.nn.Module):
 def picture_arguments(family: TextFamily, payload: WithPictures) -> dict[str, Any]:
     """Return the pictures of a caption as an argument of `encode_prompt`."""
     assert family.pictures is not None
-    return {family.pictures.argument: payload.pictures[0] if family.pictures.most == 1 else list(payload.pictures)}
+    return {"image": payload.pictures[0] if family.pictures.most == 1 else list(payload.pictures)}
 
 
 def call_arguments(pipeline: Foreign, args: Mapping[str, Json]) -> dict[str, Json]:
