@@ -1,5 +1,7 @@
 """What a sample asks of the encoders of pictures and videos."""
 
+from typing import Any
+
 import pytest
 
 from cachestore.core.errors import BadInput
@@ -48,7 +50,7 @@ def test_further_images_that_an_encoder_reads_come_with_those_that_the_sample_br
 
 def text_columns(tmp_path, **options):
     """The columns of a text encoder that sees first frames."""
-    encoder = FakeEncoder(shown="first_frame")
+    encoder: Any = FakeEncoder(shown="first_frame")
     return wanted_columns([encoder], PrecomputeRequest(data=str(tmp_path), model="m", store=str(tmp_path / "store"), **options))
 
 
