@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--caption-lines", choices=("whole", "each", "first"), default="whole", help="as for precompute")
     parser.add_argument("--caption", metavar="TEXT", help="the caption of samples without one")
     parser.add_argument("--trigger-word", metavar="WORD", help="ai-toolkit's trigger word, which it puts into every caption")
+    parser.add_argument(
+        "--fps", metavar="RATE", type=float, help="the rate at which the trainer took frames of videos, if not each file's own"
+    )
     parser.add_argument("--replace", action="store_true", help="replace the earlier values under this name")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--progress", choices=PROGRESS, default="auto", help=PROGRESS_HELP)

@@ -84,13 +84,18 @@ def are_whole(value: Json, count: int) -> bool:
 
 def cells_each(options: Mapping[str, Json]) -> int:
     """Return how many cells a column has for each input. Order: by variant, then by clip; a mirrored cell follows its plain one."""
-    return _number(options, "variants") * _number(options, "clips") * sides_each(options)
+    return _number(options, "variants") * clips_each(options) * sides_each(options)
 
 
 def _number(options: Mapping[str, Json], name: str) -> int:
     """Return the number of variants or clips; a missing or invalid one counts as 1."""
     number = options.get(name, 1)
     return number if isinstance(number, int) and number > 0 else 1
+
+
+def clips_each(options: Mapping[str, Json]) -> int:
+    """Return how many clips a column has of each video; 1 for pictures."""
+    return _number(options, "clips")
 
 
 def sides_each(options: Mapping[str, Json]) -> int:
@@ -129,7 +134,7 @@ def request_for(
         rest = {name: option for name, option in options.items() if name != IMAGES}
         return {"caption": value, IMAGES: seen, **rest} if seen else {"caption": value}
     shown: dict[str, Json] = {name: list(images.get(name, ())) for name in _shown(options)}
-    sides, clips = sides_each(options), _number(options, "clips")
+    sides, clips = sides_each(options), clips_each(options)
     left_out = {"variants", "flip", IMAGES, *(() if role in FRAMED else (WITHIN, STATED))}
     followed = _followed(role, options)
     like = next(iter(images.get(followed or "", ())), None)

@@ -281,7 +281,7 @@ class _Export:
     def _latents_files(self, row: int) -> Iterator[_Made]:
         """Yield the files of a row's picture, one for each variant or one for all. Failures are recorded."""
         is_one_file = self.layout.writing.resolutions == "one file"
-        cells = [(column, index) for column in self.layout.pictures for index in self.layout.indices(row, column)]
+        cells = [(column, index) for column in self.layout.visuals for index in self.layout.indices(row, column)]
         for several in [cells] if is_one_file and cells else [[cell] for cell in cells]:
             column = several[0][0]
             try:
@@ -303,7 +303,7 @@ class _Export:
             return {}
         rows: dict[str, list[tuple[str, Named]]] = {}
         for row, sample in enumerate(self.layout.catalog.ids):
-            for column in self.layout.pictures:
+            for column in self.layout.visuals:
                 for index in self.layout.indices(row, column):
                     named, tree = self.layout.named(row, column, index), self.layout.tree(row, column)
                     if self.there.get(f"{tree}{simpletuner.latents_path(named.reference)}") == sample:

@@ -61,6 +61,7 @@ class ImportRequest:
     caption_lines: CaptionLines = "whole"
     caption: str | None = None
     trigger_word: str | None = None
+    fps: float | None = None
     vae: str | None = None
     text_encoder: str | None = None
     encode_arg: Mapping[str, Json] = field(default_factory=dict[str, Json])

@@ -16,7 +16,7 @@ from cachestore.interop.formats.matching import Added, ExportVariant, FileLocati
 
 Container = Literal["npz", "safetensors", "torch"]
 Resolutions = Literal["one file", "one folder", "a folder each"]
-Extra = Literal["flips", "masks", "drawn crops", "own crops", "controls"]
+Extra = Literal["flips", "masks", "drawn crops", "own crops", "controls", "videos"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,8 @@ class Format:
     """Makes the trainer's captions from a caption file's text; None if they are the text without the white space around it."""
     is_one_caption: bool = True
     """Whether it uses one caption for each picture."""
+    has_videos: bool = False
+    """Whether it caches latents of videos."""
     text_may_be: str = ""
     """What its text may belong to, in words, if not to captions of the source."""
 
@@ -109,7 +111,7 @@ FORMATS: Final = {
                 simpletuner.latents_file,
                 simpletuner.text_file,
                 "a folder each",
-                frozenset({"drawn crops", "own crops"}),
+                frozenset({"drawn crops", "own crops", "videos"}),
                 text_by="caption",
                 stacks=simpletuner.stacks,
             ),
@@ -117,6 +119,7 @@ FORMATS: Final = {
             read_metadata=simpletuner.read_metadata,
             captions_of=simpletuner.captions_of,
             is_one_caption=False,
+            has_videos=True,
             text_may_be=(
                 "validation prompts, to captions behind an instance prompt, to the lines of a file (--caption-lines each --captions all),"
                 " or to pictures: for models that edit pictures, text is named by the picture's path, and by ID of a file"
@@ -128,7 +131,14 @@ FORMATS: Final = {
             "safetensors",
             re.compile(r"\.safetensors\Z"),
             Reading(musubi.parse_name, musubi.match, musubi.read_latents, musubi.read_text),
-            Writing(musubi.latents_file, musubi.text_file, "a folder each", frozenset({"drawn crops", "controls"}), stacks=musubi.stacks),
+            Writing(
+                musubi.latents_file,
+                musubi.text_file,
+                "a folder each",
+                frozenset({"drawn crops", "controls", "videos"}),
+                stacks=musubi.stacks,
+            ),
+            has_videos=True,
         ),
         Format(
             AI_TOOLKIT,
