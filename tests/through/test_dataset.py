@@ -222,6 +222,20 @@ def test_a_full_disk_ends_an_epoch_with_one_error_and_the_next_run_encodes_the_r
     assert cs.verify(root).ok
 
 
+def test_precompute_beside_it_encodes_what_is_left_and_the_epoch_goes_on_as_if_alone(root, pictures, full, makers, monkeypatch):
+    monkeypatch.setattr("cachestore.through.dataset.AT_ONCE", 3)
+    data = opened(root, pictures)
+    batches = iter(cs.make_loader(data, batch_size=3, ahead=0))
+    first = next(batches)
+    begun = len(makers.encoded())
+    report = cs.precompute(pictures, model="model", store=root, inline=True)
+    assert (report.complete, report.generation, report.encoded_here) == (True, 1, UNITS - begun)
+    for ours, theirs in zip([first, *batches], epochs(full, 1)[0], strict=True):
+        same(ours, theirs)
+    assert data.report is not None
+    assert (data.report.generation, data.report.encoded_here, 0 < begun < UNITS) == (1, begun, True)
+
+
 def test_a_source_that_changed_meanwhile_is_said_and_the_data_set_has_what_it_lists_at_the_end(root, pictures, caplog):
     data = opened(root, pictures)
     data.prompt("")
