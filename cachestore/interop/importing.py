@@ -75,8 +75,7 @@ def import_cache(
     with a file that cannot be read, is listed in `report.failures`; the others are imported. A second call goes on where the first stopped.
 
     Args:
-        format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit" or "diffusion-pipe"; or "webdataset", for tars.
-            Tars say themselves what is in them: leave out what declares or chooses it.
+        format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit", "diffusion-pipe", or "webdataset" for tars, which say what they hold.
         folder: the cache; for sd-scripts and ai-toolkit, which write beside the pictures, usually DATA itself.
         store: the store's folder; made if it does not exist.
         data: what the cache was made from, as for `precompute`; needed for all formats but tars. Pictures are read for their digests.
@@ -90,7 +89,8 @@ def import_cache(
         caption: the caption of samples without one; ai-toolkit's `default_caption`.
         trigger_word: ai-toolkit's trigger word, which it puts into every caption; the data set's captions then have it too.
         fps: the rate at which the trainer took frames of videos, if that is not the rate of each file.
-        vae, text_encoder: the VAE and the text encoder, if they are not the model's own.
+        vae: the VAE, if it is not the model's own.
+        text_encoder: the text encoder, if it is not the model's own.
         encode_args: the arguments of `encode_prompt`, if they were not the defaults; declared with the model.
         replace: replace other values under the same name.
         on_progress: called with the pass's counts, as for `precompute`.
