@@ -18,7 +18,7 @@ FRAMES = {"resolution": 64, "frames": [5]}
     [
         ("mask", {"mask": ("m.png",)}, "'x' has a mask, but no picture"),
         ("first_frame", {"image": ("a.png",), "first_frame": ("f.png",)}, "'x' has a first_frame, but no video"),
-        ("last_frame", {"video": ("a.mkv",), "last_frame": ("f.png", "g.png")}, "'x' has 2 images in the column last_frame, but a video"),
+        ("last_frame", {"video": ("a.mkv",), "last_frame": ("f.png", "g.png")}, "'x' has 2 images in the column last_frame: "),
     ],
 )
 def test_an_image_without_what_it_belongs_to_is_refused(role, images, says):
