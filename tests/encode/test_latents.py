@@ -283,6 +283,7 @@ def test_a_folded_mask_is_read_as_a_channel_for_each_of_its_pixels(factor, frame
         assert torch.equal(made[16:], wanted[1])
 
 
+@pytest.mark.torch
 def test_numbers_that_are_not_finite_are_refused_and_named(vae_folder, digest):
     import torch
 
