@@ -469,19 +469,21 @@ def test_an_address_without_a_folder_for_copies_says_what_to_pass(path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_leaves_a_cache_that_is_read(path, tmp_path):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_trainer_or_a_worker_that_is_killed_leaves_a_cache_that_is_read(path, tmp_path, workers):
     make(path)
     source = """
-import os, sys
+import multiprocessing, os, sys
 import cachestore as cs
 data = cs.CachedDataset(sys.argv[1], local=sys.argv[2])
-for number, _batch in enumerate(cs.make_loader(data, batch_size=2)):
-    if number == int(sys.argv[3]): os.kill(os.getpid(), 9)
+for number, _batch in enumerate(cs.make_loader(data, batch_size=2, num_workers=int(sys.argv[4]))):
+    if number == int(sys.argv[3]): os.kill(next((child.pid for child in multiprocessing.active_children()), os.getpid()), 9)
 """
     for number in range(3):
-        reader = program(source, f"file://{path}", str(tmp_path / "local"), str(number))
-        reader.communicate(timeout=50)
-        assert reader.returncode == -9
+        reader = program(source, f"file://{path}", str(tmp_path / "local"), str(number), str(workers))
+        reader.communicate(timeout=150)
+        assert reader.returncode == (1 if workers else -9)
     assert agree(*open_both(path, tmp_path), epochs=1)
 
 
