@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal, cast
 
 from cachestore.core.keys import Json, Key, canonical, digest_parts, digest_text, input_key
-from cachestore.core.samples import CAPTION, IMAGE, ROLES, VIDEO, role_of
+from cachestore.core.samples import CAPTION, IMAGE, ROLES, VIDEO, images_of, role_of
 
 Stat = tuple[int, int]
 """(size in bytes, mtime_ns)."""
@@ -124,9 +124,11 @@ def request_for(
     `number` counts the cells of one input. `images` are the sample's references by role; those of the roles that the column's option
     `images` names are read too. The sample's own crop applies only to its picture and mask.
     """
-    shown: dict[str, Json] = {name: list(images.get(name, ())) for name in _shown(options)}
     if role == CAPTION:
-        return {"caption": value, IMAGES: shown} if shown else {"caption": value}
+        seen = {name: list(images_of(images, name)) for name in _shown(options)}
+        rest = {name: option for name, option in options.items() if name != IMAGES}
+        return {"caption": value, IMAGES: seen, **rest} if seen else {"caption": value}
+    shown: dict[str, Json] = {name: list(images.get(name, ())) for name in _shown(options)}
     sides, clips = sides_each(options), _number(options, "clips")
     left_out = {"variants", "flip", IMAGES, *(() if role in FRAMED else (WITHIN, STATED))}
     followed = _followed(role, options)

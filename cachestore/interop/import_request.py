@@ -49,7 +49,8 @@ class ImportRequest:
     format: str
     folder: str
     store: str
-    data: str
+    data: str = ""
+    """Empty for tars, which hold what their values were made from."""
     model: str | None = None
     claims: Mapping[str, Json] = field(default_factory=dict[str, Json])
     family: str | None = None

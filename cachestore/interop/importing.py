@@ -6,7 +6,7 @@ fingerprint differs. `verify --recompute` checks what was declared.
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -21,12 +21,14 @@ from cachestore.core.samples import CAPTION, IMAGE, Sample
 from cachestore.core.words import plural
 from cachestore.files.paths import Layout
 from cachestore.interop.file_encoder import FileEncoder
-from cachestore.interop.formats.table import format_named
+from cachestore.interop.formats.table import WEBDATASET, format_named
 from cachestore.interop.import_encoders import declared_encoders, family_of_cache, file_encoders
 from cachestore.interop.import_matching import CacheScan, look_for, remarks_of
 from cachestore.interop.import_request import ImportReport, ImportRequest
 from cachestore.interop.learned_buckets import buckets_in_words
 from cachestore.interop.sandbox import CacheFiles, TorchFiles
+from cachestore.interop.tar_exporting import refuse_given
+from cachestore.interop.tar_importing import TarImport
 from cachestore.jobs.options import python_call
 from cachestore.jobs.pass_loop import run_pass
 from cachestore.jobs.task import Cancel, Job, OnProgress
@@ -47,7 +49,7 @@ def import_cache(
     folder: str | Path,
     *,
     store: str | Path,
-    data: str | Path,
+    data: str | Path | None = None,
     model: str | Path | None = None,
     claims: Mapping[str, Json] | None = None,
     family: str | None = None,
@@ -70,10 +72,11 @@ def import_cache(
     with a file that cannot be read, is listed in `report.failures`; the others are imported. A second call goes on where the first stopped.
 
     Args:
-        format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit" or "diffusion-pipe".
+        format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit" or "diffusion-pipe"; or "webdataset", for tars.
+            Tars say themselves what is in them: leave out what declares or chooses it.
         folder: the cache; for sd-scripts and ai-toolkit, which write beside the pictures, usually DATA itself.
         store: the store's folder; made if it does not exist.
-        data: what the cache was made from, as for `precompute`. Pictures are read for their digests.
+        data: what the cache was made from, as for `precompute`; needed for all formats but tars. Pictures are read for their digests.
         model: the model that made it. Its files are digested and become part of the fingerprint; nothing is loaded.
         claims: settings that declare the model instead, such as `{"model": "FLUX.1-dev"}`; part of the fingerprint.
         family: such as "flux", if neither file names nor the model tell it, or if the folder holds several.
@@ -104,7 +107,7 @@ def import_cache(
         format=format,
         folder=as_path_str("folder", folder),
         store=as_path_str("store", store),
-        data=as_path_str("data", data),
+        data="" if data is None else as_path_str("data", data),
         claims={} if claims is None else dict(as_mapping("claims", claims, "a mapping of settings")),
         family=family,
         name=name,
@@ -118,7 +121,13 @@ def import_cache(
         **models,
     )
     with number_if_there(Layout.at(request.store), request.name) as number:
-        return _import(request, on_progress, cancel, number)
+        return (_import_tars if format == WEBDATASET else _import)(request, on_progress, cancel, number)
+
+
+def _import_tars(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
+    plain = ImportRequest(request.format, request.folder, request.store, name=request.name, replace=request.replace)
+    refuse_given({one.name: getattr(request, one.name) != getattr(plain, one.name) for one in fields(request)})
+    return TarImport(Path(request.folder), Path(request.store), request.name, number, request.replace, on_progress, cancel).run()
 
 
 def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
@@ -178,6 +187,8 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
 
 
 def _check(request: ImportRequest) -> None:
+    if not request.data:
+        raise BadUsage("pass --data with what the cache was made from")
     if not Path(request.folder).is_dir():
         raise BadInput(f"{request.folder} is not a folder; pass the folder in which {request.format} keeps its cache")
     if unknown := sorted(set(request.encode) - {"text", "latents"}):

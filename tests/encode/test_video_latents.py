@@ -1,7 +1,5 @@
 """Videos to latents, compared with the VAE itself and with what its pipeline decodes."""
 
-from contextlib import contextmanager
-from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -13,19 +11,11 @@ from cachestore.encode.buckets import Size
 from cachestore.encode.clips import Shape
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from tests.encode import tiny
+from tests.encode.encoders import Files
 from tests.encode.footage import moving, numbered, numbers_of, write
 from tests.encode.test_latents import latents_encoder, picture
 
 WANTED: dict[str, Any] = {"resolution": 32, "step": 16, "frames": [5, 17]}
-
-
-class Files(dict):
-    def __call__(self, reference, /):
-        return self[reference]
-
-    @contextmanager
-    def open(self, reference):
-        yield BytesIO(self[reference])
 
 
 def resolve(encoder, data, **request):

@@ -263,10 +263,12 @@ def test_helpers_that_always_end_are_given_up(path, tmp_path, bucket, monkeypatc
 
 def test_a_helper_that_is_stopped_is_given_up_within_the_bound(path, tmp_path, bucket, monkeypatch):
     data, own = open_both(path, tmp_path, ADDRESS)
-    monkeypatch.setattr(downloads, "_SLACK_SECONDS", 0.5)
     os.kill(helper(), signal.SIGSTOP)
-    with pytest.raises(RemoteFailed, match="the helper process did not answer for"):
-        _ = data[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(downloads, "_LIMITS", (1.0, 0.3))
+        patch.setattr(downloads, "_SLACK_SECONDS", 0.5)
+        with pytest.raises(RemoteFailed, match="the helper process did not answer for"):
+            _ = data[0]
     assert agree(data, own, epochs=1)
 
 
@@ -345,6 +347,25 @@ def test_a_disk_that_is_full_costs_downloads_alone(path, tmp_path, bucket):
     assert agree(data, own, epochs=2)
     assert ranges(bucket) > len(ROWS)
     assert agree(*open_both(path, tmp_path, ADDRESS), epochs=1)
+
+
+@pytest.mark.parametrize("limit", [0, "1GB"])
+def test_what_was_all_in_the_cache_is_not_looked_up_twice_until_something_is_missing(path, tmp_path, bucket, limit, monkeypatch):
+    data, own = open_both(path, tmp_path, ADDRESS, limit=limit)
+    calls: list[Any] = []
+    prefetch = data.prefetch
+    monkeypatch.setattr(data, "prefetch", lambda indices: calls.append(prefetch(indices)))
+
+    def looks_up():
+        calls.clear()
+        assert agree(data, own, epochs=1)
+        return bool(calls)
+
+    assert [looks_up() for _epoch in range(3)] == [True, True, not limit]
+    for part in parts(tmp_path / "local")[0]:
+        part.unlink()
+    data._reader._fetcher.close()
+    assert [looks_up() for _epoch in range(3)] == [True, True, not limit]
 
 
 def test_neighbours_come_with_one_request(path, tmp_path, bucket):

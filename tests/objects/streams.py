@@ -12,7 +12,7 @@ from tests.loading.stores import Row, make_store, recipes
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIDKEY", "AWS_SECRET_ACCESS_KEY": "hushhush", "AWS_REGION": "us-east-1"}
 ADDRESS = "s3://bucket/cache"
-SHORT = ClientLimits(request_seconds=1.0, retry_seconds=0.3)
+SHORT = ClientLimits(request_seconds=20.0, retry_seconds=0.3)
 ROWS = [Row(f"{n}.png", (f"caption {n % 5}" + "." * (n % 3),), bucket=(128, 96) if n % 2 else (96, 128)) for n in range(24)]
 """An entry of latents has 6144 bytes, so each takes blocks of its own in a part."""
 

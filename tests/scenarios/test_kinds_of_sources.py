@@ -212,7 +212,7 @@ def test_captions_of_several_lines_truncated_and_missing_ones_are_reported_befor
             return
     forecast = forecast_of(PrecomputeRequest(str(data), "m", str(tmp_path / "store")))
     assert forecast.truncated_captions == 1
-    assert [remark.partition(" (")[0] for remark in forecast.remarks] == ["1 without a caption", "1 caption has several lines"]
+    assert [remark.partition(" (")[0] for remark in forecast.remarks] == ["1 sample has no caption", "1 caption has several lines"]
     assert "1.png" in forecast.remarks[1]
 
 

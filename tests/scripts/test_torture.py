@@ -12,8 +12,9 @@ import time
 import pytest
 import torture
 
-from tests.torture import campaign
+from tests.torture import calls, campaign
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, timed
+from tests.torture.jobs import Job
 
 
 def of(outcome, count=3):
@@ -109,8 +110,22 @@ def test_time_in_which_others_run_is_no_hang(tmp_path, monkeypatch):
     """As on a machine so busy that nearly all of the time goes to others."""
     started = time.monotonic()
     monkeypatch.setattr(campaign, "HANG_SECONDS", 0.05)
-    monkeypatch.setattr(campaign, "_waited_seconds", lambda: time.monotonic() - started)
+    monkeypatch.setattr(campaign, "waited_seconds", lambda *_pids: time.monotonic() - started)
     assert dict(judged([0.5], lambda seconds: [str(timed(time.sleep, seconds))], seconds=20)) == {0.5: ["None"]}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_rank_that_does_not_end_is_ended_unless_the_machine_is_busy(tmp_path, monkeypatch, is_busy):
+    started, notes = time.monotonic(), calls._Notes(tmp_path / "root")
+    monkeypatch.setattr(calls, "HANG_SECONDS", 0.1)
+    monkeypatch.setattr(calls, "waited_seconds", lambda *_pids: time.monotonic() - started if is_busy else 0.0)
+    nothing = Job("sleep", lambda _root: None, lambda *_given: time.sleep(0.5 if is_busy else 600), lambda _root: set())
+    pid = calls._start(nothing, notes.root, 0, 1, None)
+    while not notes.beside("acknowledged").exists():
+        time.sleep(0.01)
+    [code] = calls._wait([pid], notes)
+    assert code == 0 if is_busy else "hangs in" in str(code)
 
 
 def test_without_points_nobody_judges():

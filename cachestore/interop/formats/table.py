@@ -161,6 +161,8 @@ FORMATS: Final = {
 }
 
 
+WEBDATASET: Final = "webdataset"
+"""The format of exchanged tars, which are no trainer's (`interop/exchange`)."""
 _ALSO_CALLED: Final = {"kohya": SD_SCRIPTS, "kohya_ss": SD_SCRIPTS, "ostris": AI_TOOLKIT}
 """Other names under which people know these trainers, for suggestions."""
 
@@ -168,7 +170,8 @@ _ALSO_CALLED: Final = {"kohya": SD_SCRIPTS, "kohya_ss": SD_SCRIPTS, "ostris": AI
 def format_named(name: str) -> Format:
     """Return a format by its name. Raises BadInput that lists the known ones."""
     if name not in FORMATS:
-        raise BadInput(f"the format {name!r} is not known; known are {', '.join(FORMATS)}{did_you_mean(name, FORMATS, _ALSO_CALLED)}")
+        known = (*FORMATS, WEBDATASET)
+        raise BadInput(f"the format {name!r} is not known; known are {', '.join(known)}{did_you_mean(name, known, _ALSO_CALLED)}")
     return FORMATS[name]
 
 
@@ -182,5 +185,5 @@ def written_format(name: str) -> tuple[Format, Writing]:
             f"{name} can be imported, but not exported: it deletes a cache that its own code did not make. Train with"
             f" a script that reads the store, or export for {', '.join(able)}"
         )
-    meant = did_you_mean(name, able, _ALSO_CALLED)
-    raise BadInput(f"the format {name!r} is not known; what can be exported is {', '.join(able)}{meant}")
+    meant = did_you_mean(name, (*able, WEBDATASET), _ALSO_CALLED)
+    raise BadInput(f"the format {name!r} is not known; what can be exported is {', '.join(able)}, {WEBDATASET}{meant}")
