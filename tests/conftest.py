@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 
 import pytest
 from hypothesis import settings
@@ -14,9 +15,19 @@ settings.load_profile("cachestore")
 ABOUT_TORCH = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.torch\b", re.MULTILINE)
 
 
+def _leaves_out_torch(config):
+    return "not torch" in config.option.markexpr.split(" and ")
+
+
+def pytest_configure(config):
+    """Where tests of torch are left out, importing it fails: a test that does so without the mark would cost all others seconds."""
+    if _leaves_out_torch(config):
+        sys.modules["torch"] = None
+
+
 def pytest_ignore_collect(collection_path, config):
     """Files that are about torch as a whole are not even imported where no test of theirs is wanted: torch alone takes seconds."""
-    is_left_out = "not torch" in config.option.markexpr.split(" and ") and collection_path.match("test_*.py")
+    is_left_out = _leaves_out_torch(config) and collection_path.match("test_*.py")
     return True if is_left_out and ABOUT_TORCH.search(collection_path.read_text(encoding="utf-8")) else None
 
 

@@ -48,6 +48,7 @@ def guided(files, **given):
     return look_at_guided({**WANTED, **more, **({"images": images} if images else {})}, files, FIRST)
 
 
+@pytest.mark.torch
 def test_a_control_is_cut_and_mirrored_as_its_clip_and_all_of_it_is_made_anew_without_a_mask(files):
     for options in ({}, {"flip": True}, {"clips": 2, "clip": 1}, {"fps": 12.0}):
         own = look_at_input({**WANTED, **options}, files, FIRST).shot.pixels(FIRST)
@@ -59,6 +60,7 @@ def test_a_control_is_cut_and_mirrored_as_its_clip_and_all_of_it_is_made_anew_wi
     assert guided(files, control="wide").shot.pixels(FIRST).shape == still.shape  # scaled to cover the bucket
 
 
+@pytest.mark.torch
 def test_a_mask_without_a_control_turns_the_clips_own_pixels_grey_in_every_frame_or_as_it_moves(files):
     for flip in (False, True):
         own = look_at_input({**WANTED, "flip": flip}, files, FIRST).shot.pixels(FIRST)

@@ -99,6 +99,7 @@ def test_the_frames_of_a_clip_are_prepared_in_order_and_its_bytes_are_not_kept(l
         assert not any(isinstance(getattr(resolved.item, name), bytes) for name in resolved.item.__slots__)
 
 
+@pytest.mark.torch
 def test_a_mirrored_clip_is_the_plain_one_turned(look_alike, clip):
     plain, turned = (look_alike.prepare(resolve(look_alike, clip, flip=flip)).payload for flip in (False, True))
     assert np.array_equal(plain[:, :, ::-1], turned)

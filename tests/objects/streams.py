@@ -5,9 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader
-
 import cachestore as cs
 from cachestore.objects import downloads
 from cachestore.objects.client import ClientLimits
@@ -38,6 +35,8 @@ def open_both(path, tmp_path, address=None, **options):
 
 
 def equal(one, other):
+    import torch
+
     same = {
         name: torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name] for name, value in one.items()
     }
@@ -56,6 +55,8 @@ def agree(data, own, epochs=3, **options):
 
 def agree_plainly(data, own):
     """As `agree`, in torch's own loader without prefetching."""
+    from torch.utils.data import DataLoader
+
     batches = list(cs.BucketBatchSampler(own, batch_size=2))
     found = []
     for each in (data, own):

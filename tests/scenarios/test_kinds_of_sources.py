@@ -320,7 +320,7 @@ def test_a_picture_that_its_caller_cannot_hand_over_fails_alone_and_no_descripto
     assert not held() - before
 
 
-@pytest.mark.parametrize("kind", ["folder", "manifest", "tar", "samples", "hugging face"])
+@pytest.mark.parametrize("kind", ["folder", "manifest", "tar", "samples", pytest.param("hugging face", marks=pytest.mark.torch)])
 def test_every_kind_of_source_names_roles_alike(tmp_path, kind):
     from cachestore.source.combined import list_path
     from cachestore.source.memory import list_objects
