@@ -1,8 +1,8 @@
 """Run every check and test: `python3 scripts/test.py [--fast | --lowest] [pytest arguments]`.
 
 Makes the environment if there is none. Every gate runs, even after one has failed; the table at the end says which. The exit
-status is 0 only if all passed. `--fast` leaves out the tests that import torch or start several processes and the types of tests and
-scripts, and tries ten examples of each property; it takes at most 60 s on 2 cores.
+status is 0 only if all passed. `--fast` leaves out the tests that import torch, start several processes or talk to a server, and
+the types of tests and scripts, and tries ten examples of each property; it takes at most 60 s on 2 cores.
 `--lowest` runs only the tests of encoding and loading, in an environment of its own with the lowest versions that pyproject.toml
 declares. Everything else is handed to pytest.
 """
@@ -60,7 +60,7 @@ def gates(arguments: Sequence[str], *, fast: bool) -> dict[str, list[str]]:
         "ruff check": [python, "-m", "ruff", "check"],
         TYPES: [python, "-m", "basedpyright", *(["cachestore"] if fast else [])],
         "import-linter": [str(environment.BIN / "lint-imports"), "--no-logo"],
-        "pytest": [python, "-m", "pytest", "-n", "2", *(FAST if fast else WHOLE), *arguments],
+        "pytest": [python, "-m", "pytest", "-n", "3" if fast else "2", *(FAST if fast else WHOLE), *arguments],
     }
 
 

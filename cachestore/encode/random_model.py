@@ -5,6 +5,7 @@ What is encoded with them is noise, but it takes the time and the memory of the 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Final
 
 import torch
@@ -72,11 +73,8 @@ class RandomModel(LoadedModel):
 
 def random_model(size: RandomSize, device: torch.device) -> RandomModel:
     """Make a model on a device. On one device it has the same weights at every call."""
-    import diffusers
-    import transformers
-
     before = torch.get_default_dtype()
-    libraries: tuple[Any, Any] = diffusers, transformers
+    libraries = import_module("diffusers"), import_module("transformers")
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
         torch.manual_seed(0)
         torch.set_default_dtype(size.dtype)
@@ -115,10 +113,9 @@ def _modules(diffusers: Any, transformers: Any, size: RandomSize) -> dict[str, A
 def _tokenizer(limit: int) -> Any:
     """Return a tokenizer of whole words that ends each text with `</s>`."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
 
     words: Any = Tokenizer(models.WordLevel(_VOCABULARY, "<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     special: dict[str, Any] = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=limit, **special)
+    return import_module("transformers").PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=limit, **special)

@@ -125,6 +125,7 @@ def test_a_text_encoder_is_shown_a_whole_picture_or_the_frame_with_which_a_clip_
     assert picture.transform() == {}
 
 
+@pytest.mark.torch
 def test_reference_pictures_come_in_front_the_last_one_first_and_mirrored_as_the_clip(files):
     for flip in (False, True):
         pixels = guided(Files({**files, "left": png(np.tile(LEFT, (1, 1, 3)))}), reference=["left", "shown"], flip=flip).shot.pixels(FIRST)

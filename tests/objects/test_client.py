@@ -13,6 +13,8 @@ from cachestore.objects.client import PIECE_BYTES, ClientLimits, connect
 from tests.objects.server import CODES, served
 from tests.shares import share
 
+pytestmark = pytest.mark.processes
+
 pytest.importorskip("obstore", reason="the extra [objects] is not installed")
 
 SECRETS = {"AWS_ACCESS_KEY_ID": "AKIDKEY", "AWS_SECRET_ACCESS_KEY": "hushhush", "AWS_SESSION_TOKEN": "hushtoken"}

@@ -14,6 +14,8 @@ from cachestore.objects.address import parse_address
 from cachestore.objects.downloads import Downloads, HelperClient
 from tests.objects.streams import in_child, is_alive
 
+pytestmark = pytest.mark.processes
+
 pytest.importorskip("obstore", reason="the extra [objects] is not installed")
 
 
