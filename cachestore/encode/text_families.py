@@ -283,7 +283,6 @@ _PIPELINES = (
         _REWRITTEN,
         ("hunyuanvideo", "HunyuanVideoPipeline", 256),
         components=_TWO,
-        captioned=_ENCODERS[:2],
         returns=("prompt_embeds", "pooled_prompt_embeds", _MASK),
         outputs=_POOLED,
         args={

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import shutil
 from typing import Any
 
 import pytest
@@ -30,7 +31,6 @@ MAKERS: dict[str, dict[str, tuple[str, ...]]] = {
         **{name: (f"prompt_embeds.{name}", f"pooled_prompt_embeds.{name}") for name in ("text_encoder", "text_encoder_2")},
         "text_encoder_3": ("prompt_embeds.text_encoder_3",),
     },
-    "hunyuanvideo": {"text_encoder": ("prompt_embeds",), "text_encoder_2": ("pooled_prompt_embeds",)},
     "hidream": {"text_encoder_3": ("prompt_embeds_t5",), "text_encoder_4": ("prompt_embeds_llama3",)},
 }
 """By tiny family: what each text encoder makes, as far as it is stored apart."""
@@ -55,7 +55,7 @@ def entries(encoder, requests):
 
 
 @pytest.mark.torch
-def test_a_row_has_own_captions_exactly_if_its_pipeline_takes_a_prompt_for_each_encoder():
+def test_a_row_has_own_captions_exactly_if_its_pipeline_uses_a_prompt_for_each_encoder():
     import diffusers
 
     for row in TEXT_FAMILIES.values():
@@ -63,8 +63,8 @@ def test_a_row_has_own_captions_exactly_if_its_pipeline_takes_a_prompt_for_each_
         if pipeline is None:
             continue
         takes = inspect.signature(pipeline.encode_prompt).parameters
-        has_all = all(name.replace("text_encoder", "prompt") in takes for name in row.encoders)
-        assert row.captioned == (row.encoders if has_all and len(row.encoders) > 1 else ()), row.name
+        uses = row.name != "hunyuanvideo" and all(name.replace("text_encoder", "prompt") in takes for name in row.encoders)
+        assert row.captioned == (row.encoders if uses and len(row.encoders) > 1 else ()), row.name
 
 
 def families(*fast):
@@ -100,9 +100,14 @@ def test_the_tokens_that_are_counted_are_those_of_the_caption_that_the_counting_
         assert encoder.prepare(resolved(encoder, request)).facts["tokens"] == encoder.count_tokens([own])[0]
 
 
-def look_alike(tmp_path, digest, encode) -> Any:
-    model = tiny.look_alike(tmp_path, "StableDiffusionXLPipeline")
-    return encoders_for(ModelRequest(str(model), encode=encode, device="cpu"), digest)[0]
+def look_alike(folder, digest, encode) -> Any:
+    """The text encoder of a folder that says that it is SDXL's, whose weights are a few letters."""
+    index = json.loads((tiny.look_alike(folder, "StableDiffusionXLPipeline") / "model_index.json").read_text())
+    for part in ("text_encoder", "tokenizer"):
+        shutil.copytree(folder / part, folder / f"{part}_2")
+        index[f"{part}_2"] = index[part]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    return encoders_for(ModelRequest(str(folder), encode=encode, device="cpu"), digest)[0]
 
 
 def test_a_key_is_that_of_the_caption_alone_wherever_all_encoders_read_the_same(tmp_path, digest):
@@ -146,4 +151,4 @@ def test_through_a_store_a_batch_has_both_and_verify_encodes_the_same_again(buil
     assert both["pooled_prompt_embeds"].equal(two["pooled_prompt_embeds"])
     assert (both["caption"], both["caption.text_encoder_2"]) == (A, B)
     checked = cs.verify(store, recompute=4)
-    assert (checked.ok, checked.recomputed) == (True, 3), "the empty caption belongs to no sample"
+    assert (checked.ok, (checked.recomputed or {}).get("equal")) == (True, 3), "the empty caption belongs to no sample"
