@@ -24,7 +24,7 @@ from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, clip_as_i
 from cachestore.encode.outputs import Entries, Made, difference, fetch, make_sound, tolerance
 from cachestore.encode.setup import (
     Caption,
-    Captions,
+    OwnCaptions,
     Padded,
     Payload,
     TextSetup,
@@ -323,7 +323,7 @@ def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) ->
 
 def _other_prompts(family: TextFamily, captions: Sequence[Caption]) -> dict[str, list[str]]:
     """Return what the text encoders after the first read, as arguments of `encode_prompt`; empty if all of them read the same."""
-    if not any(isinstance(one, Captions) for one in captions):
+    if not any(isinstance(one, OwnCaptions) for one in captions):
         return {}
     others = list(enumerate(family.encoders))[1:]
     return {name.replace("text_encoder", "prompt"): [caption_at(one, index) for one in captions] for index, name in others}

@@ -14,13 +14,13 @@ LENGTH_STEP = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Captions:
+class OwnCaptions:
     """The caption of each text encoder of a pipeline, in the order of `TextFamily.encoders`. They are not all equal."""
 
     each: tuple[str, ...]
 
 
-Caption = str | Captions
+Caption = str | OwnCaptions
 """A caption for all text encoders, or one for each."""
 
 

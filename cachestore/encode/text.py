@@ -13,7 +13,7 @@ from cachestore.core.samples import CAPTION
 from cachestore.encode import images
 from cachestore.encode.families import form_names
 from cachestore.encode.family import PAST_LIMIT, PictureInput, RowWidth
-from cachestore.encode.setup import Caption, Captions, Padded, TextSetup, WithPictures, caption_at, padded_length, text_width
+from cachestore.encode.setup import Caption, OwnCaptions, Padded, TextSetup, WithPictures, caption_at, padded_length, text_width
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class TextEncoder:
         meta: dict[str, Json] = {"input_digest": inputs if own or references else inputs[CAPTION], "encoder": self.recipe.encoder}
         texts = {CAPTION: first, **{f"{OWN_CAPTION}{name}": text for name, text in own.items()}}
         meta |= {name: text for name, text in texts.items() if len(text) <= CAPTION_IN_META}
-        caption: Caption = Captions((first, *others)) if own else first
+        caption: Caption = OwnCaptions((first, *others)) if own else first
         return Resolved(input_key(self._fingerprint, inputs, {}), (caption, contents), inputs, meta)
 
     def _captions_of(self, request: Mapping[str, Json]) -> list[str]:

@@ -15,7 +15,7 @@ from tests.encode import tiny
 from tests.encode.encoders import encoder_of
 
 A, B, C, D = "a red fox", "fox, snow, 1girl, " * 9, "", 'x "SIGN"'
-REQUESTS = [
+REQUESTS: list[dict[str, Any]] = [
     {"caption": A},
     {"caption": A, "captions": {"text_encoder_2": B}},
     {"caption": B, "captions": {"text_encoder_2": A}},

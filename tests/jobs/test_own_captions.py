@@ -166,3 +166,18 @@ def test_a_model_whose_encoders_read_one_caption_refuses_the_column_unless_no_te
     assert f"a column {SECOND!r}, but all text encoders of this model read one caption: rename the column" in capsys.readouterr().err
     assert precompute_here(PrecomputeRequest(str(path), "model", str(root), encode=("latents",))).complete
     assert fakes.catalog(root).extras[1] == json.dumps({SECOND: "b"}, separators=(",", ":"))
+
+
+def test_the_plan_counts_them_and_show_and_ls_list_them(two_encoders, tmp_path, root, capsys):
+    path = manifest(tmp_path / "rows")
+    request = PrecomputeRequest(str(path), "model", str(root), encode=("text",))
+    assert "3 samples have captions for text_encoder and text_encoder_2 alone" in forecast_of(request).remarks
+    run(path, root)
+    for command in (["ls", str(root), "--samples"], ["show", str(root), "own.png"]):
+        assert main(command) == 0
+        assert f"{SECOND}: b" in capsys.readouterr().out
+        assert main([*command, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        own = [one.get("own_captions") for one in found.get("samples", found.get("in"))]
+        expected = [None, {"text_encoder_2": "b"}, {"text_encoder_2": "a"}, {"text_encoder": "c"}]
+        assert own == (expected if command[0] == "ls" else expected[1:2])
