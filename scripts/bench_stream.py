@@ -5,7 +5,7 @@
 
 The server is that of the tests, in a process of its own. In front of it a proxy, in another process, adds half of the round trip to each
 direction and lets the answers of all connections pass at a given rate. What the link gives is measured by 32 threads that get the same
-ranges through the same proxy. Prints one JSON object for each link.
+ranges through the same proxy. Prints one JSON object for each link, and a table of the fractions and seconds in them, one column a link.
 """
 
 import environment
@@ -15,6 +15,7 @@ if __name__ == "__main__":
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -38,7 +39,7 @@ BATCH = 16
 THREADS = 32
 WORKER_RUNS = 3
 """Cold epochs with two workers, of each kind."""
-RUNS = 7
+RUNS = 21
 """Warm epochs, each beside one of the store in the folder."""
 SHAPE = (16, 128, 128)
 """Of a latent; 512 KiB in float16."""
@@ -228,6 +229,14 @@ def measure(store: Path, server: int, rtt: float, rate: float, scratch: Path) ->
     }
 
 
+def as_table(found: Sequence[dict[str, Any]]) -> str:
+    """Return the figures of all links as a table in Markdown."""
+    rows = [("", *(f"{one['rtt_ms']:.0f} ms, {one['rate_mb']:.0f} MB/s" for one in found)), ("---",) * (len(found) + 1)]
+    names = [name for name in found[0] if name not in {"rtt_ms", "rate_mb"}]
+    rows += [(name.replace("_", " "), *(f"{one[name]:.3g}" for one in found)) for name in names]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def main() -> int:
     """Measure, or be one of the processes that this needs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -255,9 +264,11 @@ def main() -> int:
             store = Path(folder) / "store"
             make_store(store, Kind("512 KiB", SHAPE, torch.float16, arguments.entries))
             with started("--serve", store) as server:
-                for number, (rtt, rate) in enumerate((rtt, rate) for rtt in arguments.rtt for rate in arguments.rate):
-                    scratch = Path(folder) / f"local{number}"
-                    print(json.dumps(measure(store, server, rtt / 1000, rate * 1e6, scratch)), flush=True)
+                found: list[dict[str, Any]] = []
+                for rtt, rate in itertools.product(arguments.rtt, arguments.rate):
+                    found.append(measure(store, server, rtt / 1000, rate * 1e6, Path(folder) / f"local{len(found)}"))
+                    print(json.dumps(found[-1]), flush=True)
+                print(as_table(found))
     return 0
 
 

@@ -58,6 +58,7 @@ class Case:
     flips: bool = False
     masks: bool = False
     controls: bool = False
+    videos: bool = False
     precompute: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """More options of `precompute`."""
     importing: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -133,6 +134,18 @@ def make_source(folder: Path, count: int, *, masks: bool, controls: bool, sizes:
         (folder / f"{number:03d}.txt").write_bytes(caption.encode())
 
 
+def make_videos(folder: Path, count: int, sizes: tuple[int, int]) -> None:
+    """Write lossless videos of random sizes and lengths, with captions."""
+    from tests.encode.footage import moving, write
+
+    draw = random.Random(5)
+    folder.mkdir(parents=True)
+    for number in range(count):
+        frames = moving(draw.randint(9, 24), (2 * draw.randint(*sizes) // 2, 2 * draw.randint(*sizes) // 2))
+        (folder / f"{number:03d}.mp4").write_bytes(write(frames, kind="mp4", codec="libx264rgb", pix_fmt="rgb24", options={"qp": "0"}))
+        (folder / f"{number:03d}.txt").write_text(", ".join(draw.sample(WORDS, draw.randint(1, 4))) + f" {number}", encoding="utf-8")
+
+
 def manifest(folder: Path, case: Case) -> Path:
     """Return a manifest of a folder's pictures with their masks or control images, or the folder itself if there are none."""
     if not (case.masks or case.controls):
@@ -171,7 +184,12 @@ def values_of(driver: Driver, case: Case, store: Path, its: Loaded) -> Loaded:
     raw = None if data.recipes["latents"].read.get("scaled") else cs.CachedDataset(store, latents="raw", captions=captions)
     sides = _both_sides(store) if any(is_flipped for _name, is_flipped in its) else {}
     found: Loaded = {}
+    clips = _clips(store) if case.videos else {}
     for (name, is_flipped), arrays in its.items():
+        if name in clips:
+            row, latents = clips[name]
+            found[name, is_flipped] = dict(driver.ours(case, {**data[data.index(row)], "latents": latents}, arrays))
+            continue
         index = next((number for number, one in enumerate(data.ids) if Path(one).stem == name), None)
         if index is None:
             continue
@@ -206,6 +224,32 @@ def _both_sides(store: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
+def clip_name(stem: str, start: int, frames: int) -> str:
+    """Return by what a clip is known in `Loaded`."""
+    return f"{stem}_{start:05d}-{frames:03d}"
+
+
+def _clips(store: Path) -> dict[str, tuple[str, torch.Tensor]]:
+    """Return sample and latents, as a data set returns them, of each clip by its name."""
+    from cachestore.core.read_block import parse_latents
+    from cachestore.files.paths import Layout
+    from cachestore.loading.latents import read_latents
+    from cachestore.storage.catalog import newest_catalog
+
+    catalog = newest_catalog(Layout.at(store), "train")
+    assert catalog is not None
+    column = next(one for one in catalog.columns if one.role == "video")
+    block, (_at, references) = parse_latents(catalog.recipes[column.fingerprint]), catalog.images["video"]
+    found: dict[str, tuple[str, torch.Tensor]] = {}
+    with cs.open(store) as reader:
+        for row, sample in enumerate(catalog.ids):
+            for cell in column.row_cells(row):
+                if cell.key is not None:
+                    name = clip_name(Path(references[row]).stem, cell.facts["start"][0], cell.facts["bucket"][2])
+                    found[name] = sample, read_latents(block, "mean", dict(reader.get(cell.key)), 0)
+    return found
+
+
 def noise_of(text: str, what: str, *shape: int) -> torch.Tensor:
     """Return float32 values that follow from a text. They are few, and rows differ by sign and size alone: files of them are small."""
     seed = int.from_bytes(hashlib.sha256(f"{what} {text}".encode()).digest()[:6], "little")
@@ -218,6 +262,12 @@ def latents_of(pixels: torch.Tensor, channels: int) -> torch.Tensor:
     """Return latents of pixels [B, 3, H, W]: the mean of 8 x 8, mixed into the channels, in steps of 1/64."""
     mix = torch.randn(channels, 3, 1, 1, generator=torch.Generator().manual_seed(7))
     return (torch.nn.functional.conv2d(torch.nn.functional.avg_pool2d(pixels.float(), 8), mix) * 64).round() / 64
+
+
+def clip_latents_of(pixels: torch.Tensor, channels: int, factor: int) -> torch.Tensor:
+    """Return latents of pixels [B, 3, F, H, W]: those of the first frame, then of the mean of each `factor` frames."""
+    parts = [pixels[:, :, :1], *pixels[:, :, 1:].split(factor, 2)]
+    return torch.stack([latents_of(part.float().mean(2), channels) for part in parts], 2)
 
 
 def as_bits(tensor: torch.Tensor) -> np.ndarray:
@@ -243,7 +293,10 @@ def run_case(driver: Driver, case: Case, trainer: str, folder: Path, *, count: i
     """Run one case and yield the result of each step."""
     sizes = (driver.resolution // 2, 2 * driver.resolution)
     data, cache = folder / "data", folder / ("data" if driver.is_beside else "cache")
-    make_source(data, count, masks=case.masks, controls=case.controls, sizes=sizes, lines=not (case.masks or case.controls))
+    if case.videos:
+        make_videos(data, count, sizes)
+    else:
+        make_source(data, count, masks=case.masks, controls=case.controls, sizes=sizes, lines=not (case.masks or case.controls))
     with quiet():
         driver.write(case, data, cache)
         driver.encoded = 0

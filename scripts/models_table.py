@@ -68,6 +68,7 @@ GEMMA_2B = _text("Gemma 2 2B", 2_614_341_888, 2304)
 QWEN3_4B = _text("Qwen3 4B", 4_022_468_096, 2560)
 QWEN_VL_7B = _text("Qwen2.5-VL 7B", 8_292_166_656, 3584)
 LLAMA_8B = _text("Llama 3 8B", 7_505_186_816, 4096)
+LLAVA_8B = _text("LLaVA Llama 3 8B", 8_355_272_704, 4096)
 GLM_9B = _text("GLM-4 9B", 8_779_194_368, 4096)
 PILE_T5_XL = _text("Pile-T5-XL", 1_223_550_976, 2048)
 BYT5_SMALL = _text("ByT5 small", 219_314_944, 1472)
@@ -124,6 +125,7 @@ MODELS = (
     ),
     Published("zai-org/CogView4-6B", "CogView4Pipeline", (GLM_9B,), FLUX_VAE),
     Published("hunyuanvideo-community/HunyuanVideo", "HunyuanVideoPipeline", (LLAMA_8B, CLIP_L), HUNYUAN_VAE),
+    Published("hunyuanvideo-community/HunyuanVideo-I2V-33ch", "HunyuanVideoImageToVideoPipeline", (LLAVA_8B, CLIP_L), HUNYUAN_VAE),
     Published("hunyuanvideo-community/HunyuanImage-2.1-Diffusers", "HunyuanImagePipeline", (QWEN_VL_7B, BYT5_SMALL), HUNYUAN_IMAGE_VAE),
     Published("kandinskylab/Kandinsky-5.0-T2V-Lite-sft-5s-Diffusers", "Kandinsky5T2VPipeline", (QWEN_VL_7B, CLIP_L), HUNYUAN_VAE),
     Published("kandinskylab/Kandinsky-5.0-T2I-Lite-sft-Diffusers", "Kandinsky5T2IPipeline", (QWEN_VL_7B, CLIP_L), FLUX_VAE),

@@ -9,11 +9,6 @@ With `--mutants` one protection after the other is taken out of a copy of the pa
 found, and if the same campaigns find nothing in a whole copy.
 """
 
-import environment
-
-if __name__ == "__main__":
-    environment.enter()
-
 import argparse
 import json
 import os
@@ -23,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
+
+import environment
 
 FOLDER: Final = environment.ROOT / "tests/torture"
 NAMED: Final = 5
@@ -123,24 +120,33 @@ def play_mutants(*, seed: int, as_json: bool) -> int:
     return int(found < len(MUTANTS) or any(row.violations for row in rows if row.without == "nothing"))
 
 
+def parser() -> argparse.ArgumentParser:
+    """Read the command line. Knows no campaign, so that `--help` needs no environment."""
+    made = argparse.ArgumentParser(description="Campaigns of faults against a store, and mutants that they must find.")
+    made.add_argument("--only", action="append", metavar="NAME", help="a campaign; a name that is none lists them all")
+    made.add_argument("--count", type=int, metavar="N", help="points of each campaign; else the whole")
+    made.add_argument("--seed", type=int, default=1, metavar="N", help="default 1")
+    made.add_argument("--mutants", action="store_true", help="take out one protection after the other, which must be noticed")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    return made
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Play what the command line asks for; 0 if nothing was found, and of mutants everything."""
-    campaigns = find_campaigns()
-    parser = argparse.ArgumentParser(description="Campaigns of faults against a store, and mutants that they must find.")
-    parser.add_argument("--only", action="append", choices=sorted(campaigns), metavar="NAME", help=f"of {', '.join(sorted(campaigns))}")
-    parser.add_argument("--count", type=int, metavar="N", help="points of each campaign; else the whole")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="default 1")
-    parser.add_argument("--mutants", action="store_true", help="take out one protection after the other, which must be noticed")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    asked = parser.parse_args(arguments)
+    asked = parser().parse_args(arguments)
     if not hasattr(os, "fork"):
         print("torture.py forks: it needs a POSIX system", file=sys.stderr)
         return 2
     if asked.mutants:
         return play_mutants(seed=asked.seed, as_json=asked.json)
+    campaigns = find_campaigns()
+    if unknown := sorted({*(asked.only or ())} - campaigns.keys()):
+        parser().error(f"there is no campaign {unknown[0]!r}; known are {', '.join(sorted(campaigns))}")
     chosen = {name: campaign for name, campaign in campaigns.items() if asked.only is None or name in asked.only}
     return play_all(chosen, count=asked.count, seed=asked.seed, as_json=asked.json)
 
 
 if __name__ == "__main__":
+    parser().parse_args()  # --help, and what is misspelt, before an environment is made
+    environment.enter()
     sys.exit(main())

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from conformance_trainers import Case, Loaded, as_bits, latents_of, noise_of
+from conformance_trainers import Case, Loaded, as_bits, clip_latents_of, clip_name, latents_of, noise_of
 
 _ARCHITECTURES = {"z-image": "zi", "qwen-image": "qi", "flux": "fk", "wan": "wan"}
 
@@ -39,8 +39,9 @@ class _Vae:
         return latents_of(pixels, 16).to(self.dtype)
 
     def framed(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Encode `[B, 3, 1, H, W]`."""
-        return self.mean(pixels[:, :, 0])[:, :, None]
+        """Encode `[B, 3, F, H, W]`."""
+        self.driver.encoded += 1
+        return clip_latents_of(pixels, 16, 4).to(self.dtype)
 
 
 class Musubi:
@@ -53,11 +54,26 @@ class Musubi:
         Case("qi", "qwen-image", "qwenimage"),
         Case("fk", "flux", "flux", controls=True),
         Case("wan", "wan", "wan", precompute={"latents": "mean"}),
+        Case("wan videos", "wan", "wan", videos=True, precompute={"latents": "mean", "frames": (5, 13), "clips": 2}),
     )
 
     def _dataset(self, case: Case, data: Path, cache: Path, batch_size: int) -> Any:
-        from musubi_tuner.dataset.image_video_dataset import ImageDataset
+        from musubi_tuner.dataset.image_video_dataset import ImageDataset, VideoDataset
 
+        if case.videos:
+            return VideoDataset(
+                (self.resolution, self.resolution),
+                ".txt",
+                batch_size,
+                1,
+                enable_bucket=True,
+                bucket_no_upscale=False,
+                frame_extraction="chunk",
+                target_frames=[5, 9],
+                video_directory=str(data),
+                cache_directory=str(cache),
+                architecture="wan",
+            )
         controls = str(data.parent / "data_controls") if case.controls else None
         return ImageDataset(
             (self.resolution, self.resolution),
@@ -159,7 +175,8 @@ class Musubi:
         for number, (bucket, index) in enumerate(manager.bucket_batch_indices):
             batch = manager[number]
             for row, item in enumerate(manager.buckets[bucket][index * batch_size :][:batch_size]):
-                found[item.item_key, False] = {key: as_bits(values[row]) for key, values in batch.items() if values is not None}
+                name = clip_name(item.item_key, *_span(item.latent_cache_path)) if case.videos else item.item_key
+                found[name, False] = {key: as_bits(values[row]) for key, values in batch.items() if values is not None}
         return found
 
     def ours(self, case: Case, sample: Mapping[str, Any], its: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
@@ -171,6 +188,12 @@ class Musubi:
             control = sample.get("control_latents")
             made["latents_control"] = its["latents_control"] if control is None else as_bits(control)
         return made
+
+
+def _span(path: str) -> tuple[int, int]:
+    """Return first frame and number of frames of a clip, as the loader reads them from the name of its file."""
+    start, frames = path.split("_")[-3].split("-")
+    return int(start), int(frames)
 
 
 class _Tokens:

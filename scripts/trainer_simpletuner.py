@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from conformance_trainers import Case, Loaded, as_bits, latents_of, noise_of
+from conformance_trainers import Case, Loaded, as_bits, clip_latents_of, clip_name, latents_of, noise_of
 
 _LINES = {"caption_lines": "each", "captions": "all"}
 _ID = "train"
@@ -26,9 +26,19 @@ _MODELS = {
     "sd3": ("sd3", "sd3.model", "SD3"),
     "flux": ("flux", "flux.model", "Flux"),
     "qwen-image": ("qwen_image", "qwen_image.model", "QwenImage"),
+    "wan": ("wan", "wan.model", "Wan"),
 }
 """By family: SimpleTuner's name, the module and the class."""
-_SCALES = {"sd15": (0.18215, None), "sdxl": (0.13025, None), "sd3": (1.5305, 0.0609), "flux": (0.3611, 0.1159), "qwen-image": (1.0, None)}
+_SCALES = {
+    "sd15": (0.18215, None),
+    "sdxl": (0.13025, None),
+    "sd3": (1.5305, 0.0609),
+    "flux": (0.3611, 0.1159),
+    "qwen-image": (1.0, None),
+    "wan": (1.0, None),
+}
+_FRAMES = 9
+"""Of each video."""
 
 
 def _noise(caption: str, what: str, *shape: int) -> torch.Tensor:
@@ -45,7 +55,7 @@ class _Vae:
         scale, shift = _SCALES[family]
         self.channels = 4 if family in {"sd15", "sdxl"} else 16
         self.config = SimpleNamespace(scaling_factor=scale, shift_factor=shift)
-        if family == "qwen-image":
+        if family in {"qwen-image", "wan"}:
             mean = torch.linspace(-1, 1, 16).tolist()
             self.config = SimpleNamespace(z_dim=16, latents_mean=mean, latents_std=[2 + one for one in mean])
 
@@ -54,6 +64,10 @@ class _Vae:
 
     def encode(self, pixels: torch.Tensor) -> Any:
         self.driver.encoded += 1
+        if pixels.ndim == 5 and pixels.shape[2] > 1:
+            made = clip_latents_of(pixels, self.channels, 4)
+            parameters = torch.cat([made, torch.zeros_like(made)], 1).to(torch.bfloat16)
+            return SimpleNamespace(latent_dist=SimpleNamespace(parameters=parameters))
         framed = pixels.ndim == 5
         flat = pixels[:, :, 0] if framed else pixels
         latents = latents_of(flat, self.channels).to(torch.bfloat16)
@@ -92,6 +106,7 @@ class SimpleTuner:
         Case("sd3", "sd3", "sd3", importing=_LINES),
         Case("flux", "flux", "flux", importing=_LINES),
         Case("qwen_image", "qwen-image", "qwenimage", importing=_LINES, precompute={"bucket_step": 32}),
+        Case("wan videos", "wan", "wan", kinds=("latents",), videos=True, precompute={"latents": "mean", "frames": (_FRAMES,)}),
         Case("qwen_image by file name", "qwen-image", "qwenimage", importing={"caption_lines": "first"}, is_import_only=True),
     )
 
@@ -160,7 +175,9 @@ class SimpleTuner:
         area = self.resolution * self.resolution / 1000**2
         config = {"crop": True, "crop_aspect": "preserve", "crop_style": "center", "resolution": area, "resolution_type": "area"}
         config |= {"instance_data_dir": str(data), "caption_strategy": "textfile"}
-        StateTracker.register_data_backend({"id": _ID, "data_backend": images, "config": config, "dataset_type": "image"})
+        kind = "video" if case.videos else "image"
+        config |= {"video": {"num_frames": _FRAMES, "min_frames": _FRAMES}} if case.videos else {}
+        StateTracker.register_data_backend({"id": _ID, "data_backend": images, "config": config, "dataset_type": kind})
         metadata = DiscoveryMetadataBackend(
             _ID,
             str(data),
@@ -172,6 +189,7 @@ class SimpleTuner:
             area,
             "area",
             cache_file_suffix=_ID,
+            **({"num_frames": _FRAMES, "minimum_num_frames": _FRAMES} if case.videos else {}),
         )
         StateTracker.data_backends[_ID]["metadata_backend"] = metadata
         vae_cache = VAECache(
@@ -185,6 +203,9 @@ class SimpleTuner:
             cache_data_backend=images,
             cache_dir=str(cache / "vae"),
             max_workers=1,
+            dataset_type=kind,
+            num_video_frames=_FRAMES,
+            vae_batch_size=1 if case.videos else 4,
         )
         text = LocalDataBackend(accelerator, "text")
         text_cache = TextEmbeddingCache(
@@ -201,7 +222,7 @@ class SimpleTuner:
         with self._running(case, data, cache) as (metadata, vae_cache, text_cache, images):
             metadata.refresh_buckets()
             vae_cache.discover_all_files()
-            vae_cache.build_vae_cache_filename_map([str(path) for path in sorted(data.glob("*.png"))])
+            vae_cache.build_vae_cache_filename_map([str(path) for path in sorted(data.glob(_pattern(case)))])
             vae_cache.discover_unprocessed_files()
             vae_cache.process_buckets()
             if "text" in case.kinds:
@@ -222,7 +243,8 @@ class SimpleTuner:
                     batch = paths[start : start + batch_size]
                     latents = torch.stack(vae_cache.encode_images([None] * len(batch), batch, load_from_cache=True))
                     for path, one in zip(batch, latents, strict=True):
-                        found[Path(path).stem, False] = {"latents": as_bits(one), **self._text(case, text_cache, images, Path(path))}
+                        name = clip_name(Path(path).stem, 0, _FRAMES) if case.videos else Path(path).stem
+                        found[name, False] = {"latents": as_bits(one), **self._text(case, text_cache, images, Path(path))}
         shutil.rmtree(cache / "state")
         return found
 
@@ -238,10 +260,14 @@ class SimpleTuner:
     def ours(self, case: Case, sample: Mapping[str, Any], its: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Latents are scaled, without an axis of frames; sequences have a batch axis."""
         latents = sample["latents"]
-        latents = latents[:, 0] if latents.ndim == 4 else latents
+        latents = latents[:, 0] if latents.ndim == 4 and not case.videos else latents
         made = {"latents": as_bits(latents.to(torch.bfloat16) if its["latents"].dtype == np.int16 else latents)}
         names = {"prompt_embeds": lambda tensor: tensor[None], "pooled_prompt_embeds": lambda tensor: tensor}
         return made | {name: as_bits(change(sample[name])) for name, change in names.items() if name in its}
+
+
+def _pattern(case: Case) -> str:
+    return "*.mp4" if case.videos else "*.png"
 
 
 def _record(case: Case, path: Path, caption: str) -> Any:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 
 import pytest
 from hypothesis import settings
@@ -14,9 +15,19 @@ settings.load_profile("cachestore")
 ABOUT_TORCH = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.torch\b", re.MULTILINE)
 
 
+def _leaves_out_torch(config):
+    return "not torch" in config.option.markexpr.split(" and ")
+
+
+def pytest_configure(config):
+    """Where tests of torch are left out, importing it fails: a test that does so without the mark would cost all others seconds."""
+    if _leaves_out_torch(config):
+        sys.modules["torch"] = None
+
+
 def pytest_ignore_collect(collection_path, config):
     """Files that are about torch as a whole are not even imported where no test of theirs is wanted: torch alone takes seconds."""
-    is_left_out = "not torch" in config.option.markexpr.split(" and ") and collection_path.match("test_*.py")
+    is_left_out = _leaves_out_torch(config) and collection_path.match("test_*.py")
     return True if is_left_out and ABOUT_TORCH.search(collection_path.read_text(encoding="utf-8")) else None
 
 
@@ -25,6 +36,15 @@ def _no_waiting_for_disks():
     """A sync costs 10 ms and no test cuts the power. Tests about syncing count or fail the calls; programs in subprocesses do sync."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _new_files_stay_new():
+    """However slow the machine is: files that a test has just made do not grow old enough between two of its calls to be trusted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cachestore.source.files.FRESH_SECONDS", 3600)
+        patch.setattr("cachestore.files.fingerprints.SETTLED_NS", 3600 * 10**9)
         yield
 
 

@@ -57,7 +57,7 @@ def test_what_only_looks_like_one_is_a_path(given):
         lambda: cs.open(ADDRESS, mode="a"),
         lambda: cs.open(Path(ADDRESS), mode="a"),
         lambda: cs.open(ADDRESS),
-        lambda: cs.CachedDataset(Path(ADDRESS)),
+        pytest.param(lambda: cs.CachedDataset(Path(ADDRESS)), marks=pytest.mark.torch),
         lambda: cs.verify(ADDRESS),
         lambda: cs.repair(ADDRESS),
         lambda: cs.stats(ADDRESS),

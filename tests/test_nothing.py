@@ -146,6 +146,7 @@ def test_a_row_that_is_wrong_is_found(row):
     assert differs("cachestore verify nowhere", *row).startswith("10: there is no store at nowhere")
 
 
+@pytest.mark.torch
 def test_every_command_and_every_public_call_has_its_rows():
     table = rows()
     for command in COMMANDS:

@@ -131,6 +131,7 @@ def test_every_public_name_can_be_called_twice_and_leaves_no_thread_and_no_open_
     assert {name: some for name, some in left.items() if some} == {}
 
 
+@pytest.mark.torch
 def test_every_public_name_is_listed_and_found():
     assert set(cs.__all__) <= set(dir(cs))
     assert all(getattr(cs, name) is getattr(cs, name) for name in cs.__all__)
@@ -142,6 +143,7 @@ def test_an_unknown_name_is_an_attribute_error_that_says_so():
         _ = cs.opne
 
 
+@pytest.mark.torch
 def test_every_error_takes_one_message_and_survives_being_built_again_from_it():
     """As a DataLoader does with a worker's error."""
     for name in filter(is_error, cs.__all__):
@@ -206,6 +208,7 @@ def test_a_type_checker_refuses_an_option_that_does_not_exist(tmp_path):
     assert errors == [(2, "reportCallIssue"), (3, "reportCallIssue")]
 
 
+@pytest.mark.torch
 def test_what_a_trainer_holds_says_what_it_is_in_one_line_and_when_its_store_is_closed_too(tmp_path):
     data = cs.CachedDataset(make_store(tmp_path / "store", [Row("a"), Row("b")], recipes()))
     shown = f"CachedDataset('{tmp_path}/store', 'train', generation=1: 2 samples)"

@@ -5,7 +5,7 @@ import argparse
 from cachestore.cli import FAILURES, add_store, options_of, tell, words_of
 from cachestore.core.words import first_of, human_bytes, plural
 
-HELP = "write a data set as another trainer's cache"
+HELP = "write a data set as another trainer's cache, or as tars"
 _MAX_LISTED = 5
 
 
@@ -13,7 +13,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
     parser.add_argument("name", metavar="NAME", nargs="?", default="train", help="the data set's name (default train)")
-    parser.add_argument("--format", metavar="FORMAT", required=True, help="sd-scripts, simpletuner, musubi or ai-toolkit")
+    parser.add_argument(
+        "--format",
+        metavar="FORMAT",
+        required=True,
+        help="sd-scripts, simpletuner, musubi or ai-toolkit; or webdataset: tars with all of it",
+    )
     output = "the folder to write to, made if it does not exist; for sd-scripts and ai-toolkit it can be DATA itself"
     parser.add_argument("-o", "--output", dest="folder", metavar="FOLDER", required=True, help=output)
     parser.add_argument("--generation", metavar="N", type=int, help="generation of the data set (default: the newest)")

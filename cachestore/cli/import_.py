@@ -6,16 +6,16 @@ from pathlib import Path
 from cachestore.cli import FAILURES, PROGRESS, PROGRESS_HELP, options_of, tell, words_of
 from cachestore.core.words import first_of, plural
 
-HELP = "import another trainer's cache into a store"
+HELP = "import another trainer's cache, or exchanged tars, into a store"
 _MAX_LISTED = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("format", metavar="FORMAT", help="sd-scripts, simpletuner, musubi, ai-toolkit or diffusion-pipe")
+    parser.add_argument("format", metavar="FORMAT", help="sd-scripts, simpletuner, musubi, ai-toolkit, diffusion-pipe, or webdataset")
     parser.add_argument("folder", metavar="FOLDER", help="the cache's folder; for sd-scripts and ai-toolkit usually DATA itself")
     parser.add_argument("--store", metavar="STORE", required=True, help="the store's folder; made if it does not exist")
-    parser.add_argument("--data", metavar="DATA", required=True, help="what the cache was made from, as for precompute")
+    parser.add_argument("--data", metavar="DATA", help="what the cache was made from, as for precompute; not for webdataset")
     parser.add_argument("--name", metavar="NAME", default="train", help="the data set's name (default train)")
     parser.add_argument(
         "--encode", metavar="KINDS", type=words_of, default=(), help="text, latents or both (default: what the folder holds)"
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--family", metavar="FAMILY", help="the model family, such as sdxl or flux, if neither the files' names nor the model show it"
     )
-    declared = parser.add_argument_group("what made the cache (it becomes part of the fingerprint; give at least one of these)")
+    declared = parser.add_argument_group("what made a trainer's cache (it becomes part of the fingerprint; give at least one of these)")
     declared.add_argument(
         "--model",
         metavar="MODEL",
@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--caption-lines", choices=("whole", "each", "first"), default="whole", help="as for precompute")
     parser.add_argument("--caption", metavar="TEXT", help="the caption of samples without one")
     parser.add_argument("--trigger-word", metavar="WORD", help="ai-toolkit's trigger word, which it puts into every caption")
+    parser.add_argument(
+        "--fps", metavar="RATE", type=float, help="the rate at which the trainer took frames of videos, if not each file's own"
+    )
     parser.add_argument("--replace", action="store_true", help="replace the earlier values under this name")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--progress", choices=PROGRESS, default="auto", help=PROGRESS_HELP)
@@ -79,6 +82,6 @@ def run(arguments: argparse.Namespace) -> int:
         if paths:
             lines += [f"note: {plural(len(paths), 'file')} {what}: {first_of(paths, _MAX_LISTED)}"]
     counts = f"{plural(made.encoded, 'value')} imported, {made.reused} already there, {made.failed} failed"
-    lines += [f"{plural(made.samples, 'sample')} of {report.family}: {counts}"]
+    lines += [f"{plural(made.samples, 'sample')}{f' of {report.family}' if report.family else ''}: {counts}"]
     lines += [f"data set {made.name!r}, generation {made.generation}, in {made.store}"]
     return tell(arguments, report.as_json(), lines, is_ok=report.complete, otherwise=FAILURES)

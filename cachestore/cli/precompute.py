@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HELP = "encode captions, images and videos into a store"
 
-_GROUPS = ("", "what", "pictures", "videos", "model", "how")
+_GROUPS = ("", "data", "captions", "pictures", "videos", "model", "running")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     from cachestore.jobs.options import PrecomputeRequest, in_command, option_of, spelled
 
+    parser.usage = "cachestore precompute DATA [DATA ...] --model MODEL --store STORE [options]"
     data = "a folder of images or videos, a manifest .jsonl, a list of prompts .txt, tars; or several of these"
     parser.add_argument("data", metavar="DATA", nargs="*", help=data)
     groups = {name: parser.add_argument_group(name) if name else parser for name in _GROUPS}
@@ -47,10 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         words += f" (default: {default})" if default else ""
         action = "append" if one.name == "encode_arg" else "store"
         groups[option.group].add_argument(in_command(one.name), action=action, metavar=option.metavar, help=words.replace("%", "%%"))
+    parser.add_argument("--plan-only", action="store_true", help="show what would be encoded, and stop")
     config = "a TOML file with options and [[source]] tables; options on the command line override it"
-    parser.add_argument("--config", metavar="FILE.toml", help=config)
+    groups["data"].add_argument("--config", metavar="FILE.toml", help=config)
     output = parser.add_argument_group("output")
-    output.add_argument("--plan-only", action="store_true", help="show what would be encoded, and stop")
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument("--quiet", action="store_true", help="print only the result: counts, failures, and the data set")
     output.add_argument("--progress", choices=PROGRESS, default="auto", help=PROGRESS_HELP)

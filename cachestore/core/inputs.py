@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal, cast
 
 from cachestore.core.keys import Json, Key, canonical, digest_parts, digest_text, input_key
-from cachestore.core.samples import CAPTION, IMAGE, ROLES, VIDEO, role_of
+from cachestore.core.samples import CAPTION, IMAGE, ROLES, VIDEO, images_of, role_of
 
 Stat = tuple[int, int]
 """(size in bytes, mtime_ns)."""
@@ -95,13 +95,18 @@ def are_whole(value: Json, count: int) -> bool:
 
 def cells_each(options: Mapping[str, Json]) -> int:
     """Return how many cells a column has for each input. Order: by variant, then by clip; a mirrored cell follows its plain one."""
-    return _number(options, "variants") * _number(options, "clips") * sides_each(options)
+    return _number(options, "variants") * clips_each(options) * sides_each(options)
 
 
 def _number(options: Mapping[str, Json], name: str) -> int:
     """Return the number of variants or clips; a missing or invalid one counts as 1."""
     number = options.get(name, 1)
     return number if isinstance(number, int) and number > 0 else 1
+
+
+def clips_each(options: Mapping[str, Json]) -> int:
+    """Return how many clips a column has of each video; 1 for pictures."""
+    return _number(options, "clips")
 
 
 def sides_each(options: Mapping[str, Json]) -> int:
@@ -141,11 +146,13 @@ def request_for(
     `number` counts the cells of one input. `images` are the sample's references by role; those of the roles that the column's option
     `images` names are read too. The sample's own crop applies only to its picture and mask.
     """
-    shown: dict[str, Json] = {name: list(images.get(name, ())) for name in _shown(options)}
     if role == CAPTION:
+        seen = {name: list(images_of(images, name)) for name in _shown(options)}
+        rest = {name: option for name, option in options.items() if name != IMAGES} if seen else {}
         own = {encoder: text for encoder, text in (captions or {}).items() if text != value}
-        return {"caption": value, **({CAPTIONS: own} if own else {}), **({IMAGES: shown} if shown else {})}
-    sides, clips = sides_each(options), _number(options, "clips")
+        return {"caption": value, **({CAPTIONS: own} if own else {}), **({IMAGES: seen} if seen else {}), **rest}
+    shown: dict[str, Json] = {name: list(images.get(name, ())) for name in _shown(options)}
+    sides, clips = sides_each(options), clips_each(options)
     left_out = {"variants", "flip", IMAGES, *(() if role in FRAMED else (WITHIN, STATED))}
     followed = _followed(role, options)
     like = next(iter(images.get(followed or "", ())), None)

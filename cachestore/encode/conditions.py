@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from cachestore.core.keys import Json
-from cachestore.core.samples import CONTROL, FIRST_FRAME, LAST_FRAME, MASK, VIDEO
+from cachestore.core.samples import CONTROL, FIRST_FRAME, LAST_FRAME, MASK, REFERENCE, VIDEO
 
 DENOISERS: Final = ("transformer", "unet")
 """The names of a denoiser among a pipeline's components. Only its config.json is read."""
@@ -18,7 +18,8 @@ AUDIO: Final = "audio latents, unless it is trained on pictures alone"
 
 Makes = Literal["masked", "filled", "guided", "ends", "first", "embeds"]
 """`masked`: latents of the picture without what its mask covers. `filled`: the same, and the mask behind it, folded to the size of latents.
-`guided`: latents of a control video's pixels that stay, of those that are made anew, and the mask that says which. `ends`: latents of the
+`guided`: latents of a control video's pixels that stay, of those that are made anew, and the mask that says which; in front of them those
+of reference pictures. `ends`: latents of the
 clip's first frame (and last), and zeros in place of the others. `first`: latents of the first frame alone. `embeds`: what a vision encoder
 makes of these frames."""
 
@@ -105,14 +106,17 @@ def _wan_ends(outline: PipelineOutline) -> tuple[Condition, ...]:
 
 def _wan_vace(outline: PipelineOutline) -> tuple[Condition, ...]:
     del outline
-    words, guides = "latents of the control video, with its mask", (CONTROL, MASK)
+    words, guides = "latents of the control video, with its mask", (CONTROL, MASK, REFERENCE)
     return (Condition("conditioning_latents", VIDEO, "guided", words, others=guides, wants=guides),)
 
 
-def _hunyuan15_first(outline: PipelineOutline) -> tuple[Condition, ...]:
-    shown = f"image embeddings (image_encoder, {outline.parts.get('image_encoder')})"
-    embeds = Condition("image_embeds", FIRST_FRAME, "embeds", shown, parts=("image_encoder", "feature_extractor"))
-    return (Condition("image_latents", FIRST_FRAME, "first", "the first frame's latents"), embeds)
+def _hunyuan_first(outline: PipelineOutline) -> tuple[Condition, ...]:
+    """HunyuanVideo: the first frame's latents; in 1.5 also what a vision encoder makes of it."""
+    latents = Condition("image_latents", FIRST_FRAME, "first", "the first frame's latents")
+    if "image_encoder" not in outline.parts:  # its text encoder sees the frame
+        return (latents,)
+    shown = f"image embeddings (image_encoder, {outline.parts['image_encoder']})"
+    return (latents, Condition("image_embeds", FIRST_FRAME, "embeds", shown, parts=("image_encoder", "feature_extractor")))
 
 
 def _nothing_more(outline: PipelineOutline) -> tuple[Condition, ...]:
@@ -132,7 +136,8 @@ ROWS: Final[Mapping[str, ConditionRow]] = {
     "WanVACEPipeline": ConditionRow("WanPipeline", _wan_vace),
     "LTXImageToVideoPipeline": ConditionRow("LTXPipeline", _nothing_more),
     "LTX2ImageToVideoPipeline": ConditionRow("LTX2Pipeline", _nothing_more, (AUDIO,)),
-    "HunyuanVideo15ImageToVideoPipeline": ConditionRow("HunyuanVideo15Pipeline", _hunyuan15_first),
+    "HunyuanVideo15ImageToVideoPipeline": ConditionRow("HunyuanVideo15Pipeline", _hunyuan_first),
+    "HunyuanVideoImageToVideoPipeline": ConditionRow("HunyuanVideoImageToVideoPipeline", _hunyuan_first),
 }
 """By the class of the pipeline."""
 

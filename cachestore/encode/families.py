@@ -91,8 +91,10 @@ def as_it_comes(family: TextFamily, index: Mapping[str, Json], config_of: Callab
         if not isinstance(entry, list) or entry[:1] == [None]:
             return row
     for name, row in family.configured.items():
-        component, _, field = name.partition(".")
-        if config_of(component).get(field):
+        asked, _, value = name.partition("=")
+        component, _, field = asked.partition(".")
+        found = config_of(component).get(field)
+        if found and value in ("", found):
             return row
     return family
 

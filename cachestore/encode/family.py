@@ -76,18 +76,18 @@ class RowWidth:
 
 @dataclass(frozen=True, slots=True)
 class PictureInput:
-    """How pictures are given to a text encoder together with a caption, prepared as in the pipeline's `__call__`."""
+    """How pictures are given to a text encoder together with a caption, as `image` of `encode_prompt`, prepared as in `__call__`."""
 
-    area: int
-    """Each picture is resized to about this many pixels and keeps its aspect ratio."""
-    dropped: int
-    """How many tokens of the template in front of a caption are dropped from the output."""
+    area: int | None = None
+    """Each picture is resized to about this many pixels and keeps its aspect ratio; None if it is passed as it is."""
+    dropped: int = 0
+    """How many tokens of the template in front of a caption are dropped from the output, if a processor reads the caption."""
+    rows: int = 0
+    """How many rows a picture makes besides those of the caption's tokens, if that does not depend on its size."""
     step: int = 32
     """Sides of the resized pictures are multiples of this, in pixels."""
     most: int | None = None
     """The largest number of pictures; None for any. At least one is needed. With 1 the picture itself is passed, otherwise a list."""
-    argument: str = "image"
-    """The argument of `encode_prompt` that takes them."""
     role: str = CONTROL
     """The role of these pictures in a sample."""
 
@@ -138,7 +138,8 @@ class TextFamily:
     without: Mapping[str, "TextFamily"] = field(default_factory=dict[str, "TextFamily"])
     """The text encoders that a model may lack, by name, each with the row that is then used instead of this one."""
     configured: Mapping[str, "TextFamily"] = field(default_factory=dict[str, "TextFamily"])
-    """`COMPONENT.FIELD`: fields in config.json of components, each with the row that is used instead of this one if the field is true."""
+    """`COMPONENT.FIELD` or `COMPONENT.FIELD=VALUE`: fields in config.json of components, each with the row that is used instead of this one
+    if the field is true, or has this value."""
     asks: tuple[str, ...] = ()
     """`COMPONENT.FIELD`: fields in config.json of components that are not loaded. The pipeline reads them; a form may `widen` to one."""
     is_found: bool = False

@@ -33,7 +33,9 @@ _CLASS = "_class_name"
 _NOT_CONFIG = frozenset({"transformers_version", "dtype", "torch_dtype", "architectures", "name_or_path"})
 """Fields of a configuration that do not change the embeddings or latents. Fields that begin with `_` do not either."""
 _SWITCHES = ("use_tiling", "use_slicing", "use_framewise_encoding", "use_framewise_decoding")
-"""Switches that make a VAE work in tiles or slices. Tiles change its latents by a tenth."""
+"""Switches that make a VAE work in tiles or slices. Tiles change its latents by a tenth or more."""
+_ON_BY_DEFAULT = {"AutoencoderKLHunyuanVideo": ("use_framewise_encoding", "use_framewise_decoding")}
+"""Those that are on in a VAE as it is loaded, by its class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class LoadedModel:
 
     @contextmanager
     def evaluating(self) -> Generator[None]:
-        """Put the modules into evaluation mode, without tiles or slices. Everything is restored when the block ends."""
+        """Put the modules into evaluation mode, with tiles and slices as in a VAE just loaded. Everything is restored at the end."""
         modules = [part for part in self.parts.values() if isinstance(part, nn.Module)]
         training = [(module, module.training) for part in modules for module in part.modules()]
         switches = [(part, name, getattr(part, name)) for part in modules for name in _SWITCHES if isinstance(vars(part).get(name), bool)]
@@ -109,7 +111,7 @@ class LoadedModel:
             for module, _ in training:
                 module.training = False
             for part, name, _ in switches:
-                setattr(part, name, False)
+                setattr(part, name, name in _ON_BY_DEFAULT.get(type(part).__name__, ()))
             yield
         finally:
             for module, was_training in training:

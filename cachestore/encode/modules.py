@@ -98,6 +98,19 @@ def load_processor(component: Component) -> Processor:
         return Processor.of(component)
 
 
+def load_image_processor(component: Component) -> Foreign:
+    """Load an image processor: the one based on Pillow, as torchvision's rounds differently, and keys must not depend on what is installed.
+
+    Raises BadInput if it cannot be loaded.
+    """
+    if component.loaded is not None:
+        return component.loaded
+    with loading(component):
+        transformers: Any = importlib.import_module("transformers")
+        name = component.class_name.removesuffix("Fast").removesuffix("Pil")
+        return getattr(transformers, f"{name}Pil", getattr(transformers, name)).from_pretrained(component.folder, local_files_only=True)
+
+
 def load_module(component: Component, dtype: str, device: torch.device) -> Foreign:
     """Load a module in evaluation mode, without gradients, onto the device. Raises BadInput if it cannot be loaded completely.
 

@@ -20,7 +20,16 @@ from cachestore.encode.budget import Budget
 from cachestore.encode.families import form_names
 from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT, SKIP_ARG, ZERO_ROWS, TextFamily
 from cachestore.encode.models import Component
-from cachestore.encode.modules import DTYPES, Foreign, build_pipeline, clip_as_it_was, load_module, load_processor, load_tokenizer
+from cachestore.encode.modules import (
+    DTYPES,
+    Foreign,
+    build_pipeline,
+    clip_as_it_was,
+    load_image_processor,
+    load_module,
+    load_processor,
+    load_tokenizer,
+)
 from cachestore.encode.outputs import Entries, Made, difference, fetch, make_sound, tolerance
 from cachestore.encode.setup import (
     Caption,
@@ -290,9 +299,12 @@ def _masked(tensor: Tensor, mask: Tensor) -> Tensor:
 
 
 def _loaded(component: Component, setup: TextSetup, device: torch.device) -> Foreign:
+    if "ImageProcessor" in component.class_name:
+        return load_image_processor(component)
     if not component.name.startswith(("tokenizer", "processor")):
         return load_module(component, setup.dtype, device)
-    return load_tokenizer(component) if setup.family.pictures is None else load_processor(component)
+    has_both = component.name.startswith("processor") and setup.family.pictures is not None
+    return load_processor(component) if has_both else load_tokenizer(component)
 
 
 def _may_be_flat(family: TextFamily) -> set[str]:
@@ -315,7 +327,7 @@ def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) ->
         arguments = prompt_arguments(pipeline.encode_prompt, given, len(captions), device)
         with nullcontext() if args.get(SKIP_ARG) is None else clip_as_it_was(pipeline):
             # a new list, as Z-Image writes its chat template into it; a second call would apply it twice
-            named = _named(setup.family, pipeline.encode_prompt([caption_at(one, 0) for one in captions], **arguments))
+            named = _named(setup.family, pipeline.encode_prompt(prompt=[caption_at(one, 0) for one in captions], **arguments))
         return named if setup.family.projection is None else _projected(getattr(pipeline, setup.family.projection), named)
 
     return call
@@ -354,7 +366,7 @@ class _Unchanged(torch.nn.Module):
 def picture_arguments(family: TextFamily, payload: WithPictures) -> dict[str, Any]:
     """Return the pictures of a caption as an argument of `encode_prompt`."""
     assert family.pictures is not None
-    return {family.pictures.argument: payload.pictures[0] if family.pictures.most == 1 else list(payload.pictures)}
+    return {"image": payload.pictures[0] if family.pictures.most == 1 else list(payload.pictures)}
 
 
 def call_arguments(pipeline: Foreign, args: Mapping[str, Json]) -> dict[str, Json]:
@@ -384,7 +396,7 @@ def prompt_arguments(encode_prompt: Callable[..., Any], args: Mapping[str, Json]
         "batch_size": count,
         **args,
     }
-    parameters = list(inspect.signature(encode_prompt).parameters.values())[1:]
+    parameters = [one for one in inspect.signature(encode_prompt).parameters.values() if one.name != "prompt"]
     names = {parameter.name for parameter in parameters}
     unknown = sorted(set(args) - names)
     if unknown:

@@ -249,8 +249,8 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
     make |= {"settings": settings} if settings else {}
     make |= {"packages": _versions(family)} if family.cleaners else {}
     if shown := family.pictures:
-        transform = {"pixels": images.AREA_TRANSFORM, "area": shown.area, "step": shown.step, "alpha": "white", "colour": "srgb"}
-        make["pictures"] = {"role": shown.role, "transform": transform}
+        resized = {"pixels": images.AREA_TRANSFORM, "area": shown.area, "step": shown.step} if shown.area else {}
+        make["pictures"] = {"role": shown.role, "transform": {**resized, "alpha": "white", "colour": "srgb"}}
     asked = _asked(model, family, request)
     widths = {name: text_width(component.config) for name, component in components.items()} | asked
     recipe = Recipe("text", make, families.text_read(family, limit=limit, widths=widths))

@@ -53,6 +53,23 @@ def mirror(pixels: Pixels) -> Pixels:
     return torch.from_numpy(pixels).flip(-2).numpy()  # at 1216 x 832 0.5 ms, by numpy 4
 
 
+def letterbox(image: Image.Image, bucket: Size) -> Pixels:
+    """Scale a picture until it fits into the bucket as a whole, and put it on white, as Wan VACE's pipeline does with reference pictures.
+
+    It first makes the sides multiples of 8, and then interpolates without antialiasing. Here the result is rounded to 8 bits.
+    """
+    even = image.resize((max(8, image.width // 8 * 8), max(8, image.height // 8 * 8)), Image.Resampling.LANCZOS)
+    scale = min(bucket.height / even.height, bucket.width / even.width)
+    height, width = max(1, int(even.height * scale)), max(1, int(even.width * scale))
+    torch = _torch()
+    batch = torch.from_numpy(np.array(even)).permute(2, 0, 1)[None].float()
+    made = torch.nn.functional.interpolate(batch, (height, width), mode="bilinear", align_corners=False)
+    canvas = np.full((bucket.height, bucket.width, 3), 255, np.uint8)
+    top, left = (bucket.height - height) // 2, (bucket.width - width) // 2
+    canvas[top : top + height, left : left + width] = made[0].permute(1, 2, 0).round().numpy()
+    return canvas
+
+
 def _cropped(pixels: Pixels, box: CropBox) -> Pixels:
     """Return the crop, without the memory of what is cut off."""
     left, top, right, bottom = box.crop

@@ -6,22 +6,26 @@ pixels have a fourth channel say there what is given (255); the rest is encoded 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.inputs import IMAGES, LIKE, digests_of, references_of
 from cachestore.core.keys import Json, digest_bytes, digest_opened
-from cachestore.core.samples import CONTROL, IMAGE, LAST_FRAME, MASK, VIDEO, role_of
+from cachestore.core.samples import CONTROL, IMAGE, LAST_FRAME, MASK, REFERENCE, VIDEO, role_of
 from cachestore.core.words import plural
 from cachestore.encode import images
-from cachestore.encode.buckets import Size
-from cachestore.encode.clips import Clip, Shape, clip_of
-from cachestore.encode.resamplers import RESAMPLERS, Resample
-from cachestore.encode.resizing import fit, mirror
+from cachestore.encode.buckets import CropBox, Size
+from cachestore.encode.clips import Clip, Shape, as_rate, clip_of
+from cachestore.encode.resamplers import FIRST, RESAMPLERS, Resample
+from cachestore.encode.resizing import fit, letterbox, mirror
 from cachestore.encode.unit import Read
 from cachestore.encode.variants import Variant, same_part, variant_of
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -29,6 +33,10 @@ GIVEN: Final = 255
 """In the fourth channel: this pixel is given."""
 COVERED: Final = 0
 """In the fourth channel: this pixel is not given."""
+IN_FRONT: Final = 1
+"""In the fourth channel: this frame is a reference picture, which is encoded alone and comes in front of the clip."""
+BLANK: Final = 2
+"""In the fourth channel: there is nothing at all."""
 GREY: Final = 128
 """What stands in a clip for pixels that are made anew, as in the example of Wan VACE's pipeline."""
 HEAD_BYTES: Final = 12
@@ -116,6 +124,40 @@ class Footage:
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """A whole picture for a text encoder, or the frame with which a clip of a video begins."""
+
+    data: bytes
+    """The bytes of a picture; none of a video."""
+    digest: str
+    read: Read
+    reference: str
+    rate: Fraction | None
+
+    def transform(self) -> dict[str, Json]:
+        """Return what the key of a frame has besides the digest of its video; nothing for a picture."""
+        rate = None if self.rate is None else str(self.rate)
+        return {} if self.data else {"start": 0, "fps": rate, "pixels": RESAMPLERS[FIRST].videos}
+
+    def picture(self) -> "Image.Image":
+        """Decode it."""
+        if self.data:
+            return images.decode(self.data)
+        from cachestore.encode import videos
+
+        with self.read.open(self.reference) as file:
+            video = videos.look(file)
+            box = CropBox(video.size, (0, 0, video.size.width, video.size.height))
+            return images.as_image(videos.take(file, video.timeline.take(self.rate, 0, 1), video.size, box)[0])
+
+
+def look_at_shown(reference: str, read: Read, fps: float | None = None) -> Shown:
+    """Look at what a text encoder is shown. `fps` is the rate of a video's clip, if it is not the file's own."""
+    data, digest = _content(reference, read)
+    return Shown(data, digest, read, reference, None if fps is None else as_rate(fps))
+
+
+@dataclass(frozen=True, slots=True)
 class Masked:
     """A picture without the part that its mask covers."""
 
@@ -179,20 +221,31 @@ class FirstFrame:
 class Guided:
     """What guides a clip: frames of its control, and which of their pixels are made anew. Either may be one picture for all frames.
 
-    Without a control the clip's own frames are used, with grey where the mask is white. Without a mask all pixels are made anew.
+    Without a control the clip's own frames are used, with grey where the mask is white. Without a mask all pixels are made anew; without
+    both, nothing is known of any.
     """
 
     clip: Footage
     control: Footage | Still | None
     mask: Footage | Still | None
+    references: Sequence[bytes] = ()
+    """Pictures of what is to be seen."""
 
     @property
     def bucket(self) -> Shape:
-        """As `Shot.bucket`."""
-        return self.clip.bucket
+        """As `Shot.bucket`, with a frame for each reference picture."""
+        return self.clip.bucket._replace(frames=self.clip.bucket.frames + len(self.references))
 
     def pixels(self, resample: Resample) -> Pixels:
-        """As `Shot.pixels`, with the fourth channel."""
+        """As `Shot.pixels`, with the fourth channel. The last reference picture comes first, as in Wan VACE's pipeline."""
+        bucket = self.clip.clip.variant.bucket
+        shown = [letterbox(images.decode(data), bucket) for data in reversed(self.references)]
+        shown = [mirror(frame) for frame in shown] if self.clip.clip.variant.is_flipped else shown
+        return np.concatenate([*(_marked(frame, IN_FRONT)[None] for frame in shown), self._guides(resample)])
+
+    def _guides(self, resample: Resample) -> Pixels:
+        if self.control is None and self.mask is None:
+            return _marked(np.zeros((*self._sides, 3), np.uint8), BLANK)
         frames = np.broadcast_to((self.control or self.clip).pixels(resample), (*self._sides, 3))
         is_covered = self._covered(resample)
         if self.control is None:
@@ -201,7 +254,7 @@ class Guided:
 
     @property
     def _sides(self) -> tuple[int, int, int]:
-        return self.bucket.frames, self.bucket.height, self.bucket.width
+        return self.clip.bucket.frames, self.clip.bucket.height, self.clip.bucket.width
 
     def _covered(self, resample: Resample) -> "np.ndarray[Any, np.dtype[np.bool_]]":
         if self.mask is None:
@@ -213,6 +266,10 @@ class Guided:
 
 def _with_mask(pixels: Pixels, is_covered: "np.ndarray[Any, np.dtype[np.bool_]]") -> Pixels:
     return np.concatenate([pixels, np.where(is_covered, COVERED, GIVEN)[..., None].astype(np.uint8)], axis=-1)
+
+
+def _marked(pixels: Pixels, mark: int) -> Pixels:
+    return np.concatenate([pixels, np.full_like(pixels[..., :1], mark)], axis=-1)
 
 
 def covered(mask: bytes, variant: Variant) -> "np.ndarray[Any, np.dtype[np.bool_]]":
@@ -308,7 +365,10 @@ def look_at_first(request: Mapping[str, Json], read: Read, resample: Resample) -
 
 
 def look_at_guided(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
-    """Look at a video, and at the control and the mask that the sample brings for it: videos, or one picture for all frames."""
+    """Look at a video, and at the control and the mask that the sample brings for it: videos, or one picture for all frames.
+
+    Reference pictures are cut by nothing.
+    """
     video = _look_at_video(request, read, resample)
     footage: Footage = video.shot
     digests, shots = {footage.reference: video.inputs[VIDEO]}, dict[str, Footage | Still]()
@@ -318,10 +378,16 @@ def look_at_guided(request: Mapping[str, Json], read: Read, resample: Resample) 
             raise EncodeFailed(f"a video has one {role}, but this sample has {len(shown[role])}: leave the others out")
         for reference in shown.get(role, ()):
             shots[role], digests[reference] = _beside(role, reference, footage, read)
+    references: list[bytes] = []
+    for reference in shown.get(REFERENCE, ()):
+        data, digests[reference] = _content(reference, read)
+        if not data:
+            raise EncodeFailed(f"the {REFERENCE} is a video, but this model takes pictures: give a frame of it")
+        references.append(data)
     inputs = digests_of(request, [digests[reference] for reference in references_of(request)])
     variants = {role: shot.variant if isinstance(shot, Still) else shot.clip.variant for role, shot in shots.items()}
     transform = {**video.transform, "beside": {role: variant.transform()["crop"] for role, variant in variants.items()}}
-    shot = Guided(footage, shots.get(CONTROL), shots.get(MASK))
+    shot = Guided(footage, shots.get(CONTROL), shots.get(MASK), references)
     return Examined(shot, inputs, inputs, transform, video.facts)
 
 
@@ -330,22 +396,30 @@ def _beside(role: str, reference: str, footage: Footage, read: Read) -> tuple[Fo
     from cachestore.encode import videos
 
     own = footage.clip.variant
-    with read.open(reference) as file:
-        is_picture = not is_video(file.read(HEAD_BYTES))
-        file.seek(0)
-        found = None if is_picture else videos.look(file)
-        file.seek(0)
-        data, digest = (file.read(), "") if is_picture else (b"", digest_opened(file))
+    data, digest = _content(reference, read)
+    found = None
+    if not data:
+        with read.open(reference) as file:
+            found = videos.look(file)
     size = images.measure(data) if found is None else found.size
     if role == MASK:
         _check_alike(size, own.size, "video")
     if found is None:  # a mask is measured as a part of its picture, at any resolution
-        return Still(data, own if role == MASK else same_part(size, own)), digest_bytes(data)
+        return Still(data, own if role == MASK else same_part(size, own)), digest
     clip = replace(footage.clip, variant=same_part(size, own), own_rate=found.rate)
     last, there = clip.start + clip.frames, found.timeline.count(clip.rate)
     if there < last:
         raise EncodeFailed(f"the {role} video is too short: it has {plural(there, 'frame')}, but the clip of its sample ends after {last}")
     return Footage(read, reference, clip, tuple(found.timeline.take(clip.rate, clip.start, clip.frames))), digest
+
+
+def _content(reference: str, read: Read) -> tuple[bytes, str]:
+    """Return the bytes of a picture, but none of a video, which may have gigabytes; and the file's digest."""
+    with read.open(reference) as file:
+        is_picture = not is_video(file.read(HEAD_BYTES))
+        file.seek(0)
+        data = file.read() if is_picture else b""
+        return data, digest_bytes(data) if data else digest_opened(file)
 
 
 def is_video(head: bytes) -> bool:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.inputs import CAPTIONS, OWN_CAPTION, digests_of, references_of
-from cachestore.core.keys import Json, Key, Recipe, digest_bytes, input_key
+from cachestore.core.keys import Json, Key, Recipe, input_key
 from cachestore.core.samples import CAPTION
 from cachestore.encode import images
 from cachestore.encode.families import form_names
 from cachestore.encode.family import PAST_LIMIT, PictureInput, RowWidth
 from cachestore.encode.setup import Caption, OwnCaptions, Padded, TextSetup, WithPictures, caption_at, padded_length, text_width
+from cachestore.encode.shots import Shown, look_at_shown
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 
 if TYPE_CHECKING:
@@ -73,13 +74,14 @@ class TextEncoder:
         own = {name: text for name, text in zip(self.setup.family.encoders[1:], others, strict=False) if text != first}
         references = references_of(request)
         self._check_pictures(len(references))
-        contents = tuple(read(reference) for reference in references)
-        inputs = digests_of({**request, CAPTION: first, CAPTIONS: own}, [digest_bytes(content) for content in contents])
+        shown = tuple(look_at_shown(reference, read, request.get("fps")) for reference in references)
+        inputs = digests_of({**request, CAPTION: first, CAPTIONS: own}, [one.digest for one in shown])
         meta: dict[str, Json] = {"input_digest": inputs if own or references else inputs[CAPTION], "encoder": self.recipe.encoder}
         texts = {CAPTION: first, **{f"{OWN_CAPTION}{name}": text for name, text in own.items()}}
         meta |= {name: text for name, text in texts.items() if len(text) <= CAPTION_IN_META}
         caption: Caption = OwnCaptions((first, *others)) if own else first
-        return Resolved(input_key(self._fingerprint, inputs, {}), (caption, contents), inputs, meta)
+        transform = shown[0].transform() if shown else {}
+        return Resolved(input_key(self._fingerprint, inputs, transform), (caption, shown), inputs, meta)
 
     def _captions_of(self, request: Mapping[str, Json]) -> list[str]:
         """The caption that each text encoder reads, in order; one if all of them always read the same."""
@@ -116,11 +118,11 @@ class TextEncoder:
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """Count a caption's tokens and choose its group. Raises EncodeFailed if the tokenizer refuses it."""
-        caption, contents = resolved.item
+        caption, pictures = resolved.item
         if self.setup.family.pipeline is None:
             return self._prepare_ids(caption)
         if self.setup.family.pictures is not None:
-            return self._prepare_pictures(self.setup.family.pictures, caption, contents)
+            return self._prepare_pictures(self.setup.family.pictures, caption, pictures)
         counted = caption_at(caption, self._counting)
         with self._lock:
             count = self._count(counted)
@@ -137,9 +139,9 @@ class TextEncoder:
         length = padded_length(len(ids), self.max_tokens)
         return Prepared(tuple(ids), length, self._facts(count), cost=length)
 
-    def _prepare_pictures(self, shown: PictureInput, caption: str, contents: Sequence[bytes]) -> Prepared:
-        pictures = tuple(images.fit_area(images.decode(content), shown.area, shown.step) for content in contents)
-        payload = WithPictures(caption, pictures)
+    def _prepare_pictures(self, shown: PictureInput, caption: str, pictures: Sequence[Shown]) -> Prepared:
+        decoded = (one.picture() for one in pictures)
+        payload = WithPictures(caption, tuple(images.fit_area(one, shown.area, shown.step) if shown.area else one for one in decoded))
         with self._lock:
             count = self._count(payload)
         return Prepared(payload, (ALONE,), self._facts(count), cost=count)
@@ -218,10 +220,11 @@ class TextEncoder:
     @property
     def image_tokens(self) -> int:
         """About how many tokens a picture takes that is encoded with a caption; 0 if the family uses no pictures."""
-        if self.setup.family.pictures is None:
-            return 0
+        shown = self.setup.family.pictures
+        if shown is None or shown.area is None:
+            return 0 if shown is None else shown.rows
         config = self.setup.components[self.setup.family.tokenizer].config
-        return self.setup.family.pictures.area // (int(config.get("patch_size", PATCH)) * int(config.get("merge_size", MERGED))) ** 2
+        return shown.area // (int(config.get("patch_size", PATCH)) * int(config.get("merge_size", MERGED))) ** 2
 
     def entry_bytes(self, tokens: int) -> int:
         """Return about how many bytes an entry of this many tokens takes. See `is_guessing`."""
@@ -229,7 +232,8 @@ class TextEncoder:
             return self.found_bytes
         family = self.setup.family
         is_whole = not family.pad or PAST_LIMIT in family.trims.values()
-        rows = self.max_tokens if is_whole else min(tokens, self.max_tokens)
+        most = self.max_tokens + self.image_tokens
+        rows = most if is_whole else min(tokens, most)
         widths = {name: text_width(component.config) for name, component in self.setup.components.items()}
         # rows come from the encoder whose tokenizer counts; pooled outputs are small
         main = family.encoders[self._counting]

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cachestore.core.keys import Json
+from cachestore.core.samples import FIRST_FRAME
 from cachestore.encode.family import (
     DEFAULT_OF_CALL,
     LIMIT,
@@ -178,6 +179,37 @@ _LTX2_AUDIO = replace(  # LTX-2.3
 )
 _LTX2 = replace(_LTX2_TEXT, configured={"connectors.per_modality_projections": _LTX2_AUDIO})
 
+_HUNYUAN = _row(
+    _REWRITTEN,
+    ("hunyuanvideo", "HunyuanVideoPipeline", 256),
+    components=_TWO,
+    returns=("prompt_embeds", "pooled_prompt_embeds", _MASK),
+    outputs=_POOLED,
+    args={
+        "prompt_template": {DEFAULT_OF_CALL: "02b92d9533b63219915b0a2c32e1db45517aa24bd801de1286625ed4b948f890"},
+        MAX_LENGTH_ARG: 256,
+    },
+)
+
+
+def _hunyuan_i2v(name: str, every: int) -> TextFamily:
+    """LLaVA sees the first frame as 24 x 24 patches. One of so many makes a row."""
+    template = {DEFAULT_OF_CALL: "ddaef1a06cf03753a34e1d21a8c7462bc1ff3be7cc4f1842b309af8b8c8869ea"}
+    return _row(
+        _HUNYUAN,
+        (name, "HunyuanVideoImageToVideoPipeline", 256),
+        components=(*_TWO, "image_processor"),
+        is_masked=False,
+        pictures=PictureInput(rows=24 * 24 // every, most=1, role=FIRST_FRAME),
+        args={"prompt_template": template, MAX_LENGTH_ARG: 256, "image_embed_interleave": every},
+    )
+
+
+_HUNYUAN_I2V = replace(
+    _hunyuan_i2v("hunyuanvideo-i2v-33ch", 2),
+    configured={"transformer.image_condition_type=token_replace": _hunyuan_i2v("hunyuanvideo-i2v", 4)},
+)
+
 _PIPELINES = (
     TextFamily("sd15", "StableDiffusionPipeline", 77, _EMBEDS, args={SKIP_ARG: None}),
     TextFamily(
@@ -279,17 +311,8 @@ _PIPELINES = (
         args={MAX_LENGTH_ARG: 1024},
         length_step=16,
     ),
-    _row(
-        _REWRITTEN,
-        ("hunyuanvideo", "HunyuanVideoPipeline", 256),
-        components=_TWO,
-        returns=("prompt_embeds", "pooled_prompt_embeds", _MASK),
-        outputs=_POOLED,
-        args={
-            "prompt_template": {DEFAULT_OF_CALL: "02b92d9533b63219915b0a2c32e1db45517aa24bd801de1286625ed4b948f890"},
-            MAX_LENGTH_ARG: 256,
-        },
-    ),
+    _HUNYUAN,
+    _HUNYUAN_I2V,
     _row(
         _MASKED,
         ("mochi", "MochiPipeline", 256),

@@ -49,20 +49,19 @@ class Rewriter:
         """
         arguments = self._arguments | (picture_arguments(self._family, caption) if isinstance(caption, WithPictures) else {})
         try:
-            self._encode_prompt([caption.caption if isinstance(caption, WithPictures) else caption], **arguments)
+            self._encode_prompt(prompt=[caption.caption if isinstance(caption, WithPictures) else caption], **arguments)
         except _Heard as heard:
             tokens, limit = heard.args
             self.dropped = self._template if limit is None else limit - self._limit
             return tokens - self.dropped
         raise BadInput(
-            f"encode_prompt of {self._family.pipeline} should cut captions, but does not in the installed diffusers;"
-            " with diffusers 0.42.1 it does"
+            f"encode_prompt of {self._family.pipeline} should cut captions, but does not in this diffusers: install diffusers 0.42.1"
         )
 
 
 def _listener(setup: TextSetup, memory: TokenMemory) -> Foreign:
     reader, shown = setup.components[setup.family.tokenizer], setup.family.pictures
-    if shown is None:
+    if shown is None or not reader.name.startswith("processor"):
         return _Listener(load_tokenizer(reader), memory, hears_all=setup.family.template_tokens is not None)
     processor = load_processor(reader)
 

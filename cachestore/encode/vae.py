@@ -13,11 +13,12 @@ from torch import Tensor
 from cachestore.core.keys import Key
 from cachestore.core.read_block import MASK_BITS
 from cachestore.encode.budget import Budget
+from cachestore.encode.causal import frame_by_frame
 from cachestore.encode.compiling import Compiling
 from cachestore.encode.modules import DTYPES, Foreign, load_module
 from cachestore.encode.outputs import Entries, Made, difference, fetch, make_sound, tolerance
 from cachestore.encode.setup import LatentsSetup
-from cachestore.encode.shots import COVERED, GIVEN, THRESHOLD
+from cachestore.encode.shots import COVERED, GIVEN, IN_FRONT, THRESHOLD
 from cachestore.encode.torch_threads import keep_number
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
@@ -100,7 +101,9 @@ class Vae:
         if len(batch) > 1 and batch[0][1].ndim == _OF_VIDEO and not self._has_probed_videos:
             self._has_probed_videos = True
             self._probe(frames=1 + self._setup.temporal_factor)
-        together = [[pair] for pair in batch] if self.is_single else [batch]
+        # clips of one shape may still have different numbers of reference pictures
+        is_mixed = self._setup.is_split and len({_in_front(pixels) for _key, pixels in batch}) > 1
+        together = [[pair] for pair in batch] if self.is_single or is_mixed else [batch]
         began = time.perf_counter()
         begun = self._transfer.begin(
             self._encoded([key for key, _ in pairs], self._transfer.stacked([pixels for _, pixels in pairs])) for pairs in together
@@ -119,11 +122,15 @@ class Vae:
     def _encoded(self, keys: Sequence[Key], pixels: Tensor) -> "Callable[[], list[Made]]":
         """Begin to encode pictures. Call the returned function for their entries, on the CPU."""
         with torch.inference_mode():
-            there = self._transfer.to_device(pixels)
-            parts = [self._latents_of(there, keys, given) for given in ((GIVEN, COVERED) if self._setup.is_split else (GIVEN,))]
+            there, front = self._transfer.to_device(pixels), _in_front(pixels[0]) if self._setup.is_split else 0
+            references, clip = (there[:, :front], there[:, front:]) if front else (None, there)
+            parts = [self._latents_of(clip, keys, given) for given in ((GIVEN, COVERED) if self._setup.is_split else (GIVEN,))]
             made = {self._setup.stored: torch.cat(parts, dim=1).contiguous()}
             if self._setup.mask_channels:
-                made[MASK_BITS] = fold_mask(there[: len(keys), ..., _COLOURS] != GIVEN, self._setup.factor, self._setup.temporal_factor)
+                made[MASK_BITS] = fold_mask(clip[: len(keys), ..., _COLOURS] != GIVEN, self._setup.factor, self._setup.temporal_factor)
+            if references is not None:
+                made[self._setup.stored] = torch.cat([self._references(references, keys), made[self._setup.stored]], dim=2)
+                made[MASK_BITS] = torch.nn.functional.pad(made[MASK_BITS], (0, 0, 0, 0, front, 0))
             begun = fetch(self._transfer, made, [self._setup.stored], len(keys))
 
         def finish() -> list[Made]:
@@ -136,11 +143,18 @@ class Vae:
         inputs = to_range(pixels, given).to(self._vae.dtype)
         inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1) if self._setup.has_alpha else inputs
         inputs = inputs.unsqueeze(2) if self._setup.has_frames and pixels.ndim == _OF_VIDEO else inputs
-        encoded = self._vae.encode(inputs) if self._compiled is None else self._compiled.encode(inputs)
+        with frame_by_frame(self._vae):
+            encoded = self._vae.encode(inputs) if self._compiled is None else self._compiled.encode(inputs)
         return self._stored_form(encoded, keys).to(self._dtype)
 
+    def _references(self, frames: Tensor, keys: Sequence[Key]) -> Tensor:
+        """Encode reference pictures [B, F, H, W, 4], each alone. What is behind them in place of pixels to make becomes zero when read."""
+        seen = torch.cat([self._latents_of(frame, keys, IN_FRONT) for frame in frames.split(1, dim=1)], dim=2)
+        mean = torch.tensor(self._vae.config.latents_mean, dtype=seen.dtype, device=seen.device)
+        return torch.cat([seen, mean.view(1, -1, 1, 1, 1).expand_as(seen)], dim=1)
+
     def _why_single(self, frames: int) -> str | None:
-        """Return why pictures, or clips of `frames` frames, cannot share a batch (AutoencoderKLHunyuanVideo15 raises for two pictures)."""
+        """Return why pictures, or clips of `frames` frames, cannot share a batch: what a VAE raises, or how its latents differ."""
         side = max(PROBE_SIDE, 4 * self._setup.multiple)
         noise = np.random.default_rng(0).integers(0, 256, (2, frames, side, side, 3), dtype=np.uint8)
         if self._setup.mask_channels:
@@ -212,6 +226,11 @@ class Compiled:
     def ran(self) -> Callable[[float], None]:
         """Call this with the seconds that the last encoded batch took."""
         return partial(self._policy.took, self._last)
+
+
+def _in_front(pixels: Any) -> int:
+    """Return how many frames of pixels [F, H, W, 4] are reference pictures; 0 of a single picture."""
+    return int((pixels[:, 0, 0, -1] == IN_FRONT).sum()) if pixels.ndim == _OF_VIDEO else 0
 
 
 def to_range(pixels: Tensor, given: int = GIVEN) -> Tensor:

@@ -63,9 +63,9 @@ class VisionEncoder(PictureEncoder[VisionSetup, LookAtEnds]):
         from PIL import Image
 
         if self._processor is None:
-            from cachestore.encode import vision_model
+            from cachestore.encode import modules
 
-            self._processor = vision_model.load_image_processor(list(self.setup.components.values())[1])
+            self._processor = modules.load_image_processor(list(self.setup.components.values())[1])
         return self._processor(images=[Image.fromarray(frame) for frame in frames], return_tensors="np")["pixel_values"]
 
     @property

@@ -1,6 +1,5 @@
 """Call a vision encoder and its image processor. Imports torch."""
 
-import importlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,8 +9,7 @@ import torch
 from torch import Tensor
 
 from cachestore.core.keys import Key
-from cachestore.encode.models import Component
-from cachestore.encode.modules import DTYPES, Foreign, load_module, loading
+from cachestore.encode.modules import DTYPES, load_module
 from cachestore.encode.outputs import Entries, Made, difference, fetch, make_sound, tolerance
 from cachestore.encode.transfer import Transfer
 from cachestore.encode.unit import Result
@@ -20,19 +18,6 @@ from cachestore.encode.vision import VisionSetup
 _log = logging.getLogger(__name__)
 
 Batch = Sequence[tuple[Key, Any]]
-
-
-def load_image_processor(component: Component) -> Foreign:
-    """Load an image processor: the one based on Pillow, as torchvision's rounds differently, and keys must not depend on what is installed.
-
-    Raises BadInput if it cannot be loaded.
-    """
-    if component.loaded is not None:
-        return component.loaded
-    with loading(component):
-        transformers: Any = importlib.import_module("transformers")
-        name = component.class_name.removesuffix("Fast").removesuffix("Pil")
-        return getattr(transformers, f"{name}Pil", getattr(transformers, name)).from_pretrained(component.folder, local_files_only=True)
 
 
 class VisionModel:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Final
 
-from cachestore.core.samples import IMAGE, Sample
+from cachestore.core.samples import Sample
 from cachestore.core.words import first_of, plural
 from cachestore.interop.formats.families import SD_SCRIPTS
-from cachestore.interop.formats.matching import Added, same_words
+from cachestore.interop.formats.matching import Added, same_words, visual_of
 from cachestore.interop.formats.table import Format
 from cachestore.source.captions import CaptionLines, captions_in
 from cachestore.source.files import Files
@@ -68,7 +68,7 @@ class EncodedCaptions:
 
     def _text_of(self, sample: Sample) -> str | None:
         """Return the text of the file that a sample's captions were read from; None if they came from elsewhere."""
-        reference = next(iter(sample.images.get(IMAGE, ())), None)
+        reference = visual_of(sample)
         text = None if reference is None or self.files is None else text_beside(self.files, reference)
         own = None if text is None else captions_in(text.removeprefix(_MARK), self.caption_lines, sample.id, Remarks())
         return text if own == sample.captions else None

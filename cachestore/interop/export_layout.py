@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachestore.core.errors import BadInput
-from cachestore.core.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, cells_each, framing_of, sides_each
+from cachestore.core.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, cells_each, clips_each, framing_of, is_trained_on, sides_each
 from cachestore.core.keys import Recipe
-from cachestore.core.samples import CAPTION, IMAGE, MASK, Source
+from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO, Source
 from cachestore.interop.formats.families import FAMILIES, Family, family_named, family_of_pipeline
-from cachestore.interop.formats.matching import Named
+from cachestore.interop.formats.matching import ClipFrames, Named
 from cachestore.interop.formats.table import Extra, Format, Writing
+from cachestore.jobs.columns import images_in
 from cachestore.jobs.declared_model import scale_of
 from cachestore.source.combined import is_alone, labels_of
 from cachestore.source.memory import MEMORY
@@ -43,14 +44,15 @@ class ExportLayout:
         return next((one for one in self.catalog.columns if one.role == CAPTION), None)
 
     @cached_property
-    def pictures(self) -> tuple[KeyColumn, ...]:
-        """The columns of pictures, one for each exported resolution. Raises BadInput if the data set lacks the chosen one."""
-        found = tuple(one for one in self.catalog.columns if one.role == IMAGE)
+    def visuals(self) -> tuple[KeyColumn, ...]:
+        """The columns of pictures and videos, each for every exported resolution. Raises BadInput if the data set lacks the chosen one."""
+        roles = (IMAGE, VIDEO) if "videos" in self.writing.takes else (IMAGE,)
+        found = tuple(one for one in self.catalog.columns if one.role in roles and is_trained_on(one.role, one.options))
         if self.resolution is None:
             return found
         chosen = tuple(one for one in found if _resolution(one) == self.resolution)
         if not chosen:
-            known = ", ".join(str(_resolution(one)) for one in found if _resolution(one) is not None) or "none that is known"
+            known = ", ".join(str(one) for one in _resolutions(found) if one is not None) or "none that is known"
             raise BadInput(f"{self.catalog.name!r} has no latents at the resolution {self.resolution}; it has {known}")
         return chosen
 
@@ -62,7 +64,7 @@ class ExportLayout:
     @cached_property
     def columns(self) -> tuple[KeyColumn, ...]:
         """The columns that are exported: captions, then pictures."""
-        return (*(() if self.captions is None else (self.captions,)), *self.pictures)
+        return (*(() if self.captions is None else (self.captions,)), *self.visuals)
 
     @cached_property
     def family_of(self) -> Mapping[str, Family]:
@@ -86,16 +88,18 @@ class ExportLayout:
         return self.roots.get(self.source(row)) or _folder(str(hints.get("data", "")))
 
     def tree(self, row: int, column: KeyColumn) -> str:
-        """Return the folder of a cell's file as `SOURCE/RESOLUTION/`, without the parts that the format or the data set does not need."""
-        has_each = self.writing.resolutions == "a folder each" and len(self.pictures) > 1
-        return "".join(f"{part}/" for part in (self.source(row), str(_resolution(column)) if has_each else "") if part)
+        """Return the folder of a cell's file: `SOURCE/RESOLUTION/videos/`, without the parts that nothing needs."""
+        has_each = self.writing.resolutions == "a folder each"
+        resolution = str(_resolution(column)) if has_each and len(_resolutions(self.visuals)) > 1 else ""
+        kind = f"{column.role}s" if has_each and len({one.role for one in self.visuals if len(one.keys)}) > 1 else ""
+        return "".join(f"{part}/" for part in (self.source(row), resolution, kind) if part)
 
     def text_trees(self, row: int) -> Sequence[str]:
         """Return the folders in which the trainer looks for a row's text."""
         if self.writing.text_by == "caption":
             return ("",)
-        source = self.source(row)
-        return tuple(dict.fromkeys(self.tree(row, column) for column in self.pictures)) or (f"{source}/" if source else "",)
+        source, own = self.source(row), [column for column in self.visuals if column.count(row)]
+        return tuple(dict.fromkeys(self.tree(row, column) for column in own or self.visuals)) or (f"{source}/" if source else "",)
 
     def check(self) -> None:
         """Raise BadInput if the format cannot hold the family or something in the data set."""
@@ -105,10 +109,10 @@ class ExportLayout:
             if column.role == CAPTION and self.format.name not in family.text:
                 able = ", ".join(sorted(family.text)) or "none"
                 raise BadInput(f"{self.format.name} has no files for the text of {family.name}; these have: {able}")
-        for column in self.pictures:
+        for column in self.visuals:
             self._check_variants(column)
-        if len(self.pictures) > 1 and self.family_of[self.pictures[0].encoder].name in self.writing.one_resolution:
-            several = ", ".join(str(_resolution(column)) for column in self.pictures)
+        if len(self.visuals) > 1 and self.family_of[self.visuals[0].encoder].name in self.writing.one_resolution:
+            several = ", ".join(map(str, _resolutions(self.visuals)))
             raise BadInput(
                 f"{self.format.name} keeps only one resolution of this family in a file: pass --resolution-only with one of {several}"
             )
@@ -124,7 +128,7 @@ class ExportLayout:
                 f"{self.format.name} finds only latents of centre crops, but these are of random crops: precompute with --crop"
                 " center under another --name, and export that"
             )
-        crops, crop_number = cells_each(options) // sides_each(options), self.crop_number
+        crops, crop_number = cells_each(options) // sides_each(options) // clips_each(options), self.crop_number
         if crops > 1 and crop_number is None:
             of = f"{self.format.name} keeps one crop of each picture, but {self.catalog.name!r} has {crops}"
             raise BadInput(f"{of}: pass --variant-only with a number from 0 to {crops - 1}")
@@ -164,25 +168,32 @@ class ExportLayout:
 
     def named(self, row: int, column: KeyColumn, index: int) -> Named:
         """Return what the name of a cell's file is made from."""
-        at, references = self.catalog.images.get(IMAGE, ([0] * (len(self.catalog) + 1), ()))
-        reference = references[at[row]] if at[row] < at[row + 1] else self.catalog.ids[row]
+        own = (column.role, IMAGE, VIDEO)
+        images = (images_in(self.catalog, row, role) for role in own if role != CAPTION)
+        reference = next((one for some in images for one in some), None)
+        is_prompt, reference = reference is None, self.catalog.ids[row] if reference is None else reference
         source, facts = self.source(row), column.cell(index).facts
         captions = self.catalog.row_captions(row)
         number = index - column.at[row] if column.role == CAPTION else 0
         widths = {"size": 2, "bucket": 2, "resized": 2, "crop": 4}
         known: dict[str, Any] = {name: tuple(facts[name][:width]) for name, width in widths.items() if name in facts}
         known |= {"tokens": facts["tokens"][0]} if "tokens" in facts else {}
-        known |= {"is_part": WITHIN in framing_of(json.loads(self.catalog.extras[row])), "is_prompt": at[row] == at[row + 1]}
+        known |= {"span": ClipFrames(facts["start"][0], facts["bucket"][2])} if column.role == VIDEO else {}
+        known |= {"is_part": WITHIN in framing_of(json.loads(self.catalog.extras[row])), "is_prompt": is_prompt}
         caption = captions[number] if number < len(captions) else ""
         if reference.removeprefix(f"{source}/").startswith(MEMORY):
             reference = self.catalog.ids[row]
         return Named(reference.removeprefix(f"{source}/") if source else reference, caption, **known)
 
     def indices(self, row: int, column: KeyColumn) -> Sequence[int]:
-        """Return the cells of a row's first picture that are exported: those of one crop, plain and mirrored."""
-        first = column.at[row] + (self.crop_number or 0) * sides_each(column.options)
-        count = 1 if "flips" in self.leave_out else sides_each(column.options)
-        return range(first, first + count) if column.count(row) else ()
+        """Return the cells of a row's first picture or video that are exported: those of one crop, plain and mirrored, and of all clips."""
+        sides, each = sides_each(column.options), sides_each(column.options) * clips_each(column.options)
+        first = column.at[row] + (self.crop_number or 0) * each
+        return range(first, first + each, sides if "flips" in self.leave_out else 1) if column.count(row) else ()
+
+
+def _resolutions(columns: Sequence[KeyColumn]) -> list[int | None]:
+    return list(dict.fromkeys(map(_resolution, columns)))
 
 
 def _resolution(column: KeyColumn) -> int | None:

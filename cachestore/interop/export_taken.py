@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cachestore.core.inputs import BUCKETS, RESOLUTIONS, SOURCE, is_trained_on
-from cachestore.core.samples import CONTROL, VIDEO
+from cachestore.core.samples import CONTROL, IMAGE, VIDEO
 from cachestore.core.words import first_of, noun, plural
 from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.caption_files import text_beside
@@ -70,10 +70,10 @@ class Taken:
     def guessed(self) -> Mapping[str, int]:
         """For each encoder, the resolution at which its trainer's rule gives these buckets, else one near the largest bucket's side."""
         guessed: dict[str, int] = {}
-        for column in self.layout.pictures:
+        for column in self.layout.visuals:
             settings = learned_buckets(column, self.layout.catalog.recipes[column.fingerprint])
             buckets = (column.cell(index).facts.get("bucket", (0, 0)) for index in range(len(column.keys)))
-            largest = isqrt(max((width * height for width, height in buckets), default=0))
+            largest = isqrt(max((width * height for width, height, *_frames in buckets), default=0))
             nearest = max(STEP, (largest + STEP // 2) // STEP * STEP)
             guessed[column.encoder] = nearest if settings is None else settings.resolution
         return guessed
@@ -104,17 +104,19 @@ class Taken:
 
     def left_out(self) -> Iterator[str]:
         """Yield what the format cannot hold, in words: control images, videos, further captions of a picture."""
-        controls = sum(len(column.keys) for column in self.layout.catalog.columns if column.role == CONTROL)
-        if controls and "controls" not in self.layout.writing.takes:
+        pictures = [column for column in self.layout.visuals if column.role == IMAGE and "controls" in self.layout.writing.takes]
+        shown = (column for column in self.layout.catalog.columns if column.role == CONTROL)
+        rows = range(len(self.layout.catalog))
+        if controls := sum(column.count(row) for column in shown for row in rows if not any(one.count(row) for one in pictures)):
             yield f"latents of {plural(controls, 'control image')}"
-        of_videos = (column for column in self.layout.catalog.columns if column.role == VIDEO and is_trained_on(VIDEO, column.options))
-        if videos := sum(len(column.keys) for column in of_videos):
+        columns = (column for column in self.layout.catalog.columns if column.role == VIDEO and is_trained_on(VIDEO, column.options))
+        if (videos := sum(len(column.keys) for column in columns)) and "videos" not in self.layout.writing.takes:
             yield f"latents of {plural(videos, 'video')}"
         column = self.layout.captions
-        if column is not None and self.layout.writing.text_by != "caption":
-            rows = sum(1 for row in range(len(self.layout.catalog)) if column.count(row))
-            if further := len(column.keys) - rows:
-                yield f"{plural(further, 'caption')} after the first one of their picture"
+        if column is None or self.layout.writing.text_by == "caption":
+            return
+        if further := len(column.keys) - sum(column.count(row) > 0 for row in rows):
+            yield f"{plural(further, 'caption')} after the first one of their picture"
 
     def not_taken(self) -> Iterator[str]:
         """Yield what the trainer will not find or cannot put into batches, in words."""
@@ -139,7 +141,7 @@ class Taken:
     @property
     def _advice(self) -> str:
         """Which rule the trainer needs, in words; empty if the data set has that rule, or was not made here."""
-        trainer, options = self.layout.format.name, [column.options for column in self.layout.pictures]
+        trainer, options = self.layout.format.name, [column.options for column in self.layout.visuals]
         has_rule = any(one.get(BUCKETS) == trainer or "resolution" not in one for one in options)
         return "" if has_rule else f": precompute with --buckets {trainer} makes latents for its buckets"
 

@@ -1,10 +1,8 @@
 """`export`: writes a data set as the files that another trainer would have cached."""
 
 import json
-import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -15,24 +13,21 @@ from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, as_array
 from cachestore.core.words import did_you_mean, in_short
-from cachestore.files.checksum import digest_of
 from cachestore.files.marker import check_for_reading
-from cachestore.files.publish import write_outside
 from cachestore.interop.export_layout import ExportLayout
 from cachestore.interop.export_taken import Taken
+from cachestore.interop.export_target import Target
 from cachestore.interop.export_values import ExportValues
 from cachestore.interop.formats import simpletuner
 from cachestore.interop.formats.containers import write_npz, write_safetensors
 from cachestore.interop.formats.families import SIMPLETUNER, family_named
 from cachestore.interop.formats.matching import Named
-from cachestore.interop.formats.table import Format, written_format
+from cachestore.interop.formats.table import WEBDATASET, Format, written_format
+from cachestore.interop.tar_exporting import TarExport, refuse_given
 from cachestore.jobs.options import python_call
 from cachestore.storage.catalog import Catalog, list_generations, list_names, read_catalog
 from cachestore.store.reader import Reader
 
-NOTE: Final = ".cachestore-export.json"
-"""A file in the exported folder. It lists the files that exports wrote, with their digests."""
-_FORMAT: Final = "cachestore-export/1"
 _NAMED: Final = 1000
 LEAVABLE: Final = ("flips", "masks")
 """What `leave_out` may name."""
@@ -103,7 +98,7 @@ def export_cache(
     Args:
         store: the store's folder.
         name: the name of the data set.
-        format: "sd-scripts", "simpletuner", "musubi" or "ai-toolkit".
+        format: "sd-scripts", "simpletuner", "musubi" or "ai-toolkit"; or "webdataset", for tars with all that the data set has.
         folder: where to write; made if it does not exist. sd-scripts and ai-toolkit cache beside the pictures, so it may be DATA itself.
         generation: of the data set; the newest by default.
         family: such as "flux", if the data set does not say it. Latents alone may fit several families.
@@ -125,6 +120,9 @@ def export_cache(
     resolution_only = None if resolution_only is None else as_whole("resolution_only", resolution_only, least=1)
     variant_only = None if variant_only is None else as_whole("variant_only", variant_only, least=0)
     leave_out = tuple(as_many("leave_out", leave_out, f"a list of {' and '.join(LEAVABLE)}"))
+    if format == WEBDATASET:
+        refuse_given({"family": family, "resolution_only": resolution_only, "variant_only": variant_only, "leave_out": leave_out})
+        return _export_tars(store, name, generation, Target(folder, may_replace=replace))
     wanted, writing = written_format(format)
     if unknown := sorted(set(leave_out) - set(LEAVABLE)):
         raise BadInput(f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can")
@@ -132,7 +130,7 @@ def export_cache(
     with Reader(store) as reader:
         catalog = _catalog(reader, name, generation)
         layout = ExportLayout(catalog, wanted, writing, given, resolution_only, variant_only, leave_out)
-        export, target = _Export(layout, ExportValues(reader, layout), Taken(layout, folder)), _Target(folder, may_replace=replace)
+        export, target = _Export(layout, ExportValues(reader, layout), Taken(layout, folder)), Target(folder, may_replace=replace)
         export.write(target)
         return ExportReport(
             wanted.name,
@@ -149,6 +147,24 @@ def export_cache(
             tuple(export.taken.left_out()),
             tuple(export.taken.not_taken()),
             tuple(export.taken.remarks()),
+        )
+
+
+def _export_tars(store: Path, name: str, generation: int | None, target: Target) -> ExportReport:
+    with Reader(store) as reader:
+        export = TarExport(reader, _catalog(reader, name, generation))
+        export.write(target)
+        check_for_reading(reader.layout)
+        catalog, counts = export.catalog, (target.written, target.unchanged, target.size_bytes)
+        return ExportReport(
+            WEBDATASET,
+            str(target.folder),
+            catalog.name,
+            catalog.generation,
+            len(catalog),
+            *counts,
+            tuple(target.foreign[:_NAMED]),
+            tuple(export.failures),
         )
 
 
@@ -176,73 +192,6 @@ def _encoded(wanted: Format, contents: Contents) -> bytes:
             return write_torch(contents.tensors)
 
 
-@dataclass
-class _Target:
-    """The folder that is written to. Other programs may have files there too; a note in it says which files are ours."""
-
-    folder: Path
-    may_replace: bool
-    written: int = 0
-    unchanged: int = 0
-    size_bytes: int = 0
-    """Size of the written files."""
-    foreign: list[str] = field(default_factory=list[str])
-    """Files with other bytes that no export wrote."""
-
-    @cached_property
-    def _ours(self) -> dict[str, str]:
-        """Digests of what earlier exports wrote, by path; empty if the note is missing or invalid."""
-        try:
-            body = json.loads((self.folder / NOTE).read_bytes())
-            return {str(path): str(digest) for path, digest in body["files"].items()} if body["format"] == _FORMAT else {}
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            return {}
-
-    def put(self, path: str, data: bytes) -> bool:
-        """Write a file, unless one with other bytes exists that no export wrote. Return whether it has these bytes now.
-
-        Raises WriteFailed, and EncodeFailed for a path outside of the folder.
-        """
-        final = self._inside(path)
-        digest = digest_of([data])
-        found = _digest_there(final)
-        if found == digest:
-            self.unchanged += 1
-        elif found is not None and not self.may_replace and self._ours.get(path) != found:
-            self.foreign.append(path)
-            return False
-        else:
-            write_outside(final, data)
-            self.written += 1
-            self.size_bytes += len(data)
-        self._ours[path] = digest
-        return True
-
-    def _inside(self, path: str) -> Path:
-        """Return the path of a file. Raises EncodeFailed for a name that leads out of the folder."""
-        final = Path(os.path.normpath(self.folder / path))
-        if not final.is_relative_to(self.folder) or final == self.folder:
-            raise EncodeFailed(
-                f"its id leads out of {self.folder} ({path}): give the sample another id, and run `cachestore precompute` again"
-            )
-        return final
-
-    def close(self) -> None:
-        """Write the note of which files are ours."""
-        body = {"format": _FORMAT, "files": dict(sorted(self._ours.items()))}
-        write_outside(self.folder / NOTE, json.dumps(body, indent=0).encode())
-
-
-def _digest_there(path: Path) -> str | None:
-    """Return the digest of a file; None if there is none, empty if it cannot be read."""
-    try:
-        return digest_of([path.read_bytes()])
-    except FileNotFoundError:
-        return None
-    except OSError:
-        return ""
-
-
 @dataclass(frozen=True, slots=True)
 class _Made:
     """A file to write. Two with the same path are one file if `of`, what they are made from, is equal."""
@@ -264,7 +213,7 @@ class _Export:
     there: dict[str, str] = field(default_factory=dict[str, str])
     """By path: the sample of each file that has the right bytes."""
 
-    def write(self, target: _Target) -> None:
+    def write(self, target: Target) -> None:
         for sample, made in chain(self._files(), self._empty_caption()):
             try:
                 if target.put(made.path, _encoded(self.layout.format, made.contents)):
@@ -332,7 +281,7 @@ class _Export:
     def _latents_files(self, row: int) -> Iterator[_Made]:
         """Yield the files of a row's picture, one for each variant or one for all. Failures are recorded."""
         is_one_file = self.layout.writing.resolutions == "one file"
-        cells = [(column, index) for column in self.layout.pictures for index in self.layout.indices(row, column)]
+        cells = [(column, index) for column in self.layout.visuals for index in self.layout.indices(row, column)]
         for several in [cells] if is_one_file and cells else [[cell] for cell in cells]:
             column = several[0][0]
             try:
@@ -354,7 +303,7 @@ class _Export:
             return {}
         rows: dict[str, list[tuple[str, Named]]] = {}
         for row, sample in enumerate(self.layout.catalog.ids):
-            for column in self.layout.pictures:
+            for column in self.layout.visuals:
                 for index in self.layout.indices(row, column):
                     named, tree = self.layout.named(row, column, index), self.layout.tree(row, column)
                     if self.there.get(f"{tree}{simpletuner.latents_path(named.reference)}") == sample:

@@ -4,19 +4,20 @@ import hashlib
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.core.inputs import WITHIN, caption_key
-from cachestore.core.keys import Json, Key, Recipe, canonical, digest_bytes, digest_text, input_key
+from cachestore.core.inputs import caption_key
+from cachestore.core.keys import Json, Key, Recipe, canonical, digest_text, input_key
 from cachestore.core.raw_tensors import Array, Latents, Misplaced, Text, numbers
-from cachestore.core.samples import CAPTION, IMAGE
+from cachestore.core.samples import CAPTION, IMAGE, VIDEO
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.interop.formats.families import Family
 from cachestore.interop.formats.matching import FileLocation, Metadata
 from cachestore.interop.sandbox import CacheFiles
+from cachestore.interop.source_facts import look_at
 from cachestore.jobs.declared_model import IMPORTED
 
 _OF_A_SIZE: Final = re.compile(r"_\d+(x\d+)+(_[a-z0-9_]+)?$")
@@ -139,31 +140,40 @@ class ImportedLatents(FileEncoder):
     turned: set[str] = field(default_factory=set[str])
     """Pictures read here that are turned by a quarter by their EXIF data."""
     role = IMAGE
+    """Videos have a column of their own."""
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """Read the picture, for its digest, and its file. Raises EncodeFailed if the cache has nothing for it or for its crop; OSError."""
-        reference = str(request["image"])
-        locations = self.locations_of(reference, f"picture {reference!r}")
-        picture = read(reference)
-        digest = digest_bytes(picture)
+        """Read the picture or video, for its digest, and its file. A request for a clip of a video has its `start` and its `frames`.
+
+        Raises EncodeFailed if the cache has nothing for it or for its crop; OSError.
+        """
+        reference = str(request.get(VIDEO) or request["image"])
+        locations = self.locations_of(reference, f"{VIDEO if VIDEO in request else 'picture'} {reference!r}")
+        if "start" in request:
+            locations = [one for one in locations if one.span == (request["start"], *request["frames"])]
+        source = look_at(request, read)
         location, data, latents = self._largest(reference, locations)
         factor, (height, width) = int(self.recipe.read["spatial_factor"]), latents.tensor[1][-2:]
         bucket = (width * factor, height * factor)
-        metadata, measured = self._metadata_of(reference, bucket), _measured(picture)
-        if measured is not None and measured.upright != measured.stored:
+        metadata = self._metadata_of(reference, bucket)
+        if source.is_turned:
             self.turned.add(reference)
-        _check_size(f"{metadata.path} says that the picture has", metadata.facts, measured)
-        _check_size(f"{location.path} is of a picture of", latents.facts, measured)
+        source.check_size(f"{metadata.path} says that the picture has", metadata.facts)
+        source.check_size(f"{location.path} is of a picture of", latents.facts)
+        latent_frames = latents.tensor[1][1] if len(latents.tensor[1]) == 4 else 1
+        frames = (latent_frames - 1) * int(self.recipe.read["temporal_factor"]) + 1
         facts: dict[str, Json] = {**metadata.facts, **latents.facts, "bucket": list(bucket)}
-        _check_crop(request, facts, measured, location)
-        facts = _with_crop(facts, measured)
+        source.check_crop(request, facts, location)
+        facts = source.with_crop(facts) | source.clip_facts(location, frames, request.get("fps"))
+        facts["bucket"] += [frames] if source.is_video else []
         for name in latents.others:
             self.beside.setdefault(_OF_A_SIZE.sub("", name.removeprefix(f"{self.cache.format.name}.")), set()).add(reference)
         cached = hashlib.sha256(data).hexdigest()
-        key = input_key(self.recipe.fingerprint, {"image": digest}, {"cached": cached})
+        role = VIDEO if source.is_video else IMAGE
+        key = input_key(self.recipe.fingerprint, {role: source.digest}, {"cached": cached})
         info: dict[str, Json] = {"info": {**metadata.info, **latents.info}} if metadata.info or latents.info else {}
-        meta = {"input_digest": digest, "bucket": facts["bucket"], **self.about(location, file_digest=cached, **info)}
-        return Resolved(key, {latents.kind: latents.tensor, **latents.others}, {str(request.get("role", IMAGE)): digest}, meta, facts)
+        meta = {"input_digest": source.digest, "bucket": facts["bucket"], **self.about(location, file_digest=cached, **info)}
+        return Resolved(key, {latents.kind: latents.tensor, **latents.others}, {role: source.digest}, meta, facts)
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """Return what `resolve` read."""
@@ -222,80 +232,3 @@ class ImportedLatents(FileEncoder):
             names = " and ".join(one.path for one in fitting[:3])
             raise EncodeFailed(f"{names} contradict each other about it: keep only the right one there")
         return fitting[0] if fitting else Metadata("", {})
-
-
-def _with_crop(given: Mapping[str, Json], measured: "_Measured | None") -> dict[str, Json]:
-    """Return facts for the catalog. If the file reports no crop, the picture is taken to cover its bucket and to be cut at the centre."""
-    facts = dict(given)
-    if "size" not in facts and measured is not None:
-        facts["size"] = list(measured.upright)
-    if "size" in facts and not {"resized", "crop"} <= facts.keys():
-        from cachestore.encode.buckets import Size, crop_box
-
-        box = crop_box(Size(*facts["size"]), Size(*facts["bucket"]))
-        facts |= {"resized": list(box.resized), "crop": list(box.crop)}
-    return facts
-
-
-def _check_size(words: str, facts: Mapping[str, Json], measured: "_Measured | None") -> None:
-    """Raise EncodeFailed if the file reports another size of the picture: it belongs to an earlier picture of this name.
-
-    `said` begins the message, up to the size. Trainers take the size before or after they turn a picture upright.
-    """
-    if "size" not in facts or measured is None or tuple(facts["size"]) in measured:
-        return
-    (width, height), own = facts["size"], measured.upright
-    raise EncodeFailed(
-        f"{words} {width} x {height} pixels, but it has {own[0]} x {own[1]}: the file may be of an earlier picture of this name;"
-        " run `cachestore precompute` to encode this one"
-    )
-
-
-def _check_crop(request: Mapping[str, Json], facts: Mapping[str, Json], measured: "_Measured | None", location: FileLocation) -> None:
-    """Raise EncodeFailed if a sample has its own crop, unless the file reports that its latents were cut from that part."""
-    if WITHIN not in request:
-        return
-    if measured is not None:
-        from cachestore.encode.buckets import Size
-        from cachestore.encode.variants import within_of
-
-        within = within_of(request, Size(*measured.upright))
-        if within is None or ({"resized", "crop"} <= facts.keys() and _is_within(facts, within, Size(*measured.upright))):
-            return
-    raise EncodeFailed(
-        f"it has its own crop {list(request[WITHIN])}, but the latents in {location.path} are taken to be of the whole picture; run"
-        " `cachestore precompute` to encode the crop"
-    )
-
-
-def _is_within(facts: Mapping[str, Json], within: tuple[int, int, int, int], size: tuple[int, int]) -> bool:
-    """Whether the reported crop is a variant of this part of a picture: scaled so that the part covers the bucket, and cut inside of it."""
-    from cachestore.encode.buckets import CropBox, Size, crop_box
-    from cachestore.encode.variants import Variant
-
-    part, bucket = Size(within[2] - within[0], within[3] - within[1]), Size(*facts["bucket"])
-    scaled = crop_box(part, bucket).resized
-    all_of_it = Variant(
-        Size(*size), bucket, CropBox(scaled, (0, 0, scaled.width, scaled.height)), is_flipped=False, crop_number=None, within=within
-    ).facts()
-    (left, top, right, bottom), (least, first, most, last) = facts["crop"], all_of_it["crop"]
-    is_inside = least <= left and first <= top and right <= most and bottom <= last
-    return is_inside and list(facts["resized"]) == all_of_it["resized"] and (right - left, bottom - top) == tuple(bucket)
-
-
-class _Measured(NamedTuple):
-    """(width, height) of a picture in pixels."""
-
-    upright: tuple[int, int]
-    stored: tuple[int, int]
-    """Before it is turned according to its EXIF data."""
-
-
-def _measured(picture: bytes) -> _Measured | None:
-    """Return the size of a picture from its header; None without Pillow, or if it is no picture."""
-    try:
-        from cachestore.encode import images
-
-        return _Measured(images.measure(picture), images.measure_stored(picture))
-    except (ImportError, EncodeFailed):
-        return None

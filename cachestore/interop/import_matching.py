@@ -9,14 +9,14 @@ from typing import Final
 
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, EncodeFailed
-from cachestore.core.samples import IMAGE, Sample
+from cachestore.core.samples import VIDEO, Sample
 from cachestore.core.words import first_of, noun, plural
 from cachestore.files.paths import MARKER
 from cachestore.interop.caption_files import SUFFIXES, EncodedCaptions
 from cachestore.interop.file_encoder import FileEncoder, ImportedLatents
 from cachestore.interop.formats import diffusion_pipe
 from cachestore.interop.formats.families import SD_SCRIPTS, Family, family_named
-from cachestore.interop.formats.matching import Added, FileLocation, Kind, Matches, ParsedName, pictures_of
+from cachestore.interop.formats.matching import Added, ClipFrames, FileLocation, Kind, Matches, ParsedName, visual_of, visuals_of
 from cachestore.interop.formats.table import Format
 from cachestore.interop.import_request import ImportRequest
 from cachestore.interop.sandbox import CacheFiles
@@ -45,6 +45,8 @@ class CacheScan:
     matches: Matches
     unreadable: list[str] = field(default_factory=list[str])
     """Remarks on files that could not be read."""
+    spans: dict[str, ClipFrames] = field(default_factory=dict[str, ClipFrames])
+    """By sample: the frames of its clip, if a file's name says them."""
 
     @cached_property
     def paths(self) -> Sequence[str]:
@@ -85,7 +87,7 @@ class CacheScan:
         is_inside = folder.is_relative_to(root)
         if folder == root or not (is_inside or root.is_relative_to(folder)):
             return
-        inside, outside, paths = (folder, root, pictures_of(self.samples)) if is_inside else (root, folder, self.paths)
+        inside, outside, paths = (folder, root, visuals_of(self.samples)) if is_inside else (root, folder, self.paths)
         if any(PurePosixPath(path).is_relative_to(inside.relative_to(outside).as_posix()) for path in paths):
             advice = f", or {folder} as --data" if Path(self.request.data).is_dir() else ""
             raise BadInput(
@@ -98,7 +100,8 @@ class CacheScan:
         found = (self.wanted.metadata_files.fullmatch(path.name) for path in self._metadata_files) if self.wanted.metadata_files else ()
         self.matches.ids = sorted({one["id"] for one in found if one is not None})
         if self.wanted.reading.match is not None:
-            self.wanted.reading.match(self.paths, self.samples, self.matches)
+            may_match = [sample for sample in self.samples if self.wanted.has_videos or VIDEO not in sample.images]
+            self.wanted.reading.match(self.paths, may_match, self.matches)
             return
         diffusion_pipe.match(list(self._items(cache)), self.samples, self.matches)
         if self.matches.family is None:
@@ -106,6 +109,26 @@ class CacheScan:
             for family in ("flux", "sdxl"):
                 if family in names:
                     self.matches.counts(family_named(family))
+
+    def settle_videos(self, seen: Remarks) -> None:
+        """Make a sample of each clip of a video. If the cache holds nothing of videos, they are left out, as `precompute` does."""
+        latents = {*self.matches.latents, *self.matches.doubtful_latents}
+        videos = [sample for sample in self.samples if VIDEO in sample.images]
+        if not any(visual_of(one) in latents or (not latents and one.captions[0] in self.matches.text) for one in videos):
+            seen.videos += len(videos)
+            self.samples = [sample for sample in self.samples if VIDEO not in sample.images]
+        spans = {sample.id: self.matches.spans(visual_of(sample)) for sample in self.samples}
+        are_several = any(len(those) > 1 for those in spans.values())
+        self.samples = [clip for sample in self.samples for clip in self._clips_of(sample, spans[sample.id], are_several=are_several)]
+
+    def _clips_of(self, sample: Sample, spans: Sequence[ClipFrames], *, are_several: bool) -> Iterator[Sample]:
+        """Yield a sample for each clip. If no video has several, each keeps the id of its video, so that `precompute` can add to it."""
+        for span in spans:
+            own = replace(sample, id=f"{sample.id}#{span.start:05d}-{span.frames:03d}") if are_several else sample
+            self.spans[own.id] = span
+            yield own
+        if not spans:
+            yield sample
 
     def _items(self, cache: CacheFiles) -> Iterator[diffusion_pipe.Item]:
         for path in filter(diffusion_pipe.is_table, self.paths):
@@ -133,7 +156,7 @@ class CacheScan:
         read_metadata, paths = self.wanted.read_metadata, self._metadata_files
         if read_metadata is None:
             return []
-        references = pictures_of(self.samples)
+        references = visuals_of(self.samples)
         for path in dict.fromkeys(map(Path.resolve, paths)):
             read_metadata(str(path), path.read_bytes(), references.keys(), self.matches)
         return [(path.name, *_size_and_time(path)) for path in paths]
@@ -173,12 +196,12 @@ class CacheScan:
         return beside
 
     def stale(self, counted: Collection[str]) -> Iterator[str]:
-        """Yield files older than their picture or caption. They may still be right, because copying a source makes it younger."""
+        """Yield files older than their picture, video or caption. They may still be right, because copying a source makes it younger."""
         for sample in self.samples:
-            for reference in sample.images.get(IMAGE, ())[:1]:
-                source = self.listing.stat(reference)
-                latents = self.matches.latents.get(reference, ())[:1] if "latents" in counted else ()
-                yield from (location.path for location in latents if source is not None and source[1] > self._time_of(location))
+            for reference in filter(None, [visual_of(sample)]):
+                source, span = self.listing.stat(reference), self.spans.get(sample.id)
+                latents = [one for one in self.matches.latents.get(reference, ()) if one.span == span] if "latents" in counted else []
+                yield from (location.path for location in latents[:1] if source is not None and source[1] > self._time_of(location))
                 for caption in sample.captions[:1] if "text" in counted else ():
                     alone = [location for location in self.matches.text.get(caption, ())[:1] if location.beside is None]
                     own = self._beside.get((caption, reference), alone)

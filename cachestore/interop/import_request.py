@@ -49,7 +49,8 @@ class ImportRequest:
     format: str
     folder: str
     store: str
-    data: str
+    data: str = ""
+    """Empty for tars, which hold what their values were made from."""
     model: str | None = None
     claims: Mapping[str, Json] = field(default_factory=dict[str, Json])
     family: str | None = None
@@ -60,6 +61,7 @@ class ImportRequest:
     caption_lines: CaptionLines = "whole"
     caption: str | None = None
     trigger_word: str | None = None
+    fps: float | None = None
     vae: str | None = None
     text_encoder: str | None = None
     encode_arg: Mapping[str, Json] = field(default_factory=dict[str, Json])

@@ -6,7 +6,7 @@ fingerprint differs. `verify --recompute` checks what was declared.
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -17,16 +17,20 @@ from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch
 from cachestore.core.inputs import WITHIN, framing_of, request_for
 from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.ranks import RankInfo
-from cachestore.core.samples import CAPTION, IMAGE, Sample
+from cachestore.core.samples import CAPTION, IMAGE, VIDEO, Sample
 from cachestore.core.words import plural
 from cachestore.files.paths import Layout
 from cachestore.interop.file_encoder import FileEncoder
-from cachestore.interop.formats.table import format_named
+from cachestore.interop.formats.matching import ClipFrames, visuals_of
+from cachestore.interop.formats.table import WEBDATASET, format_named
 from cachestore.interop.import_encoders import declared_encoders, family_of_cache, file_encoders
 from cachestore.interop.import_matching import CacheScan, look_for, remarks_of
 from cachestore.interop.import_request import ImportReport, ImportRequest
 from cachestore.interop.learned_buckets import buckets_in_words
 from cachestore.interop.sandbox import CacheFiles, TorchFiles
+from cachestore.interop.tar_exporting import refuse_given
+from cachestore.interop.tar_importing import TarImport
+from cachestore.jobs.option_types import RATE
 from cachestore.jobs.options import python_call
 from cachestore.jobs.pass_loop import run_pass
 from cachestore.jobs.task import Cancel, Job, OnProgress
@@ -47,7 +51,7 @@ def import_cache(
     folder: str | Path,
     *,
     store: str | Path,
-    data: str | Path,
+    data: str | Path | None = None,
     model: str | Path | None = None,
     claims: Mapping[str, Json] | None = None,
     family: str | None = None,
@@ -57,6 +61,7 @@ def import_cache(
     caption_lines: CaptionLines = "whole",
     caption: str | None = None,
     trigger_word: str | None = None,
+    fps: float | None = None,
     vae: str | Path | None = None,
     text_encoder: str | Path | None = None,
     encode_args: Mapping[str, Json] | None = None,
@@ -70,10 +75,10 @@ def import_cache(
     with a file that cannot be read, is listed in `report.failures`; the others are imported. A second call goes on where the first stopped.
 
     Args:
-        format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit" or "diffusion-pipe".
+        format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit", "diffusion-pipe", or "webdataset" for tars, which say what they hold.
         folder: the cache; for sd-scripts and ai-toolkit, which write beside the pictures, usually DATA itself.
         store: the store's folder; made if it does not exist.
-        data: what the cache was made from, as for `precompute`. Pictures are read for their digests.
+        data: what the cache was made from, as for `precompute`; needed for all formats but tars. Pictures are read for their digests.
         model: the model that made it. Its files are digested and become part of the fingerprint; nothing is loaded.
         claims: settings that declare the model instead, such as `{"model": "FLUX.1-dev"}`; part of the fingerprint.
         family: such as "flux", if neither file names nor the model tell it, or if the folder holds several.
@@ -83,6 +88,7 @@ def import_cache(
         caption_lines: as for `precompute`. sd-scripts always encodes only the first line of a caption file.
         caption: the caption of samples without one; ai-toolkit's `default_caption`.
         trigger_word: ai-toolkit's trigger word, which it puts into every caption; the data set's captions then have it too.
+        fps: the rate at which the trainer took frames of videos, if that is not the rate of each file.
         vae: the VAE, if it is not the model's own.
         text_encoder: the text encoder, if it is not the model's own.
         encode_args: the arguments of `encode_prompt`, if they were not the defaults; declared with the model.
@@ -104,7 +110,7 @@ def import_cache(
         format=format,
         folder=as_path_str("folder", folder),
         store=as_path_str("store", store),
-        data=as_path_str("data", data),
+        data="" if data is None else as_path_str("data", data),
         claims={} if claims is None else dict(as_mapping("claims", claims, "a mapping of settings")),
         family=family,
         name=name,
@@ -113,19 +119,34 @@ def import_cache(
         caption_lines=caption_lines,
         caption=caption,
         trigger_word=trigger_word,
+        fps=None if fps is None else _as_rate(fps),
         encode_arg={} if encode_args is None else dict(as_mapping("encode_args", encode_args, "a mapping of arguments")),
         replace=replace,
         **models,
     )
     with number_if_there(Layout.at(request.store), request.name) as number:
-        return _import(request, on_progress, cancel, number)
+        return (_import_tars if format == WEBDATASET else _import)(request, on_progress, cancel, number)
+
+
+def _import_tars(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
+    plain = ImportRequest(request.format, request.folder, request.store, name=request.name, replace=request.replace)
+    refuse_given({one.name: getattr(request, one.name) != getattr(plain, one.name) for one in fields(request)})
+    return TarImport(Path(request.folder), Path(request.store), request.name, number, request.replace, on_progress, cancel).run()
+
+
+def _as_rate(fps: object) -> float:
+    """Return a rate. Raises BadInput for anything else."""
+    try:
+        return RATE.read(fps)
+    except (TypeError, ValueError):
+        raise BadInput(f"fps must be {RATE.wanted}, not {fps!r}") from None
 
 
 def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
     wanted = format_named(request.format)
     _check(request)
     seen = Remarks()
-    listing = list_path(request.data, caption_lines=request.caption_lines, caption=request.caption)
+    listing = list_path(request.data, caption_lines=request.caption_lines, caption=request.caption, videos=wanted.has_videos)
     found = look_for(request, wanted, listing, seen)
     if wanted.is_beside:
         found.check_roots()
@@ -133,6 +154,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
     with TorchFiles() as torch_files:
         cache = CacheFiles(Path(request.folder), wanted, torch_files)
         found.match(cache)
+        found.settle_videos(seen)
         older = found.leave_out_older()
         telling = found.read_sizes()
         matches = found.matches
@@ -141,7 +163,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
         made = declared_encoders(layout, request)
         family = family_of_cache(found, made)
         kinds = found.kinds(family)
-        if "latents" in kinds and not any(sample.images.get(IMAGE) for sample in found.samples):
+        if "latents" in kinds and not visuals_of(found.samples):
             raise BadUsage(f"{request.data} lists no pictures, so no latents can belong to it: pass --encode text")
         encoders = file_encoders(cache, found, family, made, kinds)
         cached = digest_parts("cachestore-cache", canonical([list(file) for file in (*found.files, *telling)])).hex()
@@ -173,11 +195,13 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
         {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders},
         unmatched=tuple(found.unmatched(kinds)[:_NAMED]),
         stale=(*(older if "text" in kinds else ()), *found.stale(kinds))[:_NAMED],
-        remarks=(*seen.in_words(of_videos="caches of videos are not imported"), *own),
+        remarks=(*seen.in_words(of_videos="the cache holds nothing of videos"), *own),
     )
 
 
 def _check(request: ImportRequest) -> None:
+    if not request.data:
+        raise BadUsage("pass --data with what the cache was made from")
     if not Path(request.folder).is_dir():
         raise BadInput(f"{request.folder} is not a folder; pass the folder in which {request.format} keeps its cache")
     if unknown := sorted(set(request.encode) - {"text", "latents"}):
@@ -189,30 +213,40 @@ def _check(request: ImportRequest) -> None:
         )
 
 
-def _requests(role: str, sample: Sample) -> list[Request]:
-    """Return the requests of a sample: its captions, or its picture with its own crop; empty without a picture."""
-    if role == CAPTION:
-        return [request_for(role, {}, value, {}) for value in sample.captions]
+def _columns(found: CacheScan, encoders: Sequence[FileEncoder], cached: str) -> list[ColumnRequest]:
+    """Return the columns of captions, pictures and videos. `cached` is an option of each: if a file changed, all are checked again."""
+    columns: list[PlanColumn] = []
+    for number, encoder in enumerate(encoders):
+        roles = [role for role in (IMAGE, VIDEO) if any(sample.images.get(role) for sample in found.samples)]
+        for role in [CAPTION] if encoder.role == CAPTION else roles:
+            fps: dict[str, Json] = {"fps": found.request.fps} if role == VIDEO and found.request.fps is not None else {}
+            columns.append(PlanColumn(number, encoder.recipe.encoder, role, {"cached": cached, **fps}))
+    return [ColumnRequest(column, partial(_requests, column, found.spans)) for column in columns]
+
+
+def _requests(column: PlanColumn, spans: Mapping[str, ClipFrames], sample: Sample) -> list[Request]:
+    """Return the requests of a sample: its captions, its picture with its own crop, or its clip; empty without a picture or video."""
+    if column.role == CAPTION:
+        return [request_for(CAPTION, {}, value, {}) for value in sample.captions]
     own = {name: value for name, value in framing_of(sample.extras).items() if name == WITHIN}
-    return [request_for(role, own, value, {}) for value in sample.images.get(role, ())[:1]]
+    own |= {"fps": column.options["fps"]} if "fps" in column.options else {}
+    if (span := spans.get(sample.id)) is not None:
+        own |= {"start": span.start, "frames": [span.frames]}
+    return [request_for(column.role, own, value, {}) for value in sample.images.get(column.role, ())[:1]]
 
 
 def _plan(found: CacheScan, encoders: Sequence[FileEncoder], cached: str) -> Plan:
-    """Return the plan; `cached` digests names, sizes and times of the cache's files.
-
-    It is an option of each column: if a file of the cache changed, all are checked again.
-    """
+    """Return the plan; `cached` digests names, sizes and times of the cache's files."""
     request, numbered = found.request, list(enumerate(encoders))
-    columns = [PlanColumn(number, encoder.recipe.encoder, encoder.role, {"cached": cached}) for number, encoder in numbered]
     fingerprints = [encoder.recipe.fingerprint for encoder in encoders]
     captions = canonical([list(sample.captions) for sample in found.samples])
     return build_plan(
         catalog=request.name,
-        request=digest_parts("cachestore-import", request.name, request.captions, cached, *fingerprints).hex(),
+        request=digest_parts("cachestore-import", request.name, request.captions, cached, str(request.fps), *fingerprints).hex(),
         content=digest_parts(found.listing.content, request.captions, captions).hex(),
         recipes=[encoder.recipe for encoder in encoders],
         samples=found.samples,
-        columns=[ColumnRequest(column, partial(_requests, column.role)) for column in columns],
+        columns=_columns(found, encoders, cached),
         texts=CaptionPolicy.parse(request.captions).encoding(),
         extra=[(number, {"caption": ""}) for number, encoder in numbered if encoder.role == CAPTION and "" in encoder.locations],
     )

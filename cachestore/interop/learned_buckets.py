@@ -6,7 +6,7 @@ from typing import Final
 
 from cachestore.core.inputs import Buckets
 from cachestore.core.keys import Recipe
-from cachestore.core.samples import IMAGE
+from cachestore.core.samples import IMAGE, VIDEO
 from cachestore.encode.bucket_rules import RULES, BucketSettings, find_settings
 from cachestore.encode.buckets import Size
 from cachestore.files.paths import Layout
@@ -32,7 +32,7 @@ def buckets_in_words(layout: Layout, name: str) -> Iterator[str]:
     catalog = newest_catalog(layout, name)
     for column in () if catalog is None else catalog.columns:
         recipe = catalog.recipes[column.fingerprint] if catalog is not None else Recipe(column.encoder)
-        rule, settings = _rule_of(recipe), learned_buckets(column, recipe) if column.role == IMAGE else None
+        rule, settings = _rule_of(recipe), learned_buckets(column, recipe) if column.role in (IMAGE, VIDEO) else None
         if rule is not None and settings is not None:
             has_usual_step = settings.step == RULES[rule].step(settings.step // 2)
             step, upscale = "" if has_usual_step else f" --bucket-step {settings.step}", "" if settings.upscales else " --no-upscale"

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from cachestore.core.errors import BadInput, EncodeFailed
-from cachestore.core.keys import Json, Key, Recipe, digest_bytes
+from cachestore.core.keys import Json, Key, Recipe, digest_bytes, digest_opened
 from cachestore.core.raw_tensors import FLOATS, Raw, Scale, cast, numbers, to_state
-from cachestore.core.samples import IMAGE
+from cachestore.core.samples import IMAGE, VIDEO
 from cachestore.encode.buckets import CropBox, Size
+from cachestore.encode.clips import Clip, as_rate
 from cachestore.encode.unit import Encoder, Prepared, Read, Resolved, Result
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.planning import encoders_of
 
 if TYPE_CHECKING:
+    from cachestore.encode.shots import Footage
     from cachestore.encode.variants import Variant
 
 IMPORTED: Final = "imported"
@@ -78,12 +80,25 @@ def _variant(size: Size, bucket: Size, request: Mapping[str, Json]) -> "Variant"
     return Variant(size, bucket, CropBox(Size(*resized), (left, top, right, bottom)), is_flipped=False, crop_number=None)
 
 
+def _footage(request: Mapping[str, Json], read: Read, bucket: Size) -> tuple[str, "Footage"]:
+    """Return a video's digest and the clip of it that the catalog describes. Raises EncodeFailed, OSError."""
+    from cachestore.encode import videos
+    from cachestore.encode.shots import Footage
+
+    with read.open(str(request[VIDEO])) as file:
+        digest = digest_opened(file)
+        video = videos.look(file)
+    rate, start, frames = as_rate(request["fps"]) if "fps" in request else None, int(request["start"][0]), int(request["bucket"][2])
+    clip = Clip(_variant(video.size, bucket, request), frames, start, rate, video.rate)
+    return digest, Footage(read, str(request[VIDEO]), clip, tuple(video.timeline.take(rate, start, frames)))
+
+
 @dataclass(slots=True)
 class DeclaredEncoder:
     """Encodes imported values again. Implements `unit.Encoder`.
 
-    A request has the entry's `key` and its `caption` or `image`. For an image it also has the `bucket` and, if they are known, the size
-    to which it was `resized` and its `crop` box.
+    A request has the entry's `key` and its `caption`, `image` or `video`. For the last two it also has the `bucket` and, if they are
+    known, the size to which it was `resized` and its `crop` box; for a video also its `start`.
     """
 
     encoder: Encoder
@@ -93,17 +108,21 @@ class DeclaredEncoder:
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Return an entry's input with the key from the request. Raises EncodeFailed, OSError."""
         key = Key.parse(request["key"])
-        if "image" not in request:
+        if "caption" in request:
             return replace(self.encoder.resolve({"caption": request["caption"]}, read), key=key)
         if len(request.get("bucket", ())) < 2:
             raise EncodeFailed("the catalog does not say at which resolution it was encoded; run `cachestore import` again")
         from cachestore.encode import images
+        from cachestore.encode.shots import Still
 
+        bucket = Size(*map(int, request["bucket"][:2]))
+        if VIDEO in request:
+            digest, shot = _footage(request, read, bucket)
+            return Resolved(key, shot, {VIDEO: digest}, {"input_digest": digest})
         data = read(str(request["image"]))
         digest = digest_bytes(data)
-        bucket = Size(int(request["bucket"][0]), int(request["bucket"][1]))
-        variant = _variant(images.measure(data), bucket, request)
-        return Resolved(key, (data, variant), {str(request.get("role", IMAGE)): digest}, {"input_digest": digest})
+        shot = Still(data, _variant(images.measure(data), bucket, request))
+        return Resolved(key, shot, {str(request.get("role", IMAGE)): digest}, {"input_digest": digest})
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """Call `encoder.prepare`."""

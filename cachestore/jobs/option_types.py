@@ -53,7 +53,7 @@ class Option:
     help: str
     metavar: str | None = None
     is_hint: bool = True
-    """Whether a catalog keeps it. True for options that decide what is made, False for the group "how"."""
+    """Whether a catalog keeps it. True for options that decide what is made, False for the group "running"."""
     is_for_files: bool = True
     """Whether a TOML file may contain it."""
 
@@ -62,7 +62,7 @@ def make_option(
     default: Any, kind: OptionType, group: str, words: str, metavar: str | None = None, *, is_hint: bool = True, is_for_files: bool = True
 ) -> Any:
     """Return a field of PrecomputeRequest that is an option; `words` are its help."""
-    about = {"option": Option(kind, group, words, metavar, is_hint=is_hint and group != "how", is_for_files=is_for_files)}
+    about = {"option": Option(kind, group, words, metavar, is_hint=is_hint and group != "running", is_for_files=is_for_files)}
     return field(default_factory=default, metadata=about) if isinstance(default, type) else field(default=default, metadata=about)
 
 

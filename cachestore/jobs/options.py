@@ -80,53 +80,51 @@ class PrecomputeRequest:
         MISSING,
         MODEL,
         "",
-        "a diffusers folder or hub id, or a transformers text encoder; the weights of the UNet or transformer are never read",
+        "a diffusers folder or hub id, or a transformers text encoder; the UNet or transformer is never read",
     )
     store: str = make_option(MISSING, STORE, "", "the store's folder; made if it does not exist", is_hint=False)
     encode: tuple[str, ...] = make_option(
         ("text", LATENTS),
         ENCODERS,
-        "what",
-        "text, latents, or both; or only some text encoders by their names in the model, such as text_encoder_2",
+        "",
+        "text, latents, or both; or single text encoders by their names, such as text_encoder_2",
         "LIST",
     )
-    name: str = make_option("train", TEXT, "what", "the data set's name")
+    name: str = make_option("train", TEXT, "", "the data set's name")
     captions: Literal["first", "all"] | CaptionPolicy = make_option(
         "first",
         POLICY,
-        "what",
-        'which captions of a sample are encoded; or a CaptionPolicy as JSON, such as \'{"choose":"all","dropout":0.1}\'',
+        "captions",
+        'if a sample has several: its first, or all of them; or a CaptionPolicy as JSON, such as \'{"choose":"all","dropout":0.1}\'',
         "first|all",
     )
     caption_lines: CaptionLines = make_option(
         "whole",
         one_of(*get_args(CaptionLines)),
-        "what",
-        "what counts as a caption in a caption file: the whole text, each line, or the first line",
+        "captions",
+        "what a caption of several lines is: one caption, a caption on each line, or only its first line",
         "whole|each|first",
     )
     caption: str | None = make_option(
         None,
         TEXT,
-        "what",
-        "the caption for samples that have none (default: the empty caption, with a warning; but an error if no row of a manifest or of a"
-        " Hugging Face data set has a caption)",
+        "captions",
+        "the caption for samples that have none (default: the empty caption)",
         "TEXT",
     )
     prompts: Prompts = make_option(
         (),
         PROMPTS,
-        "what",
-        "a .txt, .json or .jsonl file with prompts and negative prompts for validation: they are encoded too and belong to the data set, so"
-        " that training needs no text encoder; data.prompts lists them",
+        "captions",
+        "a .txt, .json or .jsonl file with prompts for validation: they are encoded too",
         "FILE",
     )
     """(prompt, negative prompt) of each: the file is read once, so that workers and `repair --refill` do not need it."""
     sources: tuple[Source, ...] = make_option(
         (),
         SOURCES,
-        "what",
-        'instead of DATA: a list of objects with the fields of cs.Source, such as \'[{"data":"a/","repeats":2},{"data":"b/"}]\'',
+        "data",
+        'instead of DATA: several sources with settings of their own, such as \'[{"data":"a/","repeats":2},{"data":"b/"}]\'',
         "JSON",
         is_for_files=False,
     )
@@ -134,36 +132,34 @@ class PrecomputeRequest:
     roles: tuple[str, ...] = make_option(
         (),
         ROLE_NAMES,
-        "what",
-        "names of your own for further images, which are encoded like control images:"
-        " depth reads the column depth, or files such as cat.depth.png, and makes depth_latents",
+        "data",
+        "your own kinds of further images: with `--roles depth`, cat.depth.png or the column depth becomes depth_latents",
         "LIST",
     )
     replace: bool = make_switch(
-        "what",
-        "change the source, model or resolution of a data set that exists; without this, a change is an error",
+        "",
+        "allow another source, model or resolution than the data set has; without it, a change is an error",
         is_hint=False,
     )
     resolution: int | tuple[int, ...] = make_option(
         1024,
         SIZES,
-        "pictures",
-        "pictures are scaled to buckets of about R*R pixels; with several R, each picture is encoded at each of them",
+        "",
+        "scale pictures to buckets of about R*R pixels; with several R, encode each picture at each",
         "R[,R]",
     )
     buckets: Buckets = make_option(
         OWN,
         one_of(*get_args(Buckets)),
         "pictures",
-        "the rule by which pictures are put into buckets, resized and cropped: cachestore's own; that of another trainer, for"
-        " `cachestore export`; or diffusers, the square of its training scripts",
+        "resize and crop pictures as this trainer does; diffusers makes squares",
         "|".join(get_args(Buckets)),
     )
     bucket_step: int | None = make_option(
         None,
         whole_from(1),
         "pictures",
-        "the sides of buckets are multiples of N pixels (default: 64; for musubi 16, for ai-toolkit what it takes for the model)",
+        "the sides of buckets are multiples of N pixels (default: 64, or that of the trainer named by --buckets)",
         "N",
     )
     no_upscale: bool = make_switch("pictures", "put small pictures into smaller buckets instead of scaling them up")
@@ -172,28 +168,27 @@ class PrecomputeRequest:
     )
     variants: int = make_option(1, whole_from(1), "pictures", "encode N random crops of each picture; more than 1 needs --crop random", "N")
     crop_seed: int = make_option(0, whole_from(0), "pictures", "the seed of random crops", "N")
-    flip: bool = make_switch("pictures", "also encode each picture mirrored")
+    flip: bool = make_switch("", "also encode each picture mirrored")
     resample: Resample | None = make_option(
         None,
         one_of(*RESAMPLERS),
         "pictures",
-        "how to resize: lanczos, bicubic and bilinear by torch, area by OpenCV (as sd-scripts), pillow by Pillow's slower Lanczos (default:"
-        " lanczos for a new data set, else that of the data set)",
+        "how to resize; area is that of sd-scripts, pillow is slower than lanczos (default: as the data set has it, at first lanczos)",
         "|".join(RESAMPLERS),
     )
     frames: tuple[int, ...] = make_option(
         (),
         NUMBERS,
         "videos",
-        "lengths of clips in frames, such as 17,49,81: each video gets the longest that fits it. Without --frames, videos are an error",
+        "lengths of clips in frames, such as 17,49,81: each video gets the longest that fits it. Videos need this option",
         "F[,F]",
     )
-    fps: float | None = make_option(None, RATE, "videos", "frames a second to take (default: the file's own frame rate)", "R")
-    clips: int = make_option(1, whole_from(1), "videos", "clips from each video, evenly spread; 1 takes its beginning", "N")
-    vae: str | None = make_option(None, MODEL, "model", "where to take the VAE from: a folder, a hub id, or one .safetensors file", "PATH")
-    text_encoder: str | None = make_option(
-        None, MODEL, "model", "take the text encoder from here: a folder, a hub id, or one .safetensors file", "PATH"
+    fps: float | None = make_option(None, RATE, "videos", "frames to take from each second (default: all)", "R")
+    clips: int = make_option(1, whole_from(1), "videos", "clips from each video, evenly spread; 1 is its beginning", "N")
+    vae: str | None = make_option(
+        None, MODEL, "", "the VAE, if it is not the model's own: a folder, a hub id, or a .safetensors file", "PATH"
     )
+    text_encoder: str | None = make_option(None, MODEL, "model", "the text encoder, if it is not the model's own, as for --vae", "PATH")
     revision: str | None = make_option(None, TEXT, "model", "the revision of a hub model", "R")
     variant: str | None = make_option(None, TEXT, "model", "the variant of the weights, such as fp16", "V")
     encode_arg: Mapping[str, Json] = make_option(
@@ -205,35 +200,37 @@ class PrecomputeRequest:
         "moments",
         one_of(*get_args(Latents)),
         "model",
-        "what to store of each picture: moments (mean and variance: training draws a new sample in each epoch), mean (the same in each"
-        " epoch), or sample (drawn once, the same in each epoch)",
+        "moments: store mean and variance, and each epoch draws a new sample; mean: the mean; sample: one sample, drawn once",
         "moments|mean|sample",
     )
     procs: int | None = make_option(
-        None, whole_from(1), "how", "start N processes (ranks) on this machine (default: one for each GPU, else 1)", "N"
+        None, whole_from(1), "", "start N processes (default: one for each GPU of this machine, else 1)", "N", is_hint=False
     )
-    device: str = make_option("auto", OptionType(f"one of {DEVICES}", read_device), "how", "auto, cpu, cuda or cuda:i")
+    device: str = make_option("auto", OptionType(f"one of {DEVICES}", read_device), "running", DEVICES)
     batch_size: int | Literal["auto"] = make_option(
-        "auto", BATCH, "how", "samples in a batch: a number, or auto, which finds a fast one", "N"
+        "auto", BATCH, "running", "samples in a batch: a number, or auto, which finds a fast one", "N"
     )
     compile: bool = make_switch(
-        "how", "compile the VAE's encoder (torch.compile) for those sizes of pictures that are frequent enough for it to save time"
+        "running", "compile the VAE's encoder with torch.compile, for sizes of which there are enough pictures to save time"
     )
     workers: int | None = make_option(
-        None, THREADS, "how", "threads in each rank that read and decode files (default: by the number of processors)", "N"
+        None, THREADS, "running", "threads in each process that read files (default: by the number of processors)", "N"
     )
-    rank: int | None = make_option(None, whole_from(0), "how", "this process's rank, if no launcher sets it", "R", is_for_files=False)
-    world_size: int | None = make_option(None, whole_from(1), "how", "the number of ranks, with --rank", "W", is_for_files=False)
+    rank: int | None = make_option(
+        None, whole_from(0), "running", "the number of this process, from 0, if no launcher sets it", "R", is_for_files=False
+    )
+    world_size: int | None = make_option(
+        None, whole_from(1), "running", "with --rank: how many processes there are", "W", is_for_files=False
+    )
     strict: bool = make_switch(
-        "how",
-        "if more failed than --max-failures, end with exit code 1 instead of 3. And refuse (exit code 2) a model whose training needs"
-        " inputs that cachestore does not make, such as a model that takes depth maps",
+        "running",
+        "treat as errors: more failures than --max-failures, and a model that needs inputs which cachestore cannot make",
     )
     max_failures: str = make_option(
         "0",
         FAILURES,
-        "how",
-        "how many captions and pictures may fail, as a number or a percentage. With more, the exit code is 3; the rest is still encoded",
+        "running",
+        "the exit code is 3 if more captions and pictures fail than this; all others are encoded in any case",
         "N|P%",
     )
 

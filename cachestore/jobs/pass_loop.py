@@ -135,7 +135,7 @@ def _take_part(job: Job, heartbeat: Heartbeat) -> Report:
     heartbeat.join(ref.plan, ref.number, job.launch)
     reconciler = Reconciler(job, ref, key_without_reading(job.encoders), heartbeat.rise, heartbeat.pass_seconds)
     with closing(Worker(job, ref, heartbeat)) as worker:
-        heartbeat.show(doing="looking at what is there")
+        heartbeat.show(doing="checking what is in the store")
         if heartbeat.rank not in {0, None}:
             heartbeat.show(doing="waiting for rank 0")
             wait_for_rank_0(job.layout, heartbeat, lambda: bool(list_rounds(ref.folder(job.layout))))

@@ -44,9 +44,9 @@ def wanted_columns(encoders: Sequence[Encoder], request: PrecomputeRequest) -> l
 def _columns_of(number: int, encoder: Encoder, request: PrecomputeRequest, taken: Collection[str]) -> list[ColumnRequest]:
     name, shown = encoder.recipe.encoder, picture_role(encoder)
     if shown is not None:
-        _check_pictures(request)
+        _check_pictures(request, shown)
     if name == "text":
-        wanted = [(CAPTION, {} if shown is None else {IMAGES: shown})]
+        wanted = [(CAPTION, {} if shown is None else {IMAGES: shown, **_rate(request, shown)})]
     else:
         wanted = [(role, _options(request, role, size)) for role in _roles(encoder, request, taken) for size in request.resolutions]
         wanted = [(role, {**options, **_also_read(encoder)}) for role, options in wanted]
@@ -75,7 +75,9 @@ def _others(encoder: Encoder) -> Sequence[str]:
     return (encoder.recipe.make.get("roles") or ())[1:]
 
 
-def _check_pictures(request: PrecomputeRequest) -> None:
+def _check_pictures(request: PrecomputeRequest, role: str) -> None:
+    if role_of(role).is_own and request.clips > 1:
+        raise BadInput("--clips cannot be used with this model, whose text encoder sees the frame with which a video begins: leave it out")
     if request.flip:
         raise BadInput("--flip cannot be used with this model, whose text encoder sees the unmirrored pictures: leave it out")
     if request.prompts:
@@ -99,10 +101,15 @@ def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str
     options |= {"variants": request.variants} if request.variants > 1 else {}
     options |= {"flip": True} if request.flip else {}
     if VIDEO in (role, role_of(role).follows):
-        options["frames"] = sorted(set(request.frames))
-        options |= {} if request.fps is None else {"fps": int(request.fps) if request.fps == int(request.fps) else request.fps}
+        options |= {"frames": sorted(set(request.frames)), **_rate(request, role)}
         options |= {"clips": request.clips} if request.clips > 1 else {}
     return options | ({"upscale": False} if request.no_upscale else {})
+
+
+def _rate(request: PrecomputeRequest, role: str) -> dict[str, Json]:
+    if request.fps is None or VIDEO not in (role, role_of(role).follows):
+        return {}
+    return {"fps": int(request.fps) if request.fps == int(request.fps) else request.fps}
 
 
 def requests_of(
@@ -151,7 +158,9 @@ def _check_companions(role: str, sample: Sample) -> None:
         what = "picture" if row.follows == IMAGE else row.follows
         raise BadInput(f"sample {sample.id!r} has a {role}, but no {what} that it belongs to")
     if row.is_own and len(sample.images.get(role, ())) > 1:
-        raise BadInput(f"sample {sample.id!r} has {len(sample.images[role])} images in the column {role}, but a video has only one")
+        raise BadInput(
+            f"sample {sample.id!r} has {len(sample.images[role])} images in the column {role}: give one, as a video has only one"
+        )
 
 
 def _check_video(options: Mapping[str, Json], sample: Sample, taken: Collection[str]) -> None:

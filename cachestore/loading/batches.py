@@ -205,7 +205,7 @@ class BucketBatchSampler:
         if epoch != self._epoch or self._is_finished:
             if self._is_resumed and self._start:
                 left = epoch, self._epoch, self._start
-                _log.warning("set_epoch(%d) leaves the position at which this sampler was resumed (epoch %d, after %d batches)", *left)
+                _log.warning("set_epoch(%d) leaves epoch %d, which was resumed after %d batches: to finish it, do not set another", *left)
             self._go_to(epoch, 0)
         self._tell_data()
 

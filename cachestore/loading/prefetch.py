@@ -80,6 +80,8 @@ class Prefetcher(Dataset[Any]):
         self._requested = 0
         """Number of the batch in the plan that is requested from an object store next."""
         self._reads: dict[int, Future[Batch]] = {}
+        self._failure: Exception | None = None
+        """What a thread's read raised. Later reads end with it too, as the iteration does."""
         self._pool: ThreadPoolExecutor | None = None
         self._iteration: object = None
 
@@ -181,9 +183,15 @@ class Prefetcher(Dataset[Any]):
 
     def _read_next(self, number: int, plan: Indices) -> Batch:
         """Read a batch of the plan. Before that, request it and later ones, if they come from an object store."""
+        if self._failure is not None:
+            raise self._failure
         first = max(number, self._requested)
-        self._requested = first + self._request(plan[first : first + _REQUESTED_AT_ONCE].tolist(), distance=first - number)
-        return self._read(plan[number].tolist())
+        try:
+            self._requested = first + self._request(plan[first : first + _REQUESTED_AT_ONCE].tolist(), distance=first - number)
+            return self._read(plan[number].tolist())
+        except Exception as error:
+            self._failure = error
+            raise
 
     def _can_request(self, distance: int) -> bool:
         data: Any = self._data
@@ -225,6 +233,7 @@ class Prefetcher(Dataset[Any]):
     def _end_reads(self) -> None:
         self._rest()
         self._reads.clear()
+        self._failure = None
         data: Any = self._data
         if hasattr(data, "forget_prefetched"):
             data.forget_prefetched()

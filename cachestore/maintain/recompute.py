@@ -77,7 +77,7 @@ class _Cell:
         if not is_imported(self.recipe):
             return request
         facts = self.column.cell(self.index).facts
-        return {**request, "key": str(self.key), **{name: list(facts.get(name, ())) for name in ("bucket", "resized", "crop")}}
+        return {**request, "key": str(self.key), **{name: list(facts.get(name, ())) for name in ("bucket", "resized", "crop", "start")}}
 
     @property
     def recipe(self) -> Recipe:

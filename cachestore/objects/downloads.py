@@ -38,7 +38,7 @@ _READ_BYTES: Final = 1 << 20
 class HelperRequest:
     """A request, and its answer once there is one."""
 
-    __slots__ = ("body", "error", "head", "line", "number")
+    __slots__ = ("__weakref__", "body", "error", "head", "line", "number")
 
     def __init__(self, number: int, line: bytes) -> None:
         self.number = number
@@ -78,7 +78,8 @@ class Downloads:
         """The environment in which the helper was started."""
         self._parallel = _PARALLEL
         self._rest = bytearray()
-        self._open: dict[int, HelperRequest] = {}
+        self._open: weakref.WeakValueDictionary[int, HelperRequest] = weakref.WeakValueDictionary()
+        """What waits for an answer. A request that nothing holds any more, as its data set is gone, is not sent to the next helper."""
         self._numbers = 0
         self._users = 0
         self._starts = 0
@@ -264,7 +265,7 @@ class Downloads:
         """Answer all open requests with an error, and start anew with the next one."""
         self.end()
         self._starts = 0
-        for request in self._open.values():
+        for request in list(self._open.values()):
             request.error = RemoteFailed(f"{reason}; run the same command again: it continues from here")
             request.head = {}
         self._open.clear()

@@ -16,11 +16,13 @@ It ends when its reader does.
 """
 
 import json
+import math
 import os
 import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
@@ -55,6 +57,8 @@ class _Server:
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._clients: dict[str, Client] = {}
         self._guard = threading.Lock()
+        self._answered = -math.inf
+        """When a store answered last."""
 
     def take(self, request: dict[str, Any]) -> None:
         """Queue a request: those that are needed soon first, then by number."""
@@ -63,12 +67,25 @@ class _Server:
     def work(self) -> None:
         """Answer requests, one after the other."""
         while True:
-            _later, number, request = self._requests.get()
-            try:
-                head, body = self._answer(request)
-            except Exception as error:  # noqa: BLE001 - every request gets an answer
-                head, body = error_as_json(error), b""
-            self._answers.put(({"n": number, "size": len(body), **head}, body))
+            self.work_once()
+
+    def work_once(self) -> None:
+        """Answer one request. If it was in vain until the limit, and no other was answered meanwhile, all that wait get its error."""
+        _later, number, request = self._requests.get()
+        began = time.monotonic()
+        try:
+            head, body = self._answer(request)
+            self._answered = time.monotonic()
+        except Exception as error:  # noqa: BLE001 - every request gets an answer
+            head, body = error_as_json(error), b""
+            if self._answered < began and time.monotonic() - began >= self._limits.retry_seconds:
+                self._end_waiting(head)
+        self._answers.put(({"n": number, "size": len(body), **head}, body))
+
+    def _end_waiting(self, head: dict[str, Any]) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._answers.put(({"n": self._requests.get_nowait()[1], "size": 0, **head}, b""))
 
     def send(self) -> None:
         """Write answers to stdout until the reader is gone."""

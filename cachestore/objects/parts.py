@@ -60,6 +60,10 @@ class _Here:
         """Requests of which the answer was not seen yet."""
         self.bytes = 0
         """Bytes that were requested and are not in a part."""
+        self.was_here: bool | None = None
+        """Whether all that was prefetched since the last `forget` was in the cache; None if nothing was."""
+        self.is_filled = False
+        """Whether that was so before the last `forget`, and nothing was requested since then."""
 
     def let_go(self, span: EntrySpan) -> None:
         read = self.reads.pop(span, None)
@@ -118,7 +122,13 @@ class PartsSource:
         """Ask for entries that will be needed, without waiting."""
         here = self._state()
         with here.guard:
+            here.was_here = here.was_here is not False
             self._request(here, [span for span in spans if span not in here.reads], sizes, soon=False)
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether the last iteration found all values in the cache, and nothing was missing since then. So looking for them is no use."""
+        return self._state().is_filled
 
     @property
     def has_room(self) -> bool:
@@ -135,6 +145,7 @@ class PartsSource:
         with here.guard:
             here.reads.clear()
             here.bytes = 0
+            here.is_filled, here.was_here = here.is_filled if here.was_here is None else here.was_here, None
 
     def _see_answers(self, here: _Here) -> None:
         """Let go of what is in its part now, or failed. Answers come nearly in the order of their requests."""
@@ -154,6 +165,8 @@ class PartsSource:
     ) -> dict[EntrySpan, _RangeRead]:
         self._see_answers(here)
         reads: dict[EntrySpan, _RangeRead] = {}
+        if spans:
+            here.was_here = here.is_filled = False
         for joined in _join(spans):
             digest, start = joined[0].digest, joined[0].start
             size = joined[-1].start + joined[-1].size - start

@@ -81,7 +81,7 @@ class Memory:
         if not reference.startswith(MEMORY):
             return Path(reference)
         if reference not in self.refs:
-            raise FileNotFoundError(f"no sample has a picture {reference!r}")
+            raise FileNotFoundError(f"no sample has a picture {reference!r}: pass the same samples on every rank")
         return as_bytes(self.fetch(self.refs[reference]), reference)
 
 

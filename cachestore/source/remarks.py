@@ -63,9 +63,9 @@ class Remarks:
 
     def in_words(self, *, of_videos: str = "pass --frames to say how many frames of each to encode") -> tuple[str, ...]:
         """What the user should know before encoding. `of_videos` is the advice for skipped videos."""
-        empty = "the empty caption, or the one that --caption TEXT gives"
+        empty = "the empty one; --caption TEXT sets another"
         lines = (
-            (self.missing, f"without a caption ({{}}): it gets {empty}", f"without a caption ({{}}): they get {empty}"),
+            (self.missing, f"sample has no caption ({{}}): it gets {empty}", f"samples have no caption ({{}}): they get {empty}"),
             (
                 self.wordless,
                 "source ({}) has no caption with any text: its samples get the empty caption",
@@ -78,18 +78,18 @@ class Remarks:
             ),
             (
                 self.beside,
-                "file is no sample, as its name gives it a role of another file's sample ({})",
-                "files are no samples, as their names give them a role of another file's sample ({})",
+                "file is no sample of its own: by its name, as cat.mask.png to cat.png, it belongs to another file ({})",
+                "files are no samples of their own: by their names, as cat.mask.png to cat.png, they belong to other files ({})",
             ),
             (
                 self.wildcards,
-                "sample has wildcards such as {{a|b}} in a caption ({}), which are encoded as text: --captions has no `wildcards`",
-                "samples have wildcards such as {{a|b}} in captions ({}), which are encoded as text: --captions has no `wildcards`",
+                "sample has wildcards such as {{a|b}} in a caption ({}), encoded as text: to expand them, set `wildcards` in --captions",
+                "samples have wildcards such as {{a|b}} in captions ({}), encoded as text: to expand them, set `wildcards` in --captions",
             ),
             (
                 self.combinations,
-                "sample has wildcards with more combinations than the `wildcards` of --captions ({}): only so many are encoded",
-                "samples have wildcards with more combinations than the `wildcards` of --captions ({}): only so many are encoded",
+                "sample has more combinations of wildcards than `wildcards` in --captions ({}): that many are drawn and encoded",
+                "samples have more combinations of wildcards than `wildcards` in --captions ({}): that many are drawn and encoded",
             ),
             (range(self.collapsed), "duplicate prompt line is encoded once", "duplicate prompt lines are encoded once"),
             (self.empty, "source lists no samples ({})", "sources list no samples ({})"),

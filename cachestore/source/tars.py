@@ -34,10 +34,14 @@ SUFFIX: Final = ".tar"
 _TEXTS: Final = ("txt", "caption")
 _RANGE: Final = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST: Final = 1_000_000
+_HEADER_BYTES: Final = 1 << 20
+"""More than any header of a member has: a long name, or a list of properties."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
+class Member:
+    """Where the bytes of a member are in its tar."""
+
     tar: Path
     tar_stat: Stat
     """(size, mtime_ns) of the tar when its members were listed."""
@@ -46,6 +50,7 @@ class _Member:
 
     @property
     def stat(self) -> Stat:
+        """Its size and its tar's time."""
         return trusted((self.size, self.tar_stat[1]))
 
     @contextmanager
@@ -90,7 +95,7 @@ class _Part(RawIOBase):
 class _Members:
     """Members of tars by reference: the member's name, after the tar's name if there are several tars."""
 
-    members: Mapping[str, _Member]
+    members: Mapping[str, Member]
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
         """The bytes of a member, with its size and its tar's time. Raises OSError, also if the tar has changed since it was listed."""
@@ -115,7 +120,7 @@ class _Members:
         except OSError:
             return None
 
-    def _member(self, reference: str) -> _Member:
+    def _member(self, reference: str) -> Member:
         member = self.members.get(reference)
         if member is None:
             raise FileNotFoundError(f"no tar of this source has a member {reference!r} now: run the same command again")
@@ -195,7 +200,7 @@ def list_tars(
     if twice := next((name for name, count in Counter(path.name for path in paths).items() if count > 1), None):
         one, other = [path for path in paths if path.name == twice][:2]
         raise BadInput(f"two tars of one source have the same name: {one} and {other}; rename one of them")
-    members: dict[str, _Member] = {}
+    members: dict[str, Member] = {}
     groups: dict[str, _Group] = {}
     replaced: list[str] = []
     problems = Problems()
@@ -250,7 +255,7 @@ def _sort_in(groups: dict[str, _Group], reference: str, roles: Sequence[str], *,
 
 
 def _samples(
-    members: Mapping[str, _Member], caption_lines: CaptionLines, remarks: Remarks, group: _Group, *, videos: bool, roles: Sequence[str]
+    members: Mapping[str, Member], caption_lines: CaptionLines, remarks: Remarks, group: _Group, *, videos: bool, roles: Sequence[str]
 ) -> Iterator[Sample]:
     of_roles = dict.fromkeys(group.videos if videos else (), VIDEO) | dict.fromkeys(group.pictures, IMAGE)
     if not of_roles:
@@ -271,21 +276,44 @@ def _samples(
         yield sample if raw is None else replace(sample, captions=captions_in(raw, caption_lines, sample.id, remarks))
 
 
-def _members(path: Path, problems: Problems) -> Iterator[tuple[str, _Member]]:
-    """Yield (name, member) of every usable member that is not hidden. A tar that cannot be read to its end is a problem."""
-    try:
-        with open_regular(path) as file:
-            found = stat_of(os.fstat(file.fileno()))
-            if found[0] == 0:
-                return
-            with tarfile.open(fileobj=file, mode="r:") as opened:
+def members_of(path: Path) -> Iterator[tuple[tarfile.TarInfo, Member]]:
+    """Yield every member of a tar, of any kind, with where its bytes are. Raises BadInput for a damaged tar; OSError."""
+    with open_regular(path) as file:
+        found = stat_of(os.fstat(file.fileno()))
+        if found[0] == 0:
+            return
+        try:
+            with tarfile.open(fileobj=cast("Any", _Headers(file)), mode="r:") as opened:
                 while (member := opened.next()) is not None:
                     cast("Any", opened).members.clear()  # tarfile keeps every member it has seen
-                    if name := _usable(member, path, problems):
-                        yield name, _Member(path, found, member.offset_data, member.size)
+                    yield member, Member(path, found, member.offset_data, member.size)
                 _check_end(file, opened.offset, found[0], path)
-    except tarfile.TarError as error:
-        problems.add(f"{path} is not a plain tar, or is damaged ({error}); if it is compressed, unpack it with gunzip")
+        except BadInput:
+            raise
+        except (tarfile.TarError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:  # of a hostile header
+            what = f"{path} is not a plain tar, or is damaged ({error})"
+            raise BadInput(f"{what}; if it is compressed, unpack it with gunzip") from error
+
+
+class _Headers:
+    """A tar as tarfile reads it: headers alone. A header of another size than headers have is refused, before it is in memory."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.tell, self.seek = file.tell, file.seek
+        self._read = file.read
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return self._read(size)
+
+
+def _members(path: Path, problems: Problems) -> Iterator[tuple[str, Member]]:
+    """Yield (name, member) of every usable member that is not hidden. A tar that cannot be read to its end is a problem."""
+    try:
+        for info, member in members_of(path):
+            if name := _usable(info, path, problems):
+                yield name, member
     except BadInput as error:
         problems.add(error)
     except OSError as error:
@@ -307,7 +335,7 @@ def _usable(member: tarfile.TarInfo, path: Path, problems: Problems) -> str:
 
 
 def _check_end(file: BinaryIO, offset: int, size: int, path: Path) -> None:
-    """Raise BadInput if something else stands where the tar should end: tarfile takes a damaged header for the end."""
+    """Raise BadInput unless only zeros follow: tarfile takes a damaged or empty header for the end."""
     file.seek(offset)
-    if any(file.read(tarfile.BLOCKSIZE)) or offset > size:
+    if offset > size or any(any(block) for block in iter(partial(file.read, _HEADER_BYTES), b"")):
         raise BadInput(f"{path} is damaged at byte {offset}: there is neither a member nor the end of the tar; copy it again")

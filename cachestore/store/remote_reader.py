@@ -239,8 +239,11 @@ class RemoteReader(Reader):
             )
 
     def can_prefetch(self, batches: int) -> bool:
-        """As `Reader.can_prefetch`: always for the next two batches, and later while what was requested is below 256 MiB."""
-        return batches <= _BATCHES_REQUESTED or self._source.has_room
+        """As `Reader.can_prefetch`: always for the next two batches, and later while what was requested is below 256 MiB.
+
+        Not after an iteration for which all values were in the cache, until one is missing: looking each of them up twice takes time.
+        """
+        return not self._source.is_filled and (batches <= _BATCHES_REQUESTED or self._source.has_room)
 
     def forget_prefetched(self) -> None:
         """Drop what was prefetched and not read."""

@@ -5,6 +5,7 @@ The pass is that of `precompute` with the same arguments: other ranks, and other
 
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import Key
-from cachestore.core.words import plural
+from cachestore.core.words import first_of, plural
 from cachestore.encode.environment import set_library_defaults
 from cachestore.encode.pipeline import prefetch
 from cachestore.files.marker import noticing_its_end
@@ -217,7 +218,7 @@ class JoinedPass:
         """Release the models. What is encoded stays, and this process may join the pass again."""
         if self._open is not None:
             now, self._open = self._open, None
-            now.stack.close()
+            now.stack.__exit__(*sys.exc_info())  # where an error ends the epoch, another one does not take its place
             self._encoded_here += now.heartbeat.encoded
 
     def finish(self) -> Report:
@@ -228,10 +229,18 @@ class JoinedPass:
         self.close()
         with self._evaluating():
             report = precompute_here(self._request, loaded=self._loaded, in_memory=self._in_memory, launch=self._launch)
+        if report.plan != self.plan.name:
+            _log.warning(
+                "the source changed while it was encoded: the data set has the %s that it lists now", plural(report.samples, "sample")
+            )
         if not report.complete:
-            named = ", ".join(sorted({repr(failure["sample"]) for failure in report.failures})[:3])
+            named = first_of(sorted({repr(failure["sample"]) for failure in report.failures}))
             failed = plural(report.failed, "caption or picture", "captions and pictures")
-            _log.warning("%s could not be encoded (samples %s): their samples are left out from the next epoch on", failed, named)
+            _log.warning(
+                "%s could not be encoded (samples %s): from the next epoch on these samples are left out; `cachestore why` says why",
+                failed,
+                named,
+            )
         return replace(report, encoded_here=report.encoded_here + self._encoded_here)
 
 

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import FormatError, WriteFailed
 from cachestore.core.keys import Json
 from cachestore.files.locks import LifeLock, is_locked
 from cachestore.files.opening import names_in
@@ -118,11 +118,14 @@ class Heartbeat:
         self.write()
         return self
 
-    def __exit__(self, *_exc: object) -> None:
-        """Write the phase "ended", then release the lock, even if the disk is full."""
+    def __exit__(self, kind: type[BaseException] | None = None, *_exc: object) -> None:
+        """Write the phase "ended", then release the lock, even if the disk is full. That hides no error that ends the block."""
         self.phase = "ended"
         try:
             self.write()
+        except WriteFailed:
+            if kind is None:
+                raise
         finally:
             if self._lock is not None:
                 self._lock.release()

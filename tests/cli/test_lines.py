@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 import cachestore as cs
 from cachestore.cli import OK, main
@@ -82,6 +81,8 @@ def test_the_lines_have_samples_come_as_often_as_their_source_says(tmp_path):
 @pytest.mark.parametrize("family", [SDXL, FLUX, PLAIN])
 @pytest.mark.parametrize("buckets", [[(64, 48)] * 3, [(64, 48), (48, 64)]])
 def test_the_lines_name_the_tensors_of_a_batch_with_their_dtypes_and_shapes(tmp_path, family, buckets):
+    import torch
+
     made = replace(recipes(family), masks=Recipe("mask", {"kind": "masks"}, {"format": 1, "stored": "mask", "factor": 8}))
     rows = [Row(f"{number}.png", ("a", "longer")[number % 2 : 2], bucket, has_mask=True) for number, bucket in enumerate(buckets)]
     lines = training_lines(encoded(tmp_path / "store", rows, made=made))

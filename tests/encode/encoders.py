@@ -1,12 +1,25 @@
 """Asking the encoder of a tiny family, as a worker and then a trainer would."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 
 from cachestore.core.keys import Key
 from cachestore.encode.recipes import ModelRequest, encoders_for
+
+
+class Files(dict[str, bytes]):
+    """Files by reference, as a source reads them."""
+
+    def __call__(self, reference, /):
+        return self[reference]
+
+    @contextmanager
+    def open(self, reference):
+        yield BytesIO(self[reference])
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,35 @@ def test_what_hunyuan_video_is_shown_is_what_its_pipeline_makes_of_the_same_fram
                 torch.testing.assert_close(sample["image_embeds"], embeds[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["hunyuan-i2v", pytest.param("hunyuan-i2v-33ch", marks=pytest.mark.slow)])
+def test_captions_whose_encoder_sees_the_first_frame_and_its_latents_are_those_of_the_pipeline(tiny, clips, tmp_path, name):
+    """LLaVA sees the whole first frame, brought or the video's own, at the rate of its clip."""
+    import torch
+
+    pipeline, template = tiny(name).pipeline, tiny_conditions.LLAVA_TEMPLATE
+    given = {"encode_args": {"prompt_template": template}, "vae_dtype": "float32", "frames": 5}
+    report, data = encoded(clips, tiny(name), tmp_path / "store", **given)
+    assert report.not_made_here == ()
+    together = data.read_batch([0, 1, 2])
+    for number in range(3):
+        first, _last = ends_of(number)
+        row = data.index(f"{number}.mkv")
+        sample, count = data[row], int(together["prompt_attention_mask"][row].sum())
+        assert torch.equal(together["prompt_embeds"][row, :count], sample["prompt_embeds"])
+        embeds = {name: sample[name][None] for name in ("prompt_embeds", "pooled_prompt_embeds")}
+        mask = torch.ones(1, count, dtype=torch.int64)
+        options: dict[str, Any] = {"height": SIZE[1], "width": SIZE[0], "num_frames": 5, "num_inference_steps": 2, "output_type": "latent"}
+
+        def run(image=first, options=options, **text):
+            return pipeline(image=image, **text, **options, generator=torch.Generator().manual_seed(0))[0]
+
+        expected = run(prompt=f"clip {number}", prompt_template=template)
+        found = run(**embeds, prompt_attention_mask=mask)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        other = pipeline.encode_prompt(image=picture_of(9), prompt=f"clip {number}", prompt_template=template)[0]
+        assert not torch.allclose(other[:, -count:], embeds["prompt_embeds"], rtol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["wan22-ti2v", "ltx-i2v", "ltx2-i2v"])
 def test_where_the_first_frame_takes_the_place_of_a_latent_frame_nothing_else_is_made_or_missed(tiny, clips, tmp_path, name):
     """The first latent frame of a clip is what the pipeline makes of its first frame alone."""
@@ -212,6 +241,37 @@ def test_what_guides_wan_vace_is_what_its_pipeline_makes_of_the_same_videos_and_
             made = data[data.index(f"{number}.mkv")]["conditioning_latents"]
             assert made.shape == expected.shape == (96, 3, 6, 8)
             torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_reference_pictures_of_wan_vace_are_latent_frames_in_front_as_in_its_pipeline(tiny, guided, tmp_path):
+    """One of the clip's size beside a control, two of other shapes beside a mask as well, and one alone."""
+    import torch
+
+    pipeline, (width, height) = tiny("wan-vace").pipeline, SIZE
+    shown = {0: [picture_of(20)], 1: [picture_of(21), picture_of(22).resize((100, 41))], 2: [], 3: [picture_of(23).resize((30, 70))]}
+    (guided / "3.control.mkv").unlink()
+    (guided / "3.mask.mkv").unlink()
+    for number, pictures in shown.items():
+        for rank, picture in enumerate(pictures, 1):
+            picture.save(guided / f"{number}.reference.{rank}.png")
+    report, data = encoded(guided, tiny("wan-vace"), tmp_path / "store", encode=["latents"], vae_dtype="float32")
+    assert report.not_made_here == ()
+    guides = {0: (frames_of(5), None), 1: (np.where(WHITE == 255, 128, frames_of(1)).astype(np.uint8), WHITE), 3: (None, None)}
+    with torch.inference_mode():
+        for number, both in guides.items():
+            video, mask = (None if one is None else [Image.fromarray(frame) for frame in one] for one in both)
+            where = (1, height, width, FRAMES, torch.float32, torch.device("cpu"))
+            video, white, pictures = pipeline.preprocess_conditions(video, mask, shown[number], *where)
+            rounded = [[(one * 127.5).round() / 127.5 for one in pictures[0]]] if number else pictures
+            expected = torch.cat([pipeline.prepare_video_latents(video, white, rounded), pipeline.prepare_masks(white, pictures)], dim=1)[0]
+            sample = data[data.index(f"{number}.mkv")]
+            made, front = sample["conditioning_latents"], len(shown[number])
+            assert made.shape == expected.shape == (96, 3 + front, 6, 8)
+            assert "reference_latents" not in sample
+            assert not made[16:, :front].any()
+            torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-2 if number else 1e-5)
+    with pytest.raises(cs.BadInput, match=r"conditioning_latents of .* has the shape .* but that of"):
+        data.read_batch([data.index("0.mkv"), data.index("1.mkv")])
 
 
 # Inpainting

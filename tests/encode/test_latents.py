@@ -74,6 +74,7 @@ def test_a_key_of_before_there_were_crops_and_sides_is_found_again(look_alike):
     assert str(resolve(look_alike, data).key) == "70b3dc11e0794c23fe7220b73b6ed442"
 
 
+@pytest.mark.torch
 def test_a_mirrored_picture_is_the_plain_one_turned_and_a_drawn_crop_is_what_stands_there(look_alike):
     data, drawn = picture(120, 60), {"crop": "random", "seed": 0, "variant": 1}
     plain, turned = resolve(look_alike, data, **drawn), resolve(look_alike, data, **drawn, flip=True)
@@ -283,6 +284,7 @@ def test_a_folded_mask_is_read_as_a_channel_for_each_of_its_pixels(factor, frame
         assert torch.equal(made[16:], wanted[1])
 
 
+@pytest.mark.torch
 def test_numbers_that_are_not_finite_are_refused_and_named(vae_folder, digest):
     import torch
 

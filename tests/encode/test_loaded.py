@@ -15,7 +15,7 @@ from cachestore.core.errors import BadInput
 from cachestore.encode import loaded
 from cachestore.encode.loaded import read_loaded
 from cachestore.encode.recipes import ModelRequest, encoders_for
-from tests.encode import encoders, tiny
+from tests.encode import encoders, tiny, tiny_families
 from tests.encode.encoders import batch_for
 
 pytestmark = pytest.mark.torch
@@ -254,3 +254,15 @@ def test_what_was_made_by_a_model_in_memory_is_not_refilled_by_another(tiny_mode
         path.unlink()
     with pytest.raises(BadInput, match=r"made by a model in memory, \(loaded StableDiffusionPipeline\)"):
         cs.repair(data.parent / "store", refill=True)
+
+
+@pytest.mark.parametrize("make", ["vae", "hunyuan_vae", "ltx_vae", "mochi_vae"])
+def test_within_a_run_a_vae_has_tiles_and_slices_as_just_loaded_and_as_it_was_afterwards(make):
+    given = getattr(tiny if make == "vae" else tiny_families, make)()
+    names = [name for name in ("use_tiling", "use_slicing", "use_framewise_encoding", "use_framewise_decoding") if hasattr(given, name)]
+    fresh = {name: getattr(given, name) for name in names}
+    changed = {name: not value for name, value in fresh.items()}
+    vars(given).update(changed)
+    with read_loaded({"vae": given}).evaluating():
+        assert {name: getattr(given, name) for name in names} == fresh
+    assert {name: getattr(given, name) for name in names} == changed

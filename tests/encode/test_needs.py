@@ -57,7 +57,7 @@ CHANNELS = {
     "SanaVideoPipeline": [(16, 16), (128, 128)],
 }
 """What the denoiser and the VAE of published models take and give: the channels."""
-WITH_NEEDS = {"FluxFillPipeline", "FluxControlPipeline", "LTX2Pipeline"}
+WITH_NEEDS = {"FluxFillPipeline", "FluxControlPipeline", "LTX2Pipeline", "HunyuanVideoImageToVideoPipeline"}
 PLAIN_PARTS = {"text_encoder": "A", "tokenizer": "B", "vae": "C", "transformer": "D", "scheduler": "E", "feature_extractor": "F"}
 
 

@@ -9,11 +9,13 @@ from PIL import Image
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.encode.resamplers import FIRST
-from cachestore.encode.shots import COVERED, GIVEN, GREY, is_video, look_at_guided, look_at_input
+from cachestore.encode.shots import BLANK, COVERED, GIVEN, GREY, IN_FRONT, is_video, look_at_guided, look_at_input, look_at_shown
+from tests.encode.encoders import Files
 from tests.encode.footage import moving, write
-from tests.encode.test_video_latents import Files
 
 SIZE = (64, 48)
+LEFT = np.where(np.arange(24)[None, :, None] < 12, 0, 255).repeat(48, axis=0)
+"""A picture of 24 x 48 pixels, black on its left."""
 WANTED: dict[str, Any] = {"video": "clip", "resolution": 56, "step": 16, "frames": [5]}
 
 
@@ -40,11 +42,13 @@ def files():
 
 
 def guided(files, **given):
-    images = {role: [reference] for role, reference in given.items() if role in {"control", "mask"}}
+    images = {role: [given[role]] for role in ("control", "mask") if role in given}
+    images |= {"reference": given["reference"]} if "reference" in given else {}
     more = {name: value for name, value in given.items() if name not in images}
     return look_at_guided({**WANTED, **more, **({"images": images} if images else {})}, files, FIRST)
 
 
+@pytest.mark.torch
 def test_a_control_is_cut_and_mirrored_as_its_clip_and_all_of_it_is_made_anew_without_a_mask(files):
     for options in ({}, {"flip": True}, {"clips": 2, "clip": 1}, {"fps": 12.0}):
         own = look_at_input({**WANTED, **options}, files, FIRST).shot.pixels(FIRST)
@@ -56,6 +60,7 @@ def test_a_control_is_cut_and_mirrored_as_its_clip_and_all_of_it_is_made_anew_wi
     assert guided(files, control="wide").shot.pixels(FIRST).shape == still.shape  # scaled to cover the bucket
 
 
+@pytest.mark.torch
 def test_a_mask_without_a_control_turns_the_clips_own_pixels_grey_in_every_frame_or_as_it_moves(files):
     for flip in (False, True):
         own = look_at_input({**WANTED, "flip": flip}, files, FIRST).shot.pixels(FIRST)
@@ -105,3 +110,30 @@ def test_files_say_in_their_first_bytes_whether_they_are_videos(files):
     videos = [files["clip"], *(write(frames, kind=kind, **options) for kind in ("mp4", "avi", "mov"))]
     pictures = [files["mask"], b"\xff\xd8\xff\xe0", b"RIFF\0\0\0\0WEBPVP8 ", b"\0\0\0\x20ftypavif", b""]
     assert [is_video(data) for data in (*videos, *pictures)] == [True] * 4 + [False] * 5
+
+
+def test_a_text_encoder_is_shown_a_whole_picture_or_the_frame_with_which_a_clip_at_this_rate_begins(files):
+    shown = {fps: look_at_shown("clip", files, fps) for fps in (None, 2.0)}
+    for fps, one in shown.items():
+        rate = {} if fps is None else {"fps": fps}
+        begins = look_at_input({**WANTED, **rate, "frames": [1]}, files, FIRST).shot.pixels(FIRST)[0]
+        np.testing.assert_array_equal(np.asarray(one.picture()), begins)
+    assert len({np.asarray(one.picture()).tobytes() for one in shown.values()}) == 2
+    assert shown[None].transform() != shown[2.0].transform()
+    picture = look_at_shown("shown", files, 2.0)
+    np.testing.assert_array_equal(np.asarray(picture.picture()), moving(9, SIZE)[3])
+    assert picture.transform() == {}
+
+
+def test_reference_pictures_come_in_front_the_last_one_first_and_mirrored_as_the_clip(files):
+    for flip in (False, True):
+        pixels = guided(Files({**files, "left": png(np.tile(LEFT, (1, 1, 3)))}), reference=["left", "shown"], flip=flip).shot.pixels(FIRST)
+        assert pixels.shape == (2 + 5, 48, 64, 4)
+        assert (pixels[:2, ..., 3] == IN_FRONT).all()
+        assert (pixels[2:] == (0, 0, 0, BLANK)).all()  # nothing is known of the clip
+        turned = pixels[:2, :, ::-1, :3] if flip else pixels[:2, ..., :3]
+        assert (turned[0] == moving(9, SIZE)[3]).all()
+        columns = turned[1].mean(axis=(0, 2)).tolist()
+        assert columns == [255] * 20 + [0] * 12 + [255] * 32  # as it is, on white
+    with pytest.raises(EncodeFailed, match="the reference is a video, but this model takes pictures"):
+        guided(files, reference=["control"])

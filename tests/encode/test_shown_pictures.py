@@ -16,7 +16,7 @@ from cachestore.encode import images
 from cachestore.encode.loaded import read_loaded
 from cachestore.encode.modules import load_processor
 from tests.encode import tiny
-from tests.encode.encoders import encoder_of
+from tests.encode.encoders import Files, encoder_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
 
@@ -31,7 +31,7 @@ def picture(seed, width, height):
     return file.getvalue()
 
 
-FILES = {"wide.png": picture(1, 90, 50), "tall.png": picture(2, 33, 71), "other.png": picture(3, 90, 50)}
+FILES = Files({"wide.png": picture(1, 90, 50), "tall.png": picture(2, 33, 71), "other.png": picture(3, 90, 50)})
 
 
 class Reached(Exception):
@@ -58,7 +58,7 @@ def request(caption, references):
 
 
 def entry_of(encoder, caption, references):
-    resolved = encoder.resolve(request(caption, references), FILES.__getitem__)
+    resolved = encoder.resolve(request(caption, references), FILES)
     prepared = encoder.prepare(resolved)
     return encoder.encode([(resolved.key, prepared.payload)])[resolved.key], prepared
 
@@ -167,7 +167,7 @@ def test_the_key_is_of_the_caption_and_of_each_picture_in_order(edit_built, dige
     encoder = encoder_of(edit_built(PLUS), digest, "text")
 
     def key(caption, *references):
-        return encoder.resolve(request(caption, list(references)), FILES.__getitem__).key
+        return encoder.resolve(request(caption, list(references)), FILES).key
 
     keys = {
         key("a", "wide.png"),
@@ -177,7 +177,7 @@ def test_the_key_is_of_the_caption_and_of_each_picture_in_order(edit_built, dige
         key("a", "tall.png", "wide.png"),
     }
     assert len(keys) == 5
-    resolved = encoder.resolve(request("a", ["wide.png", "tall.png"]), FILES.__getitem__)
+    resolved = encoder.resolve(request("a", ["wide.png", "tall.png"]), FILES)
     sha = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
     named = {"caption": hashlib.sha256(b"a").hexdigest(), "control": sha["wide.png"], "control.2": sha["tall.png"]}
     assert resolved.inputs == resolved.meta["input_digest"] == named
@@ -191,19 +191,19 @@ def test_the_key_is_of_the_caption_and_of_each_picture_in_order(edit_built, dige
 def test_another_number_of_pictures_than_the_pipeline_shows_fails_before_they_are_read(edit_built, digest, pipeline, count, message):
     encoder = encoder_of(edit_built(pipeline), digest, "text")
     with pytest.raises(EncodeFailed, match=message):
-        encoder.resolve(request("a", ["gone.png"] * count), FILES.__getitem__)
+        encoder.resolve(request("a", ["gone.png"] * count), FILES)
 
 
 def test_a_picture_that_is_none_fails_when_it_is_prepared(edit_built, digest):
     encoder = encoder_of(edit_built(EDIT), digest, "text")
-    resolved = encoder.resolve(request("a", ["a.png"]), lambda _reference: b"no picture")
+    resolved = encoder.resolve(request("a", ["a.png"]), Files({"a.png": b"no picture"}))
     with pytest.raises(EncodeFailed, match="not a picture that can be read"):
         encoder.prepare(resolved)
 
 
 def test_such_captions_are_encoded_one_by_one_and_few_wait(edit_built, digest):
     encoder = encoder_of(edit_built(EDIT), digest, "text", batch_size=8)
-    resolved = [encoder.resolve(request("a", [name]), FILES.__getitem__) for name in ("wide.png", "tall.png")]
+    resolved = [encoder.resolve(request("a", [name]), FILES) for name in ("wide.png", "tall.png")]
     assert {encoder.batch_limit(encoder.prepare(one).group) for one in resolved} == {1}
     assert encoder.window < 32
 
@@ -211,7 +211,7 @@ def test_such_captions_are_encoded_one_by_one_and_few_wait(edit_built, digest):
 def test_a_forecast_counts_the_caption_and_knows_about_how_much_a_picture_adds(edit_built, digest):
     encoder = encoder_of(edit_built(EDIT), digest, "text")
     [tokens] = encoder.count_tokens(["a cat"])
-    counted = encoder.prepare(encoder.resolve(request("a cat", ["wide.png"]), FILES.__getitem__)).facts["tokens"]
+    counted = encoder.prepare(encoder.resolve(request("a cat", ["wide.png"]), FILES)).facts["tokens"]
     assert abs(tokens + encoder.image_tokens - counted) < 0.1 * counted
     assert encoder.entry_bytes(counted) == counted * 32 * 4
 
@@ -232,7 +232,7 @@ def test_a_processor_without_its_settings_or_of_an_unknown_class_is_refused(edit
     (folder / "model_index.json").write_text(json.dumps({**index, "processor": ["transformers", "NoProcessor"]}))
     encoder = encoder_of(model, digest, "text")
     with pytest.raises(BadInput, match="is a NoProcessor, which is not supported; supported are Qwen2VLProcessor"):
-        encoder.prepare(encoder.resolve(request("a", ["wide.png"]), FILES.__getitem__))
+        encoder.prepare(encoder.resolve(request("a", ["wide.png"]), FILES))
     (folder / "processor/preprocessor_config.json").unlink()
     (folder / "processor/processor_config.json").unlink(missing_ok=True)
     with pytest.raises(BadInput, match="to prepare pictures for 'processor'"):

@@ -392,7 +392,9 @@ def test_control_images_stand_beside_a_video_and_an_export_names_what_it_leaves_
     assert (report.encoded, report.failed) == (4, 0)
     batch = cs.CachedDataset(store, latents="mean").read_batch([0])
     assert (batch["control_latents"].shape, batch["latents"].shape) == ((1, 16, 1, 6, 10), (1, 16, 5, 6, 10))
-    assert "latents of 1 video" in export_cache(store, format="musubi", folder=tmp_path / "musubi").left_out
+    made = export_cache(store, format="musubi", folder=tmp_path / "musubi")
+    assert (made.left_out, made.failures) == (("latents of 1 control image",), ())
+    assert (tmp_path / "musubi" / "long_00000-017_0080x0048_wan.safetensors").exists()
 
 
 @pytest.mark.torch

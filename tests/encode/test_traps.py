@@ -4,6 +4,7 @@ import inspect
 import json
 import logging
 import shutil
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -359,7 +360,7 @@ def test_a_caption_that_is_no_unicode_text_is_refused_before_a_pipeline_gets_it(
 
 def test_a_pipeline_that_cuts_no_caption_is_refused_when_it_is_asked_for_a_count(built, digest):
     rewriter = Rewriter(encoder_of(built("zimage"), digest, "text").setup)
-    rewriter._encode_prompt = lambda captions, **arguments: captions
+    rewriter._encode_prompt = lambda prompt, **arguments: prompt
     with pytest.raises(BadInput, match="ZImagePipeline should cut captions"):
         rewriter.count("a cat")
 
@@ -627,7 +628,9 @@ def test_a_picture_is_a_video_of_one_frame(built, digest, name):
     assert encoder.recipe.read["temporal_factor"] > 1
 
 
-def test_a_vae_that_takes_one_picture_at_a_time_gets_one_at_a_time(built, digest):
+def test_a_vae_that_takes_one_picture_at_a_time_gets_one_at_a_time(built, digest, monkeypatch):
+    """As HunyuanVideo 1.5's does with its own attention."""
+    monkeypatch.setattr(vae, "frame_by_frame", nullcontext)
     encoder = encoder_of(built("hunyuanvideo15"), digest, "latents", batch_size=8)
     assert encoder.batch_limit(Size(64, 64)) == 8
     encoder._vae = vae.Vae(encoder.setup, torch.device("cpu"))

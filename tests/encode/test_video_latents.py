@@ -1,7 +1,5 @@
 """Videos to latents, compared with the VAE itself and with what its pipeline decodes."""
 
-from contextlib import contextmanager
-from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -13,19 +11,11 @@ from cachestore.encode.buckets import Size
 from cachestore.encode.clips import Shape
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from tests.encode import tiny
+from tests.encode.encoders import Files
 from tests.encode.footage import moving, numbered, numbers_of, write
 from tests.encode.test_latents import latents_encoder, picture
 
 WANTED: dict[str, Any] = {"resolution": 32, "step": 16, "frames": [5, 17]}
-
-
-class Files(dict):
-    def __call__(self, reference, /):
-        return self[reference]
-
-    @contextmanager
-    def open(self, reference):
-        yield BytesIO(self[reference])
 
 
 def resolve(encoder, data, **request):
@@ -109,6 +99,7 @@ def test_the_frames_of_a_clip_are_prepared_in_order_and_its_bytes_are_not_kept(l
         assert not any(isinstance(getattr(resolved.item, name), bytes) for name in resolved.item.__slots__)
 
 
+@pytest.mark.torch
 def test_a_mirrored_clip_is_the_plain_one_turned(look_alike, clip):
     plain, turned = (look_alike.prepare(resolve(look_alike, clip, flip=flip)).payload for flip in (False, True))
     assert np.array_equal(plain[:, :, ::-1], turned)

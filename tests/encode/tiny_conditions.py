@@ -63,6 +63,44 @@ def hunyuan15_i2v():
     return of("diffusers", "HunyuanVideo15ImageToVideoPipeline", **parts)
 
 
+def llava():
+    """A tokenizer with LLaVA's marks, and a LLaVA that sees a picture as 2 x 2 patches."""
+    reader = tiny_families.gemma_tokenizer()
+    reader.add_special_tokens({"additional_special_tokens": ["<image>", "<|end_header_id|>"]})
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    text = {**tiny_families.SMALL, "vocab_size": 400, "num_hidden_layers": 4, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1}
+    parts = {"vision_config": of("transformers", "CLIPVisionConfig", **vision), "text_config": of("transformers", "LlamaConfig", **text)}
+    config = of("transformers", "LlavaConfig", **parts, image_token_index=reader.convert_tokens_to_ids("<image>"), image_seq_length=4)
+    config.pad_token_id = 0
+    return {"tokenizer": reader, "text_encoder": of("transformers", "LlavaForConditionalGeneration", config=config).eval()}
+
+
+LLAVA_TEMPLATE = {
+    "template": "<|end_header_id|><image>a<|end_header_id|>{}xyz<|end_header_id|>\n",
+    "crop_start": 5,
+    "image_emb_start": 2,
+    "image_emb_end": 6,
+    "image_emb_len": 4,
+}
+
+
+def hunyuan_i2v(*, kind):
+    plain = tiny_families.hunyuanvideo()
+    sizes = {**plain.transformer.config, "in_channels": 9 if kind == "latent_concat" else 4, "image_condition_type": kind}
+    sizes = {name: value for name, value in sizes.items() if not name.startswith("_")}
+    processor = of("transformers", "CLIPImageProcessorPil", size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    parts = {**plain.components, **llava(), "image_processor": processor}
+    parts["transformer"] = tiny_families.awake(transformer("HunyuanVideoTransformer3DModel", **sizes))
+    return of("diffusers", "HunyuanVideoImageToVideoPipeline", **parts)
+
+
 def sdxl_inpaint():
     added = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 48 + 6 * 8}
     parts = {
@@ -91,6 +129,8 @@ PIPELINES: dict[str, Any] = {
     "ltx-i2v": (ltx_i2v, {}, "transformer"),
     "ltx2-i2v": (ltx2_i2v, {}, "transformer"),
     "hunyuan15-i2v": (hunyuan15_i2v, {}, "transformer"),
+    "hunyuan-i2v": (hunyuan_i2v, {"kind": "token_replace"}, "transformer"),
+    "hunyuan-i2v-33ch": (hunyuan_i2v, {"kind": "latent_concat"}, "transformer"),
     "flux-fill": (flux_fill, {}, "transformer"),
     "sdxl-inpaint": (sdxl_inpaint, {}, "unet"),
 }

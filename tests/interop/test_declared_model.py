@@ -58,8 +58,7 @@ class Vae(TextModel):
         self.recipe = Recipe("latents", {"kind": "latents", "model": model, "files": {}}, read)
 
     def prepare(self, resolved):
-        data, bucket = resolved.item
-        return Prepared((data, bucket), bucket)
+        return Prepared((resolved.item.data, resolved.item.bucket), resolved.item.bucket)
 
     def submit(self, batch):
         return lambda: {key: {"moments": self.moments(data)} for key, (data, _bucket) in batch}
@@ -135,7 +134,7 @@ def test_a_picture_is_made_again_from_the_crop_that_its_cache_told_and_else_from
     vae: Any = Vae("right")
     declared: Any = DeclaredEncoder(vae, Recipe("latents", {}))
     request = {"key": "0" * 32, "image": "a/one.png", "role": "image", "bucket": [64, 48], **facts}
-    _picture, variant = declared.resolve(request, lambda reference: (data / reference).read_bytes()).item
+    variant = declared.resolve(request, lambda reference: (data / reference).read_bytes()).item.variant
     assert (variant.bucket, variant.box.crop) == ((64, 48), crop)
 
 

@@ -10,7 +10,7 @@ import torch
 import cachestore as cs
 from cachestore.cli import ERROR, FAILURES, NO_STORE, OK, main
 from cachestore.core.errors import BadInput
-from cachestore.interop.exporting import NOTE
+from cachestore.interop.export_target import NOTE
 from tests.interop import trainers
 from tests.interop.caches import bring, equal, send
 from tests.interop.trainers import PICTURES
@@ -329,7 +329,7 @@ def test_what_has_no_form_in_a_format_is_refused_before_anything_is_written(tmp_
         send("diffusion-pipe", store, out)
     with pytest.raises(
         BadInput,
-        match=r"'kohya' is not known; what can be exported is sd-scripts, simpletuner, musubi, ai-toolkit; did you mean 'sd-scripts'\?$",
+        match=r"'kohya' is not known; .* is sd-scripts, simpletuner, musubi, ai-toolkit, webdataset; did you mean 'sd-scripts'\?$",
     ):
         send("kohya", store, out)
     with pytest.raises(BadInput, match="the family 'wam' are not known"):

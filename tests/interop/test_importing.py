@@ -382,7 +382,7 @@ def test_pictures_that_their_exif_data_turn_are_reported_of_sd_scripts(data, sto
 def test_videos_beside_the_pictures_are_counted_and_no_option_is_named_that_an_import_lacks(data, store):
     trainers.write_sd_scripts(data, "sdxl")
     (data / "clip.mp4").write_bytes(b"never opened")
-    assert "1 video is ignored (caches of videos are not imported)" in bring("sd-scripts", data, store, data).remarks
+    assert "1 video is ignored (the cache holds nothing of videos)" in bring("sd-scripts", data, store, data).remarks
 
 
 def test_a_folder_with_nothing_of_the_source_is_an_error_that_shows_both(tmp_path, data, store):

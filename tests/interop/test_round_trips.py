@@ -5,6 +5,7 @@ import io
 import json
 import random
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import torch
 from PIL import Image
 
 import cachestore as cs
+from cachestore.files.paths import Layout
+from cachestore.storage.catalog import newest_catalog
 from tests.interop.caches import equal, send
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]
@@ -57,11 +60,11 @@ def tiny_model(family, folder, monkeypatch):
 
 
 def encoded(data, model, store, **options):
-    """A store of latents as the trainers keep them (a sample, or the mean), in float32."""
+    """Make a store of latents as the trainers keep them (a sample, or the mean), in float32; return the report."""
     dtypes = {"vae_dtype": "float32", "text_dtype": "float32"}
     report = cs.precompute(data, model=model, store=store, resolution=128, inline=True, **dtypes, **options)
     assert report.complete, report
-    return store
+    return report
 
 
 def check_round_trip(kind, family, store, data, model, folder):
@@ -87,6 +90,24 @@ def check_round_trip(kind, family, store, data, model, folder):
     assert files_of(cache) == files_of(folder / "again")
 
 
+def check_tars(store, folder, again):
+    """The data set that comes of its tars is the same: its digest, and the bytes of each entry. `again` encodes nothing there."""
+    assert send("webdataset", store, folder / "tars").complete
+    back = cs.import_cache("webdataset", folder / "tars", store=folder / "back")
+    assert back.complete
+    ours, theirs = (newest_catalog(Layout(root), "train") for root in (store, folder / "back"))
+    assert ours is not None
+    assert theirs is not None
+    assert theirs.digest == ours.digest
+    with cs.open(store) as one, cs.open(folder / "back") as other:
+        keys = list(one.keys())
+        assert sorted(keys) == sorted(other.keys())
+        for start in range(0, len(keys), 100):
+            assert one.get_raw(keys[start : start + 100]) == other.get_raw(keys[start : start + 100])
+    assert cs.verify(folder / "back").ok
+    assert again(folder / "back").encoded == 0
+
+
 def files_of(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name[0] != "."}
 
@@ -95,9 +116,34 @@ def files_of(folder):
 def test_what_was_encoded_here_comes_back_from_each_trainers_files(tmp_path, monkeypatch):
     data = pictures(tmp_path / "data", 2)
     model = tiny_model("flux", tmp_path / "model", monkeypatch)
-    store = encoded(data / "rows.jsonl", model, tmp_path / "store", latents="sample")
+    store = tmp_path / "store"
+    encoded(data / "rows.jsonl", model, store, latents="sample")
     for kind in ("sd-scripts", "simpletuner", "musubi", "ai-toolkit"):
         check_round_trip(kind, "flux", store, data / "rows.jsonl", model, tmp_path / kind)
+    check_tars(store, tmp_path / "tars", lambda there: encoded(data / "rows.jsonl", model, there, latents="sample"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_200_pictures_with_flips_masks_and_captions_come_back_from_tars(tmp_path, monkeypatch, family):
+    data = pictures(tmp_path / "data", 200)
+    for path in sorted(data.rglob("*.png")):
+        with Image.open(path) as picture:
+            picture.convert("L").save(path.with_suffix(".mask.png"))
+        path.with_suffix(".txt").write_text(f"{path.stem} first\n{path.stem} second\nshared", encoding="utf-8")
+    (data / "rows.jsonl").unlink()
+    model = tiny_model(family, tmp_path / "model", monkeypatch)
+    dtypes: dict[str, Any] = {"vae_dtype": "float32", "text_dtype": "bfloat16"}
+
+    def encode(store):
+        captions = cs.CaptionPolicy(choose="all", dropout=0.1)
+        options: dict[str, Any] = {"resolution": 128, "flip": True, "captions": captions, "caption_lines": "each", "inline": True}
+        return cs.precompute(data, model=model, store=store, **dtypes, **options)
+
+    first = encode(tmp_path / "store")
+    assert first.complete
+    check_tars(tmp_path / "store", tmp_path / "round", encode)
 
 
 @pytest.mark.slow
@@ -108,5 +154,5 @@ def test_200_pictures_come_back_from_a_trainers_files(tmp_path, monkeypatch, kin
     source = data / "rows.jsonl" if kind == "musubi" and family == "flux" else data
     model = tiny_model(family, tmp_path / "model", monkeypatch)
     kept = "mean" if (kind, family) in {("musubi", "wan"), ("musubi", "z-image")} else "sample"
-    store = encoded(source, model, tmp_path / "store", latents=kept, buckets=kind)
-    check_round_trip(kind, family, store, source, model, tmp_path / "round")
+    encoded(source, model, tmp_path / "store", latents=kept, buckets=kind)
+    check_round_trip(kind, family, tmp_path / "store", source, model, tmp_path / "round")

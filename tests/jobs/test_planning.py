@@ -99,10 +99,10 @@ def test_wildcards_are_expanded_and_what_is_beyond_the_most_is_reported(tmp_path
     plan = plan_for(tmp_path, data, captions=CaptionPolicy(wildcards=4))
     assert len(texts_of(plan)) == 1 + 2 + 4 + 1
     assert [remark for remark in plan.remarks if "wildcards" in remark] == [
-        "1 sample has wildcards with more combinations than the `wildcards` of --captions (b): only so many are encoded"
+        "1 sample has more combinations of wildcards than `wildcards` in --captions (b): that many are drawn and encoded"
     ]
     [remark] = [remark for remark in plan_for(tmp_path, data).remarks if "wildcards" in remark]
-    assert remark.startswith("2 samples have wildcards such as {a|b} in captions (a, b), which are encoded as text")
+    assert remark.startswith("2 samples have wildcards such as {a|b} in captions (a, b), encoded as text")
 
 
 def test_policies_that_have_the_same_texts_encoded_make_the_same_plan(tmp_path, makers):

@@ -1,10 +1,14 @@
 """What a sample asks of the encoders of pictures and videos."""
 
+from typing import Any
+
 import pytest
 
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import Sample
-from cachestore.jobs.wanted_columns import requests_of
+from cachestore.jobs.options import PrecomputeRequest
+from cachestore.jobs.wanted_columns import requests_of, wanted_columns
+from tests.fakes import FakeEncoder
 
 FRAMES = {"resolution": 64, "frames": [5]}
 
@@ -14,7 +18,7 @@ FRAMES = {"resolution": 64, "frames": [5]}
     [
         ("mask", {"mask": ("m.png",)}, "'x' has a mask, but no picture"),
         ("first_frame", {"image": ("a.png",), "first_frame": ("f.png",)}, "'x' has a first_frame, but no video"),
-        ("last_frame", {"video": ("a.mkv",), "last_frame": ("f.png", "g.png")}, "'x' has 2 images in the column last_frame, but a video"),
+        ("last_frame", {"video": ("a.mkv",), "last_frame": ("f.png", "g.png")}, "'x' has 2 images in the column last_frame: "),
     ],
 )
 def test_an_image_without_what_it_belongs_to_is_refused(role, images, says):
@@ -42,3 +46,19 @@ def test_further_images_that_an_encoder_reads_come_with_those_that_the_sample_br
     assert "images" not in requests_of("first_frame", options, Sample("x", {"video": ("a.mkv",)}))[0]
     [both] = requests_of("first_frame", options, Sample("x", {"video": ("a.mkv",), "last_frame": ("l.png",)}))
     assert both == {"video": "a.mkv", "role": "first_frame", "resolution": 64, "frames": [5], "images": {"last_frame": ["l.png"]}}
+
+
+def text_columns(tmp_path, **options):
+    """The columns of a text encoder that sees first frames."""
+    encoder: Any = FakeEncoder(shown="first_frame")
+    return wanted_columns([encoder], PrecomputeRequest(data=str(tmp_path), model="m", store=str(tmp_path / "store"), **options))
+
+
+def test_a_text_encoder_that_sees_first_frames_takes_them_from_the_videos_at_the_rate_of_clips(tmp_path):
+    [plain], [timed] = text_columns(tmp_path), text_columns(tmp_path, fps=12)
+    brought, own = (Sample("x", {"video": ("a.mkv",), **more}, ("a dog",)) for more in ({"first_frame": ("f.png",)}, {}))
+    assert plain.requests(brought) == [{"caption": "a dog", "images": {"first_frame": ["f.png"]}}]
+    assert timed.requests(own) == [{"caption": "a dog", "images": {"first_frame": ["a.mkv"]}, "fps": 12}]
+    for option, value in (("clips", 2), ("flip", True)):
+        with pytest.raises(BadInput, match=f"^--{option} cannot be used with this model, whose text encoder sees"):
+            text_columns(tmp_path, **{option: value})

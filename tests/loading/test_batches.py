@@ -365,7 +365,7 @@ def test_leaving_a_resumed_position_is_said_aloud(caplog):
     one.set_epoch(3)
     assert caplog.records == [record for record in caplog.records if "leaves out" in record.message]
     one.set_epoch(1)
-    assert "(epoch 3, after 2 batches)" in caplog.text
+    assert "epoch 3, which was resumed after 2 batches" in caplog.text
     assert list(one) == at_epoch(1, None, (0, 1), "drop")
 
 

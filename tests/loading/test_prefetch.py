@@ -153,6 +153,13 @@ def test_the_batches_before_a_damaged_one_arrive_and_the_next_iteration_works():
     assert numbers(loader) == expected
 
 
+def test_after_a_batch_that_fails_no_other_is_read():
+    data = Samples(fails_at=7)
+    with pytest.raises(cs.CorruptEntry):
+        list(loader_of(data, ahead=3))
+    assert 7 in data.read[-1]
+
+
 def test_a_trainer_that_skips_batches_gets_those_after_them():
     data = Samples()
     loader = loader_of(data)

@@ -263,10 +263,12 @@ def test_helpers_that_always_end_are_given_up(path, tmp_path, bucket, monkeypatc
 
 def test_a_helper_that_is_stopped_is_given_up_within_the_bound(path, tmp_path, bucket, monkeypatch):
     data, own = open_both(path, tmp_path, ADDRESS)
-    monkeypatch.setattr(downloads, "_SLACK_SECONDS", 0.5)
     os.kill(helper(), signal.SIGSTOP)
-    with pytest.raises(RemoteFailed, match="the helper process did not answer for"):
-        _ = data[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(downloads, "_LIMITS", (1.0, 0.3))
+        patch.setattr(downloads, "_SLACK_SECONDS", 0.5)
+        with pytest.raises(RemoteFailed, match="the helper process did not answer for"):
+            _ = data[0]
     assert agree(data, own, epochs=1)
 
 
@@ -345,6 +347,25 @@ def test_a_disk_that_is_full_costs_downloads_alone(path, tmp_path, bucket):
     assert agree(data, own, epochs=2)
     assert ranges(bucket) > len(ROWS)
     assert agree(*open_both(path, tmp_path, ADDRESS), epochs=1)
+
+
+@pytest.mark.parametrize("limit", [0, "1GB"])
+def test_what_was_all_in_the_cache_is_not_looked_up_twice_until_something_is_missing(path, tmp_path, bucket, limit, monkeypatch):
+    data, own = open_both(path, tmp_path, ADDRESS, limit=limit)
+    calls: list[Any] = []
+    prefetch = data.prefetch
+    monkeypatch.setattr(data, "prefetch", lambda indices: calls.append(prefetch(indices)))
+
+    def looks_up():
+        calls.clear()
+        assert agree(data, own, epochs=1)
+        return bool(calls)
+
+    assert [looks_up() for _epoch in range(3)] == [True, True, not limit]
+    for part in parts(tmp_path / "local")[0]:
+        part.unlink()
+    data._reader._fetcher.close()
+    assert [looks_up() for _epoch in range(3)] == [True, True, not limit]
 
 
 def test_neighbours_come_with_one_request(path, tmp_path, bucket):
@@ -448,19 +469,21 @@ def test_an_address_without_a_folder_for_copies_says_what_to_pass(path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_leaves_a_cache_that_is_read(path, tmp_path):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_trainer_or_a_worker_that_is_killed_leaves_a_cache_that_is_read(path, tmp_path, workers):
     make(path)
     source = """
-import os, sys
+import multiprocessing, os, sys
 import cachestore as cs
 data = cs.CachedDataset(sys.argv[1], local=sys.argv[2])
-for number, _batch in enumerate(cs.make_loader(data, batch_size=2)):
-    if number == int(sys.argv[3]): os.kill(os.getpid(), 9)
+for number, _batch in enumerate(cs.make_loader(data, batch_size=2, num_workers=int(sys.argv[4]))):
+    if number == int(sys.argv[3]): os.kill(next((child.pid for child in multiprocessing.active_children()), os.getpid()), 9)
 """
     for number in range(3):
-        reader = program(source, f"file://{path}", str(tmp_path / "local"), str(number))
-        reader.communicate(timeout=50)
-        assert reader.returncode == -9
+        reader = program(source, f"file://{path}", str(tmp_path / "local"), str(number), str(workers))
+        reader.communicate(timeout=150)
+        assert reader.returncode == (1 if workers else -9)
     assert agree(*open_both(path, tmp_path), epochs=1)
 
 

@@ -5,9 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader
-
 import cachestore as cs
 from cachestore.objects import downloads
 from cachestore.objects.client import ClientLimits
@@ -15,7 +12,7 @@ from tests.loading.stores import Row, make_store, recipes
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIDKEY", "AWS_SECRET_ACCESS_KEY": "hushhush", "AWS_REGION": "us-east-1"}
 ADDRESS = "s3://bucket/cache"
-SHORT = ClientLimits(request_seconds=1.0, retry_seconds=0.3)
+SHORT = ClientLimits(request_seconds=20.0, retry_seconds=0.3)
 ROWS = [Row(f"{n}.png", (f"caption {n % 5}" + "." * (n % 3),), bucket=(128, 96) if n % 2 else (96, 128)) for n in range(24)]
 """An entry of latents has 6144 bytes, so each takes blocks of its own in a part."""
 
@@ -38,6 +35,8 @@ def open_both(path, tmp_path, address=None, **options):
 
 
 def equal(one, other):
+    import torch
+
     same = {
         name: torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name] for name, value in one.items()
     }
@@ -56,6 +55,8 @@ def agree(data, own, epochs=3, **options):
 
 def agree_plainly(data, own):
     """As `agree`, in torch's own loader without prefetching."""
+    from torch.utils.data import DataLoader
+
     batches = list(cs.BucketBatchSampler(own, batch_size=2))
     found = []
     for each in (data, own):

@@ -16,7 +16,7 @@ from tests.shares import share
 pytest.importorskip("obstore", reason="the extra [objects] is not installed")
 
 SECRETS = {"AWS_ACCESS_KEY_ID": "AKIDKEY", "AWS_SECRET_ACCESS_KEY": "hushhush", "AWS_SESSION_TOKEN": "hushtoken"}
-SHORT = ClientLimits(request_seconds=1.0, retry_seconds=0.2)
+SHORT = ClientLimits(request_seconds=1.0, retry_seconds=0.05)
 LONG = ClientLimits(request_seconds=2.0, retry_seconds=20.0)
 CALLS = {
     "get": lambda client: client.get("a"),
@@ -30,6 +30,7 @@ CALLS = {
 
 @pytest.fixture
 def server(monkeypatch):
+    monkeypatch.setattr("cachestore.objects.client._FIRST_PAUSE", 0.01)
     with served() as (state, url):
         for name, value in {**SECRETS, "AWS_ENDPOINT_URL": url, "AWS_REGION": "us-east-1"}.items():
             monkeypatch.setenv(name, value)

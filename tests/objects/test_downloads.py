@@ -79,6 +79,21 @@ def test_open_requests_go_to_the_next_helper(client):
     assert [request.result() for request in requests] == [bytes(range(9))] * 5
 
 
+def test_a_request_that_nothing_holds_is_not_sent_to_the_next_helper(client, monkeypatch):
+    client.get("b")
+    helper: Any = downloads.downloads()
+    os.kill(helper.helper_pid, signal.SIGSTOP)
+    body = {"do": "range", "address": str(client.address), "key": "segments/a", "start": 0, "size": 9}
+    helper.send(body)
+    waiting = helper.send(body)
+    os.kill(helper.helper_pid, signal.SIGKILL)
+    lines = []
+    monkeypatch.setattr(helper, "_write", lambda line, write=helper._write: (lines.append(line), write(line)))
+    helper.wait([waiting])
+    assert waiting.result() == bytes(range(9))
+    assert lines == [waiting.line]
+
+
 def test_a_thread_that_sends_leaves_the_next_helper_to_the_thread_that_reads(client, monkeypatch):
     client.get("b")
     started = []

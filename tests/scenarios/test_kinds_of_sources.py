@@ -212,7 +212,7 @@ def test_captions_of_several_lines_truncated_and_missing_ones_are_reported_befor
             return
     forecast = forecast_of(PrecomputeRequest(str(data), "m", str(tmp_path / "store")))
     assert forecast.truncated_captions == 1
-    assert [remark.partition(" (")[0] for remark in forecast.remarks] == ["1 without a caption", "1 caption has several lines"]
+    assert [remark.partition(" (")[0] for remark in forecast.remarks] == ["1 sample has no caption", "1 caption has several lines"]
     assert "1.png" in forecast.remarks[1]
 
 
@@ -320,7 +320,7 @@ def test_a_picture_that_its_caller_cannot_hand_over_fails_alone_and_no_descripto
     assert not held() - before
 
 
-@pytest.mark.parametrize("kind", ["folder", "manifest", "tar", "samples", "hugging face"])
+@pytest.mark.parametrize("kind", ["folder", "manifest", "tar", "samples", pytest.param("hugging face", marks=pytest.mark.torch)])
 def test_every_kind_of_source_names_roles_alike(tmp_path, kind):
     from cachestore.source.combined import list_path
     from cachestore.source.memory import list_objects

@@ -147,6 +147,7 @@ class TestWriting:
             remove_file(layout, layout.quarantine / "file")
         assert (layout.quarantine / "file").exists()
 
+    @pytest.mark.torch
     def test_a_read_through_publishes_nothing(self, root, leave):
         with cs.open(root, mode="a") as store:
             read = cs.ReadThrough(store, encode, on_miss="encode")

@@ -86,6 +86,7 @@ def test_the_page_has_its_marks():
     assert compared_page.put_into(page, "x") != page
 
 
+@pytest.mark.torch
 def test_two_samples_share_no_tensor():
     assert len({raw(name, number) for name in ("latents", "prompt_embeds") for number in range(50)}) == 100
     with pytest.raises(ValueError, match="no more than"):

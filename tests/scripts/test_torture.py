@@ -2,14 +2,19 @@
 
 import json
 import os
+import re
+import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 import torture
 
-from tests.torture import campaign
+from tests.torture import calls, campaign
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, timed
+from tests.torture.jobs import Job
 
 
 def of(outcome, count=3):
@@ -36,6 +41,23 @@ def test_a_violation_is_printed_and_ends_with_1(capsys):
     assert "| bad | 5 | 1 |" in reported.out
     assert torture.play_all({"good": of(Outcome(5))}, count=None, seed=1, as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["rows"][0]["points"] == 5
+
+
+@pytest.mark.parametrize(("option", "status"), [("--help", 0), ("--misspelt", 2)])
+def test_help_and_what_is_misspelt_are_answered_before_an_environment_is_made(tmp_path, option, status):
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    for script in (torture.__file__, torture.environment.__file__):
+        shutil.copy(script, scripts)
+    ended = subprocess.run([sys.executable, scripts / "torture.py", option], capture_output=True, text=True, check=False)
+    assert (ended.returncode, "--only NAME" in ended.stdout + ended.stderr) == (status, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["scripts"]
+
+
+def test_a_campaign_that_is_none_is_answered_with_those_that_are(capsys):
+    with pytest.raises(SystemExit):
+        torture.main(["--only", "crash"])
+    assert re.search("no campaign 'crash'; known are .*crashes", capsys.readouterr().err)
 
 
 def test_a_campaign_that_judged_nothing_ends_with_1():
@@ -88,8 +110,22 @@ def test_time_in_which_others_run_is_no_hang(tmp_path, monkeypatch):
     """As on a machine so busy that nearly all of the time goes to others."""
     started = time.monotonic()
     monkeypatch.setattr(campaign, "HANG_SECONDS", 0.05)
-    monkeypatch.setattr(campaign, "_waited_seconds", lambda: time.monotonic() - started)
+    monkeypatch.setattr(campaign, "waited_seconds", lambda *_pids: time.monotonic() - started)
     assert dict(judged([0.5], lambda seconds: [str(timed(time.sleep, seconds))], seconds=20)) == {0.5: ["None"]}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_rank_that_does_not_end_is_ended_unless_the_machine_is_busy(tmp_path, monkeypatch, is_busy):
+    started, notes = time.monotonic(), calls._Notes(tmp_path / "root")
+    monkeypatch.setattr(calls, "HANG_SECONDS", 0.1)
+    monkeypatch.setattr(calls, "waited_seconds", lambda *_pids: time.monotonic() - started if is_busy else 0.0)
+    nothing = Job("sleep", lambda _root: None, lambda *_given: time.sleep(0.5 if is_busy else 600), lambda _root: set())
+    pid = calls._start(nothing, notes.root, 0, 1, None)
+    while not notes.beside("acknowledged").exists():
+        time.sleep(0.01)
+    [code] = calls._wait([pid], notes)
+    assert code == 0 if is_busy else "hangs in" in str(code)
 
 
 def test_without_points_nobody_judges():

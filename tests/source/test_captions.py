@@ -42,9 +42,7 @@ def test_a_missing_caption_is_the_empty_one_and_is_reported(tmp_path):
     folder(tmp_path, {f"{n}.png": "" for n in range(5)})
     listing = listed(tmp_path)
     assert set(captions(listing).values()) == {("",)}
-    assert listing.remarks == (
-        "5 without a caption (0.png, 1.png, 2.png, …): they get the empty caption, or the one that --caption TEXT gives",
-    )
+    assert listing.remarks == ("5 samples have no caption (0.png, 1.png, 2.png, …): they get the empty one; --caption TEXT sets another",)
 
 
 def test_a_missing_caption_may_be_given(tmp_path):

@@ -316,7 +316,7 @@ def test_a_files_name_gives_it_a_role_of_the_picture_or_video_of_the_same_name(t
             "mask": ("sub/b.mask.mp4",),
         },
     }
-    assert remarks.in_words()[-1].startswith("8 files are no samples, as their names give them a role")
+    assert remarks.in_words()[-1].startswith("8 files are no samples of their own: by their names")
     remarks = Remarks()
     samples = {sample.id: set(sample.images) for sample in list_source(tmp_path).samples(remarks)}
     assert "sub/b.first_frame.png" not in samples

@@ -247,6 +247,7 @@ def test_a_data_set_without_a_caption_is_reported_with_its_columns_also_in_a_wor
     assert after.uncaptioned == before.uncaptioned
 
 
+@pytest.mark.torch
 def test_a_row_of_a_data_set_says_one_caption_and_something_to_encode():
     assert [sample.captions for sample in list_objects(hugging_face(caption=["a"], text=["a"])).samples()] == [("a",)]
     with pytest.raises(BadInput, match="row 0 of the data set: caption and text mean the same but differ"):

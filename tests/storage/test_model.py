@@ -29,6 +29,7 @@ from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
+from tests.fakes import examples
 from tests.storage.stores import flip, key_of, plain, tensors_of
 
 NUMBERS = st.integers(0, 5)
@@ -242,5 +243,5 @@ class StoreMachine(RuleBasedStateMachine):
                 reader.get_raw([key_of(n)])
 
 
-StoreMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
+StoreMachine.TestCase.settings = settings(examples(40), stateful_step_count=25)
 TestStoreAgainstModel = StoreMachine.TestCase

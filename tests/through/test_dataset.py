@@ -1,7 +1,10 @@
 """A data set that is encoded while it is read: what the first epoch encodes, in which order it comes, and what is left behind."""
 
+import errno
+import gc
 import logging
 import pickle
+import sys
 from collections import Counter
 from typing import Any
 
@@ -9,10 +12,11 @@ import pytest
 import torch
 
 import cachestore as cs
+from cachestore.files import publish
 from cachestore.files.paths import Layout
 from cachestore.storage.catalog import list_generations
 from cachestore.through.dataset import AT_ONCE
-from tests.fakes import LOG, captioned, logged
+from tests.fakes import LOG, captioned, logged, refusing
 from tests.leaks import held
 from tests.loading.encoders import ReadableEncoder
 
@@ -198,6 +202,47 @@ def test_a_cast_data_set_encodes_too_and_both_are_complete_afterwards(root, pict
     assert {batch["latents"].dtype for batch in loader} == {torch.bfloat16}
     data.set_epoch(0)
     same(data.read_batch([0, 1]), full.read_batch([0, 1]))
+
+
+def test_a_full_disk_ends_an_epoch_with_one_error_and_the_next_run_encodes_the_rest(root, pictures, makers, monkeypatch):
+    is_full, ignored = [], []
+    makers.options = {"before_encode": lambda _items: is_full.append(True) if len(makers.made[-1].batches) == 2 else None}
+    monkeypatch.setattr(sys, "unraisablehook", lambda problem: ignored.append(problem.exc_value))
+    real = publish.check_for_writing
+    monkeypatch.setattr(publish, "check_for_writing", lambda *given: refusing(errno.ENOSPC)() if is_full else real(*given))
+    with pytest.raises(cs.WriteFailed, match="No space left"):
+        epochs(opened(root, pictures), 1, ahead=0)
+    gc.collect()
+    assert ignored == []
+    is_full.clear()
+    makers.options = {}
+    begun = len(makers.encoded())
+    epochs(opened(root, pictures), 1)
+    assert begun < UNITS <= begun + len(makers.encoded())
+    assert cs.verify(root).ok
+
+
+def test_precompute_beside_it_encodes_what_is_left_and_the_epoch_goes_on_as_if_alone(root, pictures, full, makers, monkeypatch):
+    monkeypatch.setattr("cachestore.through.dataset.AT_ONCE", 3)
+    data = opened(root, pictures)
+    batches = iter(cs.make_loader(data, batch_size=3, ahead=0))
+    first = next(batches)
+    begun = len(makers.encoded())
+    report = cs.precompute(pictures, model="model", store=root, inline=True)
+    assert (report.complete, report.generation, report.encoded_here) == (True, 1, UNITS - begun)
+    for ours, theirs in zip([first, *batches], epochs(full, 1)[0], strict=True):
+        same(ours, theirs)
+    assert data.report is not None
+    assert (data.report.generation, data.report.encoded_here, 0 < begun < UNITS) == (1, begun, True)
+
+
+def test_a_source_that_changed_meanwhile_is_said_and_the_data_set_has_what_it_lists_at_the_end(root, pictures, caplog):
+    data = opened(root, pictures)
+    data.prompt("")
+    (pictures / "0.txt").write_text("another caption")
+    data.finish()
+    assert f"the source changed while it was encoded: the data set has the {COUNT} samples" in caplog.text
+    assert data[list(data.ids).index("0.png")]["caption"] == "another caption"
 
 
 @pytest.mark.parametrize("is_left", [True, False])

@@ -163,7 +163,7 @@ def play(count: int, seed: int) -> Outcome:
     """So many hostile files."""
     files = recorded_files()
     batches = [range(start, min(count, start + A_PROCESS)) for start in range(0, count, A_PROCESS)]
-    found = [one for _batch, those in judged(batches, partial(judge, files, seed), seconds=600) for one in those]
+    found = [one for _batch, those in judged(batches, partial(judge, files, seed)) for one in those]
     return Outcome(count, tuple(found), (f"formats: {', '.join(sorted({file.format.name for file in files}))}",))
 
 

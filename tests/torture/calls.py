@@ -29,7 +29,7 @@ from cachestore.storage import append
 from cachestore.storage.findings import HARMLESS
 from tests import fakes
 from tests.torture import jobs
-from tests.torture.campaign import HANG_SECONDS, Campaign, Outcome, judged, outcome_of, scratch
+from tests.torture.campaign import HANG_SECONDS, Campaign, Outcome, judged, outcome_of, scratch, waited_seconds
 from tests.torture.jobs import Job, Unfinished, held
 from tests.torture.watching import Call, watch
 
@@ -235,21 +235,20 @@ def _start(job: Job, root: Path, rank: int, world: int, around: Callable[..., An
 
 def _wait(pids: Sequence[int], notes: _Notes) -> list[int | str]:
     """How each process ended: its exit code, or where it stood when it took too long."""
-    deadline = time.monotonic() + HANG_SECONDS
-    codes: list[int | str] = []
+    began = time.monotonic()
+    hanging: dict[int, str] = {}
     for rank, pid in enumerate(pids):
-        while not (waited := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < deadline:
+        while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):  # each stays until all ended, as it waited for others
+            if time.monotonic() - began > HANG_SECONDS + waited_seconds(*pids):
+                os.kill(pid, signal.SIGUSR1)
+                time.sleep(0.1)
+                stack = notes.beside(f"stack.{rank}").read_text().splitlines()
+                hanging[pid] = "hangs in " + " <- ".join(line.strip() for line in stack[1:8])
+                os.kill(pid, signal.SIGKILL)
+                break
             time.sleep(0.001)
-        if waited[0]:
-            codes.append(os.waitstatus_to_exitcode(waited[1]))
-            continue
-        os.kill(pid, signal.SIGUSR1)
-        time.sleep(0.1)
-        stack = notes.beside(f"stack.{rank}").read_text().splitlines()
-        codes.append("hangs in " + " <- ".join(line.strip() for line in stack[1:8]))
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    return codes
+    codes = {pid: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids}
+    return [hanging.get(pid, codes[pid]) for pid in pids]
 
 
 # Points

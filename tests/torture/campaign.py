@@ -23,9 +23,9 @@ Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
 HANG_SECONDS: Final = 10.0
-"""A call that takes longer hangs."""
-_WAITED: Final = Path("/proc/self/schedstat")
-"""Linux: nanoseconds that the main thread ran, that it waited for a processor, and how often it got one."""
+"""A call that takes longer hangs. Time in which it was ready to run and others ran instead does not count: a busy machine is no hang."""
+LATEST_SECONDS: Final = 900.0
+"""A judge that says nothing of a point for so long is ended, however busy the machine is."""
 _WARM: Final = (
     "filelock",
     "numpy.ma",
@@ -82,7 +82,7 @@ def judged(
     *,
     each: int = 1,
     at_once: int | None = None,
-    seconds: float = 6 * HANG_SECONDS,
+    seconds: float = LATEST_SECONDS,
 ) -> Generator[tuple[Point, Sequence[str]]]:
     """Judge points in forked processes, several at once and `each` so many; yields (point, violations) as they come. None of no points.
 
@@ -124,13 +124,12 @@ class Hang(BaseException):
 def timed(call: Callable[Given, Answer], *given: Given.args, **named: Given.kwargs) -> Answer:
     """Make a call that may take HANG_SECONDS, in the main thread of a judge. Raises Hang where it is by then, with the traceback to there.
 
-    Time in which this thread was ready to run and others ran instead does not count, as a busy machine is no hang. What holds the
-    interpreter's lock for good is ended with its judge.
+    What holds the interpreter's lock for good is ended with its judge.
     """
-    began, waited = time.monotonic(), _waited_seconds()
+    began, waited = time.monotonic(), waited_seconds(os.getpid())
 
     def ring(_number: int, _frame: object) -> None:
-        left = HANG_SECONDS - (time.monotonic() - began) + (_waited_seconds() - waited)
+        left = HANG_SECONDS - (time.monotonic() - began) + (waited_seconds(os.getpid()) - waited)
         if left > 0:
             signal.setitimer(signal.ITIMER_REAL, max(left, 0.01))
             return
@@ -147,10 +146,10 @@ def timed(call: Callable[Given, Answer], *given: Given.args, **named: Given.kwar
             signal.setitimer(signal.ITIMER_REAL, max(others - (time.monotonic() - began), 0.01))
 
 
-def _waited_seconds() -> float:
-    """For how long the main thread has waited for a processor; 0 where the system does not tell."""
-    try:
-        return int(_WAITED.read_text().split()[1]) / 1e9
+def waited_seconds(*pids: int) -> float:
+    """For how long the main threads of processes, which may have ended, waited for a processor; 0 where the system does not tell."""
+    try:  # Linux: nanoseconds that it ran, that it waited for a processor, and how often it got one
+        return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) for pid in pids) / 1e9
     except (OSError, IndexError):
         return 0.0
 

@@ -301,8 +301,7 @@ def _has_whole_index(template: Template, store: Path) -> bool:
 def _surviving_in(template: Template, raw: bytes, digest: str, *, has_index: bool) -> set[str]:
     """Keys whose bytes are whole in a file of this content and name. A file under another's name is told by its header."""
     found: set[str] = set()
-    for origin, start in template.headers.items():
-        whole = (template.store / "segments" / origin[:2] / f"{origin}.safetensors").read_bytes()
+    for origin, (start, whole) in template.segments.items():
         has_header = raw[:start] == whole[:start] and len(raw) == len(whole)
         if not (has_header or (has_index and origin == digest and origin in template.covered)):
             continue

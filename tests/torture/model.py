@@ -14,7 +14,6 @@ from tests.torture.template import without_waiting
 A_PROCESS: Final = 25
 """Runs that one process makes."""
 STEPS: Final = 40
-SECONDS: Final = 600.0
 
 
 def judge(seed: int, numbers: range) -> list[str]:
@@ -38,7 +37,7 @@ def _batches(count: int) -> Iterator[range]:
 
 def play(count: int, seed: int) -> Outcome:
     """So many runs."""
-    found = [violation for _batch, each in judged(_batches(count), partial(judge, seed), seconds=SECONDS) for violation in each]
+    found = [violation for _batch, each in judged(_batches(count), partial(judge, seed)) for violation in each]
     return Outcome(count, tuple(found), (f"{STEPS} steps each, at most",))
 
 

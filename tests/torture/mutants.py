@@ -17,7 +17,7 @@ from typing import Final
 from tests.torture.campaign import scratch
 
 ROOT: Final = Path(__file__).parent.parent.parent
-_SECONDS: Final = 300
+_SECONDS: Final = 3_600
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from cachestore.storage.catalog import Catalog, list_generations, newest_catalog
 from tests import fakes
 from tests.torture import jobs
 from tests.torture.calls import say_to, tell_acknowledged
-from tests.torture.campaign import HANG_SECONDS, Campaign, Outcome, judged, outcome_of, scratch
+from tests.torture.campaign import HANG_SECONDS, Campaign, Outcome, judged, outcome_of, scratch, waited_seconds
 from tests.torture.watching import Call, watch
 
 KINDS: Final = ("requests", "listings", "replaced", "encoders")
@@ -58,6 +58,8 @@ class _Run:
 
     pid: int
     notes: Path
+    waited: float = 0.0
+    """For how long it was ready to run, and others ran instead."""
     has_ended: bool = False
     reported: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -133,6 +135,7 @@ def _go_on(one: _Run) -> None:
         os.kill(one.pid, signal.SIGCONT)
     deadline = time.monotonic() + TURN_SECONDS
     while time.monotonic() < deadline:
+        one.waited = waited_seconds(one.pid)
         pid, status = os.waitpid(one.pid, os.WNOHANG | os.WUNTRACED)
         if pid and os.WIFSTOPPED(status):
             return
@@ -156,7 +159,7 @@ def judge(one: Round, *, folder: Path) -> list[str]:
     try:
         deadline, changes = time.monotonic() + 2 * HANG_SECONDS, 0
         while left := [each for each in runs if not each.has_ended]:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline + sum(each.waited for each in runs):
                 return [f"{len(left)} runs do not end"]
             _go_on(random.choice(left))
             if one.kind in {"listings", "replaced"} and random.random() < 0.5:

@@ -55,8 +55,8 @@ class Template:
     """Holds the store, and the data that its data sets are made from."""
     values: Mapping[Key, Value] = field(repr=False)
     copies: Mapping[Key, tuple[Copy, ...]] = field(repr=False)
-    headers: Mapping[str, int] = field(repr=False)
-    """Where the data of each segment start."""
+    segments: Mapping[str, tuple[int, bytes]] = field(repr=False)
+    """Of each segment, where its data start, and its bytes."""
     pairings: Mapping[tuple[str, int], Pairing] = field(repr=False)
     covered: frozenset[str] = field(repr=False)
     """Segments that the newest index covers."""
@@ -189,11 +189,11 @@ def look_at(folder: Path) -> Template:
             copies[key] = tuple(Copy(p.segment.digest, p.offset, p.offset + p.size_bytes) for p in locations)
         index = reader.snapshot.index
         covered = frozenset(ref.digest for ref in index.segments.values()) if index is not None else frozenset[str]()
-    headers = {
-        digest: min((e.offset for e in read_contents(layout.segment(digest)).entries), default=layout.segment(digest).stat().st_size)
-        for digest in list_segments(layout)
-    }
-    return Template(folder, values, copies, headers, read_pairings(layout), covered)
+    segments: dict[str, tuple[int, bytes]] = {}
+    for digest in list_segments(layout):
+        raw = layout.segment(digest).read_bytes()
+        segments[digest] = (min((e.offset for e in read_contents(layout.segment(digest)).entries), default=len(raw)), raw)
+    return Template(folder, values, copies, segments, read_pairings(layout), covered)
 
 
 def plain(tensors) -> Value:

@@ -24,7 +24,7 @@ def play(*arguments, timeout=58):
     return ended.returncode, json.loads(ended.stdout)
 
 
-SAMPLED = ("kills", "errors", "flips", "crashes", "exchange", "gone", "overtaking", "transfers", "caches")
+SAMPLED = ("kills", "errors", "flips", "crashes", "exchange", "gone", "overtaking", "transfers", "caches", "tars")
 
 
 def test_a_few_points_of_each_campaign_find_nothing():
@@ -62,6 +62,7 @@ def test_a_passage_that_is_not_there_makes_no_mutant(tmp_path, monkeypatch):
         ("overtaking", 400),
         ("transfers", 600),
         ("caches", 2000),
+        ("tars", 2000),
     ],
 )
 def test_a_campaign_finds_nothing(name, count):

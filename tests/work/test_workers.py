@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from cachestore.core.errors import WriteFailed
 from cachestore.files.records import encode_record
 from cachestore.work.workers import (
     FORMAT,
@@ -155,6 +156,19 @@ def test_a_worker_that_ends_says_so_and_gives_its_lock_back(layout):
 def test_a_worker_gives_its_lock_back_even_if_its_last_heartbeat_cannot_be_written(layout, monkeypatch):
     with pytest.raises(OSError, match="disk full"), heartbeat(layout) as one:
         monkeypatch.setattr("cachestore.work.workers.overwrite", raising(OSError("disk full")))
+    assert Watch(layout, Clock()).look(one.worker) is Life.DEAD
+
+
+def test_a_last_heartbeat_that_cannot_be_written_hides_no_error_that_came_before(layout, monkeypatch):
+    one = heartbeat(layout)
+
+    def fail():
+        with one:
+            monkeypatch.setattr("cachestore.work.workers.overwrite", raising(WriteFailed("disk full")))
+            raise KeyError("first")
+
+    with pytest.raises(KeyError):
+        fail()
     assert Watch(layout, Clock()).look(one.worker) is Life.DEAD
 
 

@@ -21,7 +21,7 @@ from cachestore.core.samples import Sample
 from cachestore.encode.bucket_rules import BucketSettings, fit_box
 from cachestore.encode.buckets import Size
 from cachestore.interop.formats.families import AI_TOOLKIT, Family, family_named, own_of
-from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Matches, Named, ParsedName, pictures_of, stem_of
+from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Matches, Named, ParsedName, stem_of, visuals_of
 from cachestore.interop.formats.text import batched, taken, taken_apart, together
 
 _LATENTS: Final = "_latent_cache"
@@ -71,7 +71,7 @@ def text_info(caption: str, space: str) -> dict[str, Json]:
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
     """Match files to samples: latents by folder and stem, text also by the digest of the caption."""
     pictures: dict[str, list[tuple[str, list[Sample]]]] = {}
-    for reference, sharing in pictures_of(samples).items():
+    for reference, sharing in visuals_of(samples).items():
         pictures.setdefault(stem_of(reference), []).append((reference, sharing))
     latents: dict[str, list[FileLocation]] = {}
     for path in paths:

@@ -46,7 +46,9 @@ def read_npz(data: bytes) -> Contents:
     except EncodeFailed:
         raise
     except Exception as error:  # zipfile and numpy raise a dozen kinds of errors on hostile bytes
-        raise EncodeFailed(f"it is no readable npz file ({type(error).__name__}: {error})") from error
+        raise EncodeFailed(
+            f"it is no readable npz file ({type(error).__name__}: {error}): remove it, and let the trainer write it again"
+        ) from error
 
 
 def _check_size(members: Sequence[zipfile.ZipInfo]) -> None:

@@ -22,7 +22,7 @@ from cachestore.core.samples import Sample
 from cachestore.core.words import plural
 from cachestore.interop.formats.containers import LARGEST_BYTES
 from cachestore.interop.formats.families import DIFFUSION_PIPE, Family, unframed
-from cachestore.interop.formats.matching import FileLocation, Matches, ParsedName, first_caption, pictures_of, references_of
+from cachestore.interop.formats.matching import FileLocation, Matches, ParsedName, first_caption, references_of, visuals_of
 from cachestore.interop.formats.text import taken, taken_apart
 
 _SHARD: Final = re.compile(r"shard_(\d+)")
@@ -90,7 +90,7 @@ def locations_in(root: Path, table: str) -> list[FileLocation]:
 
 def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) -> None:
     """Match values to pictures: the path that a value names must end with a reference of the source."""
-    pictures = pictures_of(samples)
+    pictures = visuals_of(samples)
     latents: dict[str, list[Item]] = {}
     text: dict[str, list[Item]] = {}
     strangers = doubted = 0

@@ -9,12 +9,19 @@ from typing import Final, Literal, NamedTuple
 
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Latents, Raw
-from cachestore.core.samples import IMAGE, Sample
+from cachestore.core.samples import IMAGE, VIDEO, Sample
 from cachestore.core.words import first_of, plural
 from cachestore.interop.formats.families import Family
 
 _NAMED: Final = 5
 """How many samples a reason names."""
+
+
+class ClipFrames(NamedTuple):
+    """Which frames of a video a clip has: the number of the first one, and how many."""
+
+    start: int
+    frames: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,9 @@ class FileLocation:
     more: tuple["FileLocation", ...] = ()
     """File locations of the other parts of the value."""
     beside: str | None = None
-    """The picture's reference, if the text was found by the picture's name."""
+    """The reference of the picture or video, if the text was found by its name."""
+    span: ClipFrames | None = None
+    """The frames of the video, if the name says them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,8 @@ class Matches:
     text: dict[str, list[FileLocation]] = field(default_factory=dict[str, list[FileLocation]])
     """By caption: every file that belongs to it."""
     latents: dict[str, Sequence[FileLocation]] = field(default_factory=dict[str, Sequence[FileLocation]])
-    """By reference: latents of several resolutions, or plain and mirrored. Reading them shows which to use."""
+    """By reference: of a picture latents of several resolutions, or plain and mirrored; reading them shows which to use. Of a video one
+    for each of its clips."""
     used: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     """By kind: every file that belongs to a sample."""
     families: dict[str, Family] = field(default_factory=dict[str, Family])
@@ -113,7 +123,7 @@ class Matches:
         """Assign a file to the first caption of the samples that share a picture. If these captions differ, the file is not used."""
         captions = list(dict.fromkeys(map(first_caption, samples)))
         if len(captions) == 1:
-            self.take_text(captions[0], replace(location, beside=samples[0].images[IMAGE][0]))
+            self.take_text(captions[0], replace(location, beside=visual_of(samples[0])))
             return
         names = first_of((sample.id for sample in samples), _NAMED)
         self.doubt_text(
@@ -140,6 +150,18 @@ class Matches:
             paths = " and ".join(location.path for location in locations[:3])
             self.doubt_latents([reference], f"{paths} all belong to {reference!r}: keep only the right one in the folder")
 
+    def take_each(self, reference: str, locations: Sequence[FileLocation]) -> None:
+        """Assign files to the clips of this video, or one file to this picture. If a clip has several, none of the video's is used."""
+        twice = [one for one in locations if sum(other.span == one.span for other in locations) > 1]
+        if twice:
+            self.take_only(reference, [one for one in twice if one.span == twice[0].span])
+        else:
+            self.take_latents(reference, locations)
+
+    def spans(self, reference: str | None) -> list[ClipFrames]:
+        """Return the clips of a video that files are of, in order; empty if their names do not say it."""
+        return sorted(one.span for one in self.latents.get(reference or "", ()) if one.span is not None)
+
     def doubt_latents(self, references: Iterable[str], reason: str) -> None:
         """Note why the latents of these pictures, or their crop, are unknown."""
         for reference in references:
@@ -156,6 +178,8 @@ class Named:
     size: tuple[int, int] | None = None
     """(width, height) of the source picture in pixels."""
     bucket: tuple[int, int] | None = None
+    span: ClipFrames | None = None
+    """The frames of a video."""
     resized: tuple[int, int] | None = None
     crop: tuple[int, int, int, int] | None = None
     tokens: int | None = None
@@ -185,11 +209,16 @@ def stem_of(reference: str) -> str:
     return str(PurePosixPath(reference).with_suffix(""))
 
 
-def pictures_of(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
-    """Return the samples of each picture that is trained on, by reference. Samples without a picture are left out."""
+def visual_of(sample: Sample) -> str | None:
+    """Return the reference of the picture or video that a sample is trained on; None if it is a caption alone."""
+    return next(iter((*sample.images.get(IMAGE, ()), *sample.images.get(VIDEO, ()))), None)
+
+
+def visuals_of(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
+    """Return the samples of each picture or video that is trained on, by reference. Captions alone are left out."""
     found: dict[str, list[Sample]] = {}
     for sample in samples:
-        for reference in sample.images.get(IMAGE, ())[:1]:
+        if (reference := visual_of(sample)) is not None:
             found.setdefault(reference, []).append(sample)
     return found
 
@@ -236,12 +265,12 @@ def _ends_of(path: str, pictures: Collection[str]) -> dict[tuple[str, ...], str]
 
 
 def by_name(samples: Iterable[Sample], matches: Matches, *, is_flat: bool) -> dict[str, tuple[str, list[Sample]]]:
-    """Return (reference, samples) of pictures by their name without an extension, and without folders if the cache `is_flat`.
+    """Return (reference, samples) of pictures or videos by their name without an extension, and without folders if the cache `is_flat`.
 
-    Names that several pictures share are left out, with a remark.
+    Names that several of them share are left out, with a remark.
     """
     found: dict[str, list[tuple[str, list[Sample]]]] = {}
-    for reference, sharing in pictures_of(samples).items():
+    for reference, sharing in visuals_of(samples).items():
         stem = stem_of(reference)
         found.setdefault(PurePosixPath(stem).name if is_flat else stem, []).append((reference, sharing))
     shared = {name: [reference for reference, _sharing in those] for name, those in found.items() if len(those) > 1}

@@ -1,28 +1,31 @@
-"""musubi-tuner: one safetensors file for a picture's latents and one for its text, in one flat folder. Knows names, keys and shapes.
+"""musubi-tuner: one safetensors file for the latents of a picture or clip, and one for text, in one flat folder. Opens nothing.
 
-NAME_WWWWxHHHH_ARCH.safetensors           `latents_{F}x{h}x{w}_{dtype}`, and more `latents_...` of control images
-NAME_ARCH_te.safetensors                  `{name}_{dtype}`, or `varlen_{name}_{dtype}` if lengths differ
+NAME_WWWWxHHHH_ARCH.safetensors               `latents_{F}x{h}x{w}_{dtype}`, and more `latents_...` of control images
+NAME_SSSSS-FFF_WWWWxHHHH_ARCH.safetensors     the same of a clip: its first frame and the number of its frames. The size is the bucket's
+NAME_ARCH_te.safetensors                      `{name}_{dtype}`, or `varlen_{name}_{dtype}` if lengths differ
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
+from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, refuse, without_batch
-from cachestore.core.samples import Sample
+from cachestore.core.samples import IMAGE, VIDEO, Sample
 from cachestore.encode.bucket_rules import RULES, BucketSettings
 from cachestore.encode.buckets import Size
 from cachestore.interop.formats.containers import DTYPE_NAMES, dtype_name
 from cachestore.interop.formats.families import MUSUBI, Family, family_of, own_of, unframed
-from cachestore.interop.formats.matching import ExportVariant, FileLocation, Matches, Named, ParsedName, by_name, first_caption
+from cachestore.interop.formats.matching import ClipFrames, ExportVariant, FileLocation, Matches, Named, ParsedName, by_name, first_caption
 from cachestore.interop.formats.text import POOLED, PROMPT
 
 _DTYPES: Final = "|".join(sorted(DTYPE_NAMES.values(), key=len, reverse=True))
 _LATENTS_KEY: Final = re.compile(rf"latents_(?:(?P<frames>\d+)x)?(?P<height>\d+)x(?P<width>\d+)_(?:{_DTYPES})")
 _KEY: Final = re.compile(rf"(?P<name>.+)_(?:{_DTYPES})")
 _LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<arch>[a-z0-9]+)\.safetensors")
+_CLIP: Final = re.compile(r"(?P<video>.+)_(?P<start>\d{5,9})-(?P<frames>\d{3,9})")
 _TEXT: Final = re.compile(r"(?P<stem>.+)_(?P<arch>[a-z0-9]+)_te\.safetensors")
 _TEXTS: Final[Mapping[str, Mapping[str, str]]] = {
     "flux": {"t5_vec": PROMPT, "clip_l_pooler": POOLED},
@@ -51,31 +54,48 @@ def parse_name(path: str) -> ParsedName | None:
 
 
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
-    """Match files to pictures, by the picture's name without folder and extension."""
-    pictures = by_name(samples, matches, is_flat=True)
+    """Match files to pictures and to clips of videos, by the name without folder and extension."""
+    pictures, videos = (by_name((one for one in samples if role in one.images), matches, is_flat=True) for role in (IMAGE, VIDEO))
     latents: dict[str, list[FileLocation]] = {}
     for path in paths:
         parsed = parse_name(path)
-        if parsed is None or parsed.family is None or parsed.stem not in pictures or not matches.counts(parsed.family):
+        if parsed is None or parsed.family is None:
             continue
-        reference, sharing = pictures[parsed.stem]
+        those, span = _of(parsed, pictures, videos)
+        if not those or not matches.counts(parsed.family):
+            continue
         if parsed.kind == "text":
+            sharing = [sample for _reference, some in those for sample in some]
             matches.take_text_of(sharing, FileLocation(path, expected=first_caption(sharing[0])))
+        elif len(those) > 1:
+            matches.doubt_latents((one for one, _some in those), f"{path} may be of {those[0][0]} or of {those[1][0]}, so it is not used")
         else:
-            latents.setdefault(reference, []).append(FileLocation(path, facts=parsed.facts))
+            latents.setdefault(those[0][0], []).append(FileLocation(path, facts=parsed.facts, span=span))
     for reference, locations in latents.items():
-        matches.take_only(reference, locations)
+        matches.take_each(reference, locations)
+
+
+_ByName = Mapping[str, tuple[str, list[Sample]]]
+
+
+def _of(parsed: ParsedName, pictures: _ByName, videos: _ByName) -> tuple[list[tuple[str, list[Sample]]], ClipFrames | None]:
+    """Return the picture or video that a file's name means, or both, and which frames of the video."""
+    clip = _CLIP.fullmatch(parsed.stem) if parsed.kind == "latents" else None
+    video = videos.get(clip["video"] if clip else parsed.stem) if clip or parsed.kind == "text" else None
+    span = ClipFrames(int(clip["start"]), int(clip["frames"])) if clip and video else None
+    return [one for one in (pictures.get(parsed.stem), video) if one is not None], span
 
 
 def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
-    """Return the latents of one picture. Raises EncodeFailed."""
+    """Return the latents of one picture or clip. Raises EncodeFailed."""
     keys = [key for key in contents.tensors if _LATENTS_KEY.fullmatch(key)]
     if len(keys) != 1:
         raise refuse(f"it has {len(keys)} latents, among {', '.join(sorted(contents.tensors)) or 'nothing'}")
     raw = contents.tensors[keys[0]]
     tensor = without_batch("latents", raw, 4) if family.has_frames else unframed(raw)
     others = {name: other for name, other in contents.tensors.items() if name != keys[0]}
-    return replace(family.latents(MUSUBI, tensor, others, location.facts), info=contents.values)
+    facts = dict(location.facts) if location.span is None else dict[str, Json]()  # the size in a clip's name is that of its bucket
+    return replace(family.latents(MUSUBI, tensor, others, facts), info=contents.values)
 
 
 def read_text(contents: Contents, family: Family, location: FileLocation) -> Text:
@@ -93,9 +113,9 @@ def read_text(contents: Contents, family: Family, location: FileLocation) -> Tex
 
 
 def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
-    """Return name and contents of a picture's latents file. Raises EncodeFailed if the picture's size, which the name needs, is unknown."""
+    """Return name and contents of a latents file. Raises EncodeFailed if a picture's size, which the name needs, is unknown."""
     named, latents = variants[0].named, variants[0].latents
-    if named.size is None:
+    if (size := _named_size(named)) is None:
         raise refuse(
             "the size of the original picture is not known, and the file's name needs it: encode the picture here, then export again"
         )
@@ -105,10 +125,18 @@ def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str
             f"musubi-tuner's {family.written_as(MUSUBI)} is FLUX.1 Kontext, which is also trained on latents of control images,"
             " but this sample has none: precompute the source with a column `control`"
         )
-    width, height = named.size
+    width, height = size
     metadata = {"architecture": family.names[MUSUBI][1], "width": f"{width}", "height": f"{height}", "format_version": _VERSION}
     stem = PurePosixPath(named.reference).stem
+    if named.span is not None:
+        stem = f"{stem}_{named.span.start:05d}-{named.span.frames:03d}"
+        metadata["frame_count"] = f"{named.span.frames}"
     return f"{stem}_{width:04d}x{height:04d}_{family.written_as(MUSUBI)}.safetensors", Contents(made, metadata)
+
+
+def _named_size(named: Named) -> tuple[int, int] | None:
+    """Return the size in a file's name: the picture's own, or the bucket of a clip, as its frames are resized first."""
+    return named.size if named.span is None else named.bucket
 
 
 def _key(prefix: str, raw: Raw) -> str:
@@ -132,6 +160,9 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
     return path, Contents({**made, **own_of(MUSUBI, text.others)}, metadata)
 
 
-def stacks(named: Named, settings: BucketSettings) -> Size | None:
-    """Return musubi-tuner's own bucket, by which it makes batches; None if the picture's own size is unknown."""
-    return None if named.size is None else RULES[MUSUBI].bucket(Size(*named.size), settings._replace(step=_STEP))
+def stacks(named: Named, settings: BucketSettings) -> Hashable:
+    """Return musubi-tuner's own bucket, by which it makes batches, with a clip's frames; None if the picture's own size is unknown."""
+    if (size := _named_size(named)) is None:
+        return None
+    bucket = RULES[MUSUBI].bucket(Size(*size), settings._replace(step=_STEP))
+    return bucket if named.span is None else (*bucket, named.span.frames)

@@ -28,8 +28,8 @@ from cachestore.interop.formats.matching import (
     Named,
     ParsedName,
     by_name,
-    pictures_of,
     stem_of,
+    visuals_of,
 )
 from cachestore.interop.formats.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of, taken
 
@@ -71,7 +71,7 @@ def captions_of(text: str, _added: Added) -> list[str]:
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
     """Match files to pictures, by the picture's path without its extension."""
     pictures = by_name(samples, matches, is_flat=False)
-    stems = {stem_of(reference): reference for reference in pictures_of(samples)}
+    stems = {stem_of(reference): reference for reference in visuals_of(samples)}
     latents: dict[str, list[FileLocation]] = {}
     for path in paths:
         parsed, older = parse_name(path), path.removesuffix(".npz")

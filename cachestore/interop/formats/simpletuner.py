@@ -2,7 +2,8 @@ r"""SimpleTuner: files of `torch.save`, with text named by a digest of the capti
 
 md5(caption)-FAMILY.pt                    text: a dict with a batch axis on sequences; in older files a tuple
 md5(ID:path\0prompt\0caption)-FAMILY.pt   the same of a model that edits pictures: its text depends on the picture
-SUB/sha256(stem).pt, SUB/stem.pt          latents, scaled: a tensor `[C, h, w]`; the second name is the older one
+SUB/sha256(stem).pt, SUB/stem.pt          latents, scaled: a tensor `[C, h, w]` or, of a video's first frames, `[C, F, h, w]`; the second
+                                          name is the older one
 
 Text and latents are in different folders. Beside the pictures are two JSON files for each data set. Only they have sizes and crops:
 
@@ -45,9 +46,9 @@ from cachestore.interop.formats.matching import (
     Metadata,
     Named,
     ParsedName,
-    pictures_of,
     references_of,
     stem_of,
+    visuals_of,
 )
 from cachestore.interop.formats.text import POOLED, PROMPT, batched, mask_of, taken, taken_apart, together
 
@@ -131,7 +132,7 @@ def _digests_by_picture(samples: Sequence[Sample], matches: Matches) -> dict[str
     """Return (caption, reference) by the digest in the name of such text. Older versions left the caption out of it."""
     found = {_md5(_DROPPED): ("", "")}
     for name in matches.ids:
-        for reference, sharing in pictures_of(samples).items():
+        for reference, sharing in visuals_of(samples).items():
             own, captions = f"{name}:{reference}", list(dict.fromkeys(caption for sample in sharing for caption in sample.captions))
             for caption in captions:
                 forms = (*matches.read_as.get(caption, ()), caption)
@@ -143,7 +144,7 @@ def _digests_by_picture(samples: Sequence[Sample], matches: Matches) -> dict[str
 
 def _match_latents(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
     pictures: dict[str, set[str]] = {}
-    for reference in pictures_of(samples):
+    for reference in visuals_of(samples):
         for name in (latents_name(reference), f"{stem_of(reference)}.pt"):
             pictures.setdefault(name, set()).add(reference)
     latents: dict[str, list[FileLocation]] = {}
@@ -268,8 +269,10 @@ def _by_position(name: str) -> str:
 
 
 def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
-    """Return name and contents of a picture's latents file."""
-    raw = variants[0].latents.tensor
+    """Return name and contents of the latents of a picture or video. Raises EncodeFailed for a clip that is not the video's beginning."""
+    raw, span = variants[0].latents.tensor, variants[0].named.span
+    if span is not None and span.start:
+        raise refuse(f"its clip begins at frame {span.start}, but SimpleTuner takes frames from the beginning: precompute without --clips")
     if family.name in _UNFRAMED and raw[1][1:2] == (1,):
         raw = unframed(raw)
     return latents_path(variants[0].named.reference), Contents({_WHOLE: raw})
@@ -322,6 +325,7 @@ def side_data(rows: Sequence[tuple[str, Named]], name: str) -> Mapping[str, obje
             "target_size": list(named.bucket),
             "crop_coordinates": [named.crop[1], named.crop[0]],
             "aspect_ratio": ratio,
+            **({} if named.span is None else {"num_frames": named.span.frames}),
         }
         buckets.setdefault(str(ratio), []).append(path)
     indices = {"config": {}, "aspect_ratio_bucket_indices": buckets}

@@ -16,7 +16,7 @@ from cachestore.interop.formats.matching import Added, ExportVariant, FileLocati
 
 Container = Literal["npz", "safetensors", "torch"]
 Resolutions = Literal["one file", "one folder", "a folder each"]
-Extra = Literal["flips", "masks", "drawn crops", "own crops", "controls"]
+Extra = Literal["flips", "masks", "drawn crops", "own crops", "controls", "videos"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,8 @@ class Format:
     """Makes the trainer's captions from a caption file's text; None if they are the text without the white space around it."""
     is_one_caption: bool = True
     """Whether it uses one caption for each picture."""
+    has_videos: bool = False
+    """Whether it caches latents of videos."""
     text_may_be: str = ""
     """What its text may belong to, in words, if not to captions of the source."""
 
@@ -109,7 +111,7 @@ FORMATS: Final = {
                 simpletuner.latents_file,
                 simpletuner.text_file,
                 "a folder each",
-                frozenset({"drawn crops", "own crops"}),
+                frozenset({"drawn crops", "own crops", "videos"}),
                 text_by="caption",
                 stacks=simpletuner.stacks,
             ),
@@ -117,6 +119,7 @@ FORMATS: Final = {
             read_metadata=simpletuner.read_metadata,
             captions_of=simpletuner.captions_of,
             is_one_caption=False,
+            has_videos=True,
             text_may_be=(
                 "validation prompts, to captions behind an instance prompt, to the lines of a file (--caption-lines each --captions all),"
                 " or to pictures: for models that edit pictures, text is named by the picture's path, and by ID of a file"
@@ -128,7 +131,14 @@ FORMATS: Final = {
             "safetensors",
             re.compile(r"\.safetensors\Z"),
             Reading(musubi.parse_name, musubi.match, musubi.read_latents, musubi.read_text),
-            Writing(musubi.latents_file, musubi.text_file, "a folder each", frozenset({"drawn crops", "controls"}), stacks=musubi.stacks),
+            Writing(
+                musubi.latents_file,
+                musubi.text_file,
+                "a folder each",
+                frozenset({"drawn crops", "controls", "videos"}),
+                stacks=musubi.stacks,
+            ),
+            has_videos=True,
         ),
         Format(
             AI_TOOLKIT,
@@ -161,6 +171,8 @@ FORMATS: Final = {
 }
 
 
+WEBDATASET: Final = "webdataset"
+"""The format of exchanged tars, which are no trainer's (`interop/exchange`)."""
 _ALSO_CALLED: Final = {"kohya": SD_SCRIPTS, "kohya_ss": SD_SCRIPTS, "ostris": AI_TOOLKIT}
 """Other names under which people know these trainers, for suggestions."""
 
@@ -168,7 +180,8 @@ _ALSO_CALLED: Final = {"kohya": SD_SCRIPTS, "kohya_ss": SD_SCRIPTS, "ostris": AI
 def format_named(name: str) -> Format:
     """Return a format by its name. Raises BadInput that lists the known ones."""
     if name not in FORMATS:
-        raise BadInput(f"the format {name!r} is not known; known are {', '.join(FORMATS)}{did_you_mean(name, FORMATS, _ALSO_CALLED)}")
+        known = (*FORMATS, WEBDATASET)
+        raise BadInput(f"the format {name!r} is not known; known are {', '.join(known)}{did_you_mean(name, known, _ALSO_CALLED)}")
     return FORMATS[name]
 
 
@@ -182,5 +195,5 @@ def written_format(name: str) -> tuple[Format, Writing]:
             f"{name} can be imported, but not exported: it deletes a cache that its own code did not make. Train with"
             f" a script that reads the store, or export for {', '.join(able)}"
         )
-    meant = did_you_mean(name, able, _ALSO_CALLED)
-    raise BadInput(f"the format {name!r} is not known; what can be exported is {', '.join(able)}{meant}")
+    meant = did_you_mean(name, (*able, WEBDATASET), _ALSO_CALLED)
+    raise BadInput(f"the format {name!r} is not known; what can be exported is {', '.join(able)}, {WEBDATASET}{meant}")

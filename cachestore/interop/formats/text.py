@@ -49,7 +49,7 @@ def apart(family: Family, prompt: Raw, pooled: Raw) -> dict[str, Raw]:
             clip = rows(prompt, 0, CLIP_ROWS)
             if clip[1][0] < CLIP_ROWS or not is_zero(columns(clip, both, widths[THIRD].rows)):
                 fault = f"the first {CLIP_ROWS} rows of prompt_embeds are not CLIP's, padded with zeros"
-                raise EncodeFailed(f"{fault}: is the file of another model?")
+                raise EncodeFailed(f"{fault}: the file may be of another model; check --model and --family")
             third = {f"{PROMPT}.{THIRD}": rows(prompt, CLIP_ROWS)}
             return {**clip_apart(PROMPT, columns(clip, 0, both), family), **third, **clip_apart(POOLED, pooled, family)}
         case _:

@@ -1,0 +1,97 @@
+"""The folder that an export writes to. Other programs may have files there too; a note in it says which files are ours."""
+
+import json
+import os
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from cachestore.core.errors import EncodeFailed
+from cachestore.files.checksum import digest_of
+from cachestore.files.opening import names_in
+from cachestore.files.publish import write_outside
+
+NOTE: Final = ".cachestore-export.json"
+"""A file in the exported folder. It lists the files that exports wrote, with their digests."""
+_FORMAT: Final = "cachestore-export/1"
+
+
+@dataclass
+class Target:
+    """The folder that is written to."""
+
+    folder: Path
+    may_replace: bool
+    written: int = 0
+    unchanged: int = 0
+    size_bytes: int = 0
+    """Size of the written files."""
+    foreign: list[str] = field(default_factory=list[str])
+    """Files with other bytes that no export wrote."""
+
+    @cached_property
+    def _ours(self) -> dict[str, str]:
+        """Digests of what earlier exports wrote, by path; empty if the note is missing or invalid."""
+        try:
+            body = json.loads((self.folder / NOTE).read_bytes())
+            return {str(path): str(digest) for path, digest in body["files"].items()} if body["format"] == _FORMAT else {}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return {}
+
+    def put(self, path: str, data: bytes) -> bool:
+        """Write a file, unless one with other bytes exists that no export wrote. Return whether it has these bytes now.
+
+        Raises WriteFailed, and EncodeFailed for a path outside of the folder.
+        """
+        final = self._inside(path)
+        digest = digest_of([data])
+        found = _digest_there(final)
+        if found == digest:
+            self.unchanged += 1
+        elif found is not None and not self.may_replace and self._ours.get(path) != found:
+            self.foreign.append(path)
+            return False
+        else:
+            write_outside(final, data)
+            self.written += 1
+            self.size_bytes += len(data)
+        self._ours[path] = digest
+        return True
+
+    def drop(self, names: re.Pattern[str], *, but: Collection[str]) -> None:
+        """Remove what earlier exports wrote under such names, but for these files. Others' files of such names are listed as foreign."""
+        for name in names_in(self.folder, is_root=True):
+            if names.fullmatch(name) is None or name in but:
+                continue
+            if self._ours.get(name) == _digest_there(self.folder / name):
+                (self.folder / name).unlink(missing_ok=True)
+                self._ours.pop(name)
+            else:
+                self.foreign.append(name)
+
+    def _inside(self, path: str) -> Path:
+        """Return the path of a file. Raises EncodeFailed for a name that leads out of the folder."""
+        final = Path(os.path.normpath(self.folder / path))
+        if not final.is_relative_to(self.folder) or final == self.folder:
+            raise EncodeFailed(
+                f"its id leads out of {self.folder} ({path}): give the sample another id, and run `cachestore precompute` again"
+            )
+        return final
+
+    def close(self) -> None:
+        """Write the note of which files are ours."""
+        body = {"format": _FORMAT, "files": dict(sorted(self._ours.items()))}
+        write_outside(self.folder / NOTE, json.dumps(body, indent=0).encode())
+
+
+def _digest_there(path: Path) -> str | None:
+    """Return the digest of a file; None if there is none, empty if it cannot be read."""
+    try:
+        return digest_of([path.read_bytes()])
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return ""
