@@ -55,6 +55,8 @@ class FakeEncoder:
     shown: str | None = None
     """The role of the images that it is shown beside captions."""
     image_tokens: int = 0
+    captioned: tuple[str, ...] = ()
+    """The text encoders that may read captions of their own."""
     roles: tuple[str, ...] = ()
     """The roles that a condition is made from; empty for an encoder of captions, of pictures and videos, or of masks."""
 
@@ -77,7 +79,7 @@ class FakeEncoder:
             meta = {"input_digest": inputs, "encoder": self.encoder}
             return Resolved(input_key(self.recipe.fingerprint, inputs, {}), request["caption"], inputs, meta)
         if "caption" in request:
-            item, inputs, facts = request["caption"], {"caption": digest_text(request["caption"])}, {}
+            item, inputs, facts = request["caption"], digests_of(request, []), {}
         else:
             contents = [read(reference) for reference in references_of(request)]
             item, inputs = contents[0], digests_of(request, [digest_bytes(content) for content in contents])

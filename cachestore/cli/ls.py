@@ -62,7 +62,8 @@ def _list_address(arguments: argparse.Namespace) -> int:
 
 
 def _samples(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
-    from cachestore.core.samples import IMAGE, VIDEO
+    from cachestore.core.samples import CAPTION, IMAGE, VIDEO
+    from cachestore.jobs.columns import own_inputs
     from cachestore.jobs.presence import ready_rows
 
     ready = ready_rows(catalog, reader.snapshot)
@@ -72,6 +73,7 @@ def _samples(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
         firsts = (column.cell(column.at[row]).facts.get("bucket", ()) for column in pictures if column.count(row))
         buckets = ["x".join(map(str, bucket)) for bucket in firsts if bucket]
         about = {"name": catalog.name, "id": sample, "captions": catalog.row_captions(row)}
+        about |= {"own_captions": own} if (own := own_inputs(catalog, row, CAPTION)) else {}
         found.append(about | {"buckets": list(dict.fromkeys(buckets)), "ready": bool(ready[row])})
     return found
 
@@ -96,7 +98,8 @@ def _state(row: dict[str, Any]) -> str:
 def _sample_in_a_line(sample: dict[str, Any]) -> str:
     captions: list[str] = sample["captions"]
     caption = (captions[0] if captions else "") + (f" (and {len(captions) - 1} more)" if len(captions) > 1 else "")
-    return f"{sample['name']}  {sample['id']}  {','.join(sample['buckets']) or '-'}  {_state(sample)}  {caption}"
+    own = "".join(f"  caption.{encoder}: {text}" for encoder, text in sample.get("own_captions", {}).items())
+    return f"{sample['name']}  {sample['id']}  {','.join(sample['buckets']) or '-'}  {_state(sample)}  {caption}{own}"
 
 
 def _in_a_line(entry: dict[str, Any]) -> str:

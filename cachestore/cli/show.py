@@ -71,6 +71,9 @@ def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
     """Return the sample in every data set that lists it. Raises BadInput if none does."""
+    from cachestore.core.samples import CAPTION
+    from cachestore.jobs.columns import own_inputs
+
     found: list[dict[str, Any]] = []
     catalogs = catalogs_of(reader.layout, None)
     for catalog in catalogs:
@@ -81,7 +84,9 @@ def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
             name: [reader.describe(key).as_json() if key and key in reader else None for key in column.row_keys(row)]
             for name, column in zip(catalog.column_names(), catalog.columns, strict=True)
         }
-        found.append({"name": catalog.name, "generation": catalog.generation, "captions": catalog.row_captions(row), "entries": entries})
+        about = {"name": catalog.name, "generation": catalog.generation, "captions": catalog.row_captions(row)}
+        own = own_inputs(catalog, row, CAPTION)
+        found.append({**about, **({"own_captions": own} if own else {}), "entries": entries})
     if not found:
         lists = f"{reader.layout.command('ls')} and {reader.layout.command('stats')} list them"
         message = f"{sample!r} is neither a key in {reader.layout.root} nor a sample of its data sets ({lists})"
@@ -95,6 +100,7 @@ def _of_sample(found: dict[str, Any]) -> Iterator[str]:
     captions: list[str] = found["captions"]
     for caption, count in Counter(captions).items():
         yield f"  caption: {caption}" + (f" ({count} times)" if count > 1 else "")
+    yield from (f"  caption.{encoder}: {caption}" for encoder, caption in found.get("own_captions", {}).items())
     for column, entries in found["entries"].items():
         by_key = {entry["key"] if entry else None: entry for entry in entries}
         for key, count in Counter(entry["key"] if entry else None for entry in entries).items():

@@ -1,8 +1,8 @@
 """What a unit is made from: a caption, an image, an image with the one that decides its crop, or a caption with images.
 
-A request is a JSON object in the plan: `{"caption": TEXT}`, `{"image": REF, "role": ROLE, ...}` (also with `"like": REF`) or
-`{"video": REF, ...}`. With `"images": {ROLE: [REF, ...]}` the encoder reads further images too. A video with a `"role"` stands for its own
-frame of that role. The caller reads the files.
+A request is a JSON object in the plan: `{"caption": TEXT}` (also with `"captions": {ENCODER: TEXT}`), `{"image": REF, "role": ROLE, ...}`
+(also with `"like": REF`) or `{"video": REF, ...}`. With `"images": {ROLE: [REF, ...]}` the encoder reads further images too. A video with
+a `"role"` stands for its own frame of that role. The caller reads the files.
 
 The options of an image column, each left out at its default, are `resolution`, `step`, `upscale` (false: small pictures are not scaled up),
 `buckets` (the trainer whose rule is used), `crop` ("random", with its `seed`), `variants` (the number of random crops) and `flip` (each is
@@ -29,6 +29,11 @@ SOURCE: Final = "source"
 """The column with the name of a sample's source, if there are several sources."""
 SOURCE_WEIGHT: Final = "source_weight"
 """The column that says how often a sample comes in an epoch, if that is not once for all sources."""
+
+OWN_CAPTION: Final = "caption."
+"""How a column of a source begins that has the caption of one text encoder: `caption.text_encoder_2`."""
+CAPTIONS: Final = "captions"
+"""In a request: captions by text encoder, of those that do not read the sample's caption."""
 
 RESOLUTIONS: Final = "resolutions"
 """Option of an image column: the resolution by source, if it differs between sources."""
@@ -60,8 +65,14 @@ def caption_key(fingerprint: str, caption: str) -> Key:
     return input_key(fingerprint, {CAPTION: digest_text(caption)}, {})
 
 
+def own_captions(extras: Mapping[str, Json]) -> dict[str, str]:
+    """Return the captions that a sample's columns give for single text encoders, by encoder."""
+    own = {column: text for column, text in extras.items() if column.startswith(OWN_CAPTION) and isinstance(text, str)}
+    return {column.removeprefix(OWN_CAPTION): text for column, text in own.items()}
+
+
 def options_for(options: Mapping[str, Json], extras: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Return a column's options for one sample, with the resolution of its source, its own crop and its stated size."""
+    """Return an image column's options for one sample, with the resolution of its source, its own crop and its stated size."""
     by_source: Mapping[str, Json] | None = options.get(RESOLUTIONS)
     own = framing_of(extras)
     if by_source is None:
@@ -122,17 +133,24 @@ def companions(role: str, options: Mapping[str, Json]) -> tuple[str, ...]:
 
 
 def request_for(
-    role: str, options: Mapping[str, Json], value: str, images: Mapping[str, Sequence[str]], number: int = 0
+    role: str,
+    options: Mapping[str, Json],
+    value: str,
+    images: Mapping[str, Sequence[str]],
+    number: int = 0,
+    *,
+    captions: Mapping[str, str] | None = None,
 ) -> dict[str, Json]:
-    """Return the request for one cell: `value` is the caption, or the reference of the image.
+    """Return the request for one cell: `value` is the caption, or the reference of the image. `captions` are the `own_captions`.
 
     `number` counts the cells of one input. `images` are the sample's references by role; those of the roles that the column's option
     `images` names are read too. The sample's own crop applies only to its picture and mask.
     """
     if role == CAPTION:
         seen = {name: list(images_of(images, name)) for name in _shown(options)}
-        rest = {name: option for name, option in options.items() if name != IMAGES}
-        return {"caption": value, IMAGES: seen, **rest} if seen else {"caption": value}
+        rest = {name: option for name, option in options.items() if name != IMAGES} if seen else {}
+        own = {encoder: text for encoder, text in (captions or {}).items() if text != value}
+        return {"caption": value, **({CAPTIONS: own} if own else {}), **({IMAGES: seen} if seen else {}), **rest}
     shown: dict[str, Json] = {name: list(images.get(name, ())) for name in _shown(options)}
     sides, clips = sides_each(options), clips_each(options)
     left_out = {"variants", "flip", IMAGES, *(() if role in FRAMED else (WITHIN, STATED))}
@@ -178,8 +196,10 @@ def digests_of(request: Mapping[str, Json], digests: Sequence[str]) -> dict[str,
     names += [role_of(role).follows or IMAGE] if LIKE in request else []
     shown: Mapping[str, Sequence[str]] = request.get(IMAGES, {})
     names += [name if number == 1 else f"{name}.{number}" for name, some in shown.items() for number in range(1, len(some) + 1)]
-    caption = {CAPTION: digest_text(str(request["caption"]))} if "caption" in request else {}
-    return caption | dict(zip(names, digests, strict=True))
+    texts = {CAPTION: str(request["caption"])} if "caption" in request else {}
+    own: Mapping[str, str] = request.get(CAPTIONS, {})
+    texts |= {f"{OWN_CAPTION}{encoder}": own[encoder] for encoder in sorted(own)}
+    return {name: digest_text(text) for name, text in texts.items()} | dict(zip(names, digests, strict=True))
 
 
 def combined_digest(inputs: Mapping[str, str]) -> str:

@@ -130,6 +130,9 @@ class TextFamily:
     this, are equal. A caption encoded alone is padded to the same length."""
     parts: Mapping[str, EncoderPart] = field(default_factory=dict[str, EncoderPart])
     """The text encoders that can be called alone, by name. Empty if their outputs depend on each other, or if this was not examined."""
+    captioned: tuple[str, ...] = ()
+    """The text encoders that may each read a caption of its own: `encode_prompt` has a `prompt_2` for `text_encoder_2`. Empty if all of
+    them read the same. HunyuanVideo's `encode_prompt` takes a `prompt_2` and ignores it."""
     called: tuple[str, ...] = ()
     """The names in `parts` that are called one by one; empty if `encode_prompt` is called."""
     without: Mapping[str, "TextFamily"] = field(default_factory=dict[str, "TextFamily"])

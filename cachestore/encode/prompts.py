@@ -31,7 +31,18 @@ from cachestore.encode.modules import (
     load_tokenizer,
 )
 from cachestore.encode.outputs import Entries, Made, difference, fetch, make_sound, tolerance
-from cachestore.encode.setup import Padded, Payload, TextSetup, WithPictures, padded_length, pooled_width, text_width
+from cachestore.encode.setup import (
+    Caption,
+    OwnCaptions,
+    Padded,
+    Payload,
+    TextSetup,
+    WithPictures,
+    caption_at,
+    padded_length,
+    pooled_width,
+    text_width,
+)
 from cachestore.encode.token_memory import TokenMemory, keep_prompts, remember
 from cachestore.encode.transfer import Took, Transfer, each, ignore
 from cachestore.encode.unit import Result
@@ -306,19 +317,28 @@ def _may_be_flat(family: TextFamily) -> set[str]:
 def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) -> Call:
     args = call_arguments(pipeline, setup.args)
 
-    def call(payloads: Sequence[str | Padded | WithPictures]) -> dict[str, Any]:
-        # a new list, as Z-Image writes its chat template into it; a second call would apply it twice
-        captions = [payload if isinstance(payload, str) else payload.caption for payload in payloads]
+    def call(payloads: Sequence[Caption | Padded | WithPictures]) -> dict[str, Any]:
+        captions = [payload if isinstance(payload, Caption) else payload.caption for payload in payloads]
         lengths = [payload.length for payload in payloads if isinstance(payload, Padded)]
         given = {**args, MAX_LENGTH_ARG: max(lengths)} if lengths else args
+        given = {**given, **_other_prompts(setup.family, captions)}
         for shown in [payload for payload in payloads if isinstance(payload, WithPictures)]:
             given = {**given, **picture_arguments(setup.family, shown)}
         arguments = prompt_arguments(pipeline.encode_prompt, given, len(captions), device)
         with nullcontext() if args.get(SKIP_ARG) is None else clip_as_it_was(pipeline):
-            named = _named(setup.family, pipeline.encode_prompt(prompt=captions, **arguments))
+            # a new list, as Z-Image writes its chat template into it; a second call would apply it twice
+            named = _named(setup.family, pipeline.encode_prompt(prompt=[caption_at(one, 0) for one in captions], **arguments))
         return named if setup.family.projection is None else _projected(getattr(pipeline, setup.family.projection), named)
 
     return call
+
+
+def _other_prompts(family: TextFamily, captions: Sequence[Caption]) -> dict[str, list[str]]:
+    """Return what the text encoders after the first read, as arguments of `encode_prompt`; empty if all of them read the same."""
+    if not any(isinstance(one, OwnCaptions) for one in captions):
+        return {}
+    others = list(enumerate(family.encoders))[1:]
+    return {name.replace("text_encoder", "prompt"): [caption_at(one, index) for one in captions] for index, name in others}
 
 
 def _projected(connectors: Foreign, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -403,12 +423,13 @@ def _parts_call(parts: Mapping[str, Foreign], setup: TextSetup, device: torch.de
     """Return a call of some of a pipeline's text encoders, each used as in `encode_prompt`."""
     skip = setup.args.get(SKIP_ARG) or 0
 
-    def call(captions: Sequence[str]) -> dict[str, Any]:
+    def call(captions: Sequence[Caption]) -> dict[str, Any]:
         made: dict[str, Any] = {}
-        for name in setup.family.called:
+        for index, name in enumerate(setup.family.called):
             part, tokenizer = setup.family.parts[name], parts[name.replace("text_encoder", "tokenizer")]
             length = setup.max_tokens if MAX_LENGTH_ARG in part.args else tokenizer.model_max_length
-            ids = tokenizer(list(captions), padding="max_length", max_length=length, truncation=True, return_tensors="pt").input_ids
+            texts = [caption_at(one, index) for one in captions]
+            ids = tokenizer(texts, padding="max_length", max_length=length, truncation=True, return_tensors="pt").input_ids
             states = parts[name](ids.to(device), output_hidden_states=part.layer is not None)
             if part.rows is not None:
                 made[part.rows] = states.last_hidden_state if part.layer is None else states.hidden_states[part.layer - skip]

@@ -14,10 +14,26 @@ LENGTH_STEP = 16
 
 
 @dataclass(frozen=True, slots=True)
+class OwnCaptions:
+    """The caption of each text encoder of a pipeline, in the order of `TextFamily.encoders`. They are not all equal."""
+
+    each: tuple[str, ...]
+
+
+Caption = str | OwnCaptions
+"""A caption for all text encoders, or one for each."""
+
+
+def caption_at(caption: Caption, index: int) -> str:
+    """Return the caption that the text encoder with this index reads."""
+    return caption if isinstance(caption, str) else caption.each[index]
+
+
+@dataclass(frozen=True, slots=True)
 class Padded:
     """A caption for a pipeline, which pads it to at most `length` rows."""
 
-    caption: str
+    caption: Caption
     length: int
 
 
@@ -29,7 +45,7 @@ class WithPictures:
     pictures: tuple[Any, ...]
 
 
-Payload = str | Padded | WithPictures | tuple[int, ...]
+Payload = Caption | Padded | WithPictures | tuple[int, ...]
 """A caption for a pipeline, which tokenises it again; token ids for a text encoder without a pipeline."""
 
 

@@ -7,13 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from cachestore.core.errors import BadInput, EncodeFailed
-from cachestore.core.inputs import digests_of, references_of
+from cachestore.core.inputs import CAPTIONS, OWN_CAPTION, digests_of, references_of
 from cachestore.core.keys import Json, Key, Recipe, input_key
 from cachestore.core.samples import CAPTION
 from cachestore.encode import images
 from cachestore.encode.families import form_names
 from cachestore.encode.family import PAST_LIMIT, PictureInput, RowWidth
-from cachestore.encode.setup import Padded, TextSetup, WithPictures, padded_length, text_width
+from cachestore.encode.setup import Caption, OwnCaptions, Padded, TextSetup, WithPictures, caption_at, padded_length, text_width
 from cachestore.encode.shots import Shown, look_at_shown
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 
@@ -46,7 +46,8 @@ ALONE = "alone"
 class TextEncoder:
     """Implements `unit.Encoder` for captions.
 
-    A request is `{"caption": TEXT}`, with `"images": {ROLE: [REF, ...]}` if the text encoder of the family sees pictures.
+    A request is `{"caption": TEXT}`, with `"images": {ROLE: [REF, ...]}` if the text encoder of the family sees pictures, and with
+    `"captions": {ENCODER: TEXT}` if some of its text encoders read other captions.
     """
 
     def __init__(self, recipe: Recipe, setup: TextSetup, *, device: str = "auto", batch_size: int | Literal["auto"] = "auto") -> None:
@@ -69,15 +70,41 @@ class TextEncoder:
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Find the key of a caption, without a model. Raises EncodeFailed if it has too few or too many pictures for the family."""
-        caption, references = str(request["caption"]), references_of(request)
+        first, *others = self._captions_of(request)
+        own = {name: text for name, text in zip(self.setup.family.encoders[1:], others, strict=False) if text != first}
+        references = references_of(request)
         self._check_pictures(len(references))
         shown = tuple(look_at_shown(reference, read, request.get("fps")) for reference in references)
-        inputs = digests_of(request, [one.digest for one in shown])
-        meta: dict[str, Json] = {"input_digest": inputs if references else inputs[CAPTION], "encoder": self.recipe.encoder}
-        if len(caption) <= CAPTION_IN_META:
-            meta["caption"] = caption
+        inputs = digests_of({**request, CAPTION: first, CAPTIONS: own}, [one.digest for one in shown])
+        meta: dict[str, Json] = {"input_digest": inputs if own or references else inputs[CAPTION], "encoder": self.recipe.encoder}
+        texts = {CAPTION: first, **{f"{OWN_CAPTION}{name}": text for name, text in own.items()}}
+        meta |= {name: text for name, text in texts.items() if len(text) <= CAPTION_IN_META}
+        caption: Caption = OwnCaptions((first, *others)) if own else first
         transform = shown[0].transform() if shown else {}
         return Resolved(input_key(self._fingerprint, inputs, transform), (caption, shown), inputs, meta)
+
+    def _captions_of(self, request: Mapping[str, Json]) -> list[str]:
+        """The caption that each text encoder reads, in order; one if all of them always read the same."""
+        if not self.captioned:
+            return [str(request[CAPTION])]
+        own: Mapping[str, str] = request.get(CAPTIONS, {})
+        return [own.get(name, str(request[CAPTION])) for name in self.setup.family.encoders]
+
+    @property
+    def captioned(self) -> tuple[str, ...]:
+        """As `TextFamily.captioned`."""
+        return self.setup.family.captioned
+
+    @property
+    def _counting(self) -> int:
+        """The index of the text encoder whose tokenizer counts."""
+        counting, encoders = self.setup.family.tokenizer.replace("tokenizer", "text_encoder"), self.setup.family.encoders
+        return encoders.index(counting) if counting in encoders else 0
+
+    def counted_caption(self, request: Mapping[str, Json]) -> str:
+        """Return the caption of a request of which the tokens are counted."""
+        captions = self._captions_of(request)
+        return captions[self._counting if len(captions) > 1 else 0]
 
     def _check_pictures(self, count: int) -> None:
         shown = self.setup.family.pictures
@@ -96,9 +123,10 @@ class TextEncoder:
             return self._prepare_ids(caption)
         if self.setup.family.pictures is not None:
             return self._prepare_pictures(self.setup.family.pictures, caption, pictures)
+        counted = caption_at(caption, self._counting)
         with self._lock:
-            count = self._count(caption)
-        group = self._group(caption, count)
+            count = self._count(counted)
+        group = self._group(counted, count)
         payload = Padded(caption, group) if self.setup.is_bucketed and isinstance(group, int) else caption
         return Prepared(payload, group, self._facts(count), cost=self._length(group))
 
@@ -180,7 +208,7 @@ class TextEncoder:
         payload, group = batch[0][1], None
         if isinstance(payload, Padded):
             group = payload.length
-        elif not isinstance(payload, str):
+        elif isinstance(payload, tuple):
             group = padded_length(len(payload), self.max_tokens)
         self._budget.took(len(batch) * self._length(group), seconds)
 
@@ -208,8 +236,7 @@ class TextEncoder:
         rows = most if is_whole else min(tokens, most)
         widths = {name: text_width(component.config) for name, component in self.setup.components.items()}
         # rows come from the encoder whose tokenizer counts; pooled outputs are small
-        counting = family.tokenizer.replace("tokenizer", "text_encoder")
-        main = counting if counting in family.encoders else family.encoders[0]
+        main = family.encoders[self._counting]
         layers = len(self.setup.args.get(LAYERS_ARG) or (0,))
         numbers = 0
         for name, form in family.outputs.items():

@@ -30,6 +30,7 @@ _EMBEDS = ("prompt_embeds", None)
 _EMBEDS_AND_POOLED = ("prompt_embeds", None, "pooled_prompt_embeds", None)
 _POOLED = plain_forms("prompt_embeds", "pooled_prompt_embeds")
 _TWO = ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
+_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4")
 
 
 def _row(like: TextFamily, who: tuple[str, str, int], **changes: Any) -> TextFamily:
@@ -71,6 +72,7 @@ _FLUX = _row(
     _BOTH_HALF,
     ("flux", "FluxPipeline", 512),
     components=_TWO,
+    captioned=_ENCODERS[:2],
     tokenizer="tokenizer_2",
     returns=("prompt_embeds", "pooled_prompt_embeds", None),
     outputs=_POOLED,
@@ -126,6 +128,7 @@ _SD3_WITHOUT_T5 = replace(
     name="sd3-without-t5",
     max_tokens=77,
     components=_TWO,
+    captioned=_ENCODERS[:2],
     outputs={"prompt_embeds": {**_SD3_JOINT, "widen": _SD3_WIDTH}, "pooled_prompt_embeds": _SD3_POOLED},
     # the 77 rows of CLIP, then zeros for the rows of T5, to which the denoiser attends
     pad={"prompt_embeds": _padded(None, 77 + 256)},
@@ -217,6 +220,7 @@ _PIPELINES = (
         _TWO,
         outputs={**_POOLED, "prompt_embeds": _of_both_clips("prompt_embeds")},
         args={SKIP_ARG: None},
+        captioned=_ENCODERS[:2],
         parts={
             "text_encoder": EncoderPart("prompt_embeds.text_encoder", layer=-2, args=(SKIP_ARG,)),
             "text_encoder_2": EncoderPart("prompt_embeds.text_encoder_2", "pooled_prompt_embeds", -2, (SKIP_ARG,)),
@@ -227,6 +231,7 @@ _PIPELINES = (
         name="sd3",
         max_tokens=256,
         components=(*_TWO, "text_encoder_3", "tokenizer_3"),
+        captioned=_ENCODERS[:3],
         tokenizer="tokenizer_3",
         outputs={"prompt_embeds": {"join": _SD3_ROWS, "dim": -2}, "pooled_prompt_embeds": _SD3_POOLED},
         args={SKIP_ARG: None, MAX_LENGTH_ARG: 256},
@@ -330,6 +335,7 @@ _PIPELINES = (
         _BOTH_HALF,
         ("hidream", "HiDreamImagePipeline", 128),
         components=(*_TWO, "text_encoder_3", "tokenizer_3", "text_encoder_4", "tokenizer_4"),
+        captioned=_ENCODERS,
         tokenizer="tokenizer_4",
         returns=("prompt_embeds_t5", None, "prompt_embeds_llama3", None, "pooled_prompt_embeds", None),
         # the denoiser gets no mask: padding is part of the embeddings

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cachestore.core.inputs import NO_STAT, Stat, cells_each, companions, is_of_files, references_of, request_for
+from cachestore.core.inputs import CAPTIONS, NO_STAT, Stat, cells_each, companions, is_of_files, references_of, request_for
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, IMAGE
 from cachestore.jobs.columns import cells_of, images_in, inputs, key_column, numbers
@@ -49,7 +49,8 @@ def make_catalog(presence: Presence, job: Job, outcomes: Outcomes, failed: Mappi
 
 def _prompts(plan: Plan, failed: Mapping[int, str]) -> list[tuple[str, str]]:
     """The plan's prompts without those of which a text could not be encoded."""
-    lost = {str(plan.unit(index).request.get(CAPTION)) for index in failed} if plan.prompts else set[str]()
+    requests = [plan.unit(index).request for index in failed] if plan.prompts else []
+    lost = {str(request.get(CAPTION)) for request in requests if CAPTIONS not in request}
     return [pair for pair in plan.prompts if lost.isdisjoint(pair)]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cachestore.core.inputs import CROP, SIZE, framing_of
+from cachestore.core.inputs import CROP, FRAMED, OWN_CAPTION, SIZE, framing_of, own_captions
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json
 from cachestore.core.samples import CAPTION, VIDEO, role_of
 from cachestore.files.table import Digests, offsets_of, run_of
@@ -72,9 +72,19 @@ def lists_the_same(plan: Plan, catalog: Catalog) -> bool:
     return same_inputs and has_same_texts(plan, catalog, "extras")
 
 
-def framing(rows: Plan | Catalog, row: int) -> Mapping[str, Json]:
-    """Return a row's own crop and size for its picture. Most rows have none, and their JSON is not parsed."""
+def has_own_inputs(role: str) -> bool:
+    """Return whether `own_inputs` may be other than empty for this role."""
+    return role == CAPTION or role in FRAMED
+
+
+def own_inputs(rows: Plan | Catalog, row: int, role: str) -> Mapping[str, Json]:
+    """Return what a row's own columns decide of a role's cells: crop and size of its picture, or the captions of single text encoders.
+
+    Most rows have none, and their JSON is not parsed.
+    """
     text = rows.extras[row]
+    if role == CAPTION:
+        return own_captions(json.loads(text)) if f'"{OWN_CAPTION}' in text else {}
     return framing_of(json.loads(text)) if any(f'"{column}"' in text for column in (CROP, SIZE)) else {}
 
 

@@ -16,7 +16,7 @@ from cachestore.core.inputs import RESOLUTIONS, SOURCE, options_for
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION
 from cachestore.core.words import first_of, plural
-from cachestore.jobs.columns import has_same_rows, has_same_texts, inputs, numbers
+from cachestore.jobs.columns import has_same_rows, has_same_texts, inputs, numbers, own_inputs
 from cachestore.storage.catalog import Catalog, KeyColumn
 from cachestore.work.plan import Plan
 
@@ -43,7 +43,7 @@ def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> t
         _compare_column(plan, column, previous)
     if ids - before:
         words.append(f"{plural(len(ids - before), 'new sample')} under the name {plan.catalog!r}")
-    if changed := _count_changed_captions(plan, previous):
+    if changed := _count_changed_captions(plan, previous) + _count_changed_own_captions(plan, previous):
         words.append(f"{plural(changed, 'caption')} changed")
     words += _prompts_in_words(plan, previous)
     if before - ids:
@@ -78,6 +78,15 @@ def _count_changed_captions(plan: Plan, previous: Catalog) -> int:
             both = zip_longest(captions[at[row] : at[row + 1]], previous.row_captions(earlier))
             found += sum(now != before for now, before in both)
     return found
+
+
+def _count_changed_own_captions(plan: Plan, previous: Catalog) -> int:
+    """Return how many samples that are in both have other captions of single text encoders."""
+    if has_same_texts(plan, previous, "extras") or all(column.role != CAPTION for column in plan.columns):
+        return 0
+    rows = {sample: row for row, sample in enumerate(previous.ids)}
+    both = ((row, earlier) for row, sample in enumerate(plan.ids) if (earlier := rows.get(sample)) is not None)
+    return sum(own_inputs(plan, row, CAPTION) != own_inputs(previous, earlier, CAPTION) for row, earlier in both)
 
 
 def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:

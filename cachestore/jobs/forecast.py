@@ -249,7 +249,8 @@ def _count(encoder: Encoder | None, requests: Sequence[Mapping[str, Json]]) -> l
     if count is None or not requests:
         return []
     image_tokens: int = getattr(encoder, "image_tokens", 0)
-    counted: list[int] = count([str(request["caption"]) for request in requests])
+    caption_of: Callable[[Mapping[str, Json]], str] = getattr(encoder, "counted_caption", lambda request: str(request["caption"]))
+    counted: list[int] = count(list(map(caption_of, requests)))
     return [tokens + image_tokens * len(references_of(request)) for tokens, request in zip(counted, requests, strict=True)]
 
 

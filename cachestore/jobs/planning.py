@@ -11,14 +11,14 @@ from cachestore.core.captions import CaptionPolicy, has_wildcards
 from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
 from cachestore.core.inputs import companions
 from cachestore.core.keys import canonical, digest_parts
-from cachestore.core.samples import CONTROL, IMAGE, MASK, VIDEO, Sample, role_of
-from cachestore.core.words import first_of, plural
+from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample, role_of
+from cachestore.core.words import first_of, listed, plural
 from cachestore.encode.bucket_rules import RULES, STEP
 from cachestore.encode.resamplers import FIRST, NEW, RESAMPLERS, Resample, check_resampler
 from cachestore.encode.unit import Encoder
 from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
-from cachestore.jobs.columns import rows_with_any, rows_without_picture
+from cachestore.jobs.columns import own_inputs, rows_with_any, rows_without_picture
 from cachestore.jobs.comparison import Compare, compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
 from cachestore.jobs.recorded_paths import gone_paths
@@ -145,6 +145,7 @@ def look_at_request(
             remarks=(
                 *seen.in_words(),
                 *(texts.in_words() if _asks_for_text(request) else ()),
+                *_own_captions(plan),
                 *_what_lacks(plan, request, seen),
                 *_unread(plan),
             ),
@@ -457,6 +458,15 @@ def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequenc
     kinds = ", ".join(sorted(IMAGE_SUFFIXES))
     nothing = f"there is nothing to encode in {names}: no picture ({kinds}), no row, no prompt"
     return "; ".join(dict.fromkeys((nothing, *remarks)))  # a plan's remarks may have the sentence already
+
+
+def _own_captions(plan: Plan) -> tuple[str, ...]:
+    """A remark on samples with captions of single text encoders, if text is encoded."""
+    if all(column.role != CAPTION for column in plan.columns):
+        return ()
+    having = [own for row in range(len(plan.ids)) if (own := own_inputs(plan, row, CAPTION))]
+    names = listed(sorted({name for own in having for name in own}))
+    return (f"{plural(len(having), 'sample has a caption', 'samples have captions')} for {names} alone",) if having else ()
 
 
 def _what_lacks(plan: Plan, request: PrecomputeRequest, listed: Remarks) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ from typing import Any, Final
 import numpy as np
 
 from cachestore.core.inputs import (
-    FRAMED,
     NO_STAT,
     Stat,
     cells_each,
@@ -20,7 +19,18 @@ from cachestore.core.inputs import (
 )
 from cachestore.core.keys import KEY_BYTES, Json, Key, digest_opened
 from cachestore.files.table import Digests
-from cachestore.jobs.columns import as_text, cells_of, framing, has_same_rows, has_same_texts, images_in, inputs, numbers, rows
+from cachestore.jobs.columns import (
+    as_text,
+    cells_of,
+    has_own_inputs,
+    has_same_rows,
+    has_same_texts,
+    images_in,
+    inputs,
+    numbers,
+    own_inputs,
+    rows,
+)
 from cachestore.jobs.task import FileReader
 from cachestore.storage.catalog import FACTS, Catalog, KeyColumn
 from cachestore.storage.snapshot import Snapshot
@@ -77,12 +87,12 @@ class Presence:
         """Return for each cell of this plan its index in an earlier column; -1 if the sample, caption or reference has changed.
 
         A caption has also changed if the images that the encoder sees with it have other references; a mask, if its picture has another
-        one; a picture, if the sample's own crop or size is another.
+        one; a picture, if the sample's own crop or size is another; a caption, if those of single text encoders are.
         """
         others, each = companions(earlier.role, earlier.options), cells_each(earlier.options)
         is_same = all(has_same_rows(self.plan, catalog, role) for role in (earlier.role, *others))
-        has_frames = earlier.role in FRAMED and not has_same_texts(self.plan, catalog, "extras")
-        if is_same and not has_frames and np.array_equal(numbers(at), numbers(earlier.at)):
+        has_own = has_own_inputs(earlier.role) and not has_same_texts(self.plan, catalog, "extras")
+        if is_same and not has_own and np.array_equal(numbers(at), numbers(earlier.at)):
             return np.arange(int(at[-1]), dtype=np.int64)
         rows = {sample: row for row, sample in enumerate(catalog.ids)}
         at_now, now = inputs(self.plan, earlier.role)
@@ -92,7 +102,7 @@ class Presence:
             other = rows.get(sample)
             if other is None or any(images_in(self.plan, row, role) != images_in(catalog, other, role) for role in others):
                 continue
-            if has_frames and framing(self.plan, row) != framing(catalog, other):
+            if has_own and own_inputs(self.plan, row, earlier.role) != own_inputs(catalog, other, earlier.role):
                 continue
             cells = zip(range(at[row], at[row + 1]), range(earlier.at[other], earlier.at[other + 1]), strict=False)
             for number, (cell, index) in enumerate(cells):

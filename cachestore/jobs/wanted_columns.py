@@ -4,10 +4,22 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from cachestore.core.errors import BadInput
-from cachestore.core.inputs import BUCKETS, IMAGES, OWN, RANDOM, RESOLUTIONS, cells_each, options_for, request_for
+from cachestore.core.errors import BadInput, BadUsage
+from cachestore.core.inputs import (
+    BUCKETS,
+    IMAGES,
+    OWN,
+    OWN_CAPTION,
+    RANDOM,
+    RESOLUTIONS,
+    cells_each,
+    options_for,
+    own_captions,
+    request_for,
+)
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, SHOWN, VIDEO, Sample, images_of, role_of
+from cachestore.core.words import did_you_mean, listed
 from cachestore.encode.bucket_rules import STEP
 from cachestore.encode.unit import Encoder
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
@@ -38,7 +50,7 @@ def _columns_of(number: int, encoder: Encoder, request: PrecomputeRequest, taken
     else:
         wanted = [(role, _options(request, role, size)) for role in _roles(encoder, request, taken) for size in request.resolutions]
         wanted = [(role, {**options, **_also_read(encoder)}) for role, options in wanted]
-    requests = partial(requests_of, taken=taken)
+    requests = partial(requests_of, taken=taken, captioned=getattr(encoder, "captioned", ()))
     return [
         ColumnRequest(PlanColumn(number, name, role, options), partial(requests, role, options), needs_cells=role not in FIRST_COLUMNS)
         for role, options in wanted
@@ -100,13 +112,19 @@ def _rate(request: PrecomputeRequest, role: str) -> dict[str, Json]:
     return {"fps": int(request.fps) if request.fps == int(request.fps) else request.fps}
 
 
-def requests_of(role: str, options: Mapping[str, Json], sample: Sample, *, taken: Collection[str] = ()) -> list[Request]:
-    """Return a sample's requests for a column, in the order of the cells. Raises BadInput for images that cannot be combined.
+def requests_of(
+    role: str, options: Mapping[str, Json], sample: Sample, *, taken: Collection[str] = (), captioned: Sequence[str] = ()
+) -> list[Request]:
+    """Return a sample's requests for a column, in the order of the cells.
 
-    `taken` are the roles from which conditions are made.
+    `taken` are the roles from which conditions are made, `captioned` the text encoders that may read captions of their own.
+
+    Raises BadInput for images that cannot be combined, BadUsage for a caption of a text encoder that is not in `captioned`.
     """
     if role == CAPTION:
-        return [request_for(role, options, value, sample.images) for value in sample.captions]
+        _check_own_captions(sample, captioned)
+        captions = own_captions(sample.extras)
+        return [request_for(role, options, value, sample.images, captions=captions) for value in sample.captions]
     values = images_of(sample.images, role)
     if values:
         _check_companions(role, sample)
@@ -114,6 +132,23 @@ def requests_of(role: str, options: Mapping[str, Json], sample: Sample, *, taken
         _check_video(options, sample, taken)
     own = options_for(options, sample.extras)
     return [request_for(role, own, value, sample.images, number) for value in values for number in range(cells_each(options))]
+
+
+def _check_own_captions(sample: Sample, captioned: Sequence[str]) -> None:
+    for column, text in sample.extras.items():
+        if not column.startswith(OWN_CAPTION):
+            continue
+        known = [f"{OWN_CAPTION}{name}" for name in captioned]
+        if not known:
+            raise BadUsage(
+                f"sample {sample.id!r} has a column {column!r}, but all text encoders of this model read one caption: rename the column"
+            )
+        if column not in known:
+            raise BadUsage(
+                f"sample {sample.id!r} has a column {column!r}, but for this model there are {listed(known)}{did_you_mean(column, known)}"
+            )
+        if text is not None and not isinstance(text, str):
+            raise BadUsage(f"sample {sample.id!r}: the column {column} must be one text, not {text!r:.200}")
 
 
 def _check_companions(role: str, sample: Sample) -> None:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final, Literal, TypeVar
 from cachestore.core.arguments import as_whole
 from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch
-from cachestore.core.inputs import cells_each, combined_digest, options_for, request_for
+from cachestore.core.inputs import cells_each, combined_digest, options_for, own_captions, request_for
 from cachestore.core.keys import Json, Key, Recipe, canonical
 from cachestore.core.samples import CAPTION, images_of
 from cachestore.core.tensors import to_raw
@@ -71,8 +71,9 @@ class _Cell:
         number, variant = divmod(self.index - self.column.at[self.row], each)
         images = {name: references[at[self.row] : at[self.row + 1]] for name, (at, references) in self.catalog.images.items()}
         value = (self.catalog.row_captions(self.row) if role == CAPTION else images_of(images, role))[number]
-        options = options_for(self.column.options, json.loads(self.catalog.extras[self.row]))
-        request = request_for(role, options, value, images, variant)
+        extras: Mapping[str, Json] = json.loads(self.catalog.extras[self.row])
+        options = options_for(self.column.options, extras)
+        request = request_for(role, options, value, images, variant, captions=own_captions(extras))
         if not is_imported(self.recipe):
             return request
         facts = self.column.cell(self.index).facts

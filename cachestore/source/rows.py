@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from cachestore.core.errors import BadInput
-from cachestore.core.inputs import CROP, SIZE, are_whole
+from cachestore.core.inputs import CROP, OWN_CAPTION, SIZE, are_whole
 from cachestore.core.keys import Json, digest_text
 from cachestore.core.samples import IMAGE, ROLES, SHOWN, VIDEO, Sample
 from cachestore.core.words import NAMED, first_of, misspelt
@@ -63,10 +63,11 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
 
 
 def _cells(row: Mapping[Any, Any], where: str, roles: Sequence[str]) -> dict[str, Any]:
-    """The values of a CSV row. A crop or size is parsed as a list; an empty cell of a reference, crop or size is left out."""
+    """The values of a CSV row. A crop or size is parsed as a list; an empty cell of a reference, crop, size or own caption is left out."""
     if None in row:
         raise BadInput(f"{where}: more cells than the first line has columns; put cells that contain commas into quotes")
-    cells = {column: value for column, value in row.items() if value or column not in {*_EMPTY_IS_NONE, *roles}}
+    left_out = {column for column in row if column in {*_EMPTY_IS_NONE, *roles} or column.startswith(OWN_CAPTION)}
+    cells = {column: value for column, value in row.items() if value or column not in left_out}
     for column in cells.keys() & {CROP, SIZE}:
         with suppress(ValueError):
             cells[column] = json.loads(cells[column])
