@@ -63,7 +63,8 @@ def test_a_row_has_own_captions_exactly_if_its_pipeline_uses_a_prompt_for_each_e
         if pipeline is None:
             continue
         takes = inspect.signature(pipeline.encode_prompt).parameters
-        uses = row.name != "hunyuanvideo" and all(name.replace("text_encoder", "prompt") in takes for name in row.encoders)
+        ignores = row.name.startswith("hunyuanvideo")  # their pipelines set prompt_2 and do not read it
+        uses = not ignores and all(name.replace("text_encoder", "prompt") in takes for name in row.encoders)
         assert row.captioned == (row.encoders if uses and len(row.encoders) > 1 else ()), row.name
 
 
