@@ -394,13 +394,9 @@ def main() -> int:
     parser.add_argument("--pictures", type=int, default=40, help="how many pictures")
     parser.add_argument("--resolution", type=int, help="in place of the trainer's usual one")
     parser.add_argument("--keep", type=Path, help="a .tar.xz to write: pictures, caches and what was loaded")
-    parser.add_argument(
-        "--live", action="store_true", help="simpletuner alone: train from a store by the code of its page in docs/coming-from"
-    )
+    parser.add_argument("--live", action="store_true", help="of simpletuner: train from a store by the code of its page")
     parser.add_argument("--json", action="store_true", help="print JSON")
     asked = parser.parse_args()
-    if asked.live and asked.trainer != "simpletuner":
-        parser.error("--live is for simpletuner")
     driver: Driver = importlib.import_module(DRIVERS[asked.trainer]).DRIVER
     if _is_exported(asked.trainer):
         importlib.import_module("tests.encode.tiny_families")  # before a checkout that has a package `tests` of its own
@@ -429,6 +425,8 @@ def main() -> int:
 
 
 def _outcomes(driver: Driver, case: Case, asked: argparse.Namespace, folder: Path, kept: Path) -> Iterator[Outcome]:
+    if asked.live and asked.trainer != "simpletuner":
+        sys.exit("--live is for simpletuner")
     if asked.live:
         return importlib.import_module("trainer_simpletuner_live").run_live(case, folder, asked.pictures)
     return run_case(driver, case, asked.trainer, folder, count=asked.pictures, keep=kept if asked.keep else None)
