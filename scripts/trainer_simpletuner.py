@@ -7,6 +7,7 @@ outputs of text encoders and VAEs are stand-ins.
 # pyright: reportMissingImports=false
 
 import contextlib
+import queue
 import shutil
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -154,9 +155,11 @@ class SimpleTuner:
         """Yield metadata backend, VAE cache, text cache and image backend, as SimpleTuner sets them up."""
         from simpletuner.helpers.data_backend import factory
         from simpletuner.helpers.data_backend.local import LocalDataBackend
+        from simpletuner.helpers.metadata.backends import base
         from simpletuner.helpers.metadata.backends.discovery import DiscoveryMetadataBackend
         from simpletuner.helpers.training.state_tracker import StateTracker
 
+        base.Queue = queue.Queue  # its scan ends when a queue looks empty, as one between processes does before its values arrive
         model, family = self._model(case), _MODELS[case.family][0]
         accelerator = SimpleNamespace(device=torch.device("cpu"), num_processes=1, process_index=0, is_main_process=True)
         accelerator.is_local_main_process, accelerator.wait_for_everyone = True, lambda: None

@@ -25,7 +25,7 @@ from trainer_simpletuner import SimpleTuner, captions_of, record_of
 import cachestore as cs
 
 PAGE = Path(__file__).parents[1] / "docs/coming-from/simpletuner.md"
-CASES = ("sdxl",)
+CASES = ("sdxl", "flux")
 """Whose steps run."""
 _STEPS, _BATCH = 4, 2
 _TRAINING: dict[str, Any] = {
@@ -42,8 +42,34 @@ _TRAINING: dict[str, Any] = {
     "snr_weight": 1.0,
     "caption_dropout_probability": 0.0,
     "controlnet": False,
+    "flow_schedule_shift": 3.0,
+    "flow_sigmoid_scale": 1.0,
+    "flow_use_beta_schedule": False,
+    "flow_use_uniform_schedule": False,
+    "flux_attention_masked_training": False,
+    "flux_fast_schedule": False,
+    "flux_guidance_mode": "constant",
+    "flux_guidance_value": 1.0,
 }
 """SimpleTuner's options that a training step reads."""
+
+_UNET: dict[str, Any] = {
+    "block_out_channels": (8, 16),
+    "layers_per_block": 1,
+    "norm_num_groups": 4,
+    "attention_head_dim": 4,
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 8,
+}
+_FLUX: dict[str, Any] = {
+    "num_layers": 1,
+    "num_single_layers": 1,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "axes_dims_rope": (4, 6, 6),
+}
 
 
 def code_of(page: Path) -> str:
@@ -79,8 +105,9 @@ class _Live(SimpleTuner):
             path.unlink()  # it finds its buckets in the pictures
         with self._classes_of(store), self._running(case, data, cache) as (metadata, vae_cache, text_cache, images):
             metadata.refresh_buckets()
-            for paths in metadata.aspect_ratio_bucket_indices.values():
-                paths.sort()
+            metadata.aspect_ratio_bucket_indices = {
+                key: sorted(paths) for key, paths in sorted(metadata.aspect_ratio_bucket_indices.items())
+            }
             StateTracker.set_accelerator(vae_cache.accelerator)
             vae_cache.discover_all_files()
             text_cache.discover_all_files()
@@ -109,6 +136,7 @@ class _Live(SimpleTuner):
         StateTracker.set_default_text_embed_cache(text_cache)
         model.accelerator, model.controlnet, model.diff2flow_bridge = vae_cache.accelerator, None, None
         model.diffusion_blocks_controller, model._twinflow_diffusion_bridge = None, False
+        model.accelerator.unwrap_model = lambda wrapped, **_more: wrapped
         sampler = MultiAspectSampler(
             images.id, metadata, images, model, vae_cache.accelerator, _BATCH, resolution=self.resolution, caption_strategy="textfile"
         )
@@ -119,7 +147,7 @@ class _Live(SimpleTuner):
         optimizer = None
         for _step, batch in zip(range(_STEPS), loader, strict=False):
             if optimizer is None:
-                model.model, model.noise_schedule = _tiny_denoiser(batch)
+                model.model, model.noise_schedule = _tiny_denoiser(model, batch)
                 optimizer = torch.optim.AdamW(model.model.parameters(), lr=1e-3)
             prepared = model.prepare_batch(batch, state={"global_step": _step})
             output = model.model_predict(prepared_batch=prepared)
@@ -130,27 +158,20 @@ class _Live(SimpleTuner):
             yield loss.item()
 
 
-def _tiny_denoiser(batch: dict[str, Any]) -> tuple[Any, Any]:
-    """Return a tiny UNet of the widths in a batch, and SDXL's noise schedule."""
-    from diffusers import DDPMScheduler, UNet2DConditionModel
+def _tiny_denoiser(model: Any, batch: dict[str, Any]) -> tuple[Any, Any]:
+    """Return a tiny network of the model's class, with the widths in a batch, and a noise schedule."""
+    from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 
+    channels, width, pooled = batch["latent_batch"].shape[1], batch["prompt_embeds"].shape[-1], batch["add_text_embeds"].shape[-1]
+    if model.config.model_family == "flux":
+        made, schedule = dict(_FLUX, joint_attention_dim=width, pooled_projection_dim=pooled), FlowMatchEulerDiscreteScheduler()
+    else:
+        made = dict(_UNET, in_channels=channels, out_channels=channels, cross_attention_dim=width)
+        made["projection_class_embeddings_input_dim"] = 6 * _UNET["addition_time_embed_dim"] + pooled
+        schedule = DDPMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        unet = UNet2DConditionModel(
-            in_channels=batch["latent_batch"].shape[1],
-            out_channels=batch["latent_batch"].shape[1],
-            block_out_channels=(8, 16),
-            layers_per_block=1,
-            norm_num_groups=4,
-            attention_head_dim=4,
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-            cross_attention_dim=batch["prompt_embeds"].shape[-1],
-            addition_embed_type="text_time",
-            addition_time_embed_dim=8,
-            projection_class_embeddings_input_dim=48 + batch["add_text_embeds"].shape[-1],
-        )
-    return unet, DDPMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
+        return model.MODEL_CLASS(**made), schedule
 
 
 def _compared(case: Case, what: str, own: list[float], live: list[float], encoded: int) -> Outcome:
