@@ -193,6 +193,7 @@ def run_live(case: Case, folder: Path, count: int) -> Iterator[Outcome]:
     claims: dict[str, Any] = {"claims": {"model": "stand-ins"}, "encode": case.kinds, **case.importing}
     cs.import_cache("simpletuner", cache, store=imported, data=data, family=case.family, **claims)
     asked: dict[str, Any] = {"resolution": driver.resolution, "buckets": "simpletuner", "latents": "sample", "inline": True}
+    asked |= {"vae_dtype": "float32", "text_dtype": "float32"}
     with quiet():
         cs.precompute(data, model=tiny_model(case.pipeline, folder / "model"), store=encoded, **asked, **case.importing)
     cs.export_cache(encoded, format="simpletuner", folder=files, family=case.family)
