@@ -61,7 +61,7 @@ class MaskEncoder:
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Find the crop of the picture or clip. Raises EncodeFailed if a file is neither, or if mask and picture differ in aspect ratio."""
         found = look_at_mask(request, read)
-        transform = found.transform | ({"temporal_factor": self._temporal_factor} if VIDEO in request else {})
+        transform = {**found.transform, **({"temporal_factor": self._temporal_factor} if VIDEO in request else {})}
         bucket: list[int] = found.transform["bucket"]
         return Resolved(
             key=input_key(self._fingerprint, found.keyed, transform),

@@ -125,8 +125,16 @@ def test_masks_of_videos_and_of_pictures_have_the_axes_of_their_latents_in_every
     from tests.loading.test_read_batch import assert_read_straight
 
     def run(**more):
-        options = {"resolution": 56, "bucket_step": 16, "frames": [5, 9], "flip": True, "clips": 2, "inline": True, "vae_dtype": "float32"}
-        return cs.precompute(footage, model=built("wan").folder, store=tmp_path / "store", **{**options, **more})
+        options: dict[str, Any] = {
+            "resolution": 56,
+            "bucket_step": 16,
+            "frames": [5, 9],
+            "flip": True,
+            "clips": 2,
+            "inline": True,
+            "vae_dtype": "float32",
+        }
+        return cs.precompute(footage, model=built("wan").folder, store=tmp_path / "store", **(options | more))
 
     report = run()
     assert (report.failed, report.not_made_here) == (0, ())
