@@ -173,6 +173,7 @@ def test_masks_of_videos_and_of_pictures_have_the_axes_of_their_latents_in_every
         cs.export_cache(tmp_path / "store", format="musubi", folder=tmp_path / "out", leave_out=["flips"])
 
 
+@pytest.mark.torch
 def test_a_mask_without_picture_and_video_is_still_refused(built, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "one", "mask": "m.png", "caption": "x"}) + "\n")
     with pytest.raises(BadInput, match="sample 'one' has a mask, but no picture or video that it belongs to"):
