@@ -103,7 +103,10 @@ def _checked(parse: Parse, where: Path | str, caption: str | None, remarks: Rema
         if sample.id in ids:
             one, two = _what(next(other for other in parse(Remarks()) if other.id == sample.id)), _what(sample)
             shown = ascii if normal(one) == normal(two) else repr  # two spellings of one letter look the same
-            raise BadInput(f"two samples of {where} have the id {sample.id!r}: {shown(one)} and {shown(two)}; ids must differ")
+            raise BadInput(
+                f"two samples of {where} have the id {sample.id!r}: {shown(one)} and {shown(two)}; give one of them another id, in a"
+                " column id"
+            )
         ids.add(sample.id)
         remarks.missing += [sample.id] if not sample.captions and caption is None else []
         yield sample if sample.captions else replace(sample, captions=(caption or "",))
