@@ -1,7 +1,6 @@
 """The encoder of masks. It cuts a mask as its picture or clip and shrinks it to the size of the latents, without a model or torch."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -33,15 +32,6 @@ def mask_recipe(factor: int, *, is_input: bool = False) -> Recipe:
     return Recipe(MASK, make, {"format": 1, "stored": MASK, "factor": factor})
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A mask that is not decoded yet."""
-
-    shot: Still | Footage
-    bucket: tuple[int, ...]
-    """That of the picture or clip."""
-
-
 class MaskEncoder:
     """Implements `unit.Encoder` for masks.
 
@@ -65,7 +55,7 @@ class MaskEncoder:
         bucket: list[int] = found.transform["bucket"]
         return Resolved(
             key=input_key(self._fingerprint, found.keyed, transform),
-            item=_Found(found.shot, tuple(bucket)),
+            item=(found.shot, tuple(bucket)),
             inputs=found.inputs,
             meta={"input_digest": found.inputs[MASK], "encoder": MASK, "bucket": bucket},
             facts=found.facts,
@@ -73,15 +63,16 @@ class MaskEncoder:
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """Cut and shrink a mask."""
-        found: _Found = resolved.item
-        size, frames = self._latents_size(Size(*found.bucket[:2])), found.bucket[2:]
-        if self._is_input and isinstance(found.shot, Still):
-            made = covered(found.shot)[None, :: self._factor, :: self._factor].astype(np.uint8) * 255
+        shot: Still | Footage = resolved.item[0]
+        bucket: tuple[int, ...] = resolved.item[1]
+        frames = bucket[2:]
+        if self._is_input and isinstance(shot, Still):
+            made = covered(shot)[None, :: self._factor, :: self._factor].astype(np.uint8) * 255
         else:
-            made = found.shot.greys(size)
+            made = shot.greys(self._latents_size(Size(*bucket[:2])))
         if frames:
             made = self._in_latent_frames(np.broadcast_to(made, (*frames, *made.shape[1:])))[None]
-        return Prepared(np.ascontiguousarray(made), found.bucket, cost=prod(made.shape))
+        return Prepared(np.ascontiguousarray(made), bucket, cost=prod(made.shape))
 
     def _in_latent_frames(self, greys: Pixels) -> Pixels:
         """Return the mean of the frames that each latent frame is made of: the first alone, then `temporal_factor` at a time."""
