@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
+from torch.utils.data import DataLoader
 
 import cachestore as cs
-from cachestore.encode import modules
 from cachestore.files import publish
 from cachestore.files.paths import Layout
 from cachestore.storage.catalog import list_generations
 from cachestore.through.dataset import AT_ONCE
-from tests.encode import tiny
 from tests.fakes import LOG, captioned, logged, refusing
 from tests.leaks import held
 from tests.loading.encoders import ReadableEncoder
@@ -71,6 +69,14 @@ def test_the_first_epoch_encodes_each_unit_once_and_gives_what_the_finished_data
     assert data.report is not None
     assert (data.report.complete, data.report.encoded, data.report.encoded_here, data.generation) == (True, UNITS, UNITS, 1)
     assert cs.verify(root).ok
+
+
+def test_workers_read_from_the_second_epoch_on_what_this_process_encoded_in_the_first(root, pictures, full, makers):
+    data = opened(root, pictures)
+    first, second = epochs(data, 2, num_workers=2)
+    assert len(makers.encoded()) == UNITS
+    for ours, theirs in zip(first + second, (batch for epoch in epochs(full, 2) for batch in epoch), strict=True):
+        same(ours, theirs)
 
 
 def test_what_an_epoch_leaves_out_is_encoded_at_its_end_and_precompute_finds_everything(root, pictures, makers):
@@ -262,35 +268,12 @@ def test_nothing_is_left_behind_in_the_process(root, pictures, is_left):
     assert {one for one in held() - before if "segments" not in str(one) and "index" not in str(one)} == set()
 
 
-def test_models_go_to_the_device_that_was_asked_for_and_batches_are_on_the_cpu(root, tmp_path, monkeypatch):
-    """`cpu:0` stands for a second GPU: torch takes it as another device than `cpu`, on which nobody else puts a model here."""
-    tiny.sdxl().save_pretrained(tmp_path / "model")
-    moved = Counter[str]()
-    real = torch.nn.Module.to
-
-    def to(module: Any, *places: Any, **more: Any):
-        moved.update({type(module).__name__: 1} if torch.device("cpu:0") in places else {})
-        return real(module, *places, **more)
-
-    def chosen(asked):
-        assert asked == "cuda:1"
-        return torch.device("cpu:0")
-
-    monkeypatch.setattr(torch.nn.Module, "to", to)
-    monkeypatch.setattr(modules, "choose_device", chosen)
-    few = [cs.Sample(str(n), {"image": Image.new("RGB", (64, 64), (n, 90, 200))}, (f"photo {n}",)) for n in range(3)]
-    data = cs.ReadThrough.of(str(tmp_path / "model"), store=root, resolution=64, device="cuda:1").open(few)
-    [first] = epochs(data, 1)
-    assert moved.keys() >= {"CLIPTextModel", "CLIPTextModelWithProjection", "AutoencoderKL"}
-    assert {value.device for batch in first for value in batch.values() if isinstance(value, torch.Tensor)} == {torch.device("cpu")}
-
-
 def test_it_cannot_leave_its_process_nor_be_mixed_or_divided_before_it_is_complete(root, pictures, full):
     data = opened(root, pictures)
     with pytest.raises(cs.BadInput, match="num_workers=0"):
         pickle.dumps(data)
     with pytest.raises(cs.BadInput, match="num_workers=0"):
-        list(cs.make_loader(data, batch_size=3, num_workers=1))
+        list(DataLoader(data, batch_sampler=cs.BucketBatchSampler(data, 3, rank=0, num_replicas=1), collate_fn=data.collate, num_workers=1))
     for action in (lambda: data.select([0]), lambda: data.batch_slice([0])):
         with pytest.raises(cs.BadInput, match=r"call its `finish\(\)`"):
             action()
