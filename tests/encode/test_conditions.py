@@ -12,7 +12,6 @@ from PIL import Image
 
 import cachestore as cs
 from cachestore.cli.lines import training_lines
-from cachestore.report.previews import picture_column
 from tests.encode import tiny_conditions
 from tests.encode.footage import moving, write
 
@@ -236,9 +235,6 @@ def test_what_guides_wan_vace_is_what_its_pipeline_makes_of_the_same_videos_and_
 
     report, data = encoded(guided, tiny("wan-vace"), tmp_path / "store")
     assert (report.not_made_here, len(data)) == ((), 4)
-    shown = picture_column(data._selection.catalog)  # a report shows what is trained on
-    assert shown is not None
-    assert shown.encoder == "latents"
     with torch.inference_mode():
         for number in range(4):
             expected = vace_latents(tiny("wan-vace").pipeline, number)
