@@ -93,7 +93,8 @@ def _tensors(reader: Reader, catalog: Catalog, size: int, *, is_one_size: bool) 
             if "outputs" in recipe.read:
                 found |= _texts(parse_text(recipe), stored, size)
             elif column.encoder == MASK:
-                found[MASK] = ("float32", (size, 1, None, None))
+                latents = found.get("latents", ("", None))[1]
+                found[MASK] = ("float32", (size, 1, *((None, None) if latents is None else latents[2:])))
             else:
                 found |= _latents(parse_latents(recipe), stored, column, size, is_one_size=is_one_size)
     return found

@@ -23,7 +23,7 @@ REFERENCE = "reference"
 """The role of further pictures that the model sees, such as a person or an object."""
 
 MASK = "mask"
-"""The role of masks: greyscale pictures with the frame of the trained picture, white where it counts."""
+"""The role of masks: greyscale pictures or videos with the frame of what is trained on, white where it counts."""
 
 FIRST_FRAME, LAST_FRAME = "first_frame", "last_frame"
 """The roles of the pictures with which a video begins and ends. By default they are the video's own frames."""
@@ -82,6 +82,11 @@ def images_of(images: Mapping[str, Any], role: str) -> Sequence[Any]:
     """Return a sample's images of a role; of a role that `is_own` the sample's video, if it brings none."""
     found: Sequence[Any] = images.get(role, ())
     return images.get(VIDEO, ()) if not found and role_of(role).is_own else found
+
+
+def has_mask(images: Mapping[str, Any], role: str) -> bool:
+    """Return whether a sample has a mask in the column of masks with this role: `VIDEO` for masks of videos, else `MASK`."""
+    return bool(images.get(MASK)) and bool(images.get(VIDEO)) == (role == VIDEO)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,9 @@ Picture = Image.Image | Pixels
 MASK_TRANSFORM = "pillow-box-cover/1"
 """The name of all steps from a mask's bytes to pixels. Raise the number when a rule above changes."""
 
+VIDEO_MASK_TRANSFORM = "pyav-swscale-601-pillow-box/1"
+"""The same from a mask's video to pixels."""
+
 AREA_TRANSFORM = "pillow-lanczos-area/1"
 """The same for pictures that keep their aspect ratio (`fit_area`)."""
 

@@ -1,16 +1,16 @@
-"""The encoder of masks. It crops a mask as its picture and shrinks it to the size of the latents, without a model or torch."""
+"""The encoder of masks. It cuts a mask as its picture or clip and shrinks it to the size of the latents, without a model or torch."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from cachestore.core.inputs import LIKE, digests_of
-from cachestore.core.keys import Json, Key, Recipe, digest_bytes, input_key
-from cachestore.core.samples import MASK
+from cachestore.core.keys import Json, Key, Recipe, input_key
+from cachestore.core.samples import MASK, VIDEO
 from cachestore.encode import images
 from cachestore.encode.buckets import Size
-from cachestore.encode.shots import THRESHOLD, covered, variant_with_mask
+from cachestore.encode.shots import THRESHOLD, Footage, Pixels, Still, covered, look_at_mask
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 
 VERSION = 1
@@ -33,45 +33,52 @@ def mask_recipe(factor: int, *, is_input: bool = False) -> Recipe:
 
 
 class MaskEncoder:
-    """Implements `unit.Encoder` for masks. A request is as for pictures, with the picture that the mask belongs to in `"like"`.
+    """Implements `unit.Encoder` for masks.
 
-    Makes the tensor `mask`, uint8 [1, height, width] in latent pixels. 255 means that this part of the picture is trained on. With
-    `is_input` it is an input of the denoiser: 255 where the picture is painted anew, else 0, as the pipelines for inpainting make it.
+    A request is as for pictures, with the picture that the mask belongs to in `"like"`; or as for videos, with the mask in `"images"`.
+    Makes the tensor `mask`, uint8 [1, height, width] in latent pixels, of a clip [1, frames, height, width] in latent frames. 255 means
+    that this part is trained on. With `is_input` it is an input of the denoiser: 255 where the picture is painted anew, else 0, as the
+    pipelines for inpainting make it.
     """
 
-    def __init__(self, factor: int, *, is_input: bool = False) -> None:
+    def __init__(self, factor: int, temporal_factor: int = 1, *, is_input: bool = False) -> None:
         self.recipe = mask_recipe(factor, is_input=is_input)
         self._factor = factor
+        self._temporal_factor = temporal_factor
         self._is_input = is_input
         self._fingerprint = self.recipe.fingerprint
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
-        """Find the crop of the picture. Raises EncodeFailed if a file is no picture, or if mask and picture differ in aspect ratio."""
-        data, picture = read(str(request["image"])), read(str(request[LIKE]))
-        inputs = digests_of(request, [digest_bytes(data), digest_bytes(picture)])
-        variant = variant_with_mask(request, picture, data)
-        # of the picture only the crop box matters, so pictures of one size can share an entry of a mask
-        transform = {**variant.transform(), "crop": list(variant.box.crop), "resized": list(variant.box.resized)}
-        transform |= {} if variant.within is None else {"size": list(variant.size)}
+        """Find the crop of the picture or clip. Raises EncodeFailed if a file is neither, or if mask and picture differ in aspect ratio."""
+        found = look_at_mask(request, read)
+        transform = {**found.transform, **({"temporal_factor": self._temporal_factor} if VIDEO in request else {})}
+        bucket: list[int] = found.transform["bucket"]
         return Resolved(
-            key=input_key(self._fingerprint, {MASK: inputs[MASK]}, transform),
-            item=(data, variant),
-            inputs=inputs,
-            meta={"input_digest": inputs[MASK], "encoder": MASK, "bucket": list(variant.bucket)},
-            facts=variant.facts(),
+            key=input_key(self._fingerprint, found.keyed, transform),
+            item=(found.shot, tuple(bucket)),
+            inputs=found.inputs,
+            meta={"input_digest": found.inputs[MASK], "encoder": MASK, "bucket": bucket},
+            facts=found.facts,
         )
 
     def prepare(self, resolved: Resolved) -> Prepared:
-        """Crop and shrink a mask: uint8 [1, height, width]."""
-        data, variant = resolved.item
-        size = self._latents_size(variant.bucket)
-        if self._is_input:
-            made = covered(data, variant)[:: self._factor, :: self._factor].astype(np.uint8) * 255
+        """Cut and shrink a mask."""
+        shot: Still | Footage = resolved.item[0]
+        bucket: tuple[int, ...] = resolved.item[1]
+        frames = bucket[2:]
+        if self._is_input and isinstance(shot, Still):
+            made = covered(shot)[None, :: self._factor, :: self._factor].astype(np.uint8) * 255
         else:
-            within = None if variant.within is None else (variant.within, variant.size)
-            made = images.fit_mask(images.decode(data), size, variant.box, within)
-            made = made[:, ::-1] if variant.is_flipped else made
-        return Prepared(np.ascontiguousarray(made)[None], variant.bucket, cost=size.width * size.height)
+            made = shot.greys(self._latents_size(Size(*bucket[:2])))
+        if frames:
+            made = self._in_latent_frames(np.broadcast_to(made, (*frames, *made.shape[1:])))[None]
+        return Prepared(np.ascontiguousarray(made), bucket, cost=prod(made.shape))
+
+    def _in_latent_frames(self, greys: Pixels) -> Pixels:
+        """Return the mean of the frames that each latent frame is made of: the first alone, then `temporal_factor` at a time."""
+        each = self._temporal_factor
+        sums = greys[1:].reshape(-1, each, *greys.shape[1:]).sum(axis=1, dtype=np.uint32)
+        return np.concatenate([greys[:1], ((sums + each // 2) // each).astype(np.uint8)])
 
     def _latents_size(self, bucket: Size) -> Size:
         return Size(bucket.width // self._factor, bucket.height // self._factor)
@@ -97,4 +104,4 @@ class MaskEncoder:
     def entry_bytes(self, bucket: Size, frames: int = 1) -> int:
         """Return the bytes of one entry's tensors at this bucket, for estimates."""
         size = self._latents_size(bucket)
-        return size.width * size.height * frames
+        return size.width * size.height * ((frames - 1) // self._temporal_factor + 1)

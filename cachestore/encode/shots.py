@@ -93,6 +93,12 @@ class Still:
         pixels = fit(picture, self.variant.bucket, self.variant.box, resample)
         return mirror(pixels) if self.variant.is_flipped else pixels
 
+    def greys(self, size: Size) -> Pixels:
+        """Decode a mask, crop it and shrink it to this size: uint8 [1, height, width], each pixel the mean of the area that it covers."""
+        within = None if self.variant.within is None else (self.variant.within, self.variant.size)
+        made = images.fit_mask(images.decode(self.data), size, self.variant.box, within)
+        return np.ascontiguousarray(made[:, ::-1] if self.variant.is_flipped else made)[None]
+
 
 @dataclass(frozen=True, slots=True)
 class Footage:
@@ -109,6 +115,11 @@ class Footage:
         """As `Shot.bucket`."""
         return self.clip.shape
 
+    @property
+    def variant(self) -> Variant:
+        """The part of each frame."""
+        return self.clip.variant
+
     def pixels(self, resample: Resample) -> Pixels:
         """As `Shot.pixels`."""
         return self.frames(self.times, resample)
@@ -117,10 +128,19 @@ class Footage:
         """Decode the frames that are shown at these times."""
         from cachestore.encode import videos
 
-        variant = self.clip.variant
+        variant = self.variant
         with self.read.open(self.reference) as file:
             pixels = videos.take(file, times, variant.bucket, variant.box, resample)
         return mirror(pixels) if variant.is_flipped else pixels
+
+    def greys(self, size: Size) -> Pixels:
+        """As `Still.greys`, of each frame: uint8 [frames, height, width]."""
+        from cachestore.encode import videos
+
+        variant = self.variant
+        with self.read.open(self.reference) as file:
+            made = videos.take_masks(file, self.times, size, variant.box)
+        return np.ascontiguousarray(made[..., ::-1]) if variant.is_flipped else made
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +182,7 @@ class Masked:
     """A picture without the part that its mask covers."""
 
     picture: Still
-    mask: bytes
+    mask: Still
 
     @property
     def bucket(self) -> Size:
@@ -171,7 +191,7 @@ class Masked:
 
     def pixels(self, resample: Resample) -> Pixels:
         """As `Shot.pixels`, with the fourth channel."""
-        return _with_mask(self.picture.pixels(resample), covered(self.mask, self.picture.variant))
+        return _with_mask(self.picture.pixels(resample), covered(self.mask))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +280,7 @@ class Guided:
         if self.mask is None:
             return np.ones(self._sides, np.bool_)
         if isinstance(self.mask, Still):
-            return np.broadcast_to(covered(self.mask.data, self.mask.variant), self._sides)
+            return np.broadcast_to(covered(self.mask), self._sides)
         return self.mask.pixels(resample)[..., 0] >= THRESHOLD
 
 
@@ -272,11 +292,9 @@ def _marked(pixels: Pixels, mark: int) -> Pixels:
     return np.concatenate([pixels, np.full_like(pixels[..., :1], mark)], axis=-1)
 
 
-def covered(mask: bytes, variant: Variant) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """Return where a mask is white, cropped as its picture and at the size of the bucket: [height, width]."""
-    within = None if variant.within is None else (variant.within, variant.size)
-    white = images.fit_mask(images.decode(mask), variant.bucket, variant.box, within) >= THRESHOLD
-    return np.ascontiguousarray(white[:, ::-1]) if variant.is_flipped else white
+def covered(mask: Still) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """Return where a mask is white, at the size of the bucket: [height, width]."""
+    return mask.greys(mask.bucket)[0] >= THRESHOLD
 
 
 def look_at_input(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
@@ -311,17 +329,39 @@ def _look_at_video(request: Mapping[str, Json], read: Read, resample: Resample) 
 def look_at_masked(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
     """Look at a mask and its picture, of which the part that the mask leaves is encoded."""
     del resample
-    data, picture = read(str(request["image"])), read(str(request[LIKE]))
-    inputs = digests_of(request, [digest_bytes(data), digest_bytes(picture)])
-    variant = variant_with_mask(request, picture, data)
-    return Examined(Masked(Still(picture, variant), data), inputs, inputs, variant.transform(), variant.facts())
+    picture, mask, inputs = _picture_and_mask(request, read)
+    return Examined(Masked(picture, mask), inputs, inputs, picture.variant.transform(), picture.variant.facts())
 
 
-def variant_with_mask(request: Mapping[str, Json], picture: bytes, mask: bytes) -> Variant:
-    """Return the variant of a picture that has a mask. Raises EncodeFailed if the two differ in aspect ratio."""
-    size = images.measure(picture)
+def look_at_mask(request: Mapping[str, Json], read: Read) -> Examined:
+    """Look at the mask of a picture or of a clip, of which only bucket, crop and times matter: equal ones can share an entry."""
+    if VIDEO not in request:
+        _picture, mask, inputs = _picture_and_mask(request, read)
+        variant = mask.variant
+        transform = _exactly(variant) | ({} if variant.within is None else {"size": list(variant.size)})
+        return Examined(mask, inputs, {MASK: inputs[MASK]}, transform, variant.facts())
+    video = _look_at_video(request, read, FIRST)
+    shots, digests = _all_beside((MASK,), request, video, read)
+    inputs = digests_of(request, [digests[reference] for reference in references_of(request)])
+    mask, clip = shots[MASK], video.shot.clip
+    transform = _exactly(mask.variant) | {"bucket": list(clip.shape)}
+    if isinstance(mask, Footage):
+        transform |= {"pixels": images.VIDEO_MASK_TRANSFORM, "start": clip.start, "fps": clip.transform()["fps"]}
+    return Examined(mask, inputs, {MASK: inputs[MASK]}, transform, video.facts)
+
+
+def _exactly(variant: Variant) -> dict[str, Json]:
+    """Return a variant's part of the key of a mask, whose own size says nothing of the crop."""
+    return {**variant.transform(), "crop": list(variant.box.crop), "resized": list(variant.box.resized)}
+
+
+def _picture_and_mask(request: Mapping[str, Json], read: Read) -> tuple[Still, Still, Mapping[str, str]]:
+    """Return a picture, its mask, and their digests by role. Raises EncodeFailed if the two differ in aspect ratio."""
+    mask, picture = read(str(request["image"])), read(str(request[LIKE]))
+    size, digest = images.measure(picture), digest_bytes(picture)
     _check_alike(images.measure(mask), size, "picture")
-    return variant_of(request, size, digest_bytes(picture))
+    variant = variant_of(request, size, digest)
+    return Still(picture, variant), Still(mask, variant), digests_of(request, [digest_bytes(mask), digest])
 
 
 def _check_alike(own: Size, size: Size, what: str) -> None:
@@ -370,14 +410,8 @@ def look_at_guided(request: Mapping[str, Json], read: Read, resample: Resample) 
     Reference pictures are cut by nothing.
     """
     video = _look_at_video(request, read, resample)
-    footage: Footage = video.shot
-    digests, shots = {footage.reference: video.inputs[VIDEO]}, dict[str, Footage | Still]()
+    shots, digests = _all_beside((CONTROL, MASK), request, video, read)
     shown: Mapping[str, Sequence[str]] = request.get(IMAGES, {})
-    for role in (CONTROL, MASK):
-        if len(shown.get(role, ())) > 1:
-            raise EncodeFailed(f"a video has one {role}, but this sample has {len(shown[role])}: leave the others out")
-        for reference in shown.get(role, ()):
-            shots[role], digests[reference] = _beside(role, reference, footage, read)
     references: list[bytes] = []
     for reference in shown.get(REFERENCE, ()):
         data, digests[reference] = _content(reference, read)
@@ -385,10 +419,24 @@ def look_at_guided(request: Mapping[str, Json], read: Read, resample: Resample) 
             raise EncodeFailed(f"the {REFERENCE} is a video, but this model takes pictures: give a frame of it")
         references.append(data)
     inputs = digests_of(request, [digests[reference] for reference in references_of(request)])
-    variants = {role: shot.variant if isinstance(shot, Still) else shot.clip.variant for role, shot in shots.items()}
-    transform = {**video.transform, "beside": {role: variant.transform()["crop"] for role, variant in variants.items()}}
-    shot = Guided(footage, shots.get(CONTROL), shots.get(MASK), references)
+    transform = {**video.transform, "beside": {role: shot.variant.transform()["crop"] for role, shot in shots.items()}}
+    shot = Guided(video.shot, shots.get(CONTROL), shots.get(MASK), references)
     return Examined(shot, inputs, inputs, transform, video.facts)
+
+
+def _all_beside(
+    roles: Sequence[str], request: Mapping[str, Json], video: Examined, read: Read
+) -> tuple[dict[str, Footage | Still], dict[str, str]]:
+    """Return what a sample brings of these roles beside its clip, and by reference the digests of these files and of the video."""
+    footage: Footage = video.shot
+    shots, digests = dict[str, Footage | Still](), {footage.reference: video.inputs[VIDEO]}
+    shown: Mapping[str, Sequence[str]] = request.get(IMAGES, {})
+    for role in roles:
+        if len(shown.get(role, ())) > 1:
+            raise EncodeFailed(f"a video has one {role}, but this sample has {len(shown[role])}: leave the others out")
+        for reference in shown.get(role, ()):
+            shots[role], digests[reference] = _beside(role, reference, footage, read)
+    return shots, digests
 
 
 def _beside(role: str, reference: str, footage: Footage, read: Read) -> tuple[Footage | Still, str]:

@@ -117,9 +117,22 @@ def take(file: BinaryIO, times: Sequence[int], bucket: Size, box: CropBox, resam
     `times` must rise; a time may occur several times. All frames from the last key frame before the first time on are decoded. Raises
     EncodeFailed if a needed frame cannot be decoded, or if the size of frames changes.
     """
-    uses = Counter(times)
-    made = np.empty((len(times), bucket.height, bucket.width, 3), np.uint8)
-    at, size = 0, None
+    made, at = np.empty((len(times), bucket.height, bucket.width, 3), np.uint8), 0
+    for picture, uses in _shown_at(file, times):
+        made[at : at + uses] = fit(picture, bucket, box, resample)
+        at += uses
+    return made
+
+
+def take_masks(file: BinaryIO, times: Sequence[int], size: Size, box: CropBox) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    """Return frames as `take`, but shrunk like a mask (`fit_mask`): uint8 [F, height, width]."""
+    shown = ((images.fit_mask(images.as_image(picture), size, box), uses) for picture, uses in _shown_at(file, times))
+    return np.stack([mask for mask, uses in shown for _use in range(uses)])
+
+
+def _shown_at(file: BinaryIO, times: Sequence[int]) -> Iterator[tuple[Picture, int]]:
+    """Yield the frames that are shown at these times, each once, and at how many of the times."""
+    uses, size = Counter(times), None
     for frame in _frames_at(file, list(uses)):
         picture = _upright(frame)
         if size not in (None, size_of(picture)):
@@ -128,10 +141,7 @@ def take(file: BinaryIO, times: Sequence[int], bucket: Size, box: CropBox, resam
                 f"the frame size changes from {tuple(size)} to {now} at {float(frame.time or 0):.2f} s: convert the video to one size"
             )
         size = size_of(picture)
-        uses_here = uses[_checked_time(frame.pts)]
-        made[at : at + uses_here] = fit(picture, bucket, box, resample)
-        at += uses_here
-    return made
+        yield picture, uses[_checked_time(frame.pts)]
 
 
 def _frames_at(file: BinaryIO, times: Sequence[int]) -> Iterator[VideoFrame]:

@@ -59,7 +59,7 @@ class ExportLayout:
     @cached_property
     def masks(self) -> tuple[KeyColumn, ...]:
         """The columns of masks that are exported."""
-        return () if "masks" in self.leave_out else tuple(one for one in self.catalog.columns if one.role == MASK)
+        return () if "masks" in self.leave_out else tuple(one for one in self.catalog.columns if one.encoder == MASK)
 
     @cached_property
     def columns(self) -> tuple[KeyColumn, ...]:

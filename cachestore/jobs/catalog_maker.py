@@ -6,8 +6,8 @@ import numpy as np
 
 from cachestore.core.inputs import CAPTIONS, NO_STAT, Stat, cells_each, companions, is_of_files, references_of, request_for
 from cachestore.core.keys import Json
-from cachestore.core.samples import CAPTION, IMAGE
-from cachestore.jobs.columns import cells_of, images_in, inputs, key_column, numbers
+from cachestore.core.samples import CAPTION, IMAGE, MASK
+from cachestore.jobs.columns import cells_of, images_in, inputs, key_column, mask_rows, numbers
 from cachestore.jobs.presence import Presence
 from cachestore.jobs.task import Job
 from cachestore.storage.catalog import Catalog, KeyColumn
@@ -67,8 +67,10 @@ def _column(plan: Plan, number: int, outcomes: Outcomes, failed: Mapping[int, st
 def _reused_column(presence: Presence, previous: Catalog, column: KeyColumn) -> KeyColumn:
     """A column of the previous catalog; a cell stays only if the sample's input is still the same."""
     inputs_at, values = inputs(presence.plan, column.role)
-    each = cells_each(column.options)
-    at = inputs_at if each == 1 else (numbers(inputs_at) * each).tolist()
+    each, at = cells_each(column.options), inputs_at
+    if each > 1 or column.encoder == MASK:
+        counts = np.diff(numbers(inputs_at)) * each
+        at = [0, *np.cumsum(counts * mask_rows(presence.plan, column.role) if column.encoder == MASK else counts).tolist()]
     indices = presence.earlier_cells(previous, column, at)
     cells = cells_of(column).take(indices)
     if is_of_files(column.role, column.options):
@@ -77,7 +79,8 @@ def _reused_column(presence: Presence, previous: Catalog, column: KeyColumn) -> 
             row = int(np.searchsorted(numbers(at), cell, side="right")) - 1
             others = (role for role in companions(column.role, column.options) if role in presence.plan.images)
             images = {role: images_in(presence.plan, row, role) for role in others}
-            request = request_for(column.role, column.options, values[cell // each], images, cell % each)
+            number, variant = divmod(cell - at[row], each)
+            request = request_for(column.role, column.options, values[inputs_at[row] + number], images, variant)
             stat = (int(cells.stats[cell, 0]), int(cells.stats[cell, 1]))
             if not _is_same_input(presence, request, stat, cells.inputs[cell].tobytes()):
                 indices[cell] = -1

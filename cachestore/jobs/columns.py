@@ -8,7 +8,7 @@ import numpy as np
 
 from cachestore.core.inputs import CROP, FRAMED, OWN_CAPTION, SIZE, framing_of, own_captions
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json
-from cachestore.core.samples import CAPTION, VIDEO, role_of
+from cachestore.core.samples import CAPTION, MASK, VIDEO, role_of
 from cachestore.files.table import Digests, offsets_of, run_of
 from cachestore.storage.catalog import FACTS, Catalog, KeyColumn
 from cachestore.work.outcomes import Bytes, Cells, Mask, Numbers
@@ -40,6 +40,13 @@ def inputs(rows: Plan | Catalog, role: str) -> tuple[Sequence[int], Sequence[str
         return found if own is None else own
     each = [_references(found, row) or _references(own, row) for row in range(len(rows.ids))]
     return list(offsets_of(map(len, each))), [reference for some in each for reference in some]
+
+
+def mask_rows(rows: Plan | Catalog, role: str) -> Mask:
+    """Return which rows have cells in the column of masks with this role, as a mask; as `has_mask`."""
+    has = {name: np.diff(numbers(rows.images[name][0])) > 0 for name in (MASK, VIDEO) if name in rows.images}
+    none = np.zeros(len(rows.ids), np.bool_)
+    return has.get(MASK, none) & (has.get(VIDEO, none) == (role == VIDEO))
 
 
 def images_in(rows: Plan | Catalog, row: int, role: str) -> list[str]:

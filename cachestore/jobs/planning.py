@@ -173,7 +173,7 @@ def _intent_of(
     """Return the digest of what is asked for, and what others of the launch see of it."""
     # Masks and further images follow from the rest, and only a whole pass over the source shows whether there are any.
     asked_for = [encoder for encoder in encoders if encoder.recipe.encoder != MASK]
-    named = [column.column for column in columns if column.column.role in NAMED_ROLES]
+    named = [column.column for column in columns if column.column.role in NAMED_ROLES and column.column.encoder != MASK]
     described = [[one.encoder, one.role, dict(one.options)] for one in named]
     arguments = digest_parts("cachestore-arguments", request.name, policy, canonical(described)).hex()
     prompts = [canonical([list(pair) for pair in request.prompts])] if request.prompts else []
@@ -362,7 +362,8 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
     is_input = any(encoder.recipe.make.get("makes") == "masked" for encoder in found)
     # a mask that is part of a condition is not made a second time
     is_part = any(encoder.recipe.read.get("mask_channels") for encoder in found)
-    masks = () if latents is None or is_part else (MaskEncoder(latents.recipe.read["spatial_factor"], is_input=is_input),)
+    factors = () if latents is None else (latents.recipe.read["spatial_factor"], latents.recipe.read["temporal_factor"])
+    masks = (MaskEncoder(*factors, is_input=is_input),) if factors and not is_part else ()
     return _resampled((*found, *masks), request.resample or FIRST)
 
 

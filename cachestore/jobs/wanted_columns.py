@@ -18,7 +18,7 @@ from cachestore.core.inputs import (
     request_for,
 )
 from cachestore.core.keys import Json
-from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, SHOWN, VIDEO, Sample, images_of, role_of
+from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, SHOWN, VIDEO, Sample, has_mask, images_of, role_of
 from cachestore.core.words import did_you_mean, listed
 from cachestore.encode.bucket_rules import STEP
 from cachestore.encode.unit import Encoder
@@ -49,8 +49,8 @@ def _columns_of(number: int, encoder: Encoder, request: PrecomputeRequest, taken
         wanted = [(CAPTION, {} if shown is None else {IMAGES: shown, **_rate(request, shown)})]
     else:
         wanted = [(role, _options(request, role, size)) for role in _roles(encoder, request, taken) for size in request.resolutions]
-        wanted = [(role, {**options, **_also_read(encoder)}) for role, options in wanted]
-    requests = partial(requests_of, taken=taken, captioned=getattr(encoder, "captioned", ()))
+        wanted = [(role, {**options, **_also_read(encoder, role)}) for role, options in wanted]
+    requests = partial(requests_of_masks if name == MASK else requests_of, taken=taken, captioned=getattr(encoder, "captioned", ()))
     return [
         ColumnRequest(PlanColumn(number, name, role, options), partial(requests, role, options), needs_cells=role not in FIRST_COLUMNS)
         for role, options in wanted
@@ -60,13 +60,14 @@ def _columns_of(number: int, encoder: Encoder, request: PrecomputeRequest, taken
 def _roles(encoder: Encoder, request: PrecomputeRequest, taken: Collection[str]) -> tuple[str, ...]:
     """The roles of an encoder's columns: of the latents themselves, of masks, or the one that a condition is made from."""
     name, roles = encoder.recipe.encoder, encoder.recipe.make.get("roles")
-    found = (MASK,) if roles is None and name != LATENTS else (IMAGE, *SHOWN, *request.roles, VIDEO) if roles is None else (roles[0],)
+    own = (IMAGE, *SHOWN, *request.roles, VIDEO) if name == LATENTS else (MASK, VIDEO)
+    found = own if roles is None else (roles[0],)
     found = found if roles is not None else tuple(role for role in found if role not in taken)
     return tuple(role for role in found if request.frames or VIDEO not in (role, role_of(role).follows))
 
 
-def _also_read(encoder: Encoder) -> dict[str, Json]:
-    others = _others(encoder)
+def _also_read(encoder: Encoder, role: str) -> dict[str, Json]:
+    others = (MASK,) if (encoder.recipe.encoder, role) == (MASK, VIDEO) else _others(encoder)
     return {IMAGES: list(others)} if others else {}
 
 
@@ -134,6 +135,13 @@ def requests_of(
     return [request_for(role, own, value, sample.images, number) for value in values for number in range(cells_each(options))]
 
 
+def requests_of_masks(
+    role: str, options: Mapping[str, Json], sample: Sample, *, taken: Collection[str] = (), captioned: Sequence[str] = ()
+) -> list[Request]:
+    """As `requests_of`, for a column of masks: of pictures (role `mask`), or of videos (role `video`)."""
+    return requests_of(role, options, sample, taken=taken, captioned=captioned) if has_mask(sample.images, role) else []
+
+
 def _check_own_captions(sample: Sample, captioned: Sequence[str]) -> None:
     for column, text in sample.extras.items():
         if not column.startswith(OWN_CAPTION):
@@ -155,7 +163,7 @@ def _check_companions(role: str, sample: Sample) -> None:
     """Raise BadInput for an image that shows the same frame as a picture or video which the sample lacks."""
     row = role_of(role)
     if row.is_cut_alike and not sample.images.get(row.follows or ""):
-        what = "picture" if row.follows == IMAGE else row.follows
+        what = "picture or video" if role == MASK else row.follows
         raise BadInput(f"sample {sample.id!r} has a {role}, but no {what} that it belongs to")
     if row.is_own and len(sample.images.get(role, ())) > 1:
         raise BadInput(
@@ -170,7 +178,7 @@ def _check_video(options: Mapping[str, Json], sample: Sample, taken: Collection[
             " them can be trained on: leave one out, or give each a row; a picture that the model is shown goes into the column"
             " `control`"
         )
-    shown = [role for role in sample.images if role not in taken and role_of(role).follows == IMAGE]
+    shown = [role for role in sample.images if role not in taken and role_of(role).follows == IMAGE and role != MASK]
     if shown and (options.get("crop") == RANDOM or "clips" in options):
         raise BadInput(
             f"sample {sample.id!r} has a video with control images, which --crop random and --clips cannot cut in the same way as"

@@ -53,6 +53,8 @@ class MaskPart:
     name: str
     patch: int
     """As for `read_mask`."""
+    has_frames: bool
+    """As for `mask_shape`."""
     cells: Sequence[Key | None]
     """One for each sample. A sample without a mask gets ones."""
     shape: tuple[int, ...] | None
@@ -275,13 +277,13 @@ def _lay_out_masks(draft: _Draft, part: MaskPart) -> None:
         return
     column = draft.find(keys, part.name)
     shape = (len(keys), *column.specs[0].shape)
-    made = mask_shape(shape, part.patch)
-    if not column.has_one_shape() or part.shape not in {None, made[1:]}:
+    made = mask_shape(shape[1:], part.patch, has_frames=part.has_frames)
+    if not column.has_one_shape() or part.shape not in {None, made}:
         raise _Irregular
-    out = draft.take(part.name, (count, *made[1:]), torch.float32)
+    out = draft.take(part.name, (count, *made), torch.float32)
     stored, rows = draft.memory.take_rows(f"{part.name} as stored", shape, torch_dtype(column.specs[0].dtype), pin=False)
     draft.read(column, rows)
-    those = out if part.shape is None else draft.memory.take(f"{part.name} of some", made, torch.float32, pin=False)[0]
+    those = out if part.shape is None else draft.memory.take(f"{part.name} of some", (len(keys), *made), torch.float32, pin=False)[0]
     draft.finish.append(lambda _made: _put_masks(stored, part, those, out))
 
 

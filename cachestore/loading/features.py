@@ -37,8 +37,8 @@ def features_of(selection: Selection) -> dict[str, Feature]:
     found: dict[str, Feature] = {}
     if latents is not None:
         found[LATENTS] = _latents(recipes[latents.column.fingerprint], latents, cast)
-    if selection.masks is not None:
-        found[MASK] = Feature(cast or torch.float32, (None, 1, None, None))
+    if (masks := selection.masks) is not None:
+        found[MASK] = Feature(cast or torch.float32, (None, 1, *[None] * (3 if masks.temporal_factor > 1 else 2)))
     found |= {one.name: _latents(recipes[one.column.fingerprint], one, cast) for one in (*selection.conditions, *selection.shown)}
     found |= {one.name: Feature(found[one.name].dtype, None) for one in selection.shown if one.name not in selection.stacked}
     for text in (*selection.embeds, *selection.texts):

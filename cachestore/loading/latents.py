@@ -139,28 +139,31 @@ def noise_seed(seed: int, epoch: int, sample_id: str) -> int:
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
-def mask_shape(shape: Sequence[int], patch: int) -> tuple[int, ...]:
-    """Return the shape of a mask `[..., H, W]` for latents in which patch x patch neighbours are folded into channels."""
+def mask_shape(shape: Sequence[int], patch: int, *, has_frames: bool = False) -> tuple[int, ...]:
+    """Return the shape of a stored mask `[1, H, W]` or `[1, F, H, W]` for latents in which patch x patch neighbours are folded.
+
+    `has_frames` says that the latents have an axis of frames; then a picture is one frame.
+    """
     *before, height, width = shape
-    return (*before, height // patch, width // patch)
+    return (*before, *([1] if has_frames and len(before) == 1 else ()), height // patch, width // patch)
 
 
-def read_mask(block: MaskBlock, stored: Mapping[str, torch.Tensor], patch: int) -> torch.Tensor:
-    """Return the mask of an entry, stored as uint8 [1, H, W]: float32 in 0..1, [1, H / patch, W / patch], the mean of each patch.
+def read_mask(block: MaskBlock, stored: Mapping[str, torch.Tensor], patch: int, *, has_frames: bool = False) -> torch.Tensor:
+    """Return the mask of an entry, stored as uint8: float32 in 0..1, the mean of each patch, in the shape of `mask_shape`.
 
     Raises FormatError if the entry has no mask.
     """
     mask = stored_tensor(stored, block.stored)
-    out = torch.empty(mask_shape(mask.shape, patch), dtype=torch.float32)
+    out = torch.empty(mask_shape(mask.shape, patch, has_frames=has_frames), dtype=torch.float32)
     read_masks_into(mask[None], patch, out[None])
     return out
 
 
 def read_masks_into(stored: torch.Tensor, patch: int, out: torch.Tensor) -> None:
-    """As `read_mask` for a batch `[B, 1, H, W]`, into `out`. Sums are exact, so a batch gives the same bits as single masks."""
+    """As `read_mask` for a batch `[B, 1, ..., H, W]`, into `out`. Sums are exact, so a batch gives the same bits as single masks."""
     if patch == 1:
-        out.copy_(stored).div_(255)
+        out.copy_(stored.view(out.shape)).div_(255)
         return
-    size, channels, height, width = stored.shape
-    split = stored.reshape(size, channels, height // patch, patch, width // patch, patch)
-    out.copy_(split.sum(dim=(3, 5))).div_(255 * patch * patch)
+    *before, height, width = stored.shape
+    split = stored.reshape(*before, height // patch, patch, width // patch, patch)
+    out.copy_(split.sum(dim=(-3, -1)).view(out.shape)).div_(255 * patch * patch)

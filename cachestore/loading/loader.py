@@ -42,11 +42,18 @@ class Loader(DataLoader[Any]):
                     "this loader yields the batches of all ranks: pass it to `accelerator.prepare`, and iterate over what that returns"
                 )
         sampler = self.batch_sampler
-        batches: Iterator[Batch] = super().__iter__()
+        batches: Iterator[Batch] = super().__iter__() if not self._encodes_here() else map(self._read_here, sampler)
         for number, batch in enumerate(batches, 1):
             sampler.count_delivered(number)
             yield batch
         sampler.count_delivered(None)
+
+    def _encodes_here(self) -> bool:
+        """Whether this process reads instead of its workers, as the data set is still to be encoded in it."""
+        return self.num_workers > 0 and bool(getattr(self._cached, "not_encoded", ""))
+
+    def _read_here(self, indices: list[int]) -> Batch:
+        return cast("Any", self.dataset).collate(cast("Any", self.dataset).__getitems__(indices))
 
     def __repr__(self) -> str:
         return f"Loader({self._cached!r}, num_workers={self.num_workers})"
@@ -98,7 +105,7 @@ def make_loader(
         tail: "drop" samples that do not fill a batch, and batches that are not enough for all ranks; or fill up by repeating
             them ("pad") or with the first ones ("wrap").
         dtype: cast floating point tensors to this one, as `CachedDataset(..., dtype=)`; by default as the data set has them.
-        num_workers: processes that read, as in DataLoader; 0 reads in this process.
+        num_workers: processes that read, as in DataLoader; 0 reads in this process. An epoch that encodes is read in this process.
         ahead: batches that this process prefetches; 0 reads each one when it is needed. Has no effect with workers.
         pin_memory: return pinned memory if there is an accelerator; useful if batches are copied with `non_blocking=True`.
 

@@ -120,7 +120,7 @@ class Rows:
         shapes = {self._empty_mask(masks, row) for row, key in zip(rows, cells, strict=True) if key is None}
         if shapes == {None} and not any(cells):
             return None
-        return MaskPart(MASK, masks.patch, cells, shapes.pop() if len(shapes) == 1 else None)
+        return MaskPart(MASK, masks.patch, masks.temporal_factor > 1, cells, shapes.pop() if len(shapes) == 1 else None)
 
     def _sample(
         self, row: int, sample_id: str, text: int | None, variant: int, stored: Sequence[Mapping[str, torch.Tensor] | None]
@@ -154,7 +154,7 @@ class Rows:
     def _mask(self, masks: MaskColumn, row: int, stored: Mapping[str, torch.Tensor] | None) -> torch.Tensor | None:
         """A sample's mask; ones if it has none; None if it has no picture either."""
         if stored is not None:
-            return read_mask(masks.block, stored, masks.patch)
+            return read_mask(masks.block, stored, masks.patch, has_frames=masks.temporal_factor > 1)
         shape = self._empty_mask(masks, row)
         return None if shape is None else torch.ones(shape, dtype=torch.float32)
 
@@ -165,7 +165,8 @@ class Rows:
         if bucket is None:
             return None
         width, height = (side // masks.block.factor for side in bucket[:2])
-        return mask_shape((1, height, width), masks.patch)
+        frames = [(count - 1) // masks.temporal_factor + 1 for count in bucket[2:]]
+        return mask_shape((1, *frames, height, width), masks.patch, has_frames=masks.temporal_factor > 1)
 
 
 def own_tensors(raw: Mapping[str, RawTensor], *, copy: bool) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -49,6 +50,8 @@ class MaskColumn:
     block: MaskBlock
     patch: int
     """Patch size of the latents that are returned beside them."""
+    temporal_factor: int
+    """How many frames make one latent frame, after the first; 1 if latents have no axis of frames."""
 
 
 def text_columns(catalog: Catalog) -> list[TextColumn]:
@@ -164,9 +167,11 @@ def variants_of(catalog: Catalog, trained: LatentsColumn | None, resolution: int
 
 
 def mask_column(catalog: Catalog, resolution: int | None, pictures: LatentsColumn | None) -> MaskColumn | None:
-    """The column of masks; None if there is none, or no pictures to go with them."""
-    column = _images_column(catalog, MASK, MASK, resolution)
-    if column is None or pictures is None:
+    """The column of masks, of pictures and videos as one; None if there is none, or nothing to go with them."""
+    found = (_images_column(catalog, MASK, role, resolution) for role in (MASK, VIDEO))
+    columns = [column for column in found if column is not None]
+    if not columns or pictures is None:
         return None
     patch = pictures.block.patchify if pictures.form in {"sample", "mean"} else 1
-    return MaskColumn(column, parse_mask(catalog.recipes[column.fingerprint]), patch)
+    column = reduce(joined, columns)
+    return MaskColumn(column, parse_mask(catalog.recipes[column.fingerprint]), patch, pictures.block.temporal_factor)

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cachestore.core.errors import BadInput, CacheStoreError, FormatError
+from cachestore.core.inputs import is_trained_on
 from cachestore.core.keys import Key
 from cachestore.core.raw_tensors import numbers
 from cachestore.core.read_block import parse_latents
-from cachestore.core.samples import IMAGE, VIDEO
+from cachestore.core.samples import IMAGE
 from cachestore.report.originals import Latents, Original, SampleLatents, find_originals
 from cachestore.source.combined import Moved
 from cachestore.storage.catalog import Catalog, KeyColumn, newest_catalog
@@ -68,7 +69,8 @@ def picture_column(catalog: Catalog, sample: str | None = None) -> KeyColumn | N
 
     If there are videos and no pictures, or the `sample` is a video, it is a column of videos, whose first frames are shown.
     """
-    known = [column for column in catalog.columns if column.role in (IMAGE, VIDEO) and stored_name(catalog, column) is not None]
+    trained = (column for column in catalog.columns if is_trained_on(column.role, column.options))
+    known = [column for column in trained if stored_name(catalog, column) is not None]
     row = list(catalog.ids).index(sample) if sample is not None and sample in catalog.ids else None
     is_empty = {id(column): not (len(column.keys) if row is None else column.count(row)) for column in known}
     return min(known, key=lambda column: (is_empty[id(column)], column.role != IMAGE), default=None)

@@ -1,10 +1,13 @@
 """Giving back what was loaded."""
 
 import weakref
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
+import cachestore as cs
 from cachestore.core.errors import BadInput
 from cachestore.encode import modules
 from cachestore.encode.models import Component
@@ -42,3 +45,25 @@ def test_a_gpu_that_is_not_there_is_refused_with_what_is(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(BadInput, match="finds 1 CUDA device "):
         modules.choose_device("cuda:1")
+
+
+def test_models_go_to_the_device_that_was_asked_for_and_batches_are_on_the_cpu(built, tmp_path, monkeypatch):
+    """`cpu:0` stands for a second GPU: torch takes it as another device than `cpu`, on which nobody else puts a model here."""
+    moved = set[str]()
+    real = torch.nn.Module.to
+
+    def to(module: Any, *places: Any, **more: Any):
+        moved.update({type(module).__name__} if torch.device("cpu:0") in places else ())
+        return real(module, *places, **more)
+
+    def chosen(asked):
+        assert asked == "cuda:1"
+        return torch.device("cpu:0")
+
+    monkeypatch.setattr(torch.nn.Module, "to", to)
+    monkeypatch.setattr(modules, "choose_device", chosen)
+    few = [cs.Sample(str(n), {"image": Image.new("RGB", (64, 64), (n, 90, 200))}, (f"photo {n}",)) for n in range(3)]
+    data = cs.ReadThrough.of(str(built("sdxl").folder), store=tmp_path / "store", resolution=64, device="cuda:1").open(few)
+    batches = list(cs.make_loader(data, batch_size=3))
+    assert moved >= {"CLIPTextModel", "CLIPTextModelWithProjection", "AutoencoderKL"}
+    assert {value.device for batch in batches for value in batch.values() if isinstance(value, torch.Tensor)} == {torch.device("cpu")}

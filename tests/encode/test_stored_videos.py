@@ -191,7 +191,6 @@ def test_without_pyav_it_is_reported_how_to_install_it_and_pictures_need_none(fo
         ({"video": "a.mp4"}, {"frames": (), "fps": None}, "has a video: pass --frames"),
         ({"video": "a.mp4", "image": "a.png"}, {}, "has a video and a picture, but only one of them can be trained on"),
         ({"video": ["a.mp4", "b.mp4"]}, {}, "has a video and another one"),
-        ({"video": "a.mp4", "mask": "m.png"}, {}, "has a mask, but no picture that it belongs to"),
         ({"video": "a.mp4", "control": "c.png"}, {"clips": 2}, "has a video with control images, which --crop random and --clips"),
         ({"video": "a.mp4", "control": "c.png"}, {"crop": "random"}, "has a video with control images, which --crop random and --clips"),
     ],

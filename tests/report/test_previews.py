@@ -1,5 +1,6 @@
 """Pictures from latents: fitted where the pictures are there with the same digest, grey where not, and never another sample's colours."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from cachestore.report.previews import (
     read_samples,
     reduce,
 )
+from cachestore.storage.catalog import newest_catalog
 from cachestore.store.reader import Reader
 from tests.loading import stores
 from tests.loading.stores import Row
@@ -39,6 +41,14 @@ def preview(path, sample="0.png", source=None):
 
 def difference(pixels, n):
     return np.abs(pixels.astype(int) - picture(n)[0].astype(int)).max()
+
+
+def test_the_condition_of_a_video_is_not_shown_for_the_video(tmp_path):
+    with Reader(stores.make_store(tmp_path, [Row("0.png")], stores.recipes())) as reader:
+        catalog = newest_catalog(reader.layout, "train")
+    [latents] = [replace(column, role="video") for column in catalog.columns if column.encoder == "latents"]
+    condition = replace(latents, encoder="conditioning_latents", options={"images": ["control"]})
+    assert column_of(replace(catalog, columns=(condition, latents))) is latents
 
 
 def test_a_map_that_is_linear_is_found_and_gives_the_picture_back(tmp_path):

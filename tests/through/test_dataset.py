@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import cachestore as cs
 from cachestore.files import publish
@@ -68,6 +69,14 @@ def test_the_first_epoch_encodes_each_unit_once_and_gives_what_the_finished_data
     assert data.report is not None
     assert (data.report.complete, data.report.encoded, data.report.encoded_here, data.generation) == (True, UNITS, UNITS, 1)
     assert cs.verify(root).ok
+
+
+def test_workers_read_from_the_second_epoch_on_what_this_process_encoded_in_the_first(root, pictures, full, makers):
+    data = opened(root, pictures)
+    first, second = epochs(data, 2, num_workers=2)
+    assert len(makers.encoded()) == UNITS
+    for ours, theirs in zip(first + second, (batch for epoch in epochs(full, 2) for batch in epoch), strict=True):
+        same(ours, theirs)
 
 
 def test_what_an_epoch_leaves_out_is_encoded_at_its_end_and_precompute_finds_everything(root, pictures, makers):
@@ -264,7 +273,7 @@ def test_it_cannot_leave_its_process_nor_be_mixed_or_divided_before_it_is_comple
     with pytest.raises(cs.BadInput, match="num_workers=0"):
         pickle.dumps(data)
     with pytest.raises(cs.BadInput, match="num_workers=0"):
-        list(cs.make_loader(data, batch_size=3, num_workers=1))
+        list(DataLoader(data, batch_sampler=cs.BucketBatchSampler(data, 3, rank=0, num_replicas=1), collate_fn=data.collate, num_workers=1))
     for action in (lambda: data.select([0]), lambda: data.batch_slice([0])):
         with pytest.raises(cs.BadInput, match=r"call its `finish\(\)`"):
             action()
