@@ -9,7 +9,7 @@ stand-ins that make values from pixels and captions. For each case:
 2. `export` writes them into a fresh folder; the trainer loads batches of 1 and 4 from there. It must not encode anything.
 3. `precompute --buckets TRAINER` encodes the pictures with a tiny model, `export` writes them, and the trainer loads them in the same way.
 
-`--keep FILE.tar.xz` keeps what the trainer wrote and loaded, for tests/interop/recorded/.
+`--live` trains four steps from a store instead. `--keep FILE.tar.xz` keeps what the trainer wrote and loaded, for tests/interop/recorded/.
 """
 
 import argparse

@@ -140,7 +140,9 @@ class _Live(SimpleTuner):
         sampler = MultiAspectSampler(
             images.id, metadata, images, model, vae_cache.accelerator, _BATCH, resolution=self.resolution, caption_strategy="textfile"
         )
-        random.seed(3), np.random.seed(3), torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
         loader = torch.utils.data.DataLoader(
             MultiAspectDataset(images.id, [metadata]), batch_size=1, sampler=sampler, collate_fn=collate_fn
         )
