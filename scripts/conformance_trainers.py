@@ -394,6 +394,7 @@ def main() -> int:
     parser.add_argument("--pictures", type=int, default=40, help="how many pictures")
     parser.add_argument("--resolution", type=int, help="in place of the trainer's usual one")
     parser.add_argument("--keep", type=Path, help="a .tar.xz to write: pictures, caches and what was loaded")
+    parser.add_argument("--live", action="store_true", help="of simpletuner: train from a store by the code of its page")
     parser.add_argument("--json", action="store_true", help="print JSON")
     asked = parser.parse_args()
     driver: Driver = importlib.import_module(DRIVERS[asked.trainer]).DRIVER
@@ -408,9 +409,7 @@ def main() -> int:
             if asked.case and case.name not in asked.case:
                 continue
             (Path(folder) / str(number)).mkdir()
-            for outcome in run_case(
-                driver, case, asked.trainer, Path(folder, str(number)), count=asked.pictures, keep=kept if asked.keep else None
-            ):
+            for outcome in _outcomes(driver, case, asked, Path(folder, str(number)), kept):
                 outcomes.append(outcome)
                 if not asked.json:
                     _print(outcome)
@@ -423,6 +422,14 @@ def main() -> int:
     else:
         print(f"commit {result['commit']}; replaced by empty modules: {', '.join(replaced) or 'none'}")
     return 0 if all(one.works for one in outcomes) else 1
+
+
+def _outcomes(driver: Driver, case: Case, asked: argparse.Namespace, folder: Path, kept: Path) -> Iterator[Outcome]:
+    if asked.live and asked.trainer != "simpletuner":
+        sys.exit("--live is for simpletuner")
+    if asked.live:
+        return importlib.import_module("trainer_simpletuner_live").run_live(case, folder, asked.pictures)
+    return run_case(driver, case, asked.trainer, folder, count=asked.pictures, keep=kept if asked.keep else None)
 
 
 def _pack(folder: Path, path: Path) -> None:

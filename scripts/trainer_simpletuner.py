@@ -7,6 +7,7 @@ outputs of text encoders and VAEs are stand-ins.
 # pyright: reportMissingImports=false
 
 import contextlib
+import queue
 import shutil
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -152,12 +153,13 @@ class SimpleTuner:
     @contextlib.contextmanager
     def _running(self, case: Case, data: Path, cache: Path) -> Generator[tuple[Any, Any, Any, Any]]:
         """Yield metadata backend, VAE cache, text cache and image backend, as SimpleTuner sets them up."""
-        from simpletuner.helpers.caching.text_embeds import TextEmbeddingCache
-        from simpletuner.helpers.caching.vae import VAECache
+        from simpletuner.helpers.data_backend import factory
         from simpletuner.helpers.data_backend.local import LocalDataBackend
+        from simpletuner.helpers.metadata.backends import base
         from simpletuner.helpers.metadata.backends.discovery import DiscoveryMetadataBackend
         from simpletuner.helpers.training.state_tracker import StateTracker
 
+        base.Queue = queue.Queue  # its scan ends when a queue looks empty, as one between processes does before its values arrive
         model, family = self._model(case), _MODELS[case.family][0]
         accelerator = SimpleNamespace(device=torch.device("cpu"), num_processes=1, process_index=0, is_main_process=True)
         accelerator.is_local_main_process, accelerator.wait_for_everyone = True, lambda: None
@@ -192,7 +194,7 @@ class SimpleTuner:
             **({"num_frames": _FRAMES, "minimum_num_frames": _FRAMES} if case.videos else {}),
         )
         StateTracker.data_backends[_ID]["metadata_backend"] = metadata
-        vae_cache = VAECache(
+        vae_cache = factory.VAECache(
             _ID,
             model,
             model.vae,
@@ -208,7 +210,7 @@ class SimpleTuner:
             vae_batch_size=1 if case.videos else 4,
         )
         text = LocalDataBackend(accelerator, "text")
-        text_cache = TextEmbeddingCache(
+        text_cache = factory.TextEmbeddingCache(
             "text", text, [], [], accelerator, cache_dir=str(cache / "text"), model_type=family, model=model, text_encoder_batch_size=4
         )
         try:
@@ -226,7 +228,7 @@ class SimpleTuner:
             vae_cache.discover_unprocessed_files()
             vae_cache.process_buckets()
             if "text" in case.kinds:
-                captions = [_record(case, path, one) for path in sorted(data.glob("*.png")) for one in _captions(images, path)]
+                captions = [record_of(case, path, one) for path in sorted(data.glob("*.png")) for one in captions_of(images, path)]
                 text_cache.compute_embeddings_for_prompts(captions, return_concat=False, load_from_cache=False)
                 text_cache.wait_for_pending_writes()
         shutil.rmtree(cache / "state")
@@ -251,7 +253,7 @@ class SimpleTuner:
     def _text(self, case: Case, text_cache: Any, images: Any, path: Path) -> dict[str, np.ndarray]:
         if "text" not in case.kinds:
             return {}
-        record = _record(case, path, _captions(images, path)[0])
+        record = record_of(case, path, captions_of(images, path)[0])
         loaded = text_cache.load_from_cache(text_cache.hash_prompt_with_path(record))
         if case.family == "qwen-image":  # a batch is padded
             loaded["prompt_embeds"] = loaded["prompt_embeds"][:, : int(loaded["attention_masks"].sum())]
@@ -270,12 +272,12 @@ def _pattern(case: Case) -> str:
     return "*.mp4" if case.videos else "*.png"
 
 
-def _record(case: Case, path: Path, caption: str) -> Any:
+def record_of(case: Case, path: Path, caption: str) -> Any:
     """Return what SimpleTuner asks the text cache for."""
     return {"prompt": caption, "key": f"{_ID}:{path.name}" if case.is_import_only else caption, "metadata": {}}
 
 
-def _captions(images: Any, path: Path) -> list[str]:
+def captions_of(images: Any, path: Path) -> list[str]:
     """Return the captions that SimpleTuner makes of a picture's caption file."""
     from simpletuner.helpers.prompts import PromptHandler
 
