@@ -22,7 +22,7 @@ def _leaves_out_torch(config):
 def pytest_configure(config):
     """Where tests of torch are left out, importing it fails: a test that does so without the mark would cost all others seconds."""
     if _leaves_out_torch(config):
-        sys.modules["torch"] = None
+        sys.modules["torch"] = None  # pyright: ignore[reportArgumentType] - Python takes it: an import then fails
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -46,6 +46,7 @@ def difference(pixels, n):
 def test_the_condition_of_a_video_is_not_shown_for_the_video(tmp_path):
     with Reader(stores.make_store(tmp_path, [Row("0.png")], stores.recipes())) as reader:
         catalog = newest_catalog(reader.layout, "train")
+    assert catalog is not None
     [latents] = [replace(column, role="video") for column in catalog.columns if column.encoder == "latents"]
     condition = replace(latents, encoder="conditioning_latents", options={"images": ["control"]})
     assert column_of(replace(catalog, columns=(condition, latents))) is latents
