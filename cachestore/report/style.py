@@ -33,9 +33,9 @@ code { font: .85em ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono",
 .tiles dd.small { font-size: .85rem; font-weight: 400; letter-spacing: 0; line-height: 1.5; }
 nav ul, .legend { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; padding: 0; margin: 1rem 0 0; font-size: .9rem; }
 section { margin-top: 3.2rem; }
-.scroll { overflow-x: auto; margin-top: 1.3rem; }
+.scroll { overflow-x: auto; margin-top: 1.3rem; container-type: inline-size; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; }
-caption { text-align: left; font-weight: 600; padding-bottom: .3rem; max-width: calc(100vw - 2rem); }
+caption { text-align: left; font-weight: 600; padding-bottom: .3rem; max-width: 100cqw; }
 th, td { text-align: left; vertical-align: baseline; font-weight: 400; padding: .32rem 0 .32rem 1.1rem;
   border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { padding-left: 0; }

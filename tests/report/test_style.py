@@ -21,6 +21,17 @@ def test_the_measure_sees_what_overflows_and_what_is_faint(tmp_path):
 
 @in_a_browser
 @pytest.mark.processes
+def test_the_measure_sees_a_caption_that_its_box_cuts(tmp_path):
+    page = tmp_path / "page.html"
+    cells = "<td><div style='width: 700px'>wide</div>"
+    box = f"<div class='scroll' style='overflow: auto'><table><caption>cut</caption><tr>{cells}</table></div>"
+    page.write_text(f"<!DOCTYPE html><body style='background: #fff'>{box}")
+    narrow, wide = measure(page, tmp_path / "browser", WIDTHS, LIGHT)
+    assert (narrow["cut"], wide["cut"]) == (["cut"], [])
+
+
+@in_a_browser
+@pytest.mark.processes
 @pytest.mark.parametrize(("scheme", "is_dark"), [(LIGHT, False), (DARK, True)])
 def test_no_width_overflows_and_no_text_is_faint(tmp_path, scheme, is_dark):
     path = make(tmp_path, 4)
@@ -29,5 +40,5 @@ def test_no_width_overflows_and_no_text_is_faint(tmp_path, scheme, is_dark):
     (path / "segments" / "a stranger").write_bytes(b"x")
     write_report(path, tmp_path / "report.html")
     found = measure(tmp_path / "report.html", tmp_path / "browser", WIDTHS, scheme)
-    assert [(one["width"], one["overflow"], one["faint"]) for one in found] == [(width, 0, []) for width in WIDTHS]
+    assert [(one["width"], one["overflow"], one["faint"], one["cut"]) for one in found] == [(width, 0, [], []) for width in WIDTHS]
     assert all((sum(one["background"]) < 384) == is_dark for one in found)
