@@ -23,7 +23,7 @@ from cachestore.work.workers import host_name
 VERSION: Final = 4
 """Raised if the code makes other tensors from the same files, or matches files to other samples."""
 
-_LIMITS: Final = {"wan": 512}
+_LIMITS: Final = {"wan": 512, "ltx2": 1024}
 """Rows to which a family's text is padded with zeros, if `encode/families` leaves that to the request."""
 
 

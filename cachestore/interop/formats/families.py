@@ -13,6 +13,7 @@ SIMPLETUNER: Final = "simpletuner"
 MUSUBI: Final = "musubi"
 AI_TOOLKIT: Final = "ai-toolkit"
 DIFFUSION_PIPE: Final = "diffusion-pipe"
+LTX: Final = "ltx"
 
 Kind = Literal["sample", "mean"]
 
@@ -146,6 +147,17 @@ FAMILIES: Final = (
         names={MUSUBI: ("zi", "z_image"), SIMPLETUNER: ("z_image",)},
         states={MUSUBI: State(is_scaled=False, kind="mean"), SIMPLETUNER: _SCALED},
         text=frozenset({MUSUBI}),
+    ),
+    Family(
+        name="ltx2",
+        pipeline="LTX2Pipeline",
+        vae_class="AutoencoderKLLTX2Video",
+        channels=128,
+        scale=Scale(),
+        names={LTX: ("ltx2",)},
+        states={LTX: State(is_scaled=True, kind="mean")},
+        has_frames=True,
+        text=frozenset({LTX}),
     ),
 )
 
