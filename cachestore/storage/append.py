@@ -41,7 +41,7 @@ class SegmentLimits:
     """When a segment is closed. The caller checks `age_seconds` through `Appender.is_due`."""
 
     entries: int = ENTRY_LIMIT
-    size_bytes: int = 256 * 1024 * 1024
+    size_bytes: int = 64 * 1024 * 1024
     header_bytes: int = HEADER_BYTES
     age_seconds: float = 60.0
 

@@ -53,7 +53,7 @@ class Entry(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """Bytes of all its tensors."""
-        return sum(map(len, self.buffers))
+        return size_of(self.specs)
 
 
 def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Json]) -> Entry:

@@ -22,7 +22,7 @@ from cachestore.storage.side_by_side import run_side_by_side
 Verify = Literal["first", "always", "never"]
 Io = Literal["pread", "mmap"]
 
-DESCRIPTORS: Final = 256
+DESCRIPTORS: Final = 1024
 _READ_BYTES: Final = 256 * 1024
 """Most bytes of one read, unless one entry is larger. They are then checked while they are still in the CPU cache."""
 _READ_ENTRIES: Final = 64
@@ -129,7 +129,7 @@ class _Segment:
 class Fetcher:
     """Reads entries of one store. Several threads may use it.
 
-    Holds at most min(256, RLIMIT_NOFILE / 4) segments open. A forked child opens its own.
+    Holds at most min(1024, RLIMIT_NOFILE / 4) segments open. A forked child opens its own.
     """
 
     def __init__(self, layout: Layout, checked: Checked, *, verify: Verify = "first", io: Io = "pread") -> None:

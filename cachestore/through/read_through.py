@@ -48,7 +48,7 @@ class ReadThrough:
         with cs.open("cache/", mode="a") as store, ReadThrough(store, encode, on_miss="encode") as read:
             embeds = [entry["embeds"] for entry in read([(cs.key("clip", path), path) for path in paths])]
 
-    New values can be read here at once. They are published when 256 MiB are collected, at the first call after 5 minutes, and by `close`.
+    New values can be read here at once. They are published when 64 MiB are collected, at the first call after 5 minutes, and by `close`.
     From then on they are durable, and others find them after their `refresh`. Until then they are lost if this process is killed.
 
     Several processes may read through one store at once, each with its own ReadThrough; each belongs to one thread. A forked child may read

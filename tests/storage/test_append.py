@@ -181,7 +181,7 @@ def test_every_entry_is_acknowledged_once_and_no_segment_is_above_its_limits(siz
 
 def test_the_limits_keep_a_segment_below_the_caps_of_readers(layout):
     limits = SegmentLimits()
-    assert (limits.entries, limits.size_bytes, limits.age_seconds) == (ENTRY_LIMIT, 256 << 20, 60)
+    assert (limits.entries, limits.size_bytes, limits.age_seconds) == (ENTRY_LIMIT, 64 << 20, 60)
 
 
 class TestRefusedWrites:
