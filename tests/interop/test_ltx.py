@@ -3,6 +3,7 @@
 import tarfile
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +18,13 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here"
 ROWS, REAL = 12, 5
 
 
-def latents_of(picture):
+def latents_of(picture) -> dict[str, Any]:
     """The trainer's numbers of a picture: a frame of 128 channels."""
     tensor = noise(picture.reference, "ltx2", shape=(128, 1, 2, 3), dtype=torch.bfloat16)
     return {"latents": tensor, "num_frames": 1, "height": 2, "width": 3, "fps": 1.0}
 
 
-def text_of(picture):
+def text_of(picture) -> dict[str, Any]:
     """A caption's rows, with padding on the left; one projection for pictures and sound."""
     rows = noise(picture.caption, shape=(ROWS, 16), dtype=torch.bfloat16)
     rows[: ROWS - REAL] = 0
