@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import cachestore as cs
+from cachestore.files.paths import Layout
+from cachestore.storage.catalog import newest_catalog
 from tests.interop.caches import bring
 from tests.interop.trainers import PICTURES, make_source, noise
 
@@ -115,3 +117,24 @@ def test_a_store_has_what_the_trainer_loads_of_a_cache_that_its_own_functions_wr
             sample, is_real = found[found.index(f"{name}.png")], loaded[f"{name} mask"] != 0
             assert np.array_equal(sample["latents"].float().numpy(), loaded[f"{name} latents"])
             assert np.array_equal(sample["prompt_embeds"].float().numpy(), loaded[f"{name} video"][is_real])
+
+
+def test_latents_of_a_video_are_those_of_its_first_frames(tmp_path):
+    from tests.encode.footage import moving
+    from tests.encode.footage import write as film
+
+    data = tmp_path / "data"
+    cache = data / ".precomputed" / "latents"
+    cache.mkdir(parents=True)
+    (data / "dog.mkv").write_bytes(film(moving(12, (96, 64))))
+    (data / "dog.txt").write_text("a dog")
+    tensor = noise("dog", shape=(128, 2, 2, 3), dtype=torch.bfloat16)
+    torch.save({"latents": tensor, "num_frames": 2, "height": 2, "width": 3, "fps": 24.0}, cache / "dog.pt")
+    report = bring("ltx", data / ".precomputed", tmp_path / "store", data, family="ltx2", encode=["latents"])
+    assert report.complete, report.report.failures
+    found = cs.CachedDataset(tmp_path / "store")
+    sample = found[found.index("dog.mkv")]
+    assert torch.equal(sample["latents"], tensor)
+    catalog = newest_catalog(Layout.at(tmp_path / "store"), "train")
+    (recipe,) = catalog.recipes.values()
+    assert (recipe.read["spatial_factor"], recipe.read["temporal_factor"]) == (32, 8)
