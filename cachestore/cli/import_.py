@@ -12,7 +12,7 @@ _MAX_LISTED = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("format", metavar="FORMAT", help="sd-scripts, simpletuner, musubi, ai-toolkit, diffusion-pipe, or webdataset")
+    parser.add_argument("format", metavar="FORMAT", help="sd-scripts, simpletuner, musubi, ai-toolkit, diffusion-pipe, ltx, or webdataset")
     parser.add_argument("folder", metavar="FOLDER", help="the cache's folder; for sd-scripts and ai-toolkit usually DATA itself")
     parser.add_argument("--store", metavar="STORE", required=True, help="the store's folder; made if it does not exist")
     parser.add_argument("--data", metavar="DATA", help="what the cache was made from, as for precompute; not for webdataset")

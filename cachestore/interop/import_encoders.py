@@ -23,7 +23,7 @@ from cachestore.work.workers import host_name
 VERSION: Final = 4
 """Raised if the code makes other tensors from the same files, or matches files to other samples."""
 
-_LIMITS: Final = {"wan": 512}
+_LIMITS: Final = {"wan": 512, "ltx2": 1024}
 """Rows to which a family's text is padded with zeros, if `encode/families` leaves that to the request."""
 
 
@@ -109,7 +109,7 @@ def _latents_recipe(family: Family, state: State, make: Mapping[str, Json], made
         read: dict[str, Json] = {**made.recipe.read, "stored": state.kind}
     else:
         scale = {"scaling_factor": family.scale.factor, "shift_factor": family.scale.shift}
-        released = {**scale, "latent_channels": family.channels, "block_out_channels": [1] * 4}
+        released = {**scale, "latent_channels": family.channels, "block_out_channels": [1] * 4, **family.vae_config}
         read = families.latents_read(families.vae_family(family.vae_class), released, state.kind)
     if state.is_scaled:
         read["scaled"] = True

@@ -75,7 +75,8 @@ def import_cache(
     with a file that cannot be read, is listed in `report.failures`; the others are imported. A second call goes on where the first stopped.
 
     Args:
-        format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit", "diffusion-pipe", or "webdataset" for tars, which say what they hold.
+        format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit", "diffusion-pipe", "ltx", or "webdataset" for tars, which say
+            what they hold.
         folder: the cache; for sd-scripts and ai-toolkit, which write beside the pictures, usually DATA itself.
         store: the store's folder; made if it does not exist.
         data: what the cache was made from, as for `precompute`; needed for all formats but tars. Pictures are read for their digests.

@@ -13,6 +13,7 @@ SIMPLETUNER: Final = "simpletuner"
 MUSUBI: Final = "musubi"
 AI_TOOLKIT: Final = "ai-toolkit"
 DIFFUSION_PIPE: Final = "diffusion-pipe"
+LTX: Final = "ltx"
 
 Kind = Literal["sample", "mean"]
 
@@ -49,6 +50,8 @@ class Family:
     """By trainer: the first name is written, all are read."""
     states: Mapping[str, State]
     vae_class: str = "AutoencoderKL"
+    vae_config: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """Fields of the released VAE's configuration that are not those of its class by default."""
     has_frames: bool = False
     text: frozenset[str] = field(default_factory=frozenset[str])
     """The trainers whose text of this family can be read."""
@@ -146,6 +149,18 @@ FAMILIES: Final = (
         names={MUSUBI: ("zi", "z_image"), SIMPLETUNER: ("z_image",)},
         states={MUSUBI: State(is_scaled=False, kind="mean"), SIMPLETUNER: _SCALED},
         text=frozenset({MUSUBI}),
+    ),
+    Family(
+        name="ltx2",
+        pipeline="LTX2Pipeline",
+        vae_class="AutoencoderKLLTX2Video",
+        vae_config={"spatial_compression_ratio": 32, "temporal_compression_ratio": 8},
+        channels=128,
+        scale=Scale(),
+        names={LTX: ("ltx2",)},
+        states={LTX: State(is_scaled=True, kind="mean")},
+        has_frames=True,
+        text=frozenset({LTX}),
     ),
 )
 

@@ -10,8 +10,8 @@ from cachestore.core.raw_tensors import Contents, Latents, Text
 from cachestore.core.samples import Sample
 from cachestore.core.words import did_you_mean
 from cachestore.encode.bucket_rules import BucketSettings
-from cachestore.interop.formats import ai_toolkit, diffusion_pipe, musubi, sd_scripts, simpletuner
-from cachestore.interop.formats.families import AI_TOOLKIT, DIFFUSION_PIPE, MUSUBI, SD_SCRIPTS, SIMPLETUNER, Family
+from cachestore.interop.formats import ai_toolkit, diffusion_pipe, ltx, musubi, sd_scripts, simpletuner
+from cachestore.interop.formats.families import AI_TOOLKIT, DIFFUSION_PIPE, LTX, MUSUBI, SD_SCRIPTS, SIMPLETUNER, Family
 from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Matches, Named, ParsedName
 
 Container = Literal["npz", "safetensors", "torch"]
@@ -79,6 +79,8 @@ class Format:
     """Whether it caches latents of videos."""
     text_may_be: str = ""
     """What its text may belong to, in words, if not to captions of the source."""
+    why_not_written: str = ""
+    """Why it cannot be exported, in words, if `writing` is None."""
 
 
 FORMATS: Final = {
@@ -166,6 +168,16 @@ FORMATS: Final = {
             re.compile(r"(^|/)(metadata\.db|shard_\d+\.bin)\Z"),
             Reading(diffusion_pipe.parse_name, None, diffusion_pipe.read_latents, diffusion_pipe.read_text),
             writing=None,
+            why_not_written="it deletes a cache that its own code did not make",
+        ),
+        Format(
+            LTX,
+            "torch",
+            ltx.FILES,
+            Reading(ltx.parse_name, ltx.match, ltx.read_latents, ltx.read_text),
+            writing=None,
+            has_videos=True,
+            why_not_written="its files can only be read here so far",
         ),
     )
 }
@@ -192,7 +204,7 @@ def written_format(name: str) -> tuple[Format, Writing]:
         return able[name]
     if name in FORMATS:
         raise BadInput(
-            f"{name} can be imported, but not exported: it deletes a cache that its own code did not make. Train with"
+            f"{name} can be imported, but not exported: {FORMATS[name].why_not_written}. Train with"
             f" a script that reads the store, or export for {', '.join(able)}"
         )
     meant = did_you_mean(name, (*able, WEBDATASET), _ALSO_CALLED)
