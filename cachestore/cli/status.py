@@ -33,7 +33,8 @@ def _in_words(status: "PassStatus") -> list[str]:
     title = f"{status.name or 'fill'} (plan {status.plan[:8]}, pass {status.number})"
     title += f" with {plural(status.prompts, 'prompt')} for validation" if status.prompts else ""
     if status.complete:
-        return [f"{title}: complete", f"  {status.reused} reused, {status.encoded} encoded, {status.failed} failed"]
+        ended = "ended, `cachestore why` says what failed" if status.failed else "complete"
+        return [f"{title}: {ended}", f"  {status.reused} reused, {status.encoded} encoded, {status.failed} failed"]
     open_now = f"{status.finished} of {plural(status.partitions, 'partition')} finished, {status.claimed} claimed"
     lines = [f"{title}: {open_now}" + (f", round {status.round}" if status.round else ""), f"  {in_a_line(status)}"]
     if not status.at_work:

@@ -16,7 +16,7 @@ from cachestore.core.arguments import as_mapping, as_path_str, check_calls
 from cachestore.core.errors import BadInput, Incomplete, WriteFailed
 from cachestore.core.keys import Json
 from cachestore.core.ranks import RankInfo
-from cachestore.core.words import did_you_mean
+from cachestore.core.words import did_you_mean, human_bytes
 from cachestore.encode.needs import NOT_MADE
 from cachestore.encode.unit import Encoder
 from cachestore.files.marker import noticing_its_end
@@ -461,7 +461,7 @@ def _look_again(wanted: Wanted, heartbeat: Heartbeat, say: Say, encoder: Encoder
 
 def _check_room(layout: Layout, forecast: "Forecast") -> None:
     if forecast.estimated_bytes > forecast.free_bytes:
-        need = f"about {forecast.estimated_bytes} bytes are needed, {forecast.free_bytes} are free"
+        need = f"about {human_bytes(forecast.estimated_bytes)} are needed, {human_bytes(forecast.free_bytes)} are free"
         raise WriteFailed(f"{need} at {layout.root}; make room, then run the same command again")
 
 

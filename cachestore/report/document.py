@@ -187,7 +187,9 @@ def _captions(captions: Captions | None) -> Html:
         return note(Html("No sample has a caption."))
     cut = ""
     if captions.limit is not None:
-        longer = f"{count(captions.truncated)} ({in_percent(captions.truncated, captions.distinct)}) are longer, so they are truncated."
+        longer = "none is longer."
+        if captions.truncated:
+            longer = f"{count(captions.truncated)} ({in_percent(captions.truncated, captions.distinct)}) are longer, so they are truncated."
         cut = f" The encoder reads {count(captions.limit)} {captions.unit}; {longer}"
     text = (
         f"{plural(captions.captions, 'caption')} of {plural(captions.samples, 'sample')}, {count(captions.distinct)} of them"

@@ -12,6 +12,7 @@ from typing import Final
 
 from cachestore.core.errors import FormatError, WriteFailed
 from cachestore.core.keys import Key
+from cachestore.core.words import human_bytes
 from cachestore.files.failpoints import failpoint
 from cachestore.files.marker import check_for_writing
 from cachestore.files.opening import free_bytes
@@ -96,8 +97,8 @@ def compact_segments(layout: Layout, groups: Sequence[Group], needs: Needs) -> C
     free = free_bytes(layout.root)
     if need > free:
         raise WriteFailed(
-            f"about {need} bytes are needed in {layout.root} until the old segments are removed, but {free} are free; make room,"
-            " then run it again"
+            f"about {human_bytes(need)} are needed in {layout.root} until the old segments are removed, but {human_bytes(free)} are free;"
+            " make room, then run it again"
         )
     copying = _Copying(layout, needs)
     written: set[str] = set()

@@ -48,6 +48,15 @@ def test_a_rank_at_work_is_shown_with_its_phase_and_one_that_died_as_gone(one, c
     assert "nobody" not in reported
 
 
+def test_a_pass_that_ended_with_a_failure_is_not_called_complete(tmp_path, capsys):
+    def refuse(batch):
+        raise ValueError("not today")
+
+    fakes.run(tmp_path / "store", captions("a"), FakeEncoder(before_encode=refuse))
+    reported = words(tmp_path / "store", capsys)
+    assert ": ended, `cachestore why` says what failed\n  0 reused, 0 encoded, 1 failed" in reported
+
+
 def test_a_pass_that_ended_is_its_counts_alone(one, capsys):
     fakes.run_pass(one)
     reported = words(one.layout.root, capsys)

@@ -53,7 +53,7 @@ def test_a_guess_is_called_one_and_the_bytes_are_reported_anew_once_the_encoder_
 
 def test_a_pass_that_would_not_fit_ends_when_the_encoder_is_loaded_and_stores_nothing(allegro, tmp_path, monkeypatch):
     monkeypatch.setattr("cachestore.jobs.forecast.free_bytes", lambda _path: 25_000)
-    with pytest.raises(WriteFailed, match=r"about 26112 bytes are needed, 25000 are free at .*make room"):
+    with pytest.raises(WriteFailed, match=r"about 25.5 KiB are needed, 24.4 KiB are free at .*make room"):
         cs.precompute(
             tmp_path / "prompts.txt",
             model=allegro,
