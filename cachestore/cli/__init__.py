@@ -179,7 +179,7 @@ def add_source(add_argument: Callable[..., Any], what: str) -> None:
         "--source",
         metavar="[NAME=]PATH",
         action="append",
-        help=f"where DATA is now, if it moved; with several sources, NAME=PATH for each one that moved{what}",
+        help=f"where the pictures and captions are now, if they moved; with several sources, NAME=PATH for each one that moved{what}",
     )
 
 

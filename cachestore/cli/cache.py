@@ -6,7 +6,7 @@ from pathlib import Path
 from cachestore.cli import add_folder, tell
 from cachestore.core.words import human_bytes
 
-HELP = "list the copies in a local cache, the folder passed as `local=` to train from an object store; --clear removes them"
+HELP = "list what training from an object store has copied to this machine (the folder `local=`); --clear removes the copies"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from cachestore.cli import FAILURES, PROGRESS, PROGRESS_HELP, options_of, tell, words_of
 from cachestore.core.words import first_of, plural
 
-HELP = "import another trainer's cache, or exchanged tars, into a store"
+HELP = "import another trainer's cache, or tars that `export` wrote, into a store"
 _MAX_LISTED = 5
 
 

@@ -133,7 +133,7 @@ class PrecomputeRequest:
         (),
         ROLE_NAMES,
         "data",
-        "your own kinds of further images: with `--roles depth`, cat.depth.png or the column depth becomes depth_latents",
+        "names of other kinds of images: `--roles depth` makes depth_latents from cat.depth.png, or from the column depth",
         "LIST",
     )
     replace: bool = make_switch(
@@ -173,7 +173,7 @@ class PrecomputeRequest:
         None,
         one_of(*RESAMPLERS),
         "pictures",
-        "how to resize; area is that of sd-scripts, pillow is slower than lanczos (default: as the data set has it, at first lanczos)",
+        "how to resize; area: as sd-scripts; pillow: as old versions, slow (default: lanczos; an existing data set keeps its own)",
         "|".join(RESAMPLERS),
     )
     frames: tuple[int, ...] = make_option(
@@ -210,9 +210,7 @@ class PrecomputeRequest:
     batch_size: int | Literal["auto"] = make_option(
         "auto", BATCH, "running", "samples in a batch: a number, or auto, which finds a fast one", "N"
     )
-    compile: bool = make_switch(
-        "running", "compile the VAE's encoder with torch.compile, for sizes of which there are enough pictures to save time"
-    )
+    compile: bool = make_switch("running", "speed up the VAE with torch.compile; sizes with few pictures are not compiled")
     workers: int | None = make_option(
         None, THREADS, "running", "threads in each process that read files (default: by the number of processors)", "N"
     )
