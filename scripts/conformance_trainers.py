@@ -266,7 +266,7 @@ def latents_of(pixels: torch.Tensor, channels: int) -> torch.Tensor:
 
 def clip_latents_of(pixels: torch.Tensor, channels: int, factor: int) -> torch.Tensor:
     """Return latents of pixels [B, 3, F, H, W]: those of the first frame, then of the mean of each `factor` frames."""
-    parts = [pixels[:, :, :1], *pixels[:, :, 1:].split(factor, 2)]
+    parts = [pixels[:, :, :1], *(pixels[:, :, 1:].split(factor, 2) if pixels.shape[2] > 1 else ())]  # nothing is split into one empty part
     return torch.stack([latents_of(part.float().mean(2), channels) for part in parts], 2)
 
 
