@@ -500,7 +500,7 @@ def test_longer_captions_than_the_encoder_reads_are_counted_aloud(tmp_path, root
 
 def test_a_disk_without_room_is_refused_before_anything_is_encoded(data, root, makers, monkeypatch):
     monkeypatch.setattr("cachestore.jobs.forecast.free_bytes", lambda _path: 10)
-    with pytest.raises(WriteFailed, match="10 are free"):
+    with pytest.raises(WriteFailed, match="10 B are free"):
         run(data, root)
     assert makers.encoded() == []
     monkeypatch.undo()
