@@ -382,6 +382,7 @@ DRIVERS = {
     "simpletuner": "trainer_simpletuner",
     "ai-toolkit": "trainer_ai_toolkit",
     "diffusion-pipe": "trainer_diffusion_pipe",
+    "ltx": "trainer_ltx",
 }
 
 
