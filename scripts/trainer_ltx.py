@@ -1,7 +1,7 @@
 """Runs the caching and loading code of LTX-2's trainer, for `conformance_trainers.py`.
 
-Its `compute_latents` and `compute_captions_embeddings` list, resize and save, with its own `FeatureExtractorV1`; its `PrecomputedDataset` loads.
-Text encoder and VAE are stand-ins.
+Its `compute_latents` and `compute_captions_embeddings` list, resize and save, with its own `FeatureExtractorV1`; its `PrecomputedDataset`
+loads. Text encoder and VAE are stand-ins.
 """
 # The trainer's modules are in its checkout.
 # pyright: reportMissingImports=false
