@@ -4,6 +4,7 @@ import tarfile
 from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,15 @@ import torch
 
 import cachestore as cs
 from cachestore.core.errors import EncodeFailed
+from cachestore.core.keys import Key, Recipe
 from cachestore.core.raw_tensors import Latents, Text
 from cachestore.core.tensors import to_raw, to_torch
 from cachestore.files.paths import Layout
+from cachestore.interop.export_layout import ExportLayout
 from cachestore.interop.formats import ltx
 from cachestore.interop.formats.families import family_named
 from cachestore.interop.formats.matching import ClipFrames, ExportVariant, Named
+from cachestore.interop.formats.table import written_format
 from cachestore.interop.formats.torch_files import write_torch
 from cachestore.storage.catalog import newest_catalog
 from tests.interop.caches import bring, equal, send
@@ -143,7 +147,7 @@ def test_a_store_of_exported_files_has_the_same_entries_and_writes_the_same_file
     assert [[*one.keys] for one in second.columns] == [[*one.keys] for one in third.columns]
     with cs.open(stores[0]) as one, cs.open(stores[1]) as other:
         for ours, theirs in zip(first.columns, second.columns, strict=True):
-            assert one.get_raw(list(ours.keys)) == other.get_raw(list(theirs.keys))
+            assert one.get_raw(list(map(Key, ours.keys))) == other.get_raw(list(map(Key, theirs.keys)))
 
 
 def text_here(rows, **others) -> Text:
@@ -205,6 +209,20 @@ def test_latents_are_written_with_their_sizes_and_their_rate(of, fps):
 def test_what_the_trainer_would_not_load_as_it_is_fails(of, reason):
     with pytest.raises(EncodeFailed, match=reason):
         ltx.latents_file(FAMILY, variant(**of))
+
+
+def test_latents_of_the_older_ltx_video_are_not_taken_for_those_of_ltx_2():
+    """Their VAEs have the same number of channels and no constants."""
+    wanted, writing = written_format("ltx")
+    catalog: Any = SimpleNamespace(name="train")
+    layout = ExportLayout(catalog, wanted, writing, None, None, None, ())
+    of = [
+        Recipe("latents", {"components": {"vae": f"diffusers.{name}"}}, {"channels": 128, "scaling_factor": 1.0, "shift_factor": None})
+        for name in ("AutoencoderKLLTX2Video", "AutoencoderKLLTXVideo")
+    ]
+    assert layout._family_of_constants(of[0]) == FAMILY
+    with pytest.raises(cs.BadInput, match="pass --family"):
+        layout._family_of_constants(of[1])
 
 
 def test_an_export_of_latents_alone_says_that_the_trainer_uses_none_without_text(tmp_path):
