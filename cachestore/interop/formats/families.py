@@ -125,10 +125,14 @@ FAMILIES: Final = (
         vae_class="AutoencoderKLWan",
         channels=16,
         scale=Scale(),
-        names={MUSUBI: ("wan", "wan"), SIMPLETUNER: ("wan",)},
-        states={MUSUBI: State(is_scaled=True, kind="mean"), SIMPLETUNER: State(is_scaled=True, kind="mean")},
+        names={
+            MUSUBI: ("wan", "wan"),
+            SIMPLETUNER: ("wan",),
+            DIFFUSION_PIPE: ("wan", "wan_i2v", "wan_flf2v", "wan2.2_i2v", "wan2.2_5b", "skyreels_v2", "skyreels_v2_i2v"),
+        },
+        states=dict.fromkeys((MUSUBI, SIMPLETUNER, DIFFUSION_PIPE), State(is_scaled=True, kind="mean")),
         has_frames=True,
-        text=frozenset({MUSUBI}),
+        text=frozenset({MUSUBI, DIFFUSION_PIPE}),
     ),
     Family(
         name="qwen-image",
