@@ -222,10 +222,12 @@ def write_outside(final: Path, data: Buffer) -> None:
     temporary = final.parent / f".{secrets.token_hex(8)}.cachestore-tmp"
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        descriptor = os.open(temporary, _CREATE_FLAGS, 0o666)
+        try:
+            _write_all(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         temporary.replace(final)
     except OSError as error:
         raise WriteFailed(

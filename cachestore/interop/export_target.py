@@ -63,7 +63,11 @@ class Target:
 
     def drop(self, names: re.Pattern[str], *, but: Collection[str]) -> None:
         """Remove what earlier exports wrote under such names, but for these files. Others' files of such names are listed as foreign."""
-        for name in names_in(self.folder, is_root=True):
+        there = names_in(self.folder, is_root=True)
+        for name in set(self._ours).difference(there, but):  # removed by hand, or by an export that died before it wrote the note
+            if names.fullmatch(name) is not None:
+                self._ours.pop(name)
+        for name in there:
             if names.fullmatch(name) is None or name in but:
                 continue
             if self._ours.get(name) == _digest_there(self.folder / name):
