@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from itertools import count, product
 
 import numpy as np
@@ -112,3 +113,18 @@ def test_an_export_that_is_killed_leaves_whole_files_and_the_same_command_finish
         assert files(out) == wanted
         assert not digest or digest_of_import(out, tmp_path / f"{number} imported") == digest
     assert deaths > 1
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_export_removes_what_killed_ones_left_a_day_ago_and_nothing_else(tmp_path, stores, form):
+    out = tmp_path / "out"
+    assert export_and_die(stores["later"], form, out, "within", 0) == signal.SIGKILL
+    [left] = out.iterdir()
+    others = [out / ".old.tmp", out / ".new.cachestore-tmp"]
+    for path in others:
+        path.write_bytes(b"somebody's")
+    for path in (left, others[0]):
+        os.utime(path, (time.time() - 90_000,) * 2)
+    assert export(stores["later"], form, out) == OK
+    assert not left.exists()
+    assert all(path.exists() for path in others)
