@@ -124,7 +124,7 @@ def test_an_export_removes_what_killed_ones_left_a_day_ago_and_nothing_else(tmp_
     for path in others:
         path.write_bytes(b"somebody's")
     for path in (left, others[0]):
-        os.utime(path, (time.time() - 90_000,) * 2)
+        os.utime(path, (time.time() - 90_000, time.time() - 90_000))
     assert export(stores["later"], form, out) == OK
     assert not left.exists()
     assert all(path.exists() for path in others)
