@@ -11,7 +11,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, cells_each, clips_each, framing_of, is_trained_on, sides_each
 from cachestore.core.keys import Json, Recipe
 from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO, Source
-from cachestore.interop.formats.families import FAMILIES, Family, family_named, family_of_pipeline
+from cachestore.interop.formats.families import FAMILIES, Family, families_of_pipeline, family_named
 from cachestore.interop.formats.matching import ClipFrames, Named
 from cachestore.interop.formats.table import Extra, Format, Writing
 from cachestore.jobs.columns import images_in
@@ -153,8 +153,10 @@ class ExportLayout:
         for make in (self.catalog.recipes[fingerprint].make for fingerprint in (own, *texts)):
             if "family" in make:
                 return family_named(str(make["family"]))
-            if (family := family_of_pipeline(str(make.get("pipeline")))) is not None:
-                return family
+            if len(alike := families_of_pipeline(str(make.get("pipeline")))) > 1:
+                raise BadInput(f"the model may be {' or '.join(one.name for one in alike)}: pass --family with the right one")
+            if alike:
+                return alike[0]
         return self._family_of_constants(self.catalog.recipes[own])
 
     def _family_of_constants(self, recipe: Recipe) -> Family:

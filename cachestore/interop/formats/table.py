@@ -168,6 +168,7 @@ FORMATS: Final = {
             re.compile(r"(^|/)(metadata\.db|shard_\d+\.bin)\Z"),
             Reading(diffusion_pipe.parse_name, None, diffusion_pipe.read_latents, diffusion_pipe.read_text),
             writing=None,
+            has_videos=True,
             why_not_written="it deletes a cache that its own code did not make",
         ),
         Format(
