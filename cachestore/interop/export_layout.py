@@ -160,17 +160,18 @@ class ExportLayout:
         return self._family_of_constants(self.catalog.recipes[own])
 
     def _family_of_constants(self, recipe: Recipe) -> Family:
-        """Return the family whose VAE has these channels and constants. Raises BadInput if there is not exactly one."""
+        """Return the family whose VAE has this class, these channels and these constants. Raises BadInput if there is not exactly one."""
         scale, channels = scale_of(recipe.read), recipe.read.get("channels")
         components: Mapping[str, Json] = recipe.make.get("components", {})
         classes = {str(one).rpartition(".")[2] for one in components.values()}
+        constants = (scale.factor, scale.shift or None)
         alike = [
             family
             for family in FAMILIES
             if self.format.name in family.names
             and (not classes or family.vae_class in classes)
             and family.channels == channels
-            and (family.scale.factor, family.scale.shift or None) == (scale.factor, scale.shift or None)
+            and ((classes and not family.scale.is_known) or (family.scale.factor, family.scale.shift or None) == constants)
         ]
         if len(alike) != 1:
             raise BadInput(f"the model family of the latents of {self.catalog.name!r} is not known: pass --family, such as flux")

@@ -212,7 +212,7 @@ def test_what_the_trainer_would_not_load_as_it_is_fails(of, reason):
 
 
 def test_latents_of_the_older_ltx_video_are_not_taken_for_those_of_ltx_2():
-    """Their VAEs have the same number of channels and no constants."""
+    """Their VAEs have the same number of channels and the same factor."""
     wanted, writing = written_format("ltx")
     catalog: Any = SimpleNamespace(name="train")
     layout = ExportLayout(catalog, wanted, writing, None, None, None, ())
