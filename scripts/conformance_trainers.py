@@ -187,8 +187,8 @@ def values_of(driver: Driver, case: Case, store: Path, its: Loaded) -> Loaded:
     clips = _clips(store) if case.videos else {}
     for (name, is_flipped), arrays in its.items():
         if name in clips:
-            row, latents = clips[name]
-            found[name, is_flipped] = dict(driver.ours(case, {**data[data.index(row)], "latents": latents}, arrays))
+            row, latents, as_stored = clips[name]
+            found[name, is_flipped] = dict(driver.ours(case, {**data[data.index(row)], "latents": latents, "raw": as_stored}, arrays))
             continue
         index = next((number for number, one in enumerate(data.ids) if Path(one).stem == name), None)
         if index is None:
@@ -229,8 +229,8 @@ def clip_name(stem: str, start: int, frames: int) -> str:
     return f"{stem}_{start:05d}-{frames:03d}"
 
 
-def _clips(store: Path) -> dict[str, tuple[str, torch.Tensor]]:
-    """Return sample and latents, as a data set returns them, of each clip by its name."""
+def _clips(store: Path) -> dict[str, tuple[str, torch.Tensor, torch.Tensor]]:
+    """Return of each clip, by its name: its sample, its latents as a data set returns them, and as they are stored."""
     from cachestore.core.read_block import parse_latents
     from cachestore.files.paths import Layout
     from cachestore.loading.latents import read_latents
@@ -240,13 +240,14 @@ def _clips(store: Path) -> dict[str, tuple[str, torch.Tensor]]:
     assert catalog is not None
     column = next(one for one in catalog.columns if one.role == "video")
     block, (_at, references) = parse_latents(catalog.recipes[column.fingerprint]), catalog.images["video"]
-    found: dict[str, tuple[str, torch.Tensor]] = {}
+    found: dict[str, tuple[str, torch.Tensor, torch.Tensor]] = {}
     with cs.open(store) as reader:
         for row, sample in enumerate(catalog.ids):
             for cell in column.row_cells(row):
                 if cell.key is not None:
                     name = clip_name(Path(references[row]).stem, cell.facts["start"][0], cell.facts["bucket"][2])
-                    found[name] = sample, read_latents(block, "mean", dict(reader.get(cell.key)), 0)
+                    mean, raw = (read_latents(block, form, dict(reader.get(cell.key)), 0) for form in ("mean", "raw"))
+                    found[name] = sample, mean, raw
     return found
 
 
@@ -382,6 +383,7 @@ DRIVERS = {
     "simpletuner": "trainer_simpletuner",
     "ai-toolkit": "trainer_ai_toolkit",
     "diffusion-pipe": "trainer_diffusion_pipe",
+    "ltx": "trainer_ltx",
 }
 
 

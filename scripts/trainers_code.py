@@ -20,6 +20,7 @@ FOLDERS = {
     "simpletuner": ".",
     "ai-toolkit": ".",
     "diffusion-pipe": ".",
+    "ltx": "packages/ltx-trainer/src",
 }
 """By trainer: the folder of its checkout that is imported from."""
 

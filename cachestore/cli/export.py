@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         metavar="FORMAT",
         required=True,
-        help="sd-scripts, simpletuner, musubi or ai-toolkit; or webdataset: tars with all of it",
+        help="sd-scripts, simpletuner, musubi, ai-toolkit or ltx; or webdataset: tars with all of it",
     )
     output = "the folder to write to, made if it does not exist; for sd-scripts and ai-toolkit it can be DATA itself"
     parser.add_argument("-o", "--output", dest="folder", metavar="FOLDER", required=True, help=output)

@@ -135,6 +135,15 @@ def rows(raw: Raw, start: int, stop: int | None = None) -> Raw:
     return from_array(as_array(raw)[..., start:stop, :], raw[0])
 
 
+def folded(raw: Raw, patch: int) -> Raw:
+    """Fold patch x patch neighbours of latents `[C, h, w]` into channels, in the order (channel, patch)."""
+    if patch == 1:
+        return raw
+    channels, height, width = raw[1]
+    split = as_array(raw).reshape(channels, height // patch, patch, width // patch, patch).transpose(0, 2, 4, 1, 3)
+    return from_array(split.reshape(-1, height // patch, width // patch), raw[0])
+
+
 def joined(parts: Sequence[Raw], axis: int) -> Raw:
     """Concatenate tensors along an axis. If their dtypes differ, the result is float32 (exact for smaller ones)."""
     dtypes = {part[0] for part in parts}

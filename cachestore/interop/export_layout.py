@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, cells_each, clips_each, framing_of, is_trained_on, sides_each
-from cachestore.core.keys import Recipe
+from cachestore.core.keys import Json, Recipe
 from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO, Source
-from cachestore.interop.formats.families import FAMILIES, Family, family_named, family_of_pipeline
+from cachestore.interop.formats.families import FAMILIES, Family, families_of_pipeline, family_named
 from cachestore.interop.formats.matching import ClipFrames, Named
 from cachestore.interop.formats.table import Extra, Format, Writing
 from cachestore.jobs.columns import images_in
@@ -89,10 +89,15 @@ class ExportLayout:
 
     def tree(self, row: int, column: KeyColumn) -> str:
         """Return the folder of a cell's file: `SOURCE/RESOLUTION/videos/`, without the parts that nothing needs."""
-        has_each = self.writing.resolutions == "a folder each"
-        resolution = str(_resolution(column)) if has_each and len(_resolutions(self.visuals)) > 1 else ""
+        has_each, is_within = self.writing.resolutions == "a folder each", self.writing.resolutions == "a folder within"
+        resolution = str(_resolution(column)) if (has_each or is_within) and len(_resolutions(self.visuals)) > 1 else ""
         kind = f"{column.role}s" if has_each and len({one.role for one in self.visuals if len(one.keys)}) > 1 else ""
         return "".join(f"{part}/" for part in (self.source(row), resolution, kind) if part)
+
+    def inside(self, tree: str, path: str) -> str:
+        """Return the path of a file in a folder that `tree` returned: above the trainer's own folders, or within the first of them."""
+        first, _, rest = path.partition("/")
+        return f"{first}/{tree}{rest}" if self.writing.resolutions == "a folder within" else f"{tree}{path}"
 
     def text_trees(self, row: int) -> Sequence[str]:
         """Return the folders in which the trainer looks for a row's text."""
@@ -138,7 +143,7 @@ class ExportLayout:
 
     def _check_takes(self, what: Extra, words: str) -> None:
         if what not in self.writing.takes:
-            raise BadInput(f"{self.format.name} does not cache {words}: pass --leave-out {what} to export the rest")
+            raise BadInput(f"an export for {self.format.name} has no {words}: pass --leave-out {what} to export the rest")
 
     def family(self, column: KeyColumn) -> Family:
         """Return a column's family: as the user named it, as imported, of its pipeline, or by the VAE's constants. Raises BadInput."""
@@ -148,19 +153,25 @@ class ExportLayout:
         for make in (self.catalog.recipes[fingerprint].make for fingerprint in (own, *texts)):
             if "family" in make:
                 return family_named(str(make["family"]))
-            if (family := family_of_pipeline(str(make.get("pipeline")))) is not None:
-                return family
+            if len(alike := families_of_pipeline(str(make.get("pipeline")))) > 1:
+                raise BadInput(f"the model may be {' or '.join(one.name for one in alike)}: pass --family with the right one")
+            if alike:
+                return alike[0]
         return self._family_of_constants(self.catalog.recipes[own])
 
     def _family_of_constants(self, recipe: Recipe) -> Family:
-        """Return the family whose VAE has these channels and constants. Raises BadInput if there is not exactly one."""
+        """Return the family whose VAE has this class, these channels and these constants. Raises BadInput if there is not exactly one."""
         scale, channels = scale_of(recipe.read), recipe.read.get("channels")
+        components: Mapping[str, Json] = recipe.make.get("components", {})
+        classes = {str(one).rpartition(".")[2] for one in components.values()}
+        constants = (scale.factor, scale.shift or None)
         alike = [
             family
             for family in FAMILIES
             if self.format.name in family.names
+            and (not classes or family.vae_class in classes)
             and family.channels == channels
-            and (family.scale.factor, family.scale.shift or None) == (scale.factor, scale.shift or None)
+            and ((classes and not family.scale.is_known) or (family.scale.factor, family.scale.shift or None) == constants)
         ]
         if len(alike) != 1:
             raise BadInput(f"the model family of the latents of {self.catalog.name!r} is not known: pass --family, such as flux")
@@ -179,6 +190,7 @@ class ExportLayout:
         known: dict[str, Any] = {name: tuple(facts[name][:width]) for name, width in widths.items() if name in facts}
         known |= {"tokens": facts["tokens"][0]} if "tokens" in facts else {}
         known |= {"span": ClipFrames(facts["start"][0], facts["bucket"][2])} if column.role == VIDEO else {}
+        known |= {"fps": facts["fps"][0] / facts["fps"][1]} if facts.get("fps", (0,))[0] else {}
         known |= {"is_part": WITHIN in framing_of(json.loads(self.catalog.extras[row])), "is_prompt": is_prompt}
         caption = captions[number] if number < len(captions) else ""
         if reference.removeprefix(f"{source}/").startswith(MEMORY):

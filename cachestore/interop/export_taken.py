@@ -15,7 +15,7 @@ from cachestore.core.words import first_of, noun, plural
 from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.caption_files import text_beside
 from cachestore.interop.export_layout import STEP, ExportLayout
-from cachestore.interop.formats.families import AI_TOOLKIT
+from cachestore.interop.formats.families import AI_TOOLKIT, LTX
 from cachestore.interop.formats.matching import Added, ExportVariant, Named, same_words
 from cachestore.interop.learned_buckets import learned_buckets
 from cachestore.source.files import Folder
@@ -126,7 +126,11 @@ class Taken:
                 f"{trainer} will not find {len(self.missed)} of {self.latents} latents: it resizes and crops these pictures for"
                 f" other buckets, and encodes them again ({first_of(self.missed)}){self._advice}"
             )
-        if torn := [shapes for shapes in self.batches.values() if len(shapes) > 1]:
+        if trainer == LTX and not (self.layout.captions and self.layout.visuals):
+            lacking = "latents" if self.layout.captions else "text"
+            yield f"ltx uses only what has both text and latents, and this data set has no {lacking}: add it with `cachestore precompute`"
+        torn = [] if trainer == LTX else [shapes for shapes in self.batches.values() if len(shapes) > 1]
+        if torn:
             yield (
                 f"{len(torn)} of {plural(len(self.batches), 'group')} from which {trainer} makes batches"
                 f" {noun(len(torn), 'holds', 'hold')} latents of several shapes"
@@ -153,5 +157,8 @@ class Taken:
                 " only if each"
                 " caption file holds exactly the caption, without spaces or a line end after it"
             )
+        shapes = {shape for those in self.batches.values() for shape in those}
+        if self.layout.format.name == LTX and len(shapes) > 1:
+            yield f"the latents have {len(shapes)} shapes, and ltx puts any samples into one batch: train with a batch size of 1"
         if self.layout.format.name == AI_TOOLKIT and self.layout.captions is not None and len(self.layout.catalog):
             yield "with caption_dropout_rate above 0 ai-toolkit encodes the empty caption itself, once for each picture"

@@ -8,7 +8,7 @@ from typing import Any
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.inputs import WITHIN, cells_each, framing_of, sides_each
 from cachestore.core.keys import Json, Key
-from cachestore.core.raw_tensors import Latents, Raw, Text, cast, to_state
+from cachestore.core.raw_tensors import Latents, Raw, Text, cast, folded, to_state
 from cachestore.core.samples import CONTROL, MASK
 from cachestore.core.words import plural
 from cachestore.encode import families
@@ -96,6 +96,7 @@ class ExportValues:
             raw = stored[kind]
             if kind != state.kind:
                 self.note_cast("latents", f"a {kind}, but the trainer caches a {state.kind}")
+        raw = folded(raw, int(recipe.read["patchify"])) if state.is_scaled else raw
         was_scaled = bool(recipe.read.get("scaled", False))
         if was_scaled != state.is_scaled:
             how = "normalised" if state.is_scaled else "normalising undone"

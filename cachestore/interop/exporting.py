@@ -98,7 +98,7 @@ def export_cache(
     Args:
         store: the store's folder.
         name: the name of the data set.
-        format: "sd-scripts", "simpletuner", "musubi" or "ai-toolkit"; or "webdataset", for tars with all that the data set has.
+        format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit" or "ltx"; or "webdataset", for tars with all that the data set has.
         folder: where to write; made if it does not exist. sd-scripts and ai-toolkit cache beside the pictures, so it may be DATA itself.
         generation: of the data set; the newest by default.
         family: such as "flux", if the data set does not say it. Latents alone may fit several families.
@@ -189,7 +189,7 @@ def _encoded(wanted: Format, contents: Contents) -> bytes:
         case "torch":
             from cachestore.interop.formats.torch_files import write_torch
 
-            return write_torch(contents.tensors)
+            return write_torch(contents.tensors, contents.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ class _Export:
                 self._fail(self.layout.catalog.ids[row], column.encoder, error)
                 continue
             for tree in self.layout.text_trees(row):
-                yield _Made(column.encoder, f"{tree}{path}", (key, named.caption), contents)
+                yield _Made(column.encoder, self.layout.inside(tree, path), (key, named.caption), contents)
 
     def _latents_files(self, row: int) -> Iterator[_Made]:
         """Yield the files of a row's picture, one for each variant or one for all. Failures are recorded."""
@@ -292,7 +292,7 @@ class _Export:
                 continue
             for variant, cell in zip(variants, several, strict=True):
                 self.taken.weigh(row, cell[0], variant)
-            yield _Made(column.encoder, f"{self.layout.tree(row, column)}{path}", keys, contents)
+            yield _Made(column.encoder, self.layout.inside(self.layout.tree(row, column), path), keys, contents)
 
     def _side_data(self) -> dict[str, object]:
         """Return SimpleTuner's files of sizes and crops by path, for each of its data sets; empty for other trainers.

@@ -10,7 +10,7 @@ from cachestore.encode import families
 from cachestore.encode.unit import Encoder
 from cachestore.files.paths import Layout
 from cachestore.interop.file_encoder import ImportedLatents, ImportedText
-from cachestore.interop.formats.families import Family, State, Width, family_of_pipeline
+from cachestore.interop.formats.families import Family, State, Width, families_of_pipeline
 from cachestore.interop.formats.text import THIRD
 from cachestore.interop.import_matching import CacheScan
 from cachestore.interop.import_request import ImportRequest
@@ -56,17 +56,18 @@ def family_of_cache(found: CacheScan, made: Mapping[str, Encoder]) -> Family:
     held = {parsed.family.name: parsed.family for those in found.by_kind.values() for _path, parsed in those if parsed.family is not None}
     named = matches.families or held
     pipeline = made["text"].recipe.make.get("pipeline") if "text" in made else _pipeline_of(request.model)
-    declared = family_of_pipeline(str(pipeline)) if pipeline is not None else None
+    declared = families_of_pipeline(str(pipeline)) if pipeline is not None else []
     if matches.family is None and len(named) > 1:
         raise BadInput(f"{request.folder} holds caches of {', '.join(sorted(named))}: pass --family with the one to import")
-    family = matches.family or next(iter(named.values()), None) or declared
+    family = matches.family or next(iter(named.values()), None) or (declared[0] if len(declared) == 1 else None)
     if family is None:
         raise BadInput(
             f"neither the files of {request.folder} nor the model say which model family they are of: pass --family, such as sdxl or flux"
         )
-    if declared is not None and declared != family:
+    if declared and family not in declared:
         raise BadInput(
-            f"the files of {request.folder} are of {family.name}, but {request.model} is of {declared.name}: pass the model that made them"
+            f"the files of {request.folder} are of {family.name}, but {request.model} is of {declared[0].name}: pass the model that made"
+            " them"
         )
     family.written_as(request.format)  # raises if the trainer has no name for it
     return replace(family, widths={**family.widths, **_widths_of(made.get("text"), family)})
@@ -111,8 +112,10 @@ def _latents_recipe(family: Family, state: State, make: Mapping[str, Json], made
         scale = {"scaling_factor": family.scale.factor, "shift_factor": family.scale.shift}
         released = {**scale, "latent_channels": family.channels, "block_out_channels": [1] * 4, **family.vae_config}
         read = families.latents_read(families.vae_family(family.vae_class), released, state.kind)
-    if state.is_scaled:
-        read["scaled"] = True
+    if state.is_scaled:  # neighbours that the denoiser takes as channels are folded already
+        patch = int(read["patchify"])
+        folded = {"channels": read["channels"] * patch**2, "spatial_factor": read["spatial_factor"] * patch, "patchify": 1}
+        read |= {"scaled": True, **folded}
     return Recipe("latents", {**make, "scaled": state.is_scaled, "outputs": [state.kind]}, read)
 
 

@@ -104,11 +104,13 @@ class CacheScan:
             self.wanted.reading.match(self.paths, may_match, self.matches)
             return
         diffusion_pipe.match(list(self._items(cache)), self.samples, self.matches)
-        if self.matches.family is None:
-            names = {part for path in self.paths for part in PurePosixPath(path).parts} | {Path(self.request.folder).absolute().name}
-            for family in ("flux", "sdxl"):
-                if family in names:
-                    self.matches.counts(family_named(family))
+        names = {part for path in self.paths for part in PurePosixPath(path).parts} | {Path(self.request.folder).absolute().name}
+        models = diffusion_pipe.families_in(names)
+        for family in models.values() if self.matches.family is None else ():
+            self.matches.counts(family)
+        if self.request.encode != ("text",) and any(VIDEO in one.images and visual_of(one) in self.matches.latents for one in self.samples):
+            rate = diffusion_pipe.rate_of_videos(models, self.request.claims, self.request.fps)
+            self.request = replace(self.request, fps=rate)
 
     def settle_videos(self, seen: Remarks) -> None:
         """Make a sample of each clip of a video. If the cache holds nothing of videos, they are left out, as `precompute` does."""

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from cachestore.core.batch_shapes import folded_shape
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.keys import Json, Key, Recipe, digest_bytes, digest_opened
-from cachestore.core.raw_tensors import FLOATS, Raw, Scale, cast, numbers, to_state
+from cachestore.core.raw_tensors import FLOATS, Raw, Scale, as_array, cast, folded, from_array, numbers, to_state
 from cachestore.core.samples import IMAGE, VIDEO
 from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.clips import Clip, as_rate
@@ -35,6 +36,8 @@ FAR: Final = 0.5
 """Latents farther than this from what the declared VAE makes are of another picture. Relative, after its variance is subtracted."""
 _SPREAD: Final = 1.5
 """The squared noise of a sample may be this many times its expected value; with thousands of numbers it is within a few percent."""
+_PATCH: Final = 2
+"""FLUX.2's denoiser takes 2 x 2 neighbours as channels, and its scaled latents have this form."""
 _LOGVAR_LEAST, _LOGVAR_MOST = -30.0, 20.0
 
 
@@ -176,6 +179,8 @@ def _latents_difference(recipe: Recipe, stored: Mapping[str, Raw], made: Mapping
     was_scaled = bool(recipe.read.get("scaled", False))
     latents = numbers(to_state(stored[kind], scale_of(recipe.read), was_scaled=was_scaled, is_scaled=False)).astype(np.float64)
     mean, deviation = _mean_and_deviation(made)
+    if was_scaled and latents.shape == folded_shape(mean.shape, _PATCH):
+        mean, deviation = (as_array(folded(from_array(one), _PATCH)) for one in (mean, deviation))
     if latents.shape != mean.shape:
         return f"{kind} is {list(latents.shape)}, but the declared VAE makes {list(mean.shape)}"
     noise = _SPREAD * float(np.square(deviation).sum()) if kind == "sample" else 0.0

@@ -329,7 +329,7 @@ def test_what_has_no_form_in_a_format_is_refused_before_anything_is_written(tmp_
         send("diffusion-pipe", store, out)
     with pytest.raises(
         BadInput,
-        match=r"'kohya' is not known; .* is sd-scripts, simpletuner, musubi, ai-toolkit, webdataset; did you mean 'sd-scripts'\?$",
+        match=r"'kohya' is not known; .* is sd-scripts, simpletuner, musubi, ai-toolkit, ltx, webdataset; did you mean 'sd-scripts'\?$",
     ):
         send("kohya", store, out)
     with pytest.raises(BadInput, match="the family 'wam' are not known"):

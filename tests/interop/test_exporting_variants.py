@@ -372,3 +372,20 @@ def test_a_variant_that_was_not_made_is_a_failure_of_its_sample(tmp_path, out, c
     assert main(["export", str(store), "--format", "musubi", "-o", str(out)]) == FAILURES
     assert "latents of 'a/one.png': it was not encoded" in capsys.readouterr().out
     assert len(list((out / "512").glob("*_fk.safetensors"))) == 1
+
+
+def test_ltx_finds_all_resolutions_and_sources_in_one_folder(store, out, monkeypatch):
+    """Its trainer takes one folder, and reads all that is below `latents`."""
+    shape = lambda name, resolution: (128, 1, *picture_of(name, resolution).latent)  # noqa: E731
+    monkeypatch.setattr(
+        f"{__name__}.value", lambda name, resolution, *more: trainers.noise(name, resolution, *more, shape=shape(name, resolution))
+    )
+    make_store(store, Wanted(sources=("x", "y")))
+    written = send("ltx", store, out, family="ltx2")
+    assert written.complete, written
+    paths = {str(path.relative_to(out)) for path in out.rglob("*.pt")}
+    stems = [f"{source}/{side}/{stem}.pt" for source in "xy" for side in (256, 512) for stem in ("a/one", "two")]
+    assert paths == {f"{kind}/{stem}" for kind in ("latents", "conditions") for stem in stems}
+    assert written.remarks == ("the latents have 3 shapes, and ltx puts any samples into one batch: train with a batch size of 1",)
+    with pytest.raises(BadInput, match="an export for ltx has no mirrored pictures: pass leave_out"):
+        send("ltx", make_store(out / "flipped", Wanted(options={"flip": True})), out, family="ltx2")

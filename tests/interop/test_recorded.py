@@ -68,7 +68,7 @@ def test_an_export_has_the_files_and_tensors_of_the_trainer(trainer, driver, cas
     written = send(trainer, tmp_path / "store", tmp_path / "out", family=case.family)
     assert written.complete, written
     theirs, ours = files_of(cache), files_of(tmp_path / "out")
-    if case.left_out:  # files of mirrored pictures
+    if case.left_out or "text" not in case.kinds:  # files of mirrored pictures, and of text that is not imported
         theirs = {name: tensors for name, tensors in theirs.items() if name in ours}
     assert theirs.keys() == ours.keys()
     assert len(theirs) >= 3

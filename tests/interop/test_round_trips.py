@@ -19,11 +19,12 @@ from tests.interop.caches import equal, send
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]
 
-PIPELINES = {"sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "z-image": "zimage", "qwen-image": "qwenimage", "wan": "wan"}
+PIPELINES = {"sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "z-image": "zimage", "qwen-image": "qwenimage", "wan": "wan", "ltx2": "ltx2"}
 SLOW = [
     *((kind, family) for kind in ("sd-scripts", "simpletuner", "ai-toolkit") for family in ("sdxl", "sd3", "flux")),
     ("simpletuner", "qwen-image"),
     *(("musubi", family) for family in ("flux", "z-image", "qwen-image", "wan")),
+    ("ltx", "ltx2"),
 ]
 
 
@@ -153,6 +154,7 @@ def test_200_pictures_come_back_from_a_trainers_files(tmp_path, monkeypatch, kin
     data = pictures(tmp_path / "data", 200)
     source = data / "rows.jsonl" if kind == "musubi" and family == "flux" else data
     model = tiny_model(family, tmp_path / "model", monkeypatch)
-    kept = "mean" if (kind, family) in {("musubi", "wan"), ("musubi", "z-image")} else "sample"
-    encoded(source, model, tmp_path / "store", latents=kept, buckets=kind)
+    kept = "mean" if (kind, family) in {("musubi", "wan"), ("musubi", "z-image"), ("ltx", "ltx2")} else "sample"
+    more: Any = {"encode_args": {"max_sequence_length": 256}} if family == "ltx2" else {"buckets": kind}
+    encoded(source, model, tmp_path / "store", latents=kept, **more)
     check_round_trip(kind, family, tmp_path / "store", source, model, tmp_path / "round")

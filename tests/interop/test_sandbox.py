@@ -116,8 +116,9 @@ def test_a_file_above_the_cap_is_refused_without_starting_anything(monkeypatch):
 
 def test_equal_tensors_make_equal_files():
     tensors = {"a": ("BF16", (2,), b"\x01\x02\x03\x04"), "b": ("I64", (), bytes(8))}
-    assert write_torch(tensors) == write_torch(tensors)
-    assert read_torch(write_torch(tensors)).tensors == {name: (d, s, bytes(b)) for name, (d, s, b) in tensors.items()}
+    assert write_torch(tensors, {}) == write_torch(tensors, {})
+    assert read_torch(write_torch(tensors, {"fps": 1.5})).values == {"fps": 1.5}
+    assert read_torch(write_torch(tensors, {})).tensors == {name: (d, s, bytes(b)) for name, (d, s, b) in tensors.items()}
 
 
 def test_an_archive_of_many_or_large_arrays_is_refused_before_it_is_unpacked(monkeypatch):

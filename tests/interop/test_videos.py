@@ -238,3 +238,71 @@ def test_two_samples_of_one_video_get_the_same_clips_each_with_its_caption(video
     report = bring("musubi", tmp_path / "cache", store, videos / "rows.jsonl")
     assert (report.report.encoded, report.report.failed) == (2, 0)
     assert sorted(cs.CachedDataset(store).ids) == ["one#00000-005", "one#00005-005", "two#00000-005", "two#00005-005"]
+
+
+BEGINNING = {"model": "a model", "video_clip_mode": "single_beginning"}
+"""What a user says of diffusion-pipe's clips."""
+
+
+def write_wan(cache):
+    """What diffusion-pipe caches of each video, by the video's name."""
+    return {name: trainers.write_diffusion_pipe_wan(cache, f"{name}.mkv", f"what {name} does", 9, SIZE) for name in LENGTHS}
+
+
+def test_what_diffusion_pipe_cached_of_videos_is_of_their_beginning_at_the_models_rate(videos, store, tmp_path):
+    wanted = write_wan(tmp_path / "wan")
+    report = bring("diffusion-pipe", tmp_path / "wan", store, videos, claims=BEGINNING)
+    assert (report.complete, report.family, report.unmatched) == (True, "wan", ())
+    data = cs.CachedDataset(store)
+    assert sorted(data.ids) == [f"{name}.mkv" for name in sorted(LENGTHS)]
+    for name, (latents, rows) in wanted.items():
+        sample = data[data.index(f"{name}.mkv")]
+        assert equal(sample["latents"], latents)
+        assert equal(sample["prompt_embeds"], rows)
+    assert facts_of(store) == {f"{name}.mkv": (9, 0, 16, 1) for name in LENGTHS}
+
+
+@pytest.mark.parametrize(
+    ("folder", "fps", "rate"), [("wan2.2_5b", None, 24), ("skyreels_v2", None, 24), ("wan_i2v", None, 16), ("wan", 12, 12)]
+)
+def test_the_rate_of_diffusion_pipes_clips_is_that_of_the_model_which_its_folder_names(videos, store, tmp_path, folder, fps, rate):
+    trainers.write_diffusion_pipe_wan(tmp_path / folder, "dog.mkv", "what dog does", 9, SIZE)
+    bring("diffusion-pipe", tmp_path / folder, store, videos, claims=BEGINNING, fps=fps)
+    assert facts_of(store) == {"dog.mkv": (9, 0, rate, 1)}
+
+
+@pytest.mark.parametrize(
+    ("folder", "claims", "reason"),
+    [
+        ("wan", {"model": "a model"}, "says which frames of a video it is of"),
+        ("wan", {"video_clip_mode": "single_middle"}, "clips from the middle of videos cannot be imported"),
+        ("renamed", BEGINNING, "nothing says at which rate"),
+    ],
+)
+def test_clips_of_diffusion_pipe_are_refused_while_nobody_says_which_frames_they_have(videos, store, tmp_path, folder, claims, reason):
+    write_wan(tmp_path / folder)
+    with pytest.raises(BadInput, match=reason):
+        bring("diffusion-pipe", tmp_path / folder, store, videos, claims=claims, family="wan")
+    assert not store.exists()
+    assert bring("diffusion-pipe", tmp_path / folder, store, videos, claims=claims, family="wan", encode=["text"]).complete
+
+
+def test_of_several_resolutions_of_a_video_the_largest_is_imported_and_pictures_beside_videos_too(videos, store, tmp_path):
+    Image.new("RGB", SIZE).save(videos / "one.png")
+    (videos / "one.txt").write_text("a fox")
+    picture, _rows = trainers.write_diffusion_pipe_wan(tmp_path / "wan", "one.png", "a fox", 1, SIZE)
+    write_wan(tmp_path / "wan")
+    larger, _rows = trainers.write_diffusion_pipe_wan(tmp_path / "wan", "dog.mkv", "what dog does", 9, (96, 64))
+    report = bring("diffusion-pipe", tmp_path / "wan", store, videos, claims=BEGINNING, encode=["latents"])
+    assert report.complete
+    data = cs.CachedDataset(store)
+    assert equal(data[data.index("dog.mkv")]["latents"], larger)
+    assert equal(data[data.index("one.png")]["latents"], picture)
+
+
+def test_a_clip_of_diffusion_pipe_that_is_longer_than_its_video_fails(videos, store, tmp_path):
+    trainers.write_diffusion_pipe_wan(tmp_path / "wan", "dog.mkv", "what dog does", 9, SIZE)
+    trainers.write_diffusion_pipe_wan(tmp_path / "wan", "a cat.mkv", "what a cat does", 13, SIZE)
+    report = bring("diffusion-pipe", tmp_path / "wan", store, videos, claims=BEGINNING)
+    assert "is of the frames 0 to 12, but the video has 9" in reasons_of(report)["a cat.mkv"]
+    assert list(cs.CachedDataset(store).ids) == ["dog.mkv"]

@@ -375,3 +375,15 @@ def write_diffusion_pipe(folder, family="flux", pictures=PICTURES, *, dtype=torc
         made = text_of(picture.caption, family, dtype)
         write_shards(folder / f"ar_frames_{name}_1" / "text_embeddings_1", [{"clip_embed": made["pooled"], "image_spec": spec}])
         write_shards(folder / f"ar_frames_{name}_1" / "text_embeddings_2", [{"t5_embed": made["prompt"], "image_spec": spec}])
+
+
+def write_diffusion_pipe_wan(folder, name, caption, frames, size, *, dtype=torch.bfloat16, width=16):
+    """Latents and text of one video or picture of Wan. Rows after the caption are what the encoder makes of padding."""
+    spec, (across, down) = (None, f"/elsewhere/data/{name}"), size
+    tensor = noise(name, frames, across, shape=(16, (frames - 1) // 4 + 1, down // 8, across // 8), dtype=dtype)
+    rows = noise(caption, shape=(9, width), dtype=dtype)
+    latents = {"latents": tensor, "mask": None, "image_spec": spec, "caption": [caption]}
+    write_shards(folder / f"cache_{name}x{across}x{down}x{frames}" / "latents", [latents])
+    text = {"text_embeddings": rows, "seq_lens": torch.tensor(3), "image_spec": spec}
+    write_shards(folder / f"ar_frames_{name}_{frames}_{across}" / "text_embeddings_1", [text])
+    return tensor, rows[:3]

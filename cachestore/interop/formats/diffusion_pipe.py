@@ -4,30 +4,36 @@
     .../ar_frames_AR_FRAMES/text_embeddings_I/{metadata.db, shard_N.bin}  output of text encoder I, with the picture's path
     .../uncond_text_embeddings_I/{metadata.db, shard_N.bin}               the same of the empty caption
 
+A video has one clip, at the model's own rate. Which frames it has is nowhere in the files: `video_clip_mode` of the configuration decides.
+
 There is no export: diffusion-pipe deletes a cache with another fingerprint, which is a digest of its own code's state.
 """
 
 import re
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from cachestore.core.errors import EncodeFailed
+from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.keys import Json
-from cachestore.core.raw_tensors import Contents, Latents, Text
+from cachestore.core.raw_tensors import Contents, Latents, Text, as_array, rows, without_batch
 from cachestore.core.samples import Sample
 from cachestore.core.words import plural
 from cachestore.interop.formats.containers import LARGEST_BYTES
-from cachestore.interop.formats.families import DIFFUSION_PIPE, Family, unframed
+from cachestore.interop.formats.families import DIFFUSION_PIPE, Family, family_of, unframed
 from cachestore.interop.formats.matching import FileLocation, Matches, ParsedName, first_caption, references_of, visuals_of
-from cachestore.interop.formats.text import taken, taken_apart
+from cachestore.interop.formats.text import PROMPT, taken, taken_apart
 
 _SHARD: Final = re.compile(r"shard_(\d+)")
 _TEXT_FOLDER: Final = re.compile(r"(?P<empty>uncond_)?text_embeddings_\d+")
 _CAPTION: Final = re.compile(r"caption(\.\d+)?")
+_MODE, _BEGINNING = "video_clip_mode", "single_beginning"
+_RATE: Final = 16
+_RATES: Final[Mapping[str, int]] = {"wan2.2_5b": 24, "skyreels_v2": 24, "skyreels_v2_i2v": 24}
+"""The rate at which it takes frames for a model, by the name of the cache's folder, if that is not 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,26 @@ def locations_in(root: Path, table: str) -> list[FileLocation]:
     return [FileLocation(str(folder / f"shard_{shard}.bin"), start, size) for shard, start, size in rows]
 
 
+def families_in(names: Iterable[str]) -> dict[str, Family]:
+    """Return the families that folders are named after, by the folder's name."""
+    return {name: family for name in sorted(names) if (family := family_of(DIFFUSION_PIPE, name)) is not None}
+
+
+def rate_of_videos(models: Iterable[str], claims: Mapping[str, Json], fps: float | None) -> float:
+    """Return the rate at which frames of videos were taken. Raises BadInput if it is unknown, or which frames a clip has."""
+    if claims.get(_MODE) != _BEGINNING:
+        raise BadInput(
+            f"no file of {DIFFUSION_PIPE} says which frames of a video it is of: if {_MODE} in its configuration is {_BEGINNING}, or is"
+            f" missing, pass --claim {_MODE}={_BEGINNING}; clips from the middle of videos cannot be imported"
+        )
+    rates = {_RATES.get(model, _RATE) for model in models}
+    if fps is None and len(rates) != 1:
+        raise BadInput(
+            f"nothing says at which rate {DIFFUSION_PIPE} took frames: pass --fps 16, or --fps 24 if the model is Wan 2.2 5B or SkyReels V2"
+        )
+    return rates.pop() if fps is None else fps
+
+
 def match(items: Sequence[Item], samples: Sequence[Sample], matches: Matches) -> None:
     """Match values to pictures: the path that a value names must end with a reference of the source."""
     pictures = visuals_of(samples)
@@ -145,12 +171,17 @@ def _match_text(reference: str, those: Sequence[Item], stated: Sequence[str], sa
 
 
 def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
-    """Return the latents of one picture. Raises EncodeFailed."""
+    """Return the latents of one picture or clip. Raises EncodeFailed."""
     others = dict(contents.tensors)
     (raw,) = taken(others, "latents")
-    return family.latents(DIFFUSION_PIPE, unframed(raw), others, location.facts)
+    tensor = without_batch("latents", raw, 4) if family.has_frames else unframed(raw)
+    return family.latents(DIFFUSION_PIPE, tensor, others, location.facts)
 
 
 def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:
     """Return the text of one caption, from all its encoders. Raises EncodeFailed."""
-    return taken_apart(family, dict(contents.tensors), "t5_embed", "clip_embed")
+    tensors = dict(contents.tensors)
+    if family.name == "wan":  # rows after the caption are padding, which its denoiser never sees
+        raw, length = taken(tensors, "text_embeddings", "seq_lens")
+        return Text({PROMPT: rows(without_batch(PROMPT, raw, 2), 0, int(as_array(length)))}, tensors)
+    return taken_apart(family, tensors, "t5_embed", "clip_embed")

@@ -71,7 +71,7 @@ class Family:
         return Latents(tensor, state.is_scaled, state.kind, others, facts)
 
 
-_SCALED, _RAW = State(is_scaled=True), State(is_scaled=False)
+_SCALED, _RAW, _MEAN = State(is_scaled=True), State(is_scaled=False), State(is_scaled=True, kind="mean")
 _ALL: Final = frozenset({SD_SCRIPTS, SIMPLETUNER, AI_TOOLKIT})
 
 FAMILIES: Final = (
@@ -125,10 +125,14 @@ FAMILIES: Final = (
         vae_class="AutoencoderKLWan",
         channels=16,
         scale=Scale(),
-        names={MUSUBI: ("wan", "wan"), SIMPLETUNER: ("wan",)},
-        states={MUSUBI: State(is_scaled=True, kind="mean"), SIMPLETUNER: State(is_scaled=True, kind="mean")},
+        names={
+            MUSUBI: ("wan", "wan"),
+            SIMPLETUNER: ("wan",),
+            DIFFUSION_PIPE: ("wan", "wan_i2v", "wan_flf2v", "wan2.2_i2v", "wan2.2_5b", "skyreels_v2", "skyreels_v2_i2v"),
+        },
+        states=dict.fromkeys((MUSUBI, SIMPLETUNER, DIFFUSION_PIPE), _MEAN),
         has_frames=True,
-        text=frozenset({MUSUBI}),
+        text=frozenset({MUSUBI, DIFFUSION_PIPE}),
     ),
     Family(
         name="qwen-image",
@@ -151,6 +155,50 @@ FAMILIES: Final = (
         text=frozenset({MUSUBI}),
     ),
     Family(
+        name="flux2",
+        pipeline="Flux2Pipeline",
+        vae_class="AutoencoderKLFlux2",
+        channels=32,
+        scale=Scale(),
+        names={MUSUBI: ("f2d", "flux_2_dev")},
+        states={MUSUBI: _MEAN},
+        text=frozenset({MUSUBI}),
+    ),
+    *(
+        Family(
+            name=f"flux2-klein-{size}",
+            pipeline="Flux2KleinPipeline",
+            vae_class="AutoencoderKLFlux2",
+            channels=32,
+            scale=Scale(),
+            names={MUSUBI: (f"f2k{size}", f"flux_2_klein_{size}")},
+            states={MUSUBI: _MEAN},
+            text=frozenset({MUSUBI}),
+        )
+        for size in ("4b", "9b")
+    ),
+    Family(
+        name="hunyuanvideo",
+        pipeline="HunyuanVideoPipeline",
+        vae_class="AutoencoderKLHunyuanVideo",
+        channels=16,
+        scale=Scale(0.476986),
+        names={MUSUBI: ("hv", "hunyuan_video")},
+        states={MUSUBI: _RAW},
+        has_frames=True,
+        text=frozenset({MUSUBI}),
+    ),
+    Family(
+        name="hunyuanvideo15",
+        pipeline="HunyuanVideo15Pipeline",
+        vae_class="AutoencoderKLHunyuanVideo15",
+        channels=32,
+        scale=Scale(1.03682),
+        names={MUSUBI: ("hv15", "hunyuan_video_1_5")},
+        states={MUSUBI: State(is_scaled=False, kind="mean")},
+        has_frames=True,
+    ),
+    Family(
         name="ltx2",
         pipeline="LTX2Pipeline",
         vae_class="AutoencoderKLLTX2Video",
@@ -158,7 +206,7 @@ FAMILIES: Final = (
         channels=128,
         scale=Scale(),
         names={LTX: ("ltx2",)},
-        states={LTX: State(is_scaled=True, kind="mean")},
+        states={LTX: _MEAN},
         has_frames=True,
         text=frozenset({LTX}),
     ),
@@ -179,10 +227,10 @@ def family_of(trainer: str, name: str) -> Family | None:
     return next((family for family in FAMILIES if name in family.names.get(trainer, ())), None)
 
 
-def family_of_pipeline(pipeline: str) -> Family | None:
-    """Return the family of a diffusers pipeline; None for an unknown one. FLUX.1 Kontext is cached like FLUX.1."""
+def families_of_pipeline(pipeline: str) -> list[Family]:
+    """Return the families of a diffusers pipeline: two for FLUX.2 klein, which has two sizes. FLUX.1 Kontext is cached like FLUX.1."""
     wanted = "FluxPipeline" if pipeline == "FluxKontextPipeline" else pipeline
-    return next((family for family in FAMILIES if family.pipeline == wanted), None)
+    return [family for family in FAMILIES if family.pipeline == wanted]
 
 
 def marked(trainer: str, tensors: Mapping[str, Raw]) -> dict[str, Raw]:

@@ -4,25 +4,33 @@ latents/PATH.pt       `latents` `[C, F, h, w]`, normalised; `num_frames`, `heigh
 conditions/PATH.pt    `video_prompt_embeds` and `audio_prompt_embeds` `[rows, width]`: each token's layers, normalised and projected, before
                       the connectors' transformers; `prompt_attention_mask` `[rows]`. Padding is on the left
 
-Both are in `.precomputed`, beside the list of videos. PATH is relative to the folder of that list, without its extension.
+Both are in `.precomputed`, beside the list of videos. PATH is relative to the folder of that list, without its extension. The trainer pairs
+the two by PATH alone.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Final
 
 import numpy as np
 
-from cachestore.core.raw_tensors import Contents, Latents, Text, as_array, refuse, rows, without_batch
+from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, as_array, from_array, refuse, rows, without_batch
 from cachestore.core.samples import Sample
-from cachestore.interop.formats.families import LTX, Family
-from cachestore.interop.formats.matching import FileLocation, Matches, ParsedName, by_name
+from cachestore.encode.bucket_rules import BucketSettings
+from cachestore.interop.formats.families import LTX, Family, own_of
+from cachestore.interop.formats.matching import ExportVariant, FileLocation, Matches, Named, ParsedName, by_name, stem_of
 from cachestore.interop.formats.text import PROMPT, taken
 
 FILES: Final = re.compile(r"\A(?P<kind>latents|conditions)/(?P<stem>.+)\.pt\Z")
 _VIDEO, _AUDIO, _MASK = "video_prompt_embeds", "audio_prompt_embeds", "prompt_attention_mask"
 _SIZES: Final = ("num_frames", "height", "width")
+_ROWS: Final = 1024
+"""The rows of each text with its padding. The connectors take no other number of the same text, as they fill the padding with registers."""
+_PICTURE_RATE, _UNKNOWN_RATE = 1.0, 24.0
+_OLDER: Final = "latent_"
+"""The trainer takes a name that begins so for one of its older version, and looks for the text under another name."""
 
 
 def parse_name(path: str) -> ParsedName | None:
@@ -80,4 +88,56 @@ def read_text(contents: Contents, _family: Family, _location: FileLocation) -> T
         raise refuse(
             f"its {_MASK} has the shape {list(raw_mask[1])} and {len(real)} ones, which are not one range of its {video[1][0]} rows"
         )
-    return Text({PROMPT: rows(video, int(real[0]), int(real[-1]) + 1)}, tensors)
+    return Text({PROMPT: rows(video, int(real[0]), int(real[-1]) + 1)}, {**tensors, _MASK: raw_mask})
+
+
+def latents_file(_family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
+    """Return path and contents of the latents of a picture or video. Raises EncodeFailed for a clip that is not the video's beginning."""
+    named, latents = variants[0].named, variants[0].latents
+    if named.span is not None and named.span.start:
+        raise refuse(f"its clip begins at frame {named.span.start}, but ltx takes frames from the beginning: precompute without --clips")
+    if PurePosixPath(named.reference).name.startswith(_OLDER):
+        raise refuse(f"ltx does not find text of a file whose name begins with {_OLDER}: rename it, and run `cachestore precompute` again")
+    tensor = without_batch("latents", latents.tensor, 4)
+    sizes = dict(zip(_SIZES, tensor[1][1:], strict=True))
+    return _path("latents", named), Contents({"latents": tensor, **own_of(LTX, latents.others)}, {**sizes, "fps": _rate(named, latents)})
+
+
+def _rate(named: Named, latents: Latents) -> float:
+    """Return the frames of each second: those of the imported file, else those of the video; 1 for a picture."""
+    stated = latents.info.get("fps")
+    if isinstance(stated, int | float) and 0 < stated < 1e6:
+        return float(stated)
+    return named.fps or (_PICTURE_RATE if named.span is None else _UNKNOWN_RATE)
+
+
+def text_file(_family: Family, named: Named, text: Text) -> tuple[str, Contents]:
+    """Return path and contents of the text of a picture or video, padded as its file was that was imported, else on the left.
+
+    Raises EncodeFailed if the text has more rows than the trainer's.
+    """
+    video = text.tensors[PROMPT]
+    audio, count = text.others.get(_AUDIO, video), video[1][0]  # LTX-2.3 has a projection for each
+    mask = own_of(LTX, text.others).get(_MASK)
+    if mask is None and count > _ROWS:
+        raise refuse(f"its text has {count} rows, but ltx takes {_ROWS}: precompute with --encode-arg max_sequence_length={_ROWS}")
+    if mask is None:
+        mask = from_array((np.arange(_ROWS) >= _ROWS - count).astype(np.int64))
+    made = _padded(video, mask)
+    return _path("conditions", named), Contents({_VIDEO: made, _MASK: mask, _AUDIO: made if audio is video else _padded(audio, mask)})
+
+
+def _padded(raw: Raw, mask: Raw) -> Raw:
+    """Return the rows with zeros wherever the mask has none."""
+    real = as_array(mask).reshape(-1) != 0
+    made = np.zeros((len(real), raw[1][1]), as_array(raw).dtype)
+    made[real] = as_array(raw)
+    return from_array(made, raw[0])
+
+
+def _path(folder: str, named: Named) -> str:
+    return f"{folder}/{stem_of(named.reference)}.pt"
+
+
+def stacks(_named: Named, _settings: BucketSettings) -> None:
+    """Return the same for all: the trainer makes batches of any samples."""

@@ -180,6 +180,8 @@ class Named:
     bucket: tuple[int, int] | None = None
     span: ClipFrames | None = None
     """The frames of a video."""
+    fps: float | None = None
+    """The rate of these frames; None for a picture, or if it is unknown."""
     resized: tuple[int, int] | None = None
     crop: tuple[int, int, int, int] | None = None
     tokens: int | None = None

@@ -11,15 +11,17 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
+import numpy as np
+
 from cachestore.core.keys import Json
-from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, refuse, without_batch
+from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, from_array, refuse, without_batch
 from cachestore.core.samples import IMAGE, VIDEO, Sample
 from cachestore.encode.bucket_rules import RULES, BucketSettings
 from cachestore.encode.buckets import Size
 from cachestore.interop.formats.containers import DTYPE_NAMES, dtype_name
 from cachestore.interop.formats.families import MUSUBI, Family, family_of, own_of, unframed
 from cachestore.interop.formats.matching import ClipFrames, ExportVariant, FileLocation, Matches, Named, ParsedName, by_name, first_caption
-from cachestore.interop.formats.text import POOLED, PROMPT
+from cachestore.interop.formats.text import POOLED, PROMPT, padded, unpadded
 
 _DTYPES: Final = "|".join(sorted(DTYPE_NAMES.values(), key=len, reverse=True))
 _LATENTS_KEY: Final = re.compile(rf"latents_(?:(?P<frames>\d+)x)?(?P<height>\d+)x(?P<width>\d+)_(?:{_DTYPES})")
@@ -27,17 +29,22 @@ _KEY: Final = re.compile(rf"(?P<name>.+)_(?:{_DTYPES})")
 _LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<arch>[a-z0-9]+)\.safetensors")
 _CLIP: Final = re.compile(r"(?P<video>.+)_(?P<start>\d{5,9})-(?P<frames>\d{3,9})")
 _TEXT: Final = re.compile(r"(?P<stem>.+)_(?P<arch>[a-z0-9]+)_te\.safetensors")
+_FLUX2: Final = ("flux2", "flux2-klein-4b", "flux2-klein-9b")
 _TEXTS: Final[Mapping[str, Mapping[str, str]]] = {
     "flux": {"t5_vec": PROMPT, "clip_l_pooler": POOLED},
     "wan": {"varlen_t5": PROMPT},
     "qwen-image": {"varlen_vl_embed": PROMPT},
     "z-image": {"varlen_llm_embed": PROMPT},
+    **{name: {"ctx_vec": PROMPT} for name in _FLUX2},
+    "hunyuanvideo": {"llm": PROMPT, "clipL": POOLED},
 }
 """By family: the names of its tensors in files, and here."""
 _VERSION: Final = "1.0.1"
-_SEVERAL_CONTROLS: Final = frozenset({"qwen-image"})
+_SEVERAL_CONTROLS: Final = frozenset({"qwen-image", *_FLUX2})
 """Families whose control images are numbered."""
 _NEEDS_CONTROL: Final = frozenset({"flux"})
+_MASK, _PADDED_TO = "llm_mask", 256
+"""The mask of HunyuanVideo's rows, and how many there are with padding."""
 _STEP: Final = 16
 """The sides of its buckets are multiples of this."""
 
@@ -109,6 +116,8 @@ def read_text(contents: Contents, family: Family, location: FileLocation) -> Tex
     made = {name: without_batch(key, contents.tensors[key], 1 if name == POOLED else 2) for key, name in found.items() if name is not None}
     if lacking := sorted(set(names.values()) - set(made)):
         raise refuse(f"it has no {', '.join(lacking)}, but {', '.join(sorted(contents.tensors)) or 'nothing'}")
+    if _MASK in others:
+        made[PROMPT] = unpadded(made[PROMPT], others.pop(_MASK), _MASK)
     return Text(made, others, contents.values)
 
 
@@ -119,7 +128,11 @@ def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str
         raise refuse(
             "the size of the original picture is not known, and the file's name needs it: encode the picture here, then export again"
         )
-    made = {_key("latents_", latents.tensor): latents.tensor, **own_of(MUSUBI, latents.others), **_controls(family, variants[0].controls)}
+    made = {
+        _key(family, "latents_", latents.tensor): latents.tensor,
+        **own_of(MUSUBI, latents.others),
+        **_controls(family, variants[0].controls),
+    }
     if family.name in _NEEDS_CONTROL and not any(name.startswith("latents_control_") for name in made):
         raise refuse(
             f"musubi-tuner's {family.written_as(MUSUBI)} is FLUX.1 Kontext, which is also trained on latents of control images,"
@@ -139,9 +152,9 @@ def _named_size(named: Named) -> tuple[int, int] | None:
     return named.size if named.span is None else named.bucket
 
 
-def _key(prefix: str, raw: Raw) -> str:
+def _key(family: Family, prefix: str, raw: Raw) -> str:
     frames, (height, width) = raw[1][1] if len(raw[1]) == 4 else 1, raw[1][-2:]
-    return f"{prefix}{frames}x{height}x{width}_{dtype_name(raw[0])}"
+    return f"{prefix}{'' if family.name in _FLUX2 else f'{frames}x'}{height}x{width}_{dtype_name(raw[0])}"
 
 
 def _controls(family: Family, controls: Sequence[Raw]) -> dict[str, Raw]:
@@ -149,12 +162,17 @@ def _controls(family: Family, controls: Sequence[Raw]) -> dict[str, Raw]:
     if len(controls) > 1 and family.name not in _SEVERAL_CONTROLS:
         raise refuse(f"it has {len(controls)} control images, but musubi-tuner takes one for {family.name}")
     is_numbered = family.name in _SEVERAL_CONTROLS
-    return {_key(f"latents_control_{number}_" if is_numbered else "latents_control_", raw): raw for number, raw in enumerate(controls)}
+    return {
+        _key(family, f"latents_control_{number}_" if is_numbered else "latents_control_", raw): raw for number, raw in enumerate(controls)
+    }
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
     """Return name and contents of a picture's text file."""
     made = {f"{key}_{dtype_name(text.tensors[name][0])}": text.tensors[name] for key, name in _TEXTS[family.name].items()}
+    if family.name == "hunyuanvideo":
+        key, count = f"llm_{dtype_name(text.tensors[PROMPT][0])}", text.tensors[PROMPT][1][0]
+        made |= {key: padded(made[key], _PADDED_TO), _MASK: from_array((np.arange(_PADDED_TO) < count).astype(np.int64))}
     metadata = {"architecture": family.names[MUSUBI][1], "caption1": named.caption, "format_version": _VERSION}
     path = f"{PurePosixPath(named.reference).stem}_{family.written_as(MUSUBI)}_te.safetensors"
     return path, Contents({**made, **own_of(MUSUBI, text.others)}, metadata)

@@ -26,7 +26,6 @@ from cachestore.core.raw_tensors import (
     Latents,
     Raw,
     Text,
-    as_array,
     from_array,
     is_zero,
     refuse,
@@ -50,7 +49,7 @@ from cachestore.interop.formats.matching import (
     stem_of,
     visuals_of,
 )
-from cachestore.interop.formats.text import POOLED, PROMPT, batched, mask_of, taken, taken_apart, together
+from cachestore.interop.formats.text import POOLED, PROMPT, batched, mask_of, padded, taken, taken_apart, together, unpadded
 
 _TEXT: Final = re.compile(r"(?P<digest>[0-9a-f]{32})-(?P<family>.+)\.pt")
 _LATENTS: Final = re.compile(r"[0-9a-f]{64}\.pt")
@@ -257,11 +256,10 @@ def _unpadded(tensors: dict[str, Raw]) -> Text:
     prompt = without_batch(PROMPT, raw, 2)
     if _MASKS not in tensors:
         return Text({PROMPT: prompt}, tensors)
-    mask = as_array(tensors[_MASKS]).reshape(-1) != 0
-    count = int(mask.sum())
-    if len(mask) != prompt[1][0] or mask[count:].any() or not is_zero(rows(prompt, count)):
+    made = unpadded(prompt, tensors[_MASKS], _MASKS)
+    if not is_zero(rows(prompt, made[1][0])):
         raise refuse(f"its {_MASKS} are not ones, followed by zeros for padding")
-    return Text({PROMPT: rows(prompt, 0, count)}, tensors)
+    return Text({PROMPT: made}, tensors)
 
 
 def _by_position(name: str) -> str:
@@ -298,8 +296,7 @@ def _padded(prompt: Raw, mask: Raw | None) -> dict[str, Raw]:
     """Return text with its mask, as long as that of the file that it was imported from."""
     if mask is None:
         mask = from_array(np.ones((1, prompt[1][0]), np.int64))
-    lacking = mask[1][-1] - prompt[1][0]
-    return {PROMPT: batched(from_array(np.pad(as_array(prompt), [(0, lacking), (0, 0)]), prompt[0])), _MASKS: mask}
+    return {PROMPT: batched(padded(prompt, mask[1][-1])), _MASKS: mask}
 
 
 def stacks(named: Named, _settings: BucketSettings) -> str | None:

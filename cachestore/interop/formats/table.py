@@ -15,7 +15,7 @@ from cachestore.interop.formats.families import AI_TOOLKIT, DIFFUSION_PIPE, LTX,
 from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Matches, Named, ParsedName
 
 Container = Literal["npz", "safetensors", "torch"]
-Resolutions = Literal["one file", "one folder", "a folder each"]
+Resolutions = Literal["one file", "one folder", "a folder each", "a folder within"]
 Extra = Literal["flips", "masks", "drawn crops", "own crops", "controls", "videos"]
 
 
@@ -27,7 +27,7 @@ class Writing:
     """Makes the file of these variants: (path relative to the folder, contents). Raises EncodeFailed."""
     text: Callable[[Family, Named, Text], tuple[str, Contents]]
     resolutions: Resolutions
-    """Where a picture's latents of several resolutions are stored."""
+    """Where a picture's latents of several resolutions are stored. `a folder within` lies below the trainer's own folders."""
     takes: frozenset[Extra] = frozenset()
     """What the trainer caches besides latents of whole pictures."""
     latents_casts: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -168,6 +168,7 @@ FORMATS: Final = {
             re.compile(r"(^|/)(metadata\.db|shard_\d+\.bin)\Z"),
             Reading(diffusion_pipe.parse_name, None, diffusion_pipe.read_latents, diffusion_pipe.read_text),
             writing=None,
+            has_videos=True,
             why_not_written="it deletes a cache that its own code did not make",
         ),
         Format(
@@ -175,9 +176,14 @@ FORMATS: Final = {
             "torch",
             ltx.FILES,
             Reading(ltx.parse_name, ltx.match, ltx.read_latents, ltx.read_text),
-            writing=None,
+            Writing(
+                ltx.latents_file,
+                ltx.text_file,
+                "a folder within",
+                frozenset({"drawn crops", "own crops", "videos"}),
+                stacks=ltx.stacks,
+            ),
             has_videos=True,
-            why_not_written="its files can only be read here so far",
         ),
     )
 }

@@ -104,6 +104,21 @@ def mask_of(text: Text, length: int, tokens: int | None) -> Raw:
     return from_array((np.arange(length) < real).astype(np.int64))
 
 
+def unpadded(prompt: Raw, mask: Raw, name: str) -> Raw:
+    """Return text without the rows that its mask leaves out. Raises EncodeFailed unless these are the last ones."""
+    real = as_array(mask).reshape(-1) != 0
+    count = int(real.sum())
+    if len(real) != prompt[1][0] or real[count:].any():
+        raise EncodeFailed(f"its {name} are not ones, followed by zeros for padding")
+    return rows(prompt, 0, count)
+
+
+def padded(prompt: Raw, length: int) -> Raw:
+    """Return text with rows of zeros behind it; unchanged if it is longer. The inverse of `unpadded`, if padding was zeros."""
+    lacking = max(0, length - prompt[1][0])
+    return from_array(np.pad(as_array(prompt), [(0, lacking), (0, 0)]), prompt[0])
+
+
 def batched(raw: Raw) -> Raw:
     """Return the tensor with a batch axis of 1 in front."""
     return reshaped(raw, (1, *raw[1]))

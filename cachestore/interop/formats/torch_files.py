@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 import torch
 
 from cachestore.core.errors import EncodeFailed
+from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Raw
 from cachestore.core.tensors import to_raw, to_torch
 from cachestore.interop.formats.containers import LARGEST_BYTES
@@ -63,9 +64,14 @@ def _leaves(value: object, name: str, depth: int) -> Iterator[tuple[str, Any]]:
         raise EncodeFailed(f"{name or 'it'} is a {type(value).__name__}, which is neither a tensor nor a plain value")
 
 
-def write_torch(tensors: Mapping[str, Raw]) -> bytes:
-    """Return a file of `torch.save`: a dict of tensors, or the tensor itself if its name is WHOLE. Equal tensors give equal bytes."""
-    made = to_torch({name: (dtype, shape, bytearray(buffer)) for name, (dtype, shape, buffer) in tensors.items()})
+def write_torch(tensors: Mapping[str, Raw], values: Mapping[str, Json]) -> bytes:
+    """Return a file of `torch.save`: a dict of tensors and plain values, or the tensor itself if its name is WHOLE.
+
+    Equal ones give equal bytes. A tensor under two names is written once.
+    """
+    first = {id(raw): name for name, raw in tensors.items()}
+    made = to_torch({name: (tensors[name][0], tensors[name][1], bytearray(tensors[name][2])) for name in first.values()})
+    named = {name: made[first[id(raw)]] for name, raw in tensors.items()}
     buffer = io.BytesIO()
-    torch.save(made[WHOLE] if set(made) == {WHOLE} else made, buffer)
+    torch.save(named[WHOLE] if set(named) == {WHOLE} else {**named, **values}, buffer)
     return buffer.getvalue()
