@@ -6,12 +6,12 @@ from pathlib import Path
 from cachestore.cli import add_folder, tell
 from cachestore.core.words import human_bytes
 
-HELP = "list what training from an object store has copied to this machine (the folder `local=`); --clear removes the copies"
+HELP = "list the copies that training from an object store made on this machine; --clear removes them"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_folder(parser, "the folder that was passed as `local`")
+    add_folder(parser, "the folder that was passed as `CachedDataset(..., local=)`")
     parser.add_argument("--clear", action="store_true", help="remove all copies; data sets that are open download what they need again")
 
 

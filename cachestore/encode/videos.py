@@ -197,9 +197,7 @@ def _opened(file: BinaryIO) -> Generator[InputContainer]:
         raise EncodeFailed("the file is empty (0 bytes): copy it again, or remove its sample")
     file.seek(0)
     try:
-        with av.open(
-            file, mode="r", container_options=_OPTIONS, io_open=_refuse, metadata_errors="replace", buffer_size=_BUFFER_BYTES
-        ) as container:
+        with av.open(file, mode="r", container_options=_OPTIONS, io_open=_refuse, buffer_size=_BUFFER_BYTES, **reading_tags()) as container:
             yield container
     except EncodeFailed:
         raise
@@ -207,6 +205,14 @@ def _opened(file: BinaryIO) -> Generator[InputContainer]:
         if isinstance(error, MemoryError):
             raise
         raise EncodeFailed(f"the video is damaged, incomplete or of no known format ({error.strerror or error}): {_MEND}") from error
+
+
+def reading_tags(version: str = av.__version__) -> dict[str, Any]:
+    """Return the arguments of `av.open` in this version of PyAV with which it reads tags that are not UTF-8.
+
+    From 19 on it reads them by itself, and refuses the argument.
+    """
+    return {"metadata_errors": "replace"} if int(version.partition(".")[0]) < 19 else {}
 
 
 def _refuse(url: str, *_rest: object) -> Any:

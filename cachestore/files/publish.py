@@ -16,6 +16,7 @@ import errno
 import os
 import secrets
 import stat
+import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
@@ -27,6 +28,7 @@ from cachestore.files.locks import locked
 from cachestore.files.marker import check_for_writing
 from cachestore.files.opening import is_link, look_at, open_regular, reason_of
 from cachestore.files.paths import Layout
+from cachestore.files.removal import is_older
 
 _CREATE_FLAGS: Final = (
     os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -35,6 +37,9 @@ _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, 
 _NO_RIGHT: Final = {errno.EACCES, errno.EPERM}
 _NO_FOLDER_FSYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
+_OUTSIDE: Final = ".cachestore-tmp"
+"""How temporary files outside a store end."""
+_LEFTOVER_SECONDS: Final = 86_400.0
 _RENAME_LOCK_SECONDS: Final = 2.0
 _READ_ONLY_BITS: Final = 0o444
 
@@ -219,13 +224,15 @@ def overwrite(layout: Layout, final: Path, data: Buffer) -> None:
 
 def write_outside(final: Path, data: Buffer) -> None:
     """Write a file outside a store: into a temporary file beside it, synced, then renamed over the old file. Raises WriteFailed."""
-    temporary = final.parent / f".{secrets.token_hex(8)}.cachestore-tmp"
+    temporary = final.parent / f".{secrets.token_hex(8)}{_OUTSIDE}"
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        descriptor = os.open(temporary, _CREATE_FLAGS, 0o666)
+        try:
+            _write_all(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         temporary.replace(final)
     except OSError as error:
         raise WriteFailed(
@@ -233,6 +240,17 @@ def write_outside(final: Path, data: Buffer) -> None:
         ) from error
     finally:
         _remove(temporary)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed `write_outside` left in a folder, once it is a day old: a younger file may still be written to.
+
+    Never raises: who cannot remove them can still write.
+    """
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):  # noqa: PTH208 - names are wanted, not paths: a trainer's folder has a million of them
+            if name.endswith(_OUTSIDE) and is_older(folder / name, _LEFTOVER_SECONDS, now=time.time()):
+                (folder / name).unlink(missing_ok=True)
 
 
 def move(layout: Layout, source: Path, target: Path) -> None:

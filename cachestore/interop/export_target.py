@@ -12,7 +12,7 @@ from typing import Final
 from cachestore.core.errors import EncodeFailed
 from cachestore.files.checksum import digest_of
 from cachestore.files.opening import names_in
-from cachestore.files.publish import write_outside
+from cachestore.files.publish import remove_leftovers, write_outside
 
 NOTE: Final = ".cachestore-export.json"
 """A file in the exported folder. It lists the files that exports wrote, with their digests."""
@@ -31,6 +31,8 @@ class Target:
     """Size of the written files."""
     foreign: list[str] = field(default_factory=list[str])
     """Files with other bytes that no export wrote."""
+    _tidied: set[Path] = field(default_factory=set[Path])
+    """Folders without leftovers of killed exports."""
 
     @cached_property
     def _ours(self) -> dict[str, str]:
@@ -47,6 +49,9 @@ class Target:
         Raises WriteFailed, and EncodeFailed for a path outside of the folder.
         """
         final = self._inside(path)
+        if final.parent not in self._tidied:
+            remove_leftovers(final.parent)
+            self._tidied.add(final.parent)
         digest = digest_of([data])
         found = _digest_there(final)
         if found == digest:
@@ -63,7 +68,11 @@ class Target:
 
     def drop(self, names: re.Pattern[str], *, but: Collection[str]) -> None:
         """Remove what earlier exports wrote under such names, but for these files. Others' files of such names are listed as foreign."""
-        for name in names_in(self.folder, is_root=True):
+        there = names_in(self.folder, is_root=True)
+        for name in set(self._ours).difference(there, but):  # removed by hand, or by an export that died before it wrote the note
+            if names.fullmatch(name) is not None:
+                self._ours.pop(name)
+        for name in there:
             if names.fullmatch(name) is None or name in but:
                 continue
             if self._ours.get(name) == _digest_there(self.folder / name):

@@ -138,7 +138,7 @@ class PrecomputeRequest:
     )
     replace: bool = make_switch(
         "",
-        "allow another source, model or resolution than the data set has; without it, a change is an error",
+        "allow another model or settings, a source with none of the old samples, or fewer resolutions; else these are errors",
         is_hint=False,
     )
     resolution: int | tuple[int, ...] = make_option(
@@ -173,7 +173,7 @@ class PrecomputeRequest:
         None,
         one_of(*RESAMPLERS),
         "pictures",
-        "how to resize; area: as sd-scripts; pillow: as old versions, slow (default: lanczos; an existing data set keeps its own)",
+        "how to resize; area: as sd-scripts; pillow: as the first cachestore, slow (default: lanczos; a data set keeps its own)",
         "|".join(RESAMPLERS),
     )
     frames: tuple[int, ...] = make_option(
@@ -222,7 +222,7 @@ class PrecomputeRequest:
     )
     strict: bool = make_switch(
         "running",
-        "treat as errors: more failures than --max-failures, and a model that needs inputs which cachestore cannot make",
+        "exit with 1, not 3, if more fail than --max-failures; refuse (exit code 2) a model whose inputs cannot all be made here",
     )
     max_failures: str = make_option(
         "0",

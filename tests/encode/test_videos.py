@@ -269,6 +269,18 @@ def test_a_video_whose_frames_change_their_size_is_refused():
         take(data, own(data, 0, 3))
 
 
+@pytest.mark.parametrize(("version", "names"), [("18.1.0", {"metadata_errors"}), ("19.0.2", set()), ("20.0.0rc1", set())])
+def test_no_version_of_pyav_gets_an_argument_that_it_refuses(version, names):
+    assert videos.reading_tags(version).keys() == names
+
+
+def test_a_video_with_a_tag_that_is_not_utf_8_is_read():
+    data = write(numbered(3))
+    assert b"Lavf" in data
+    other = data.replace(b"Lavf", b"La\xffv")
+    assert np.array_equal(take(other, own(other, 0, 3)), take(data, own(data, 0, 3)))
+
+
 def test_an_error_of_reading_is_no_fault_of_the_video():
     class Failing(BytesIO):
         def read(self, size=-1, /):
