@@ -4,7 +4,7 @@ torch is imported only if torch tensors are asked for or passed in.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,6 +33,19 @@ def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
                 " comparison, such as `tensor != 0`"
             )
     return raw
+
+
+def fill_their_memory(entries: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether all values are torch tensors that use at least half of the memory they keep. Parts of a batch keep all of it."""
+    torch = sys.modules.get("torch")
+    used, kept = 0, dict[int, int]()
+    for value in (value for tensors in entries for value in tensors.values()):
+        if torch is None or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return False
+        memory = value.untyped_storage()
+        used += value.nbytes
+        kept[memory.data_ptr()] = memory.nbytes()
+    return 2 * used >= sum(kept.values())
 
 
 def are_bools(dtype: str, buffer: bytes | bytearray | memoryview) -> bool:

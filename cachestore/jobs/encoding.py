@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, cast
 from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
 from cachestore.core.inputs import references_of
 from cachestore.core.keys import Key
-from cachestore.core.tensors import to_raw
+from cachestore.core.tensors import fill_their_memory, to_raw
 from cachestore.core.words import plural
 from cachestore.encode.batches import Batches
 from cachestore.encode.budget import is_lack_of_memory
@@ -250,11 +250,13 @@ class Encoding:
         """Append the entries of a batch to the open segment. Runs in the appending thread, and uses only the appender."""
         refused: dict[int, str] = {}
         appended = _Appended(partial(self._note, group, batch, refused))
+        # A caller of `fill`, which reads with no thread, may change what it returned.
+        put = self._appender.hold if self._job.threads > 0 and fill_their_memory(tensors.values()) else self._appender.put
         with self._stages.busy("append"):
             for unit in batch:
                 try:
                     meta = {**unit.resolved.meta, **unit.prepared.facts}
-                    appended.acknowledged += self._appender.put(unit.key, to_raw(tensors[unit.key]), meta)
+                    appended.acknowledged += put(unit.key, to_raw(tensors[unit.key]), meta)
                 except BadInput as error:
                     refused[unit.unit.index] = str(error)
             if self._appender.is_due:

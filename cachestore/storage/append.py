@@ -125,6 +125,13 @@ class Appender:
             self._collect(make_entry(key, tensors, meta))
         return self._taken()
 
+    def hold(self, key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Json]) -> list[Acknowledged]:
+        """As `put`, but the bytes of large tensors are not copied: they must not change until their segment is acknowledged."""
+        self.check_process()
+        if not self._holds(key):
+            self._collect(make_entry(key, tensors, meta), SegmentDraft.hold)
+        return self._taken()
+
     def add(self, entry: Entry) -> list[Acknowledged]:
         """Collect an entry that `make_entry` made. Returns and raises as `put`."""
         self.check_process()
@@ -173,7 +180,7 @@ class Appender:
     def _holds(self, key: Key) -> bool:
         return key in self._draft or (bool(self._closed) and any(key in closed.draft for closed in self._closed))
 
-    def _collect(self, entry: Entry) -> None:
+    def _collect(self, entry: Entry, add: Callable[[SegmentDraft, Entry, str], None] = SegmentDraft.add) -> None:
         row = row_of(entry)
         header_bytes = _header_bytes_of(entry.specs) + (len(row) if row.isascii() else len(row.encode("utf-8", "surrogatepass")))
         if header_bytes > HEADER_BYTES:
@@ -190,7 +197,7 @@ class Appender:
             draft = self._draft
         if not draft:
             self._opened_at = self.clock()
-        draft.add(entry, row)
+        add(draft, entry, row)
         self._size_bytes += size_bytes
         self._header_bytes += header_bytes
         if len(draft) >= limits.entries or self._size_bytes >= limits.size_bytes:

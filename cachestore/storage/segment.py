@@ -25,7 +25,10 @@ ENTRY_LIMIT: Final = 4096
 """Most entries of one segment. Keeps headers small: opening one takes about 1 ms per thousand tensors."""
 
 BLOCK_BYTES: Final = 16 * 1024 * 1024
-"""Entries are copied into blocks of so many bytes. A larger entry gets a block of its own."""
+"""Tensors are copied into blocks of so many bytes. A larger one gets a block of its own."""
+
+HELD_BYTES: Final = 64 * 1024
+"""A smaller tensor is always copied: a chunk of its own costs more."""
 
 _FILLER: Final = "filler"
 
@@ -65,7 +68,7 @@ class Blocks:
         self._free: list[memoryview] = []
 
     def take(self, size_bytes: int) -> memoryview:
-        """Return a block with room for an entry of this size. Its bytes are whatever was in it before."""
+        """Return a block with room for a tensor of this size. Its bytes are whatever was in it before."""
         if size_bytes > BLOCK_BYTES:
             return memoryview(bytearray(size_bytes + -size_bytes % ALIGNMENT))
         return self._free.pop() if self._free else _fresh_block()
@@ -100,14 +103,17 @@ _Laid = tuple[int, Key, Specs, bytes, Mapping[str, Json]]
 
 @dataclass(slots=True)
 class SegmentDraft:
-    """Entries that are laid out as a segment. `add` copies their bytes."""
+    """Entries that are laid out as a segment. `add` copies their bytes, `hold` only those of small tensors."""
 
     blocks: Blocks = field(default_factory=Blocks)
     size_bytes: int = 0
     """Bytes of the entries and of the gaps between them."""
-    _held: list[memoryview] = field(default_factory=list[memoryview])
-    _filled: list[int] = field(default_factory=list[int])
-    """The bytes used of each block."""
+    _chunks: list[memoryview] = field(default_factory=list[memoryview])
+    """The bytes so far, without those since `_begun`."""
+    _taken: list[memoryview] = field(default_factory=list[memoryview])
+    """The blocks that bytes are copied into, the last one now: from `_begun` to `_filled` it has the newest."""
+    _begun: int = 0
+    _filled: int = 0
     _fields: list[str] = field(default_factory=list[str])
     """The header's fields, in the order of the tensors' bytes."""
     _rows: dict[Key, str] = field(default_factory=dict[Key, str])
@@ -122,7 +128,24 @@ class SegmentDraft:
 
     def add(self, entry: Entry, row: str) -> None:
         """Add an entry behind those before it. `row` is its `row_of`. Raises FormatError for a key that is in the segment already."""
-        key, specs, buffers, meta, checksum = entry
+        self._lay(entry, row)
+        for buffer in entry.buffers:
+            self._copy(buffer)
+
+    def hold(self, entry: Entry, row: str) -> None:
+        """As `add`, but large buffers are not copied: they must not change until `release`."""
+        self._lay(entry, row)
+        for buffer in entry.buffers:
+            if len(buffer) < HELD_BYTES:
+                self._copy(buffer)
+            else:
+                self._end_chunk()
+                self._chunks.append(memoryview(buffer))
+                self.size_bytes += len(buffer)
+
+    def _lay(self, entry: Entry, row: str) -> None:
+        """Describe an entry whose bytes follow."""
+        key, specs, _buffers, meta, checksum = entry
         if key in self._rows:
             raise FormatError(f"a segment holds each key once, but entry {key} was added twice")
         name = key.hex()
@@ -133,23 +156,25 @@ class SegmentDraft:
         start = self.size_bytes
         for text, first, end in _fields_of(specs):
             self._fields.append(f'"{name}/{text}{start + first},{start + end}]}}')
-        size = entry.size_bytes
-        if size and (not self._held or self._filled[-1] + size > len(self._held[-1])):
-            self._held.append(self.blocks.take(size))
-            self._filled.append(0)
-        for buffer in buffers:
-            self._copy(buffer)
         self._rows[key] = row
         # Readers take an entry without tensors for one at the start of the data.
         self._laid.append((start if specs else 0, key, specs, checksum, meta))
 
     def _copy(self, buffer: Buffer) -> None:
-        # A gap always fits behind the last entry: blocks, too, end at multiples of 64.
         if size := len(buffer):
-            end = self._filled[-1]
-            self._held[-1][end : end + size] = buffer
-            self._filled[-1] = end + size
+            if not self._taken or self._filled + size > len(self._taken[-1]):
+                self._end_chunk()
+                self._taken.append(self.blocks.take(size))
+                self._begun = self._filled = 0
+            end = self._filled
+            self._taken[-1][end : end + size] = buffer
+            self._filled = end + size
             self.size_bytes += size
+
+    def _end_chunk(self) -> None:
+        if self._filled > self._begun:
+            self._chunks.append(self._taken[-1][self._begun : self._filled])
+            self._begun = self._filled
 
     def build(self, *, origin: str = "", edition: int = 0) -> Built:
         """Complete the segment. Pass another `edition` for another digest, if the name is taken.
@@ -166,7 +191,8 @@ class SegmentDraft:
         if edition:
             metadata["edition"] = str(edition)
         header = join_header(self._fields, metadata)
-        chunks: list[Buffer] = [header, *(block[:filled] for block, filled in zip(self._held, self._filled, strict=True))]
+        self._end_chunk()
+        chunks: list[Buffer] = [header, *self._chunks]
         entries = tuple(
             StoredEntry(key, ordinal, len(header) + start, specs, checksum, meta)
             for ordinal, (start, key, specs, checksum, meta) in enumerate(sorted(self._laid))
@@ -174,9 +200,9 @@ class SegmentDraft:
         return Built(digest_of(chunks), chunks, SegmentContents(origin, entries, len(header) + self.size_bytes))
 
     def release(self) -> None:
-        """Give the blocks back. The chunks of a `Built` must not be used afterwards."""
-        held, self._held = self._held, []
-        self.blocks.give_back(held)
+        """Give the blocks back, and let go of held buffers. The chunks of a `Built` must not be used afterwards."""
+        taken, self._taken, self._chunks = self._taken, [], []
+        self.blocks.give_back(taken)
 
 
 def row_of(entry: Entry) -> str:

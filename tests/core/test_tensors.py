@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.core.errors import BadInput
-from cachestore.core.tensors import to_numpy, to_raw, to_torch
+from cachestore.core.tensors import fill_their_memory, to_numpy, to_raw, to_torch
 from cachestore.files.container import DTYPE_BYTES, size_bytes
 
 NUMPY_DTYPES = ["bool", "u1", "i1", "i2", "u2", "f2", "i4", "u4", "f4", "i8", "u8", "f8", "c8"]
@@ -171,3 +171,17 @@ class TestTorch:
         array = np.arange(6, dtype=np.float32).reshape(2, 3)
         one, other = to_raw({"x": array})["x"], to_raw({"x": torch.from_numpy(array)})["x"]
         assert one == other
+
+
+@pytest.mark.torch
+def test_tensors_fill_their_memory_unless_most_of_what_they_keep_is_not_used():
+    import torch
+
+    batch = torch.zeros(4, 10, 3)
+    assert fill_their_memory([{"x": item} for item in batch])
+    assert fill_their_memory([{"x": item[:5]} for item in batch])
+    assert not fill_their_memory([{"x": item[:4]} for item in batch])
+    assert fill_their_memory([{"x": batch[0], "y": torch.ones(40)}, {"x": batch[1], "y": torch.ones(0)}])
+    assert fill_their_memory([])
+    assert not fill_their_memory([{"x": np.zeros(3)}])
+    assert not fill_their_memory([{"x": torch.zeros(3).to_sparse()}])

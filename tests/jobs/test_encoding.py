@@ -155,6 +155,22 @@ def test_batches_are_encoded_while_earlier_ones_are_written(root, monkeypatch):
     assert set(results(bench).values()) == {"made"}
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(("threads", "beside", "held"), [(1, False, True), (0, True, False), (0, False, False)])
+def test_what_an_encoder_of_precompute_made_is_held_and_what_a_caller_of_fill_made_is_copied(root, monkeypatch, threads, beside, held):
+    import torch
+
+    used: set[str] = set()
+    for name in ("put", "hold"):
+        real = getattr(Appender, name)
+        monkeypatch.setattr(Appender, name, lambda *args, name=name, real=real: used.add(name) or real(*args))
+    encoder = FakeEncoder(answer=lambda batch: {key: {"x": torch.zeros(1 << 16)} for key, _item in batch})
+    bench = Bench(root, captions(*map(str, range(6))), encoder)
+    bench.work(threads=threads, appends_beside=beside)
+    assert used == {"hold" if held else "put"}
+    assert set(results(bench).values()) == {"made"}
+
+
 # Failures
 
 

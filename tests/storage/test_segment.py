@@ -128,6 +128,30 @@ def test_entries_go_on_in_another_block_where_one_is_full(monkeypatch):
     ]
 
 
+@given(given_entries=entries(), ways=st.lists(st.sampled_from([SegmentDraft.add, SegmentDraft.hold]), min_size=6, max_size=6))
+def test_held_entries_make_the_segment_that_copied_ones_make(given_entries, ways):
+    draft = SegmentDraft()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segment, "HELD_BYTES", 40)
+        for entry, add in zip(given_entries, ways, strict=False):
+            add(draft, entry, row_of(entry))
+    built, copied = draft.build(), draft_of(given_entries).build()
+    assert (built.digest, built.contents, whole(built.chunks)) == (copied.digest, copied.contents, whole(copied.chunks))
+
+
+def test_large_buffers_are_held_until_the_draft_is_released_and_small_ones_are_copied():
+    large, small = bytearray(segment.HELD_BYTES), bytearray(segment.HELD_BYTES - 1)
+    draft = SegmentDraft()
+    entry = make_entry(key_of(1), {"a": ("U8", (len(large),), large), "b": ("U8", (len(small),), small)}, {})
+    draft.hold(entry, row_of(entry))
+    large[0] = small[0] = 1
+    _header, first, second = draft.build().chunks
+    assert (first[0], second[0]) == (1, 0)
+    del entry, first, second, _header
+    draft.release()
+    large.append(0)  # a buffer that is held cannot grow
+
+
 def test_a_value_that_is_nested_too_deeply_to_be_read_is_not_written():
     value = []
     for _level in range(450):
