@@ -25,6 +25,14 @@ COMMANDS: Final = (
 )
 HIDDEN: Final = ("read-torch-files", "work")
 """Commands that `import` and `precompute` start themselves. `--help` and messages do not list them."""
+_ALSO_CALLED: Final = {
+    "--dry-run": "--plan-only",
+    "--num-workers": "--workers",
+    "--num-processes": "--procs",
+    "--output-dir": "--store",
+    "--pretrained-model-name-or-path": "--model",
+}
+"""What other tools call an option."""
 
 PROGRESS: Final = ("auto", "bar", "plain", "none")
 PROGRESS_HELP: Final = "show a bar, a line every 30 s, or none (default: auto, a bar on a terminal)"
@@ -98,7 +106,8 @@ def _meant_option(unknown: Sequence[str], command: str) -> str:
     option = next((one.partition("=")[0] for one in unknown if one.startswith("--")), "")
     parser = argparse.ArgumentParser()
     _module_of(command).add_arguments(parser)
-    return did_you_mean(option, re.findall(r"(?<![\w-])--[a-z][a-z-]*", parser.format_help())) if option else ""
+    known = re.findall(r"(?<![\w-])--[a-z][a-z-]*", parser.format_help())
+    return did_you_mean(option, known, _ALSO_CALLED) if option else ""
 
 
 def make_parser(names: Sequence[str] = COMMANDS, *, spelled: Collection[str] = COMMANDS) -> argparse.ArgumentParser:

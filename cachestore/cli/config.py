@@ -38,9 +38,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
         with Path(path).open("rb") as file:
             found = tomllib.load(file)
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}") from error
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}; check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is not TOML: {error}") from error
+        raise BadInput(f"{path} is not TOML: {error}; correct it there") from error
     values = {name.replace("-", "_"): value for name, value in found.items()}
     tables = values.pop(_TABLE, None)
     known = {one.name: one for one in fields(PrecomputeRequest) if option_of(one).is_for_files}

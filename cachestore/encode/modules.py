@@ -79,7 +79,10 @@ def loading(component: Component) -> "Generator[None]":
                     f"{component.name} from {component.path} does not fit into memory ({error or type(error).__name__}): make room, or use"
                     " another --device, a smaller dtype, or fewer --procs"
                 ) from error
-            raise BadInput(f"cannot load {component.name} from {component.path}: {type(error).__name__}: {error}") from error
+            raise BadInput(
+                f"cannot load {component.name} from {component.path} ({type(error).__name__}: {error}): download the model again, or"
+                " install the libraries in the versions that it needs"
+            ) from error
 
 
 def load_tokenizer(component: Component) -> Foreign:

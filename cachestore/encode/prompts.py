@@ -194,7 +194,10 @@ class TextModules:
             else:
                 failed.append(reason)
         if not alone:
-            raise BadInput(f"{self._family.pipeline} was loaded and cannot encode: {failed[-1]}; {len(failed) - 1} other captions fail too")
+            raise BadInput(
+                f"{self._family.pipeline} was loaded and cannot encode: {failed[-1]}; {len(failed) - 1} other captions fail too. Check the"
+                " model with a script of diffusers"
+            )
         return alone, failed[0] if failed else None
 
     def _why_single(self, alone: Mapping[str, Entry], device: torch.device) -> str | None:

@@ -90,7 +90,7 @@ def read_header(descriptor: int, file_bytes: int, *, where: Path, is_whole: bool
     raw = read_at(descriptor, _LENGTH_BYTES, 0)
     length = int.from_bytes(raw, "little")
     if len(raw) < _LENGTH_BYTES or length > min(HEADER_LIMIT_BYTES, file_bytes - _LENGTH_BYTES):
-        raise FormatError(f"the header of {where} should have {length} bytes, but the file has {file_bytes} (limit {HEADER_LIMIT_BYTES})")
+        raise FormatError(f"the header of {where} should have {length} bytes, but the file has {file_bytes}; run {to_repair(where)}")
     return parse_header(read_at(descriptor, length, _LENGTH_BYTES), file_bytes if is_whole else None, where=where)
 
 

@@ -24,6 +24,7 @@ LATENTS: Final = "latents"
 _WHOLE: Final = ("resolution", "step", "variants", "clips")
 """Options of a column that are whole numbers."""
 _MOST: Final = 1 << 62
+_MEND: Final = "export the data set again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,12 +242,12 @@ def stored_names(recipe: Recipe) -> set[str]:
 def check_tensors(column: ExchangedColumn, one: ExchangedCell, recipe: Recipe, tensors: Mapping[str, RawTensor]) -> None:
     """Raise EncodeFailed if an entry's tensors are not as its recipe and its facts say."""
     if bad := [name for name, raw in tensors.items() if not is_finite(raw)]:
-        raise EncodeFailed(f"{one.tensors[bad[0]]} holds NaN or infinite numbers")
+        raise EncodeFailed(f"{one.tensors[bad[0]]} holds NaN or infinite numbers; {_MEND}")
     if "outputs" in recipe.read:
         shapes = {name: raw[1] for name, raw in tensors.items()}
         for name, form in parse_text(recipe).outputs.items():
             if not _is_joinable(form, shapes):
-                raise EncodeFailed(f"its tensors cannot be joined to {name!r:.80}: they have the shapes {shapes}")
+                raise EncodeFailed(f"its tensors cannot be joined to {name!r:.80}: they have the shapes {shapes}; {_MEND}")
         return
     stored = str(recipe.read["stored"])
     shape, factor = tensors[stored][1], recipe.read.get("factor", recipe.read.get("spatial_factor"))
@@ -255,7 +256,7 @@ def check_tensors(column: ExchangedColumn, one: ExchangedCell, recipe: Recipe, t
     fits = len(shape) in (3, 4) and shape[0] == channels and all(shape)
     if not fits or (bucket and isinstance(factor, int) and [side * factor for side in shape[:-3:-1]] != [*bucket[:2]]):
         what = f"{one.tensors[stored]} has the shape {list(shape)}"
-        raise EncodeFailed(f"{what}, which does not fit its recipe ({channels} channels) and its bucket {list(bucket or ())}")
+        raise EncodeFailed(f"{what}, which does not fit its recipe ({channels} channels) and its bucket {list(bucket or ())}; {_MEND}")
 
 
 def _is_joinable(form: Form, shapes: Mapping[str, Sequence[int]]) -> bool:

@@ -62,13 +62,15 @@ class TarMembers:
             raise EncodeFailed(f"{self.name}, .{_TENSORS}: {error}") from error
         listed = {name for column in sample.columns for one in column.cells for name in one.tensors.values()}
         if other := sorted(listed ^ found.keys()):
-            raise EncodeFailed(f"{self.name}: the tensor {other[0]!r:.80} is only in one of its .{_TENSORS} and its .{_JSON}")
+            raise EncodeFailed(
+                f"{self.name}: the tensor {other[0]!r:.80} is only in one of its .{_TENSORS} and its .{_JSON}: export it again"
+            )
         return found
 
     def _bytes(self, suffix: str, most: int) -> bytes:
         member = self.members[suffix]
         if member.size > most:
-            raise BadInput(f"{self.name}: its .{suffix} has {member.size >> 20} MiB; at most {most >> 20} MiB are read")
+            raise BadInput(f"{self.name}: its .{suffix} has {member.size >> 20} MiB; at most {most >> 20} MiB are read: export it again")
         data = member.read()
         if len(data) < member.size:
             raise BadInput(f"{self.name}: the tar ends within its .{suffix}: copy it again")
@@ -102,7 +104,7 @@ def _checked_name(path: Path, info: TarInfo) -> PurePosixPath:
     """Return the name of a member. Raises BadInput for one that leads elsewhere, and for a member that is no plain file or folder."""
     name = PurePosixPath(info.name)
     if not info.name.isprintable() or name.is_absolute() or ".." in name.parts or "\\" in info.name:
-        raise BadInput(f"{path} has a member {info.name!r:.200}, whose name leads out of the folder or cannot be printed")
+        raise BadInput(f"{path} has a member {info.name!r:.200}, whose name leads out of the folder or cannot be printed: rename it")
     if not (info.isdir() or (info.isreg() and not info.issparse())):
         raise BadInput(f"{info.name!r:.200} in {path} is a link, a device or a file with holes: pack it as a plain file")
     return name

@@ -59,7 +59,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
         for row in rows:
             yield rows.line_num, row
     except csv.Error as error:
-        raise BadInput(f"{path}, line {rows.reader.line_num}: {error}") from error
+        raise BadInput(f"{path}, line {rows.reader.line_num}: {error}; correct this line") from error
 
 
 def _cells(row: Mapping[Any, Any], where: str, roles: Sequence[str]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _with_framing(extras: Mapping[str, Json], where: str, *, has_picture: bool) 
     if not are_whole(crop, 4) or not (0 <= crop[0] < crop[2] and 0 <= crop[1] < crop[3]):
         raise BadInput(f"{where}: crop must be [left, top, right, bottom] in whole pixels of the picture, not {crop!r}")
     if not has_picture:
-        raise BadInput(f"{where}: crop is a part of the picture, but this row has no image")
+        raise BadInput(f"{where}: crop is a part of the picture, but this row has no image: add it, or leave out crop")
     if size is not None and (crop[2] > size[0] or crop[3] > size[1]):
         raise BadInput(f"{where}: the crop {crop} reaches beyond the size {size}: correct one of the two")
     return extras

@@ -185,8 +185,8 @@ class Appender:
         header_bytes = _header_bytes_of(entry.specs) + (len(row) if row.isascii() else len(row.encode("utf-8", "surrogatepass")))
         if header_bytes > HEADER_BYTES:
             raise BadInput(
-                f"entry {entry.key} has names and a JSON value of {header_bytes} bytes; at most {HEADER_BYTES} can be stored beside its"
-                " tensors"
+                f"entry {entry.key} has names and a JSON value of {header_bytes} bytes, but at most {HEADER_BYTES} can be stored beside its"
+                " tensors: shorten the value, or store it as a tensor"
             )
         if self._closed:
             self._take(self._most_closed)

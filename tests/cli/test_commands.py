@@ -120,6 +120,8 @@ def test_a_grace_that_is_none_is_refused(run, store, hours):
         (["gc", "store", "--aply"], "--apply"),
         (["precompute", "data", "--modle=m"], "--model"),
         (["precompute", "data", "--batch_sizes", "4"], "--batch-size"),
+        (["precompute", "data", "--dry-run"], "--plan-only"),
+        (["precompute", "data", "--output_dir=cache"], "--store"),
     ],
 )
 def test_a_misspelt_command_or_option_is_answered_with_the_one_that_was_meant(run, line, meant):
