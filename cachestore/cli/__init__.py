@@ -183,12 +183,12 @@ def positive(text: str) -> int:
 
 
 def add_source(add_argument: Callable[..., Any], what: str) -> None:
-    """Add `--source`, which may be given several times; `source_of` reads it. `what` ends its help text."""
+    """Add `--source`, which may be given several times; `source_of` reads it. `what` says in its help text what for."""
     add_argument(
         "--source",
         metavar="[NAME=]PATH",
         action="append",
-        help=f"where the pictures and captions are now, if they moved; with several sources, NAME=PATH for each one that moved{what}",
+        help=f"where the pictures and captions are now, if they moved{what}; with several sources, NAME=PATH for each one that moved",
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from cachestore.cli import add_folder, tell
 from cachestore.core.words import human_bytes
 
-HELP = "list the copies that training from an object store made on this machine; --clear removes them"
+HELP = "list the local copies of what was read from object stores; --clear removes them"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,9 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         metavar="FORMAT",
         required=True,
-        help="sd-scripts, simpletuner, musubi, ai-toolkit or ltx; or webdataset: tars with all of it",
+        help="sd-scripts, simpletuner, musubi, ai-toolkit or ltx; or webdataset, which writes the whole data set as tars",
     )
-    output = "the folder to write to, made if it does not exist; for sd-scripts and ai-toolkit it can be DATA itself"
+    output = "the folder to write to, made if it does not exist; for sd-scripts and ai-toolkit it can be the folder of the pictures"
     parser.add_argument("-o", "--output", dest="folder", metavar="FOLDER", required=True, help=output)
     parser.add_argument("--generation", metavar="N", type=int, help="generation of the data set (default: the newest)")
     parser.add_argument("--family", metavar="FAMILY", help="the model family, such as flux, if the data set does not say it")
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     left_out = "flips, masks or both: export the rest without them"
     parser.add_argument("--leave-out", metavar="LIST", type=words_of, default=(), help=left_out)
-    parser.add_argument("--replace", action="store_true", help="also overwrite files that no earlier export wrote")
+    parser.add_argument("--replace", action="store_true", help="overwrite existing files, even if no earlier export wrote them")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--family", metavar="FAMILY", help="the model family, such as sdxl or flux, if neither the files' names nor the model show it"
     )
-    declared = parser.add_argument_group("what made a trainer's cache (it becomes part of the fingerprint; give at least one of these)")
+    declared = parser.add_argument_group("what a trainer's cache was made with (give at least one of these; not for webdataset)")
     declared.add_argument(
         "--model",
         metavar="MODEL",
@@ -38,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--caption-lines", choices=("whole", "each", "first"), default="whole", help="as for precompute")
     parser.add_argument("--caption", metavar="TEXT", help="the caption of samples without one")
     parser.add_argument("--trigger-word", metavar="WORD", help="ai-toolkit's trigger word, which it puts into every caption")
-    parser.add_argument(
-        "--fps", metavar="RATE", type=float, help="the rate at which the trainer took frames of videos, if not each file's own"
-    )
+    parser.add_argument("--fps", metavar="RATE", type=float, help="the frames per second that the trainer used (default: each video's own)")
     parser.add_argument("--replace", action="store_true", help="replace the earlier values under this name")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--progress", choices=PROGRESS, default="auto", help=PROGRESS_HELP)

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", metavar="N", type=positive, default=8, help="the page counts the samples that do not fill a batch of N (default 8)"
     )
-    add_source(parser.add_argument, ": the originals that the page shows")
+    add_source(parser.add_argument, ": the page shows these pictures as originals")
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--full", action="store_true", help="read every byte for the damage map")
     level.add_argument("--quick", action="store_true", help="read names, sizes and headers only (the default)")

@@ -173,7 +173,7 @@ class PrecomputeRequest:
         None,
         one_of(*RESAMPLERS),
         "pictures",
-        "how to resize; area: as sd-scripts; pillow: as the first cachestore, slow (default: lanczos; a data set keeps its own)",
+        "how to resize; area: as sd-scripts; pillow: as older versions of cachestore, slow (default: lanczos; a data set keeps its own)",
         "|".join(RESAMPLERS),
     )
     frames: tuple[int, ...] = make_option(
@@ -222,7 +222,7 @@ class PrecomputeRequest:
     )
     strict: bool = make_switch(
         "running",
-        "exit with 1, not 3, if more fail than --max-failures; refuse (exit code 2) a model whose inputs cannot all be made here",
+        "exit with 1, not 3, if more fail than --max-failures; refuse (exit code 2) a model that needs inputs which cachestore cannot make",
     )
     max_failures: str = make_option(
         "0",
