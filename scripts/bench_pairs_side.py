@@ -218,7 +218,9 @@ def whole_pictures(side: Side, part: Part, *, more: int) -> float:
     sources = pictures(side, 1024, 1024, FEW), pictures(side, 1024, 1024, FEW + more)
     widths = _fitting(side, sources[0])
     if part == "ours":
-        return grown(side.own, vae_folder(side, widths), "latents", sources, more)
+        model = vae_folder(side, widths)
+        side.once("libraries loaded", lambda: pass_seconds(sources[0], model, "latents", side.own, FEW))
+        return grown(side.own, model, "latents", sources, more)
     vae = side.once("vae", lambda: _vae(widths).to(memory_format=torch.channels_last))
     batch = torch.rand(1, 3, 1024, 1024) * 2 - 1
     with torch.inference_mode():

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="the model: its files are hashed into the fingerprint, and verify --recompute can check the values with it",
     )
-    setting, given = "what you know about it, such as model=FLUX.1-dev", "an argument that encode_prompt was called with"
+    setting, given = "what you know about the model, such as model=FLUX.1-dev", "an argument that encode_prompt was called with"
     declared.add_argument("--claim", dest="claims", metavar="NAME=VALUE", type=_pair, action="append", default=[], help=setting)
     declared.add_argument("--vae", metavar="PATH", help="the VAE, if it is not the model's own")
     declared.add_argument("--text-encoder", metavar="PATH", help="the text encoder, if it is not the model's own")

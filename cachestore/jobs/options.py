@@ -152,7 +152,7 @@ class PrecomputeRequest:
         OWN,
         one_of(*get_args(Buckets)),
         "pictures",
-        "resize and crop pictures as this trainer does; diffusers makes squares",
+        "choose buckets and crops as this trainer does; diffusers makes squares",
         "|".join(get_args(Buckets)),
     )
     bucket_step: int | None = make_option(
@@ -173,7 +173,7 @@ class PrecomputeRequest:
         None,
         one_of(*RESAMPLERS),
         "pictures",
-        "how to resize; area: as sd-scripts; pillow: as older versions of cachestore, slow (default: lanczos; a data set keeps its own)",
+        "how to resize; area: as sd-scripts; pillow: as older versions of cachestore, slow (default: lanczos, or what the data set was made with)",
         "|".join(RESAMPLERS),
     )
     frames: tuple[int, ...] = make_option(
