@@ -173,7 +173,7 @@ class PrecomputeRequest:
         None,
         one_of(*RESAMPLERS),
         "pictures",
-        "how to resize; area: as sd-scripts; pillow: as older versions of cachestore, slow (default: lanczos, or what the data set was made with)",
+        "how to resize; area: as sd-scripts; pillow: as older versions of cachestore, slow (default: lanczos, or what was used before)",
         "|".join(RESAMPLERS),
     )
     frames: tuple[int, ...] = make_option(
