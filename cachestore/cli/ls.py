@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--samples",
         action="store_true",
-        help="list the samples of data sets: id, caption, bucket, and whether they are ready; and their prompts for validation",
+        help="list the samples of data sets (id, caption, bucket, and whether they are ready), and the prompts for validation",
     )
     parser.add_argument("--name", metavar="NAME", help="with --samples, only this data set (default: all)")
 

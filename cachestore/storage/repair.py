@@ -10,7 +10,7 @@ in a newer snapshot, and beside a running pass, whose reconcile checks what is r
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, count
@@ -36,6 +36,7 @@ from cachestore.storage.losses import LOST_FORMAT, LOST_VERSION, Sample, needed_
 from cachestore.storage.segment import StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
 from cachestore.storage.soundness import check_segment, good_entries
+from cachestore.storage.usage import is_own_value
 from cachestore.storage.verify import LookFurther, verify
 
 
@@ -142,7 +143,8 @@ def _missing_then(layout: Layout, snapshot: Snapshot, damaged: Sequence[_Damaged
     """The needed or lost keys that will have no valid copy after the salvage."""
     saved = {*lacking, *(key for one in damaged for key in one.good)}
     gone = {one.digest for one in damaged}
-    asked = {*wanted_keys(layout, snapshot), *(entry.key for one in damaged for entry in one.entries)} - saved
+    wanted = wanted_keys(layout, snapshot)
+    asked = wanted.union(*(_to_report(one.origin, one.entries, wanted) for one in damaged)) - saved
     found = zip(sorted(asked), snapshot.find(sorted(asked)), strict=True)
     return frozenset(key for key, locations in found if all(location.segment.digest in gone for location in locations))
 
@@ -256,8 +258,14 @@ def _salvage(layout: Layout, damaged: _Damaged, needed: Mapping[Key, Sample]) ->
     failpoint("repair.after_salvage")
     make_folder(layout, layout.quarantine)
     saved = {entry.key for entry in good}
-    _note_lost(layout, damaged.digest, dict.fromkeys(entry.key for entry in damaged.entries if entry.key not in saved), needed)
+    lost = [entry for entry in damaged.entries if entry.key not in saved]
+    _note_lost(layout, damaged.digest, _to_report(damaged.origin, lost, needed), needed)
     _quarantine(layout, layout.segment(damaged.digest))
+
+
+def _to_report(origin: str, lost: Iterable[StoredEntry], needed: Container[Key]) -> dict[Key, None]:
+    """Return the lost keys of values that a user stored, and of those that a newest generation needs. Nothing needs the others."""
+    return dict.fromkeys(entry.key for entry in lost if entry.key in needed or is_own_value(origin, entry))
 
 
 def _note_lost(layout: Layout, digest: str, keys: Iterable[Key], needed: Mapping[Key, Sample]) -> None:
@@ -321,9 +329,10 @@ def _put_aside(layout: Layout, path: Path) -> Path:
         return _quarantine(layout, path)
     target = _quarantine(layout, path, f"{path.name}.damaged")
     with suppress(FormatError, OSError), closing(load_snapshot(layout)) as snapshot:
-        entries = read_contents(layout.quarantine / _flat(layout, layout.segment(digest))).entries
-        lost = [entry.key for entry in entries if entry.key not in snapshot]
-        _note_lost(layout, digest, lost, needed_samples(layout, set(lost)))
+        contents = read_contents(layout.quarantine / _flat(layout, layout.segment(digest)))
+        lost = [entry for entry in contents.entries if entry.key not in snapshot]
+        needed = needed_samples(layout, {entry.key for entry in lost})
+        _note_lost(layout, digest, _to_report(contents.origin, lost, needed), needed)
     return target
 
 

@@ -23,6 +23,11 @@ MERGED: Final = "merged"
 _OF_A_PASS: Final = re.compile(r"[0-9a-f]{32}/(0|[1-9][0-9]*)")
 
 
+def is_own_value(origin: str, entry: StoredEntry) -> bool:
+    """Whether a user stored an entry of a segment with this origin, by `put` or `fill`. What is unclear counts as that."""
+    return not (origin == MERGED or _OF_A_PASS.fullmatch(origin)) or "input_digest" not in entry.meta
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What must stay, as the caller found out."""

@@ -30,7 +30,7 @@ from cachestore.storage.snapshot import list_indexes, list_segments, load_snapsh
 from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
 from tests.fakes import publish_catalog, raising, refusing
-from tests.storage.stores import damage, entry_of, flip, key_of, location_of, put, read, tensors_of
+from tests.storage.stores import catalog_of, damage, entry_of, flip, key_of, location_of, put, read, tensors_of
 
 
 def names(layout, folder):
@@ -80,6 +80,27 @@ def test_the_keys_that_were_lost_are_noted_beside_it(layout):
     damage(layout, 2)
     repair_store(layout.root)
     assert read_record(layout.quarantine / f"{digest}.lost.json", LOST_FORMAT, 1) == {"segment": digest, "keys": [str(key_of(2))]}
+
+
+@pytest.mark.parametrize(
+    ("origin", "meta", "is_reported"),
+    [
+        ("0" * 32 + "/1", {"input_digest": "0"}, False),
+        ("merged", {"input_digest": "0"}, False),
+        ("0" * 32 + "/1", {}, True),  # of fill
+        ("", {"input_digest": "0"}, True),  # of a writer
+    ],
+)
+@pytest.mark.parametrize("of", ["newest", "older", "nothing"])
+def test_what_only_an_older_generation_needs_does_not_stay_missing(layout, origin, meta, is_reported, of):
+    publish_segment(layout, [make_entry(key_of(n), tensors_of(n), meta) for n in (1, 2)], origin=origin)
+    for number in {"newest": (1, 2), "older": (2, 1), "nothing": (1,)}[of]:
+        publish_catalog(layout, catalog_of(number))
+    damage(layout, 2)
+    foretold = repair_store(layout.root, dry_run=True)
+    done = repair_store(layout.root)
+    assert done.missing == foretold.missing == int(is_reported or of == "newest")
+    assert {one.key for one in verify(layout.root).findings} == ({str(key_of(2))} if done.missing else set())
 
 
 def test_copied_entries_keep_their_values_and_checksums(layout):
