@@ -2,12 +2,16 @@
 
 Two ranks encode the photographs of the scikit-image wheel with a real text encoder (MiniLM) and a toy VAE of this repository; one
 rank is killed while it works. Then: a second run, an edited caption, a damaged byte, verify, repair, and one epoch through a
-DataLoader. Exit 0 only if every step held. Makes `.venv` by itself the first time; downloads nothing at run time.
+DataLoader. Exit 0 only if every step held. If a package is missing, it first makes an
+environment in `.venv`; it downloads nothing at run time.
 """
 
-import environment
+from importlib.util import find_spec
 
-if __name__ == "__main__":
+import environment
+from photographs import PACKAGES, copy_photographs, package_folder
+
+if __name__ == "__main__" and not all(map(find_spec, (*PACKAGES, "cachestore", "diffusers"))):
     environment.enter()
 
 import argparse
@@ -22,8 +26,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from photographs import copy_photographs, package_folder
 
 HERE = Path(__file__).resolve().parent
 RESOLUTION = 256
@@ -54,7 +56,7 @@ def main() -> int:
         print(json.dumps(demo.result))
     else:
         print(f"\n{'every step held' if demo.result['ok'] else 'FAILED: ' + demo.result['failed']}, {demo.result['seconds']} s")
-        print(f"the store is in {demo.store}: try `{environment.BIN / 'cachestore'} stats {demo.store}`")
+        print(f"the store is in {demo.store}: try `{Path(sys.executable).with_name('cachestore')} stats {demo.store}`")
     return 0 if demo.result["ok"] else 1
 
 

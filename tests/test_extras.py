@@ -83,7 +83,7 @@ def test_a_name_that_needs_torch_says_how_to_install_it(python, name):
     ended = python(
         "-c", f"import cachestore as cs\ntry:\n    cs.{name}\nexcept ImportError as error:\n    print(type(error).__name__, error)"
     )
-    assert ended.stdout.startswith("MissingExtra torch is not installed. The extra [encode] brings it: run `pip install '.[encode]'`")
+    assert ended.stdout.startswith("MissingExtra torch is not installed. The extra [torch] brings it: run `pip install '.[torch]'`")
 
 
 def test_a_model_of_the_hub_says_what_asking_for_it_needs(python, tmp_path):

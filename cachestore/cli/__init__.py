@@ -26,11 +26,11 @@ COMMANDS: Final = (
 HIDDEN: Final = ("read-torch-files", "work")
 """Commands that `import` and `precompute` start themselves. `--help` and messages do not list them."""
 _ALSO_CALLED: Final = {
-    "--dry-run": "--plan-only",
-    "--num-workers": "--workers",
-    "--num-processes": "--procs",
-    "--output-dir": "--store",
-    "--pretrained-model-name-or-path": "--model",
+    "dry-run": "plan-only",
+    "num-workers": "workers",
+    "num-processes": "procs",
+    "output-dir": "store",
+    "pretrained-model-name-or-path": "model",
 }
 """What other tools call an option."""
 
@@ -101,13 +101,13 @@ def _refuse_unknown_command(parser: argparse.ArgumentParser, given: Sequence[str
 
 def _meant_option(unknown: Sequence[str], command: str) -> str:
     """Return which options of a command may have been meant by the first unknown one, as the end of a sentence."""
-    from cachestore.core.words import did_you_mean
+    from cachestore.core.words import nearest
 
     option = next((one.partition("=")[0] for one in unknown if one.startswith("--")), "")
     parser = argparse.ArgumentParser()
     _module_of(command).add_arguments(parser)
-    known = re.findall(r"(?<![\w-])--[a-z][a-z-]*", parser.format_help())
-    return did_you_mean(option, known, _ALSO_CALLED) if option else ""
+    meant = nearest(option[2:], re.findall(r"(?<![\w-])--([a-z][a-z-]*)", parser.format_help()), _ALSO_CALLED)
+    return "" if meant is None else f"; did you mean '--{meant}'?"
 
 
 def make_parser(names: Sequence[str] = COMMANDS, *, spelled: Collection[str] = COMMANDS) -> argparse.ArgumentParser:

@@ -184,4 +184,4 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds
         print(printable(not_made(report.not_made_here)))
     if report.samples and request is not None:
         lines = training_lines(report, captions=request.policy, sources=request.sources)
-        print(printable("\nto train from it:\n\n" + "\n".join(f"    {line}" for line in lines)))
+        print(printable("\n".join(["\nto train from it:\n", *lines])))

@@ -23,7 +23,10 @@ def run(arguments: argparse.Namespace) -> int:
     report = relocate(arguments.store, dict(arguments.source), name=arguments.name)
     lines = [f"{old} is now {new}" for old, new in report.paths.items()]
     lines += [f"data set {name!r}: recorded in generation {number}, same rows" for name, number in report.generations.items()]
-    return tell(arguments, report.as_json(), lines or ["nothing to do: the data sets record these paths already"])
+    if not lines:
+        old, new = (", ".join(paths) for paths in zip(*arguments.source, strict=True))
+        lines = [f"nothing to do: no data set records {old}, and what lies at {new} is recorded already"]
+    return tell(arguments, report.as_json(), lines)
 
 
 def _move(text: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     found = stats(arguments.store)
     lines = [f"{plural(found.entries, 'entry')} in {plural(found.segments, 'segment')}, {human_bytes(found.bytes)}"]
-    lines += [f"index {found.generation}, {plural(len(found.recipes), 'recipe')}"]
+    lines += [f"{f'index {found.generation}' if found.generation >= 0 else 'no index yet'}, {plural(len(found.recipes), 'recipe')}"]
     for catalog in found.catalogs:
         columns = ", ".join(catalog.columns) or "no encoder"
         prompts = f", {plural(catalog.prompts, 'prompt')} for validation" if catalog.prompts else ""

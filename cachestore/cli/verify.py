@@ -60,6 +60,10 @@ def _in_words(report: "VerifyReport") -> Iterator[str]:
     for finding in report.findings:
         about = f" (sample {finding.sample!r})" if finding.sample and not finding.entries else ""
         yield f"{'note' if finding.kind in HARMLESS else finding.kind}: {finding.message}{about}"
+        if finding.entries and finding.key is None:  # its header is damaged, not each of its entries
+            alone = sum(not entry.has_copy for entry in finding.entries)
+            yield f"  {plural(len(finding.entries), 'entry')} in it, {alone} without another copy (--json lists all)"
+            continue
         for entry in finding.entries[:_MAX_LISTED]:
             used = f" (sample {entry.sample!r})" if entry.sample is not None else ""
             yield f"  entry {entry.key}{used}: {'another segment has a copy' if entry.has_copy else 'no other copy'}"

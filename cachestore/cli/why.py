@@ -78,8 +78,8 @@ def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
         )
         lines.append(f"data set {catalog.name!r} (generation {catalog.generation}): {state}")
     lines += [] if catalogs else ["there is no data set here"]
-    lines += _unfinished(reader.layout)
-    return tell(arguments, {"not_ready": lacking}, lines, is_ok=not lacking, otherwise=DAMAGE)
+    unfinished = _unfinished(reader.layout)
+    return tell(arguments, {"not_ready": lacking}, [*lines, *unfinished], is_ok=not lacking and not unfinished, otherwise=DAMAGE)
 
 
 def _unfinished(layout: "Layout") -> list[str]:

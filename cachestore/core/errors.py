@@ -102,7 +102,8 @@ class Incomplete(CacheStoreError):
 
 
 _EXTRAS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("torch", "diffusers", "transformers", "accelerate", "huggingface_hub", "PIL", "ftfy", "bs4"), "encode"),
+    "torch": "torch",
+    **dict.fromkeys(("diffusers", "transformers", "accelerate", "huggingface_hub", "PIL", "ftfy", "bs4"), "encode"),
     "av": "video",
     "cv2": "area",
     "ray": "ray",

@@ -469,6 +469,8 @@ def _vae(model: Model, request: ModelRequest, override: Model | Path | None) -> 
         return family, models.module("vae", source.folder, "diffusers", source.class_name, request.variant, file=file)
     if file is not None:
         raise BadInput(f"{file} has no config.json, and {model.folder} has no VAE to take it from; give the VAE's folder")
+    if source is override:
+        raise BadInput(f"{source.folder} is a text encoder ({source.class_name}), not a VAE: pass the folder of a VAE as --vae")
     raise BadInput(f"{source.folder} is a text encoder ({source.class_name}) and has no VAE; pass --vae PATH, or --encode text")
 
 

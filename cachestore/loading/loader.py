@@ -163,5 +163,5 @@ def _refuse_unpinned(data: Batched) -> None:
         return
     raise BadInput(
         "several processes train together, and each one opened the newest catalog, which may differ: open the data set with"
-        f" generation=... on every rank, such as generation=report.generation; got {data!r}"
+        f" generation=... on every rank, such as generation={getattr(data, 'generation', 'report.generation')}; got {data!r}"
     )

@@ -8,12 +8,13 @@ import hashlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cachestore.core.errors import BadInput, CacheStoreError, FormatError
+from cachestore.core.errors import BadInput, CacheStoreError, FormatError, how_to_install
 from cachestore.core.inputs import is_trained_on
 from cachestore.core.keys import Key
 from cachestore.core.raw_tensors import numbers
@@ -52,10 +53,12 @@ class Colours:
                 f"Colours: a linear map of the latent channels, fitted by least squares to {self.fitted_to} of the encoded"
                 f" pictures; it explains {100 * self.explained:.0f} % of their variance at this size."
             )
+        why = "the originals were not found unchanged", "If the originals moved, pass --source with their new path."
+        if find_spec("PIL") is None:
+            why = "Pillow is not installed, so the originals cannot be read", f"{how_to_install('encode')}."
         return (
-            "Grey instead of colours: the originals were not found unchanged, so no colours could be fitted. It shows the direction"
-            " in which the latent channels vary most, and may look like a negative. If the originals moved, pass --source with"
-            " their new path."
+            f"Grey instead of colours: {why[0]}, so no colours could be fitted. It shows the direction in which the latent channels vary"
+            f" most, and may look like a negative. {why[1]}"
         )
 
     def paint(self, latents: Latents) -> Pixels:

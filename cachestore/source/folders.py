@@ -38,6 +38,8 @@ def list_source(
     """
     path = Path(data)
     if os.path.isdir(path):  # noqa: PTH112 - as below
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise BadInput(f"{path} cannot be read: let this user read and enter the folder")
         manifest = next((path / name for name in METADATA if (path / name).is_file()), None)
         if manifest is None:
             _refuse_arrow(path)

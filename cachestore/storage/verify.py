@@ -189,7 +189,9 @@ class _Damage:
         entries = tuple(DamagedEntry(str(key), self._sample(key), self._has_copy(key, check.digest)) for key in keys)
         lost = len(missing_keys([Finding("corrupt-segment", "", "", entries=entries)]))
         advice = f"run {self._layout.command('repair')}"
-        if lost:
+        if check.bad is None:  # repair saves what the index knows of it, if it is whole
+            advice += f", and then {self._layout.command('repair --refill')} if entries are missing"
+        elif lost:
             needed = plural(lost, "needed entry of it has", "needed entries of it have")
             advice = f"run {self._layout.command('repair --refill')}, as {needed} no other copy"
         for finding in check.findings:
@@ -197,7 +199,8 @@ class _Damage:
                 yield finding
                 continue
             sample = entries[0].sample if finding.key is not None and entries else None
-            yield replace(finding, message=f"{finding.message}; {advice}", sample=sample, entries=entries)
+            message = finding.message.removesuffix(f"; run {self._layout.command('repair')}")
+            yield replace(finding, message=f"{message}; {advice}", sample=sample, entries=entries)
 
     def _sample(self, key: Key) -> str | None:
         return self._needed[key][1] if key in self._needed else None

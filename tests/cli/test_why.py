@@ -27,13 +27,13 @@ def said(capsys, *arguments, code=OK):
 
 def test_an_unfinished_first_pass_is_named_with_its_counts(begun, capsys):
     words = "an unfinished pass of 'train' has 0 of 2 units: run `cachestore precompute` again"
-    assert said(capsys, begun.layout.root) == f"there is no data set here\n{words}\n"
+    assert said(capsys, begun.layout.root, code=DAMAGE) == f"there is no data set here\n{words}\n"
     assert words in said(capsys, begun.layout.root, "a", code=ERROR)
 
 
 def test_a_pass_that_runs_is_not_called_unfinished(begun, capsys):
     with Heartbeat(begun.layout, begun.plan.name, 1, "launch", 0, 1):
-        reported = said(capsys, begun.layout.root)
+        reported = said(capsys, begun.layout.root, code=DAMAGE)
     assert "a pass of 'train' is running and has 0 of 2 units" in reported
     assert "unfinished" not in reported
 

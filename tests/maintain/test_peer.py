@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from ctypes.util import find_library
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,8 +41,8 @@ def test_on_one_folder_both_sides_see_files_and_locks(layout):
 
 @pytest.mark.slow  # what is seen late takes long to be seen
 @pytest.mark.skipif(
-    find_spec("mfusepy") is None or not os.access("/dev/fuse", os.W_OK),
-    reason="file systems of one's own cannot be mounted here: it needs /dev/fuse and the dependency group `engines`",
+    find_spec("mfusepy") is None or not (find_library("fuse") or find_library("fuse3")) or not os.access("/dev/fuse", os.W_OK),
+    reason="file systems of one's own cannot be mounted here: it needs libfuse, /dev/fuse and the dependency group `engines`",
 )
 def test_on_two_mounts_with_stale_caches_both_sides_say_how_late_they_see_and_that_locks_do_not_reach(layout, tmp_path):
     mounts = [tmp_path / "here", tmp_path / "there"]

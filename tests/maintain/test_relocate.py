@@ -188,7 +188,10 @@ def test_the_command_prints_what_it_recorded(store, data, moved, capsys):
     assert main(["relocate", str(store), "--source", f"{data}={moved}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"generations": {"train": 2}, "paths": {str(data): str(moved)}}
     assert main(["relocate", str(store), "--source", f"{data}={moved}"]) == 0
-    assert capsys.readouterr().out.startswith("nothing to do")
+    out = capsys.readouterr().out
+    assert out.startswith("nothing to do")
+    assert str(data) in out
+    assert str(moved) in out
 
 
 def test_the_command_takes_paths_that_contain_an_equals_sign(store, data, tmp_path, capsys):

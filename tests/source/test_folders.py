@@ -19,6 +19,12 @@ from tests.source.sources import captions, folder, ids, listed, remarks_of
 COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "é.png") for form in ("NFC", "NFD"))
 
 
+def test_a_folder_that_this_user_may_not_enter_is_refused_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_arguments: False)
+    with pytest.raises(BadInput, match=rf"^{re.escape(str(tmp_path))} cannot be read"):
+        list_path(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["manifest.jsonl", "prompts.txt"])
 @pytest.mark.parametrize("content", ["", "\n\n", "\ufeff"], ids=["empty", "blank", "mark"])
 def test_an_empty_file_lists_nothing(tmp_path, name, content):

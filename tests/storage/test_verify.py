@@ -6,6 +6,7 @@ from dataclasses import replace
 import lmdb
 import pytest
 
+from cachestore.cli import DAMAGE, main
 from cachestore.core.errors import BadInput, CorruptEntry, FormatError
 from cachestore.files.checksum import digest_of
 from cachestore.files.marker import FORMAT
@@ -180,6 +181,15 @@ class TestIndexes:
         path.chmod(0o644)
         path.write_bytes(path.read_bytes().replace(b'"shape":[2,1]', b'"shape":[1,2]'))
         assert found(full, "quick") == {("corrupt-entry", where(full, path), str(entry.key), "3")}
+
+    def test_of_a_segment_without_a_header_one_command_is_named_that_saves_what_the_index_knows(self, full, capsys):
+        path, _entry = segment_of(full, 3)
+        flip(path, 9)
+        [found] = [one for one in verify(full.root).findings if one.kind == "corrupt-segment"]
+        assert found.message.count(full.command("repair")) == 1
+        assert main(["verify", str(full.root)]) == DAMAGE
+        assert "no other copy" not in capsys.readouterr().out
+        assert repair_store(full.root).missing == 0
 
     def test_one_that_covers_a_segment_without_entries_is_fine(self, full):
         put(full)
