@@ -259,10 +259,12 @@ def _bar(status: PassStatus, pace: Pace, width: int) -> "RenderableType":
     from rich.table import Table
 
     left, rate = pace.seconds_left(status), pace.rate
-    parts = [f"{100 * status.done // max(status.total, 1)}%"]
+    reached = status.done + status.unpublished
+    parts = [f"{100 * reached // max(status.total, 1)}%"]
     parts += [f"{duration(left)} left"] if left is not None and status.done < status.total else []
     parts += [f"{_short(rate)}/s"] if rate is not None else []
     parts += [f"{status.done:,} of {plural(status.total, 'unit', form=',')}"]
+    parts += [f"{status.unpublished:,} to be written"] if status.unpublished else []
     parts += [f"{status.failed:,} failed"] if status.failed else []
     shown = parts[:1]
     for part in parts[1:]:
@@ -273,7 +275,7 @@ def _bar(status: PassStatus, pace: Pace, width: int) -> "RenderableType":
     line = Table.grid(padding=(0, 1, 0, 0))
     line.add_column(width=size, no_wrap=True)
     line.add_column(no_wrap=True)
-    line.add_row(ProgressBar(total=max(status.total, 1), completed=status.done, width=size), text)
+    line.add_row(ProgressBar(total=max(status.total, 1), completed=reached, width=size), text)
     return line
 
 
@@ -325,6 +327,7 @@ def in_a_line(status: PassStatus, pace: Pace | None = None) -> str:
     since_start = sum(one.rate for one in working)
     rate = since_start or None if pace is None else pace.rate
     left = (status.total - status.done) / rate if pace is None and rate else None if pace is None else pace.seconds_left(status)
+    text += f", {status.unpublished} to be written" if status.unpublished else ""
     text += f"; {_short(rate)}/s" if rate else ""
     text += f", {duration(left)} left" if rate and left is not None else ""
     text += f"; {_summed([one.doing for one in working])}" if working and pace is not None else ""

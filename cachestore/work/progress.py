@@ -139,6 +139,11 @@ class PassStatus:
         dead = (one for one in self.ranks if one.alive is False and one.phase != ENDED)
         return tuple(one for one in dead if one.launch in running and (one.launch, one.rank) not in again)
 
+    @property
+    def unpublished(self) -> int:
+        """Units that running workers have encoded, but not published yet: small ones wait until a segment is full."""
+        return sum(one.unpublished for one in self.encoders)
+
     def counts(self) -> dict[str, Json]:
         """What `on_progress` gets: units over all workers (`reused`, `encoded`, `failed`, their sum `done`) and in the plan (`total`).
 

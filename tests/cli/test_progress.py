@@ -51,6 +51,13 @@ def one(root):
 # One line, for status and for plain output
 
 
+def test_units_that_are_encoded_but_not_written_yet_are_shown_as_progress():
+    one = replace(status("encoding text", text=(600, 0, 300)), total=600)
+    assert "0 of 600 units: 0 reused, 0 encoded, 0 failed, 300 to be written" in in_a_line(one)
+    *_rest, drawn, _after = rows(80, 24, LaunchStatus((), one, "l"))
+    assert " 50%  0 of 600 units  300 to be written" in drawn[0]
+
+
 def test_a_rank_that_is_silent_is_named_with_what_it_does(one):
     assert "; rank 1 silent " in (reported := shown(one, at=-1e6))
     assert "(planning)" in reported

@@ -33,7 +33,7 @@ def names(tmp_path, monkeypatch):
     make_store(tmp_path / "cache", ROWS, made)
     photos = cs.CachedDataset("cache/")
     encode = lambda batch: {key: {"embeds": np.zeros(2, np.float32)} for key, _item in batch}  # noqa: E731 - a name of the page
-    return {"cs": cs, "made": made, "photos": photos, "drawings": photos.select([0, 1]), "encode": encode, "batches": [["a", "b"], ["b"]]}
+    return {"cs": cs, "made": made, "photos": photos, "drawings": photos.select([0, 1]), "encode": encode}
 
 
 def test_the_page_has_lines_for_each_of_these():
@@ -130,6 +130,10 @@ def test_the_lines_on_a_data_set_of_hugging_face_read_its_rows(names):
 
 
 def test_the_lines_on_what_is_missing_make_it(names):
+    first, second = Path("a.png"), Path("b.png")
+    for path in (first, second):
+        path.write_bytes(path.name.encode())
+    names["batches"] = [[first, second], [second]]
     exec(lines()["Making what is missing"], names)
     assert len(names["entries"]) == 1
-    assert cs.key("clip", "b") in cs.open("cache/")
+    assert cs.key("my model", b"b.png") in cs.open("cache/")
