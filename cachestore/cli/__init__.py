@@ -30,6 +30,15 @@ PROGRESS: Final = ("auto", "bar", "plain", "none")
 PROGRESS_HELP: Final = "show a bar, a line every 30 s, or none (default: auto, a bar on a terminal)"
 """The choices of `--progress`, and its help text."""
 
+_ELSEWHERE: Final = {
+    "--dry-run": "--plan-only",
+    "--force": "--replace",
+    "--num-processes": "--procs",
+    "--overwrite": "--replace",
+    "--pretrained-model-name-or-path": "--model",
+}
+"""Names of options in other tools, for suggestions."""
+
 _NEAR: Final = 3
 _MAX_COMPARED: Final = 1000
 
@@ -98,7 +107,7 @@ def _meant_option(unknown: Sequence[str], command: str) -> str:
     option = next((one.partition("=")[0] for one in unknown if one.startswith("--")), "")
     parser = argparse.ArgumentParser()
     _module_of(command).add_arguments(parser)
-    return did_you_mean(option, re.findall(r"(?<![\w-])--[a-z][a-z-]*", parser.format_help())) if option else ""
+    return did_you_mean(option, re.findall(r"(?<![\w-])--[a-z][a-z-]*", parser.format_help()), _ELSEWHERE) if option else ""
 
 
 def make_parser(names: Sequence[str] = COMMANDS, *, spelled: Collection[str] = COMMANDS) -> argparse.ArgumentParser:

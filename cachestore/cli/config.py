@@ -38,9 +38,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
         with Path(path).open("rb") as file:
             found = tomllib.load(file)
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}") from error
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}; check the path, and whether you may read it") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is not TOML: {error}") from error
+        raise BadInput(f"{path} is not TOML: {error}; correct it, or save it as UTF-8") from error
     values = {name.replace("-", "_"): value for name, value in found.items()}
     tables = values.pop(_TABLE, None)
     known = {one.name: one for one in fields(PrecomputeRequest) if option_of(one).is_for_files}
@@ -61,7 +61,8 @@ def _sources(tables: object, path: str | Path) -> tuple[Source, ...]:
         values = {name.replace("-", "_"): value for name, value in table.items()}
         _refuse_unknown(values, [one.name for one in fields(Source)], where)
         if not isinstance(values.get("data"), str) or not values["data"]:
-            raise BadInput(f"{where}: data must be a path, not {values.get('data')!r}" if "data" in values else f"{where}: data is missing")
+            wrong = f"not {values['data']!r}" if "data" in values else "and is missing"
+            raise BadInput(f"{where}: data must be a path, {wrong}")
         try:
             found.append(Source(**values))
         except BadInput as error:

@@ -115,7 +115,7 @@ def make_sound(
         faults = _faults(entries, may_be_flat)
         tried = "in the precision of its weights and in float32"
     for key, fault in faults.items():
-        raise EncodeFailed(f"{who} returned {fault} for entry {key}, {tried}")
+        raise EncodeFailed(f"{who} returned {fault} for entry {key}, {tried}: check the model, or remove the sample")
     return entries
 
 

@@ -194,7 +194,8 @@ class TextModules:
             else:
                 failed.append(reason)
         if not alone:
-            raise BadInput(f"{self._family.pipeline} was loaded and cannot encode: {failed[-1]}; {len(failed) - 1} other captions fail too")
+            others = f"{len(failed) - 1} other captions fail too. Download the model again, or install another version of diffusers"
+            raise BadInput(f"{self._family.pipeline} was loaded and cannot encode: {failed[-1]}; {others}")
         return alone, failed[0] if failed else None
 
     def _why_single(self, alone: Mapping[str, Entry], device: torch.device) -> str | None:

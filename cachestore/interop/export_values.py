@@ -33,7 +33,7 @@ class ExportValues:
         key, stored, meta = self.entry(column, index)
         trainer, pictures = self.layout.format.name, column.count(row) // cells_each(column.options)
         if pictures > 1:
-            raise EncodeFailed(f"it has {plural(pictures, 'picture')}, but {trainer} keeps one for each sample")
+            raise EncodeFailed(f"it has {plural(pictures, 'picture')}, but {trainer} keeps one for each sample: give each its own row")
         if "own crops" not in self.layout.writing.takes and WITHIN in framing_of(json.loads(self.layout.catalog.extras[row])):
             raise EncodeFailed(f"it has its own crop, but {trainer} puts whole pictures into buckets: crop the file itself")
         number = index - column.at[row]

@@ -242,7 +242,7 @@ class CacheFiles:
             if size > LARGEST_BYTES or location.start + size > length:
                 raise EncodeFailed(
                     f"{location.path}: it should have {size} bytes from byte {location.start} on, which is more than the file has, or"
-                    " than a value may have"
+                    f" than a value may have; copy it again, or {self._mend}"
                 )
             file.seek(location.start)
             return file.read(size)

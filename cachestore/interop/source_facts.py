@@ -56,11 +56,12 @@ class SourceFile:
         """Return what a catalog records of a clip with so many frames; empty for a picture. Raises EncodeFailed if it cannot be of it."""
         if not self.is_video:
             if frames > 1:
-                raise EncodeFailed(f"{location.path} holds latents of {frames} frames, but {self.reference!r} is a picture")
+                raise EncodeFailed(f"{location.path} holds latents of {frames} frames, but {self.reference!r} is a picture; {_ENCODE} it")
             return {}
         span = location.span or ClipFrames(0, frames)
         if span.frames != frames:
-            raise EncodeFailed(f"{location.path} says that it is of {plural(span.frames, 'frame')}, but holds latents of {frames}")
+            stated = f"says that it is of {plural(span.frames, 'frame')}, but holds latents of {frames}"
+            raise EncodeFailed(f"{location.path} {stated}; {_ENCODE} the video")
         rate = None if fps is None else as_rate(fps)
         facts: dict[str, Json] = {"start": [span.start]}
         if self.video is None:

@@ -48,7 +48,7 @@ class TarMembers:
                 try:
                     check_tensors(column, one, sample.recipes[column.fingerprint], own)
                 except EncodeFailed as error:
-                    raise EncodeFailed(f"{self.name}: {error}") from error
+                    raise EncodeFailed(f"{self.name}: {error}; correct the tensor, and pack the tar again") from error
                 yield one.key, own, one.meta
 
     def _tensors(self, sample: ExchangedSample) -> Mapping[str, Raw]:
@@ -59,10 +59,11 @@ class TarMembers:
         try:
             found = read_safetensors(data).tensors
         except EncodeFailed as error:
-            raise EncodeFailed(f"{self.name}, .{_TENSORS}: {error}") from error
+            raise EncodeFailed(f"{self.name}, .{_TENSORS}: {error}; copy the tar again") from error
         listed = {name for column in sample.columns for one in column.cells for name in one.tensors.values()}
         if other := sorted(listed ^ found.keys()):
-            raise EncodeFailed(f"{self.name}: the tensor {other[0]!r:.80} is only in one of its .{_TENSORS} and its .{_JSON}")
+            both = f"its .{_TENSORS} and its .{_JSON}: pack the tar again, with the same tensors in both"
+            raise EncodeFailed(f"{self.name}: the tensor {other[0]!r:.80} is only in one of {both}")
         return found
 
     def _bytes(self, suffix: str, most: int) -> bytes:
@@ -102,7 +103,7 @@ def _checked_name(path: Path, info: TarInfo) -> PurePosixPath:
     """Return the name of a member. Raises BadInput for one that leads elsewhere, and for a member that is no plain file or folder."""
     name = PurePosixPath(info.name)
     if not info.name.isprintable() or name.is_absolute() or ".." in name.parts or "\\" in info.name:
-        raise BadInput(f"{path} has a member {info.name!r:.200}, whose name leads out of the folder or cannot be printed")
+        raise BadInput(f"{path} has a member {info.name!r:.200}, whose name leads out of the folder or cannot be printed: rename it")
     if not (info.isdir() or (info.isreg() and not info.issparse())):
         raise BadInput(f"{info.name!r:.200} in {path} is a link, a device or a file with holes: pack it as a plain file")
     return name

@@ -213,10 +213,12 @@ class TarImport:
                     self._go_on("reading the tars", len(found.rows), 0)
                     found.add(group)
         except OSError as error:
-            raise BadInput(f"a tar in {self.folder} cannot be read: {error}") from error
+            raise BadInput(f"a tar in {self.folder} cannot be read: {error}; let this user read it, or copy it again") from error
         if not found.rows:
             held = f": it holds {first_of(others)}" if others else ""
-            raise BadUsage(f"no tar in {self.folder} has a sample with a .json and a .safetensors{held}")
+            raise BadUsage(
+                f"no tar in {self.folder} has a sample with a .json and a .safetensors{held}; docs/interop.md lists what it must hold"
+            )
         return found
 
     def _check_name(self, found: _TarsFound, previous: Catalog | None) -> None:

@@ -305,7 +305,8 @@ def _made(one: _Pending) -> Mapping[Key, Mapping[str, Any]]:
         raise one.result
     answer, who = one.result(), f"the encoder {one.state.encoder.recipe.encoder!r}"
     if set(answer) != {unit.key for unit in one.batch}:
-        raise EncodeFailed(f"{who} returned {plural(len(answer), 'key')}, not the {plural(len(one.batch), 'key')} that it was asked for")
+        given = f"not the {plural(len(one.batch), 'key')} that it was given: return tensors for each of those, and for no other"
+        raise EncodeFailed(f"{who} returned {plural(len(answer), 'key')}, {given}")
     if not all(_are_named(tensors) for tensors in answer.values()):
         raise EncodeFailed(f"{who} must return {{name: tensor}} for each key, but did not")
     return answer

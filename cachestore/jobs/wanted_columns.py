@@ -164,7 +164,7 @@ def _check_companions(role: str, sample: Sample) -> None:
     row = role_of(role)
     if row.is_cut_alike and not sample.images.get(row.follows or ""):
         what = "picture or video" if role == MASK else row.follows
-        raise BadInput(f"sample {sample.id!r} has a {role}, but no {what} that it belongs to")
+        raise BadInput(f"sample {sample.id!r} has a {role}, but no {what} that it belongs to: add one, or leave the {role} out")
     if row.is_own and len(sample.images.get(role, ())) > 1:
         raise BadInput(
             f"sample {sample.id!r} has {len(sample.images[role])} images in the column {role}: give one, as a video has only one"

@@ -242,13 +242,13 @@ class BucketBatchSampler:
         as_mapping("state", state, "what the state_dict() of a BucketBatchSampler gave")
         missing = sorted({"epoch", "consumed", "digest", *self._settings()} - set(state))
         if missing:
-            raise BadInput(f"this is not the state of a BucketBatchSampler: it lacks {', '.join(missing)}")
+            raise BadInput(f"this is not what state_dict() of a BucketBatchSampler returned: it lacks {', '.join(missing)}; pass that")
         for name, ours in {"digest": self._data.digest, **self._settings()}.items():
             if state[name] != ours:
                 what = "catalog's digest" if name == "digest" else name
                 raise BadInput(
                     f"the {what} was {state[name]!r} when the state was saved, but is {ours!r} now: the saved position means"
-                    " nothing in the new order"
+                    f" nothing in the new order; use the earlier {what}, or do not load this state"
                 )
         self._resume_at(*(as_whole(f"{name} of the state", state[name], least=0) for name in ("epoch", "consumed")))
 
@@ -333,7 +333,7 @@ def _refuse_no_batch(data: Bucketed, order: Order, world: int) -> None:
         return
     sizes = sorted(((len(indices), bucket) for bucket, indices in data.buckets.items() if len(indices)), key=lambda one: (-one[0], one[1]))
     if not sizes:
-        raise BadInput("an epoch has no batch: the data set has no samples")
+        raise BadInput("an epoch has no batch: the data set has no samples; encode some, or select others")
     each = "" if world == 1 else f" on each of {world} ranks"
     smaller = range(1, order.size)
     most = bisect_left(smaller, 1, key=lambda size: int(sum(count // size for count, _bucket in sizes) < world))

@@ -31,7 +31,7 @@ def read_prompts(path: Path) -> Prompts:
     try:
         text = read_text(path)
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}") from error
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}; check the path, and whether you may read it") from error
     lines = ((f"{path}, line {number}", line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip())
     match path.suffix.lower():
         case ".txt":
@@ -77,7 +77,7 @@ def _from_json(text: str, path: Path) -> Iterator[tuple[str, str]]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path} is not JSON: {error}") from error
+        raise BadInput(f"{path} is not JSON: {error}; correct it, or write one prompt a line into a .txt") from error
     if not isinstance(found, list | dict):
         raise BadInput(f"{path} must hold a list of prompts, or an object with a prompt for each name, not {found!r:.200}")
     several = cast("Mapping[str, object]", found).items() if isinstance(found, dict) else enumerate(cast("list[object]", found))

@@ -59,7 +59,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
         for row in rows:
             yield rows.line_num, row
     except csv.Error as error:
-        raise BadInput(f"{path}, line {rows.reader.line_num}: {error}") from error
+        raise BadInput(f"{path}, line {rows.reader.line_num}: {error}; correct this line, or write a .jsonl instead") from error
 
 
 def _cells(row: Mapping[Any, Any], where: str, roles: Sequence[str]) -> dict[str, Any]:

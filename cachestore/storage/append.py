@@ -186,7 +186,7 @@ class Appender:
         if header_bytes > HEADER_BYTES:
             raise BadInput(
                 f"entry {entry.key} has names and a JSON value of {header_bytes} bytes; at most {HEADER_BYTES} can be stored beside its"
-                " tensors"
+                " tensors: shorten them, or make a tensor of what is long"
             )
         if self._closed:
             self._take(self._most_closed)

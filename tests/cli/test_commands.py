@@ -120,6 +120,11 @@ def test_a_grace_that_is_none_is_refused(run, store, hours):
         (["gc", "store", "--aply"], "--apply"),
         (["precompute", "data", "--modle=m"], "--model"),
         (["precompute", "data", "--batch_sizes", "4"], "--batch-size"),
+        (["precompute", "data", "--dry-run"], "--plan-only"),
+        (["precompute", "data", "--force"], "--replace"),
+        (["import", "ltx", "folder", "--store", "store", "--overwrite"], "--replace"),
+        (["precompute", "data", "--num_processes=4"], "--procs"),
+        (["precompute", "data", "--pretrained_model_name_or_path", "m"], "--model"),
     ],
 )
 def test_a_misspelt_command_or_option_is_answered_with_the_one_that_was_meant(run, line, meant):

@@ -159,7 +159,9 @@ def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str
 
 def _info(family: Family, named: Named) -> dict[str, Json]:
     if named.resized is None or named.crop is None:
-        raise refuse("it is not known how the picture was scaled and cut, and the name depends on it")
+        raise refuse(
+            "it is not known how the picture was scaled and cut, and the file's name needs it: encode the picture here, then export again"
+        )
     left, top, right, bottom = named.crop
     values = (PurePosixPath(named.reference).name, *named.resized, left, top, right - left, bottom - top)
     return dict(zip(_INFO, (*values, family.written_as(AI_TOOLKIT), _VERSION), strict=True))

@@ -172,7 +172,7 @@ def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str
     for variant in variants:
         for name, raw in _arrays_of(family, variant, named.size).items():
             if made.setdefault(name, raw) != raw:
-                raise refuse(f"two resolutions share the bucket of {name}, but have different values")
+                raise refuse(f"two resolutions share the bucket of {name}, but have different values: pass --resolution-only with one")
     path = f"{stem_of(named.reference)}_{named.size[0]:04d}x{named.size[1]:04d}_{family.written_as(SD_SCRIPTS)}.npz"
     return path, Contents(made)
 
