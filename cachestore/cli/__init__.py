@@ -27,9 +27,11 @@ HIDDEN: Final = ("read-torch-files", "work")
 """Commands that `import` and `precompute` start themselves. `--help` and messages do not list them."""
 _ALSO_CALLED: Final = {
     "dry-run": "plan-only",
+    "force": "replace",
     "num-workers": "workers",
     "num-processes": "procs",
     "output-dir": "store",
+    "overwrite": "replace",
     "pretrained-model-name-or-path": "model",
 }
 """What other tools call an option."""

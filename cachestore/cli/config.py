@@ -61,7 +61,8 @@ def _sources(tables: object, path: str | Path) -> tuple[Source, ...]:
         values = {name.replace("-", "_"): value for name, value in table.items()}
         _refuse_unknown(values, [one.name for one in fields(Source)], where)
         if not isinstance(values.get("data"), str) or not values["data"]:
-            raise BadInput(f"{where}: data must be a path, not {values.get('data')!r}" if "data" in values else f"{where}: data is missing")
+            wrong = f"not {values['data']!r}" if "data" in values else "and is missing"
+            raise BadInput(f"{where}: data must be a path, {wrong}")
         try:
             found.append(Source(**values))
         except BadInput as error:

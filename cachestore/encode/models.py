@@ -134,7 +134,8 @@ def component_class(model: Model, name: str) -> tuple[str, str]:
     library, class_name = entry
     library = "diffusers" if class_name in PIPELINE_CLASSES else library
     if library not in _WEIGHTS:
-        raise BadInput(f"{name!r} of {model.folder} comes from {library!r}; only classes of diffusers and transformers are loaded")
+        loaded = "only classes of diffusers and transformers are loaded: give a model with one of these"
+        raise BadInput(f"{name!r} of {model.folder} comes from {library!r}; {loaded}")
     return str(library), str(class_name)
 
 

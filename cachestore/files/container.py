@@ -81,7 +81,7 @@ def join_header(fields: Sequence[str], metadata: Mapping[str, str]) -> bytes:
     text += b" " * (-(len(text) + _LENGTH_BYTES) % ALIGNMENT)
     if len(text) > HEADER_LIMIT_BYTES or len(fields) > TENSOR_LIMIT:
         size = f"{plural(len(fields), 'tensor')} with a header of {len(text)} bytes"
-        raise FormatError(f"a container of {size} is above the caps of {TENSOR_LIMIT} and {HEADER_LIMIT_BYTES}")
+        raise FormatError(f"a file of {size} is above the limits of {TENSOR_LIMIT} and {HEADER_LIMIT_BYTES}; store fewer tensors")
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
@@ -90,7 +90,8 @@ def read_header(descriptor: int, file_bytes: int, *, where: Path, is_whole: bool
     raw = read_at(descriptor, _LENGTH_BYTES, 0)
     length = int.from_bytes(raw, "little")
     if len(raw) < _LENGTH_BYTES or length > min(HEADER_LIMIT_BYTES, file_bytes - _LENGTH_BYTES):
-        raise FormatError(f"the header of {where} should have {length} bytes, but the file has {file_bytes}; run {to_repair(where)}")
+        size = f"should have {length} bytes, but the file has {file_bytes} (limit {HEADER_LIMIT_BYTES})"
+        raise FormatError(f"the header of {where} {size}; run {to_repair(where)}")
     return parse_header(read_at(descriptor, length, _LENGTH_BYTES), file_bytes if is_whole else None, where=where)
 
 

@@ -239,7 +239,7 @@ class _Export:
                 if before != made.of:
                     trainer = self.layout.format.name
                     error = EncodeFailed(
-                        f"{made.path} would also be the file of {first!r}: {trainer} tells the two apart only by this name"
+                        f"{made.path} would also be the file of {first!r}: {trainer} tells the two apart only by this name, so rename one"
                     )
                     self._fail(sample, made.encoder, error)
                 elif first == sample:

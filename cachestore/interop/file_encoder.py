@@ -59,7 +59,8 @@ class FileEncoder:
     def locations_of(self, what: str, words: str) -> Sequence[FileLocation]:
         """Return the files that may belong to a caption or picture. Raises EncodeFailed if there is none."""
         if what not in self.locations:
-            raise EncodeFailed(self.doubtful.get(what, f"{self.cache.root} has no file for the {words}"))
+            lacking = f"{self.cache.root} has no file for the {words}; `cachestore precompute` encodes it"
+            raise EncodeFailed(self.doubtful.get(what, lacking))
         return self.locations[what]
 
     def about(self, location: FileLocation, **more: Json) -> dict[str, Json]:

@@ -143,7 +143,7 @@ class CacheScan:
                 try:
                     yield diffusion_pipe.Item(location, cache.contents(location, cache.bytes_at(location)).values)
                 except (EncodeFailed, OSError) as error:
-                    self.unreadable.append(f"{location.path}, byte {location.start}: {error}")
+                    self.unreadable.append(f"{location.path}, byte {location.start}: {error}; let diffusion-pipe make it again")
 
     @cached_property
     def _metadata_files(self) -> Sequence[Path]:

@@ -48,7 +48,7 @@ class TarMembers:
                 try:
                     check_tensors(column, one, sample.recipes[column.fingerprint], own)
                 except EncodeFailed as error:
-                    raise EncodeFailed(f"{self.name}: {error}") from error
+                    raise EncodeFailed(f"{self.name}: {error}; correct the tensor, and pack the tar again") from error
                 yield one.key, own, one.meta
 
     def _tensors(self, sample: ExchangedSample) -> Mapping[str, Raw]:
@@ -59,7 +59,7 @@ class TarMembers:
         try:
             found = read_safetensors(data).tensors
         except EncodeFailed as error:
-            raise EncodeFailed(f"{self.name}, .{_TENSORS}: {error}") from error
+            raise EncodeFailed(f"{self.name}, .{_TENSORS}: {error}; copy the tar again") from error
         listed = {name for column in sample.columns for one in column.cells for name in one.tensors.values()}
         if other := sorted(listed ^ found.keys()):
             raise EncodeFailed(

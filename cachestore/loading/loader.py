@@ -125,7 +125,7 @@ def make_loader(
         _refuse_unpinned(data)
     pins = pin_memory and torch.accelerator.is_available()
     if pin_memory and not pins:
-        _log.warning("pin_memory=True has no effect without an accelerator")
+        _log.warning("pin_memory=True has no effect without an accelerator: leave it out")
     source = Prefetcher(data, batches=0 if num_workers else ahead, pin_memory=pins and num_workers == 0, workers=num_workers)
     ranks = {"rank": 0, "num_replicas": 1} if split is None else {}
     sampler = BucketBatchSampler(source, batch_size, shuffle=shuffle, seed=seed, tail=tail, split=split, **ranks)

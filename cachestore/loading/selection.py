@@ -236,7 +236,7 @@ class Selection:
         except IndexError:
             count = len(rows)
             outside = next(index for index in indices if not -count <= index < count)
-            raise IndexError(f"{self.options.called} has {plural(count, 'sample')}, but none at {outside}") from None
+            raise IndexError(f"{self.options.called} has {plural(count, 'sample')}, but none at {outside}: the first is at 0") from None
 
     @cached_property
     def ids(self) -> Sequence[str]:

@@ -177,7 +177,8 @@ def verify(
         chosen = choose(wanted, recompute, seed)
         if not chosen and report.entries and report.ok:
             why = "; ".join(unknown) or "no data set has them"
-            raise BadInput(f"none of {plural(report.entries, 'entry')} in {layout.root} can be encoded again and compared: {why}")
+            none = f"none of {plural(report.entries, 'entry')} in {layout.root} can be encoded again and compared"
+            raise BadInput(f"{none}: {why}; without --recompute, `verify` checks the stored bytes")
         tally = _remake_all(layout, chosen, makers)
     check_for_reading(layout)
     damaged = {key for finding in report.findings for key in (finding.key, *(entry.key for entry in finding.entries))}

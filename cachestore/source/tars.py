@@ -292,7 +292,7 @@ def members_of(path: Path) -> Iterator[tuple[tarfile.TarInfo, Member]]:
             raise
         except (tarfile.TarError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:  # of a hostile header
             what = f"{path} is not a plain tar, or is damaged ({error})"
-            raise BadInput(f"{what}; if it is compressed, unpack it with gunzip") from error
+            raise BadInput(f"{what}; copy it again, or if it is compressed, unpack it with gunzip") from error
 
 
 class _Headers:

@@ -242,7 +242,7 @@ def _table_text(rows: Mapping[Key, str]) -> str:
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FormatError("the entries' JSON values are nested too deeply to be parsed back") from error
+        raise FormatError("the entries' JSON values are nested too deeply to be parsed back: make them flatter") from error
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -230,7 +230,7 @@ class RemoteReader(Reader):
         if lacking:
             percent = 100 * (total - lacking) // total
             _log.warning(
-                "%d %% of %s fits in %s, within the limit of %s: every epoch downloads about %s",
+                "%d %% of %s fits in %s, within the limit of %s: every epoch downloads about %s; a larger limit avoids that",
                 percent,
                 called,
                 folder,

@@ -284,7 +284,7 @@ class EncodingDataset(CachedDataset):
         if not lacking:
             return
         reasons = joined.reasons()
-        changed = "its value is not in the store; its file may have changed since this run began"
+        changed = "its value is not in the store; its file may have changed since this run began, so run it again"
         for row in rows:
             if own := [unit for unit in joined.units_of([row]) if unit in lacking]:
                 failed[row] = reasons.get(own[0], changed)

@@ -152,7 +152,8 @@ class ReadThrough:
         self._appender.check_process()
         answer = by_key(self._encode(list(missing)))
         if set(answer) != {key for key, _item in missing}:
-            raise EncodeFailed(f"encode returned {plural(len(answer), 'key')}, not the {plural(len(missing), 'key')} that it was asked for")
+            given = f"not the {plural(len(missing), 'key')} that it was given: return tensors for each of those, and for no other"
+            raise EncodeFailed(f"encode returned {plural(len(answer), 'key')}, {given}")
         made = {key: _copied(to_raw(_named(key, tensors))) for key, tensors in answer.items()}
         for key, _item in missing:
             closed = self._appender.put(key, made[key], _META)

@@ -73,7 +73,7 @@ def test_one_plain_table_is_one_path(tmp_path):
         ('model = "m"\nstore = "s"\n[captions]\ndropped = 1\n[[source]]\ndata = "d"', "dropped"),
         ('source = "photos"', "write [[source]]"),
         ("[source]\ndata = 'x'", "write [[source]]"),
-        ("[[source]]\nname = 'x'", "train.toml, [[source]] 1: data is missing"),
+        ("[[source]]\nname = 'x'", "train.toml, [[source]] 1: data must be a path, and is missing"),
         ("[[source]]\ndata = 'x'\n[[source]]\ndata = 'y'\nresoluton = 5", "train.toml, [[source]] 2: unknown field 'resoluton'"),
         (
             "[[source]]\ndata = 'x'\nrepeats = 0",

@@ -397,7 +397,7 @@ def test_an_empty_or_mixed_list_is_no_batch_and_of_an_index_that_is_not_there_it
         batch_of(data, 1, 2)
     empty = data.select([])
     for some, index in ((empty, 0), (empty, -1), (data, len(data)), (data, -len(data) - 1)):
-        with pytest.raises(IndexError, match=f"has {len(some)} samples, but none at {index}$"):
+        with pytest.raises(IndexError, match=f"has {len(some)} samples, but none at {index}: "):
             some.read_batch([index])
 
 

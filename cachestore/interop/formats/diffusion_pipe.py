@@ -85,7 +85,7 @@ def locations_in(root: Path, table: str) -> list[FileLocation]:
                 for row in opened.execute(f"SELECT offset, size FROM {name} ORDER BY rowid")  # noqa: S608 - `shard_` and digits only
             ]
     except (sqlite3.Error, ValueError, OverflowError) as error:  # a damaged table may hold names that are no UTF-8
-        raise EncodeFailed(f"{path} is no readable table ({error})") from error
+        raise EncodeFailed(f"{path} is no readable table ({error}): copy it again, or let diffusion-pipe make this cache again") from error
     are_whole = all(isinstance(number, int) and 0 <= number < 1 << 50 for row in rows for number in row)
     if not are_whole or any(row[2] > LARGEST_BYTES for row in rows):
         raise EncodeFailed(

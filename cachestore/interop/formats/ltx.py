@@ -62,7 +62,7 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     others = dict(contents.tensors)
     (raw,) = taken(others, "latents")
     if len(raw[1]) == 2:
-        raise refuse(f"its latents have the shape {list(raw[1])} of an older version of the trainer, which cut them into patches")
+        raise refuse(f"its latents have the shape {list(raw[1])} of an older version of the trainer, so install a newer one first")
     tensor = without_batch("latents", raw, 4)
     stated = [contents.values.get(name) for name in _SIZES]
     if stated != [*tensor[1][1:]]:
@@ -81,7 +81,7 @@ def read_text(contents: Contents, _family: Family, _location: FileLocation) -> T
     if (audio := tensors.pop(_AUDIO, None)) is not None and (audio[0], audio[1], bytes(audio[2])) != (video[0], video[1], bytes(video[2])):
         raise refuse(
             f"its {_AUDIO} differ from its {_VIDEO}, as those of LTX-2.3 do; only text of LTX-2, which has one projection for both, can be"
-            " imported"
+            " imported: pass --encode latents for the latents alone"
         )
     real = np.flatnonzero(mask)
     if len(mask) != video[1][0] or not len(real) or real[-1] - real[0] + 1 != len(real):

@@ -160,7 +160,8 @@ def _key(family: Family, prefix: str, raw: Raw) -> str:
 def _controls(family: Family, controls: Sequence[Raw]) -> dict[str, Raw]:
     """Return the latents of control images by key, numbered if the trainer takes several. Raises EncodeFailed for more than it takes."""
     if len(controls) > 1 and family.name not in _SEVERAL_CONTROLS:
-        raise refuse(f"it has {len(controls)} control images, but musubi-tuner takes one for {family.name}")
+        takes = f"musubi-tuner takes one for {family.name}: keep one, and run `cachestore precompute` again"
+        raise refuse(f"it has {len(controls)} control images, but {takes}")
     is_numbered = family.name in _SEVERAL_CONTROLS
     return {
         _key(family, f"latents_control_{number}_" if is_numbered else "latents_control_", raw): raw for number, raw in enumerate(controls)

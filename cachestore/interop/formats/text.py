@@ -126,6 +126,4 @@ def batched(raw: Raw) -> Raw:
 
 def _check(name: str, raw: Raw, width: int) -> None:
     if raw[1][-1:] != (width,):
-        raise EncodeFailed(
-            f"{name} has the shape {list(raw[1])}, but its last axis should be {width}: is the file of another model family?"
-        )
+        raise EncodeFailed(f"{name} has the shape {list(raw[1])}, but its last axis should be {width}: check --model and --family")

@@ -61,7 +61,8 @@ def _leaves(value: object, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     elif value is None or isinstance(value, torch.Tensor | bool | int | float | str):
         yield name, value
     else:
-        raise EncodeFailed(f"{name or 'it'} is a {type(value).__name__}, which is neither a tensor nor a plain value")
+        known = "a cache of a trainer has only tensors and plain values: check the folder"
+        raise EncodeFailed(f"{name or 'it'} is a {type(value).__name__}, but {known}")
 
 
 def write_torch(tensors: Mapping[str, Raw], values: Mapping[str, Json]) -> bytes:
