@@ -23,6 +23,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
+from threading import RLock
 from typing import Any, Final
 
 from cachestore.core.keys import Key
@@ -54,10 +55,12 @@ _token = secrets.token_hex
 def record(job: Job, template: Path, folder: Path, *, dead_after: int | None = None) -> list[list[Any]]:
     """The calls of a command that change something, and what it acknowledged, in order: lists of a name and what it is about.
 
-    With `dead_after` a first process dies after so many calls, and the recording goes on with a second one.
+    With `dead_after` a first process dies after so many calls, and the recording goes on with a second one. Raises RuntimeError for a
+    recording after which the disk would not hold what the folder holds: a call was missed.
     """
     area = folder / f"{job.name}.{dead_after}.recorded"
     lay_out(template, area)
+    disk = Disk.of(area)
     log = folder / f"{area.name}.log"
     for dead in (dead_after, None) if dead_after is not None else (None,):
         pid = os.fork()
@@ -71,7 +74,12 @@ def record(job: Job, template: Path, folder: Path, *, dead_after: int | None = N
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if code != 0 and (dead is None or code != -signal.SIGKILL):
             raise RuntimeError(f"{job.name} ended with {code} while it was recorded")
-    return [json.loads(line) for line in log.read_text().splitlines()]
+    events = [[name, *(_relative(word, area) for word in words)] for name, *words in map(json.loads, log.read_text().splitlines())]
+    for event in events:
+        disk.do(*event)
+    if missed := disk.differs_from(Disk.of(area)):
+        raise RuntimeError(f"the recording of {job.name} missed a call: {missed} differ from what it says")
+    return events
 
 
 def lay_out(template: Path, area: Path) -> None:
@@ -87,15 +95,24 @@ def _be_recorded(job: Job, area: Path, log: Path, dead_after: int | None) -> Non
     secrets.token_hex = lambda nbytes=None: random.randbytes(nbytes or 32).hex()
     write = calls.say_to(log)
     made = 0
+    one_call = RLock()
+    """A call and its word are one, whatever the other threads do: a process must not die between the two of another thread."""
 
     def say(*words: Any) -> None:
         nonlocal made
-        write(json.dumps(words) + "\n")
-        made += 1
-        if made == dead_after:
-            os.kill(os.getpid(), signal.SIGKILL)
+        with one_call:
+            write(json.dumps(words) + "\n")
+            made += 1
+            if made == dead_after:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def around(call: Call, real: Callable[[], Any]) -> Any:
+        if not call.changes:
+            return real()
+        with one_call:
+            return recorded(call, real)
+
+    def recorded(call: Call, real: Callable[[], Any]) -> Any:
         found = real()
         if call.name == "write":
             say("write", call.path, bytes(call.data)[:found].decode("latin-1"))
@@ -152,6 +169,14 @@ class Disk:
             raw = b"" if path.is_dir() else path.read_bytes()
             names[str(path.relative_to(area))] = True if path.is_dir() else File(raw, raw)
         return cls(dict(names), dict(names))
+
+    def differs_from(self, other: "Disk") -> list[str]:
+        """The names, in order, that are not the same to the processes of both, or whose bytes are not."""
+
+        def seen(disk: Disk) -> dict[str, bytes | None]:
+            return {name: one.written if isinstance(one, File) else None for name, one in disk.names.items()}
+
+        return sorted({name for name, _raw in seen(self).items() ^ seen(other).items()})
 
     def do(self, name: str, *words: Any) -> None:
         """Follow one call, or hear what was acknowledged. Raises ValueError for a call that it does not know."""
@@ -337,9 +362,8 @@ def recordings_of(names: Sequence[str], templates: Mapping[str, Path], folder: P
             events = record(jobs.job(name), templates[name], folder, dead_after=dead_after)
             area = folder / f"{name}.{dead_after}.before"
             lay_out(templates[name], area)
-            recorded = folder / f"{name}.{dead_after}.recorded"
             title = name if dead_after is None else f"{name} by a second process, the first dead after call {dead_after},"
-            found[title] = (name, Disk.of(area), [[event[0], *(_relative(word, recorded) for word in event[1:])] for event in events])
+            found[title] = (name, Disk.of(area), events)
     return found
 
 

@@ -1,10 +1,13 @@
 """The disk that the power is cut from: what is synced stays, and of the rest anything may be."""
 
 from random import Random
+from threading import Thread
 
 import pytest
 
+from tests.torture import crashes
 from tests.torture.crashes import Disk, states
+from tests.torture.jobs import Job
 
 MANY = 300
 
@@ -82,3 +85,46 @@ def test_states_are_all_different_and_end_where_there_are_no_more():
     assert len({(tuple(sorted(state.files.items())), state.acknowledged) for state in found}) == len(found)
     assert list(states({"one": ("put", Disk(), calls)}, 4, 1)) == found[:4]
     assert list(states({}, 10, 1)) == []
+
+
+def test_two_disks_differ_in_names_and_in_bytes():
+    one, other = Disk(), Disk()
+    for disk in (one, other):
+        disk.do("mkdir", "f")
+        disk.do("create", "f/a")
+    assert one.differs_from(other) == []
+    one.do("write", "f/a", "text")
+    other.do("create", "b")
+    assert one.differs_from(other) == ["b", "f/a"]
+
+
+def make_folders(root, rank, world):
+    def make(name):
+        for number in range(25):
+            (root.parent / f"{name}.{number}").mkdir(exist_ok=True)
+
+    threads = [Thread(target=make, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_recording_of_several_threads_misses_no_call_of_one_that_dies(tmp_path):
+    """A call of one thread was done and not recorded when another died, and what stood on it seemed lost."""
+    job = Job("folders", lambda root: None, make_folders, lambda root: set())
+    for number in range(10):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        template = folder / "template"
+        template.mkdir()
+        events = crashes.record(job, template, folder, dead_after=30)
+        assert len(events) == 100
+
+
+def test_a_recording_that_misses_a_call_is_refused(tmp_path, monkeypatch):
+    job = Job("folders", lambda root: None, lambda root, rank, world: root.with_name("one").mkdir(), lambda root: set())
+    (tmp_path / "template").mkdir()
+    monkeypatch.setattr(crashes, "watch", lambda area, around: None)
+    with pytest.raises(RuntimeError, match="'one'"):
+        crashes.record(job, tmp_path / "template", tmp_path)
