@@ -10,7 +10,7 @@ from cachestore.core.words import human_bytes, plural
 if TYPE_CHECKING:
     from cachestore.maintain.collect import Amount, GcReport
 
-HELP = "show what no data set needs; --apply marks such segments, and removes those that it marked a day ago or earlier"
+HELP = "show what no data set needs and change nothing; --apply marks such segments, and removes those that it marked a day ago or earlier"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ Called when a plan is built, and again before its catalog replaces one that was 
 import json
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import compress, count, zip_longest
 from typing import Final, cast
 
 import numpy as np
@@ -15,7 +15,7 @@ from cachestore.core.errors import RecipeMismatch
 from cachestore.core.inputs import RESOLUTIONS, SOURCE, options_for
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION
-from cachestore.core.words import first_of, plural
+from cachestore.core.words import first_of, noun, plural
 from cachestore.jobs.columns import has_same_rows, has_same_texts, inputs, numbers, own_inputs
 from cachestore.storage.catalog import Catalog, KeyColumn
 from cachestore.work.plan import Plan
@@ -43,8 +43,9 @@ def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> t
         _compare_column(plan, column, previous)
     if ids - before:
         words.append(f"{plural(len(ids - before), 'new sample')} under the name {plan.catalog!r}")
-    if changed := _count_changed_captions(plan, previous) + _count_changed_own_captions(plan, previous):
-        words.append(f"{plural(changed, 'caption')} changed")
+    if changed := [*_of_changed_captions(plan, previous), *_of_changed_own_captions(plan, previous)]:
+        samples = [*dict.fromkeys(changed)]
+        words.append(f"{plural(len(changed), 'caption')} changed, of {noun(len(samples), 'sample')} {first_of(samples)}")
     words += _prompts_in_words(plan, previous)
     if before - ids:
         leave = plural(len(before - ids), "sample is no longer listed and leaves", "samples are no longer listed and leave")
@@ -64,29 +65,35 @@ def _prompts_in_words(plan: Plan, previous: Catalog) -> Iterator[str]:
         yield f"{leave} {plan.catalog!r}"
 
 
-def _count_changed_captions(plan: Plan, previous: Catalog) -> int:
-    """Return how many captions of samples that are in both differ; 0 if they were made of the source's captions in another way."""
+def _of_changed_captions(plan: Plan, previous: Catalog) -> Iterator[str]:
+    """Yield, for each caption that differs, its sample, if that is in both; none if captions were chosen in another way before."""
     if has_same_rows(plan, previous, CAPTION) or dict(plan.texts) != dict(previous.texts):
-        return 0
+        return
     at, captions = inputs(plan, CAPTION)
     if has_same_texts(plan, previous, "ids") and np.array_equal(numbers(at), numbers(previous.captions_at)):
-        return sum(map(operator.ne, captions, previous.captions))  # faster than a look-up for each row
+        changed = compress(count(), map(operator.ne, captions, previous.captions))  # faster than a look-up for each row
+        yield from (plan.ids[row] for row in np.searchsorted(numbers(at), [*changed], side="right") - 1)
+        return
+    for sample, row, earlier in _in_both(plan, previous):
+        both = zip_longest(captions[at[row] : at[row + 1]], previous.row_captions(earlier))
+        yield from (sample for now, before in both if now != before)
+
+
+def _of_changed_own_captions(plan: Plan, previous: Catalog) -> Iterator[str]:
+    """Yield the samples that are in both and have other captions of single text encoders."""
+    if has_same_texts(plan, previous, "extras") or all(column.role != CAPTION for column in plan.columns):
+        return
+    for sample, row, earlier in _in_both(plan, previous):
+        if own_inputs(plan, row, CAPTION) != own_inputs(previous, earlier, CAPTION):
+            yield sample
+
+
+def _in_both(plan: Plan, previous: Catalog) -> Iterator[tuple[str, int, int]]:
+    """Yield each sample that is in both, with its rows."""
     rows = {sample: row for row, sample in enumerate(previous.ids)}
-    found = 0
     for row, sample in enumerate(plan.ids):
         if (earlier := rows.get(sample)) is not None:
-            both = zip_longest(captions[at[row] : at[row + 1]], previous.row_captions(earlier))
-            found += sum(now != before for now, before in both)
-    return found
-
-
-def _count_changed_own_captions(plan: Plan, previous: Catalog) -> int:
-    """Return how many samples that are in both have other captions of single text encoders."""
-    if has_same_texts(plan, previous, "extras") or all(column.role != CAPTION for column in plan.columns):
-        return 0
-    rows = {sample: row for row, sample in enumerate(previous.ids)}
-    both = ((row, earlier) for row, sample in enumerate(plan.ids) if (earlier := rows.get(sample)) is not None)
-    return sum(own_inputs(plan, row, CAPTION) != own_inputs(previous, earlier, CAPTION) for row, earlier in both)
+            yield sample, row, earlier
 
 
 def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:

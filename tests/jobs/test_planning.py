@@ -163,9 +163,10 @@ def test_other_samples_under_a_name_are_counted_aloud(tmp_path, makers):
 @pytest.mark.parametrize(
     ("before", "now", "says"),
     [
-        ({"a": "x", "b": "x", "c": "x"}, {"a": "y", "b": "x", "c": "z"}, ["2 captions changed"]),
-        ({"a": "x", "b": "x"}, {"b": "y", "c": "z"}, ["1 caption changed"]),
-        ({"a": ["x", "y"]}, {"a": ["x", "z", "w"]}, ["2 captions changed"]),
+        ({"a": "x", "b": "x", "c": "x"}, {"a": "y", "b": "x", "c": "z"}, ["2 captions changed, of samples a, c"]),
+        ({"a": "x", "b": "x"}, {"b": "y", "c": "z"}, ["1 caption changed, of sample b"]),
+        ({"a": ["x", "y"]}, {"a": ["x", "z", "w"]}, ["2 captions changed, of sample a"]),
+        ({"a": ["x", "y"], "b": "z"}, {"a": ["x", "y"], "b": "w"}, ["1 caption changed, of sample b"]),
         ({"a": "x", "b": "x"}, {"a": "x", "c": "y"}, []),
         ({"a": "x"}, {"a": "x"}, []),
     ],
@@ -175,14 +176,14 @@ def test_changed_captions_of_kept_samples_are_counted_aloud(tmp_path, makers, be
     done(tmp_path, manifest(tmp_path / "m.jsonl", **before), **options)
     request = asked(manifest(tmp_path / "n.jsonl", **now), tmp_path / "store", **options)
     remarks = look_at_request(create_store(tmp_path / "store"), request).remarks
-    assert [remark for remark in remarks if remark.endswith(" changed")] == says
+    assert [remark for remark in remarks if " changed, of " in remark] == says
 
 
 def test_captions_that_are_chosen_in_another_way_are_not_called_changed(tmp_path, makers):
     data = manifest(tmp_path / "m.jsonl", a=["x", "y"])
     done(tmp_path, data)
     request = asked(data, tmp_path / "store", captions="all")
-    assert not any(remark.endswith(" changed") for remark in look_at_request(create_store(tmp_path / "store"), request).remarks)
+    assert not any(" changed, of " in remark for remark in look_at_request(create_store(tmp_path / "store"), request).remarks)
 
 
 @pytest.mark.parametrize(
