@@ -72,7 +72,7 @@ def _of_changed_captions(plan: Plan, previous: Catalog) -> Iterator[str]:
     at, captions = inputs(plan, CAPTION)
     if has_same_texts(plan, previous, "ids") and np.array_equal(numbers(at), numbers(previous.captions_at)):
         changed = compress(count(), map(operator.ne, captions, previous.captions))  # faster than a look-up for each row
-        yield from (plan.ids[row] for row in (np.searchsorted(numbers(at), [*changed], side="right") - 1).tolist())
+        yield from (plan.ids[int(row)] for row in np.searchsorted(numbers(at), [*changed], side="right") - 1)
         return
     for sample, row, earlier in _in_both(plan, previous):
         both = zip_longest(captions[at[row] : at[row + 1]], previous.row_captions(earlier))
