@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     left_out = "flips, masks or both: export the rest without them"
     parser.add_argument("--leave-out", metavar="LIST", type=words_of, default=(), help=left_out)
-    parser.add_argument("--replace", action="store_true", help="overwrite existing files, even if no earlier export wrote them")
+    parser.add_argument("--replace", action="store_true", help="also overwrite files that no earlier export wrote (otherwise they are kept and listed)")
 
 
 def run(arguments: argparse.Namespace) -> int:

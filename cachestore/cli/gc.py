@@ -10,16 +10,16 @@ from cachestore.core.words import human_bytes, plural
 if TYPE_CHECKING:
     from cachestore.maintain.collect import Amount, GcReport
 
-HELP = "show what no data set needs and change nothing; --apply marks such segments, and removes those that it marked a day ago or earlier"
+HELP = (
+    "list files that no data set needs and change nothing; with --apply, mark them, and remove those that were marked a day ago or earlier"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
-    parser.add_argument(
-        "--apply", action="store_true", help="mark unneeded segments for deletion, and remove those that were marked earlier"
-    )
-    parser.add_argument("--grace", metavar="HOURS", type=_hours, default=24.0, help="how long marked segments stay readable (default 24)")
+    parser.add_argument("--apply", action="store_true", help="mark these files for deletion, and remove those that were marked earlier")
+    parser.add_argument("--grace", metavar="HOURS", type=_hours, default=24.0, help="how long marked files stay readable (default 24)")
     kept = "keep only the newest N generations of each data set (default: the newest three, and all of the last 30 days)"
     parser.add_argument("--keep", metavar="N", type=positive, help=kept)
 

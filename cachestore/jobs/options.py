@@ -222,7 +222,8 @@ class PrecomputeRequest:
     )
     strict: bool = make_switch(
         "running",
-        "exit with 1, not 3, if more fail than --max-failures; refuse (exit code 2) a model that needs inputs which cachestore cannot make",
+        "two checks: exit with 1, not 3, if more fail than --max-failures allows; and exit with 2, before the run, if training this model"
+        " needs inputs that cachestore does not make, such as audio",
     )
     max_failures: str = make_option(
         "0",
