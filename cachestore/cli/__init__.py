@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, Final
@@ -227,6 +227,19 @@ def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
 def shared_by(count: int, column: str) -> str:
     """Return the end of a line about a column (`encoder/role …`): how many cells of the sample share the line. Empty for one cell."""
     return "" if count == 1 else f" ({count} {'captions' if column.endswith('/caption') else 'cells'} share it)"
+
+
+def failed_values(failures: Iterable[Mapping[str, object]]) -> list[str]:
+    """Return a line for each encoder and reason among failures: the sample, or how many samples and the first of them."""
+    from cachestore.core.words import first_of
+
+    alike: dict[tuple[object, object], list[str]] = {}
+    for failure in failures:
+        alike.setdefault((failure["encoder"], failure["reason"]), []).append(repr(failure["sample"]))
+    return [
+        f"{encoder} of {samples[0] if len(samples) == 1 else f'{len(samples)} samples ({first_of(samples)})'}: {reason}"
+        for (encoder, reason), samples in alike.items()
+    ]
 
 
 def catalogs_of(layout: "Layout", name: str | None) -> "list[Catalog]":

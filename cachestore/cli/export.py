@@ -2,7 +2,7 @@
 
 import argparse
 
-from cachestore.cli import FAILURES, add_store, options_of, tell, words_of
+from cachestore.cli import FAILURES, add_store, failed_values, options_of, tell, words_of
 from cachestore.core.words import first_of, human_bytes, plural
 
 HELP = "write a data set as another trainer's cache, or as tars"
@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     left_out = "flips, masks or both: export the rest without them"
     parser.add_argument("--leave-out", metavar="LIST", type=words_of, default=(), help=left_out)
-    parser.add_argument("--replace", action="store_true", help="also overwrite files that no earlier export wrote (otherwise they are kept and listed)")
+    parser.add_argument(
+        "--replace", action="store_true", help="also overwrite files that no earlier export wrote (otherwise they are kept and listed)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     from cachestore.interop.exporting import export_cache
 
     report = export_cache(**options_of(arguments))
-    lines = [f"{failure['encoder']} of {failure['sample']!r}: {failure['reason']}" for failure in report.failures]
+    lines = failed_values(report.failures)
     if report.foreign:
         foreign = f"{plural(len(report.foreign), 'file')} with other contents kept, not written by an export (--replace overwrites)"
         lines += [f"{foreign}: {first_of(report.foreign, _MAX_LISTED)}"]

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from cachestore.cli import FAILURES, PROGRESS, PROGRESS_HELP, options_of, tell, words_of
+from cachestore.cli import FAILURES, PROGRESS, PROGRESS_HELP, failed_values, options_of, tell, words_of
 from cachestore.core.words import first_of, plural
 
 HELP = "import another trainer's cache, or tars that `export` wrote, into a store"
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         report = import_cache(**given, on_progress=progress.follow)
     made = report.report
     lines = [f"note: {remark}" for remark in report.remarks]
-    lines += [f"{failure['encoder']} of {failure['sample']!r}: {failure['reason']}" for failure in made.failures]
+    lines += failed_values(made.failures)
     for what, paths in (
         ("of no sample", report.unmatched),
         ("older than the picture or caption", report.stale),

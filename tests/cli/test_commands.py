@@ -11,7 +11,7 @@ import shlex
 import pytest
 
 import cachestore as cs
-from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, HIDDEN, NO_STORE, OK, main, near_to, printable
+from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, HIDDEN, NO_STORE, OK, failed_values, main, near_to, printable
 from cachestore.core import errors
 from cachestore.files.paths import Layout
 from cachestore.jobs import launching
@@ -276,6 +276,15 @@ def test_a_malformed_option_is_a_usage_error_before_anything_is_looked_at(run, t
     assert err
     assert "gone" not in err
     assert not (tmp_path / "s").exists()
+
+
+def test_values_that_fail_for_one_reason_share_a_line_that_counts_and_names_their_samples():
+    alike = [{"sample": f"{number}.png", "encoder": "latents", "reason": "it was not encoded"} for number in range(7)]
+    alone = {"sample": "cat.png", "encoder": "latents", "reason": "too small"}
+    first, second = failed_values([*alike[:4], alone, *alike[4:]])
+    assert ("7 samples" in first, "'0.png'" in first, "it was not encoded" in first, "'cat.png'" in first) == (True, True, True, False)
+    assert ("'cat.png'" in second, "too small" in second, "samples" in second) == (True, True, False)
+    assert failed_values([]) == []
 
 
 def test_a_malformed_option_is_an_object_for_machines(run, tmp_path):
