@@ -138,7 +138,7 @@ class PrecomputeRequest:
     )
     replace: bool = make_switch(
         "",
-        "allow another model or settings, a source with none of the old samples, or fewer resolutions; else these are errors",
+        "without it, these are errors: another model or other settings, fewer resolutions, DATA with none of the samples of the data set",
         is_hint=False,
     )
     resolution: int | tuple[int, ...] = make_option(
@@ -220,17 +220,17 @@ class PrecomputeRequest:
     world_size: int | None = make_option(
         None, whole_from(1), "running", "with --rank: how many processes there are", "W", is_for_files=False
     )
-    strict: bool = make_switch(
-        "running",
-        "two checks: exit with 1, not 3, if more fail than --max-failures allows; and exit with 2, before the run, if training this model"
-        " needs inputs that cachestore does not make, such as audio",
-    )
     max_failures: str = make_option(
         "0",
         FAILURES,
         "running",
-        "the exit code is 3 if more captions and pictures fail than this; all others are encoded in any case",
+        "how many captions and pictures may fail before the exit code is 3; all others are encoded in any case",
         "N|P%",
+    )
+    strict: bool = make_switch(
+        "running",
+        "exit with 1 instead of 3 if too many fail; also exit with 2, before encoding, if training this model needs inputs that cachestore"
+        " does not make, such as audio",
     )
 
     @property
