@@ -26,6 +26,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -226,18 +227,14 @@ class Simulation:
         """As `Worker._take`, on the board."""
         board = self.board
         board.listings += 2
-        choice = choose(
-            rank.order,
-            finished=board.finished,
-            claimed=board.newest.keys(),
-            each=self.case.units // max(1, self.count),
-            world_size=self.case.ranks,
-        )
+        each, world = self.case.units // max(1, self.count), self.case.ranks
+        choice = choose(rank.order, finished=board.finished, claimed=board.newest.keys(), each=each, world_size=world)
         if choice.free:
             return [p for p in choice.free if rank.claims.take(0, (0, p))]
         rank.order = choice.held  # what is finished stays so
         held = rank.claims.look_at([board.newest[p] for p in choice.held])
-        return next(([claim.partition] for claim in claims_to_take(held) if rank.claims.take(0, (0, claim.partition), after=claim)), [])
+        claims, most = claims_to_take(held, each=each, world_size=world)
+        return list(islice((one.partition for one in claims if rank.claims.take(0, (0, one.partition), after=one)), most))
 
     def _begin(self, rank: Rank, taken: list[int]) -> None:
         """Work on a pool: from here on all is known, when each batch ends, when a heartbeat is written, and whether it lives to see it."""

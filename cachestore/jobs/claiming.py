@@ -1,14 +1,15 @@
-"""Claims partitions for a worker: free ones, those of dead workers, and when idle that of the slowest living one. Encodes nothing."""
+"""Claims partitions for a worker: free ones, those of a dead worker, and when idle that of the slowest living one. Encodes nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from cachestore.core.errors import Incomplete
 from cachestore.core.words import plural
 from cachestore.files.paths import ClaimName
 from cachestore.jobs.task import Job, PartitionGroup
-from cachestore.work.choice import GROUP_UNITS, choose, claims_to_take
+from cachestore.work.choice import GROUP_UNITS, Takeover, choose, claims_to_take
 from cachestore.work.claims import Claims, Slot
 from cachestore.work.ledgers import list_ledgers
 from cachestore.work.partition import order_for
@@ -35,7 +36,7 @@ class Claiming:
         self._check_cancelled = check_cancelled
 
     def take(self, opened: Round, recipe: int, *, only: Sequence[int] | None = None, is_prefetch: bool = False) -> list[Slot]:
-        """Claim and return a recipe's next partitions: free ones, else one of a dead worker, else one of the slowest living worker.
+        """Claim and return a recipe's next partitions: free ones, else those of a dead worker, else one of the slowest living worker.
 
         With `is_prefetch`, while earlier ones are still being done, claim only free ones, and only if many are left. With `only`, claim
         none but these, as many at once as make whole batches, since this worker needs them all now.
@@ -52,20 +53,19 @@ class Claiming:
             if is_prefetch and not choice.is_plenty:
                 return []
             if not choice.free:
-                return self._take_over(opened, [newest[p] for p in choice.held if p in newest])
+                held = self._claims.look_at([newest[p] for p in choice.held if p in newest])
+                return self._take_over(opened, claims_to_take(held, each=each, world_size=world, units=units))
             if taken := [(recipe, p) for p in choice.free if self._claims.take(opened.number, (recipe, p))]:
                 return taken
             lost.update(choice.free)
             self._check_cancelled()
 
-    def _take_over(self, opened: Round, claims: Sequence[ClaimName]) -> list[Slot]:
-        """Take over one claim of a dead or silent worker, else of the slowest one: at worst that makes duplicates."""
-        for claim in claims_to_take(self._claims.look_at(claims)):
-            slot = (claim.recipe, claim.partition)
-            if self._claims.take(opened.number, slot, after=claim):
-                self._look_again()
-                return [slot]
-        return []
+    def _take_over(self, opened: Round, takeover: Takeover) -> list[Slot]:
+        slots = (((claim.recipe, claim.partition), claim) for claim in takeover.claims)
+        taken = list(islice((slot for slot, claim in slots if self._claims.take(opened.number, slot, after=claim)), takeover.most))
+        if taken:
+            self._look_again()
+        return taken
 
     def group_of(self, opened: Round, slots: list[Slot]) -> PartitionGroup:
         """Return these partitions as one group, with the workers that died while they held one of them."""

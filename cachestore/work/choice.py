@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachestore.files.paths import ClaimName
 from cachestore.work.workers import Life
@@ -33,9 +33,19 @@ class Held:
     """A claim on an unfinished partition, and how an idle worker judges its holder."""
 
     claim: ClaimName
+    holder: str | None
     life: Life
     still_seconds: float
     is_slow: bool
+
+
+class Takeover(NamedTuple):
+    """What an idle worker may take over."""
+
+    claims: Sequence[ClaimName]
+    """In the order in which it tries them."""
+    most: int
+    """How many of them it takes at once."""
 
 
 def choose(
@@ -57,14 +67,15 @@ def _group_limit(each: int, units: int) -> int:
     return max(GROUP_PARTITIONS, units // max(1, each))
 
 
-def claims_to_take(held: Collection[Held]) -> list[ClaimName]:
-    """Return the claims that an idle worker may take over, best first; it takes one.
+def claims_to_take(held: Collection[Held], *, each: int, world_size: int, units: int = GROUP_UNITS) -> Takeover:
+    """Return the claims that an idle worker may take over: as many of one dead or silent worker as of free partitions.
 
-    Those of dead and silent workers come first, then that of the slow worker whose count has stood still longest: at worst that makes
-    duplicates.
+    Without any, one of the slow worker whose count has stood still longest: at worst that makes duplicates.
     """
-    slow = sorted((one.still_seconds, one.claim) for one in held if one.life is Life.LIVE and one.is_slow)
-    return [*(one.claim for one in held if one.life is not Life.LIVE), *(claim for _still, claim in slow[-1:])]
+    if gone := [one for one in held if one.life is not Life.LIVE]:
+        return Takeover([one.claim for one in gone if one.holder == gone[0].holder], group_size(each, len(gone), world_size, units))
+    slow = sorted((one.still_seconds, one.claim) for one in held if one.is_slow)
+    return Takeover([claim for _still, claim in slow[-1:]], 1)
 
 
 def poll_seconds(world_size: int) -> float:

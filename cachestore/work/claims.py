@@ -68,7 +68,9 @@ class Claims:
         lives = {holder: self._life_of(holder) for holder in set(holders.values())}
         watch = self.watch
         return [
-            Held(name, lives[holder], watch.still_seconds(holder) if holder else 0.0, is_slow=bool(holder) and watch.is_slow(holder))
+            Held(
+                name, holder, lives[holder], watch.still_seconds(holder) if holder else 0.0, is_slow=bool(holder) and watch.is_slow(holder)
+            )
             for name, holder in holders.items()
         ]
 

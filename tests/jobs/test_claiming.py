@@ -9,7 +9,8 @@ import pytest
 import cachestore.work.claims
 from cachestore.core.errors import Incomplete
 from cachestore.jobs.claiming import STUCK_SECONDS
-from cachestore.work.choice import GROUP_UNITS
+from cachestore.storage.snapshot import list_segments
+from cachestore.work.choice import GROUP_UNITS, Takeover
 from cachestore.work.workers import SILENT_SECONDS, SLOW_BATCHES, SLOW_SECONDS, host_name
 from tests.fakes import Clock, FakeEncoder, captions
 from tests.jobs.bench import Bench, results
@@ -92,6 +93,33 @@ def test_the_claim_of_a_dead_worker_is_taken_over(root):
     assert set(results(bench).values()) == {"made"}
 
 
+def test_what_a_stopped_worker_held_is_done_in_full_batches_and_one_segment(root):
+    encoder = FakeEncoder(limit=8)
+    bench = Bench(root, captions(*map(str, range(32))), FakeEncoder())
+    with bench.worker() as stopped:
+        assert len(stopped._claiming.take(bench.opened, 0)) == 32
+    bench.work(encoders=[encoder])
+    assert [len(batch) for batch in encoder.batches] == [8] * 4
+    assert len(list_segments(bench.job.layout)) == 1
+
+
+def test_what_a_killed_worker_held_is_done_unit_by_unit_and_in_one_segment(root):
+    encoder = FakeEncoder(limit=8)
+    bench = Bench(root, captions(*map(str, range(32))), FakeEncoder())
+    assert len(bench.killed()) == 32
+    bench.work(encoders=[encoder])
+    assert [len(batch) for batch in encoder.batches] == [1] * 32
+    assert len(list_segments(bench.job.layout)) == 1
+
+
+def test_workers_share_what_a_stopped_one_held(root):
+    bench = Bench(root, captions(*map(str, range(64))), FakeEncoder())
+    with bench.worker() as stopped:
+        assert len(stopped._claiming.take(bench.opened, 0)) == 64
+    with bench.worker(rank=0, world=4) as first, bench.worker(rank=1, world=4) as second:
+        assert [len(one._claiming.take(bench.opened, 0)) for one in (first, second)] == [8, 7]
+
+
 def test_a_claim_that_cannot_be_read_holds_nobody_up(root):
     bench = Bench(root, captions("a", "b", "c"), FakeEncoder())
     with bench.worker() as living:
@@ -151,7 +179,7 @@ def test_a_wait_without_any_sign_of_life_ends_and_says_for_whom(root, monkeypatc
     with bench.worker() as silent:
         silent._claiming.take(bench.opened, 0)
         heartbeat = silent.heartbeat
-        monkeypatch.setattr("cachestore.jobs.claiming.claims_to_take", lambda _held: [])
+        monkeypatch.setattr("cachestore.jobs.claiming.claims_to_take", lambda _held, **_of: Takeover([], 1))
         with pytest.raises(Incomplete) as ended:
             bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))
     owner = f"rank 0, pid {os.getpid()} on {host_name()}, last heartbeat: 'planning' with count 0, unchanged for"
@@ -168,7 +196,7 @@ def test_a_wait_lasts_as_long_as_any_holder_moves_or_may_be_in_its_slowest_batch
         slow._claiming.take(bench.opened, 0)
         slow.heartbeat.batch_took(1000.0)  # silent after 3,000 s
         slow.heartbeat.write()
-        monkeypatch.setattr("cachestore.jobs.claiming.claims_to_take", lambda _held: [])
+        monkeypatch.setattr("cachestore.jobs.claiming.claims_to_take", lambda _held, **_of: Takeover([], 1))
 
         def sleep(_seconds):
             clock.sleep(30)

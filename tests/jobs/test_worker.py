@@ -113,9 +113,8 @@ def test_what_a_dead_worker_held_is_done_unit_by_unit_each_named_before_it_is_pr
 @pytest.mark.parametrize("threads", [0, 2])
 def test_a_unit_that_two_workers_died_on_is_a_failure_and_not_run_again(root, threads):
     bench = Bench(root, captions(*map(str, range(9))), FakeEncoder())
-    first = bench.killed()
-    [(_recipe, partition)] = bench.killed(on=bench.opened.partition(0, first[0][1])[0])
-    deadly = bench.opened.partition(0, partition)[0]
+    deadly = bench.opened.partition(0, bench.killed()[0][1])[0]
+    assert len(bench.killed(on=deadly)) == 9
     encoder = FakeEncoder()
     heartbeat = bench.work(encoders=[encoder], threads=threads)
     outcomes = bench.outcomes()

@@ -9,12 +9,14 @@ from cachestore.work.partition import PARTITION_LIMIT, order_for
 from cachestore.work.workers import Life
 
 
-def held(partition, life=Life.LIVE, still=0.0, *, is_slow=False):
-    return Held(ClaimName(0, 0, partition, 0), life, still, is_slow)
+def held(partition, life=Life.LIVE, still=0.0, *, is_slow=False, holder="one"):
+    return Held(ClaimName(0, 0, partition, 0), holder, life, still, is_slow)
 
 
-def taken(*claims):
-    return [claim.partition for claim in claims_to_take(claims)]
+def taken(*claims, each=1, world=1):
+    """The partitions that may be taken over, and how many of them at once."""
+    takeover = claims_to_take(claims, each=each, world_size=world)
+    return [claim.partition for claim in takeover.claims], takeover.most
 
 
 # Free partitions
@@ -65,19 +67,27 @@ def test_whoever_asks_in_turn_all_partitions_are_taken_once(partitions, world, d
 
 
 def test_with_nothing_held_there_is_nothing_to_take_over():
-    assert claims_to_take([]) == []
+    assert taken() == ([], 1)
 
 
 def test_a_claim_whose_holder_lives_and_moves_is_left_alone():
-    assert taken(held(1), held(2, still=5.0)) == []
+    assert taken(held(1), held(2, still=5.0)) == ([], 1)
 
 
-def test_claims_of_the_dead_and_the_silent_come_before_the_slow():
-    assert taken(held(1, still=99.0, is_slow=True), held(3, Life.SILENT), held(2, Life.DEAD)) == [3, 2, 1]
+def test_claims_of_one_dead_or_silent_worker_come_before_those_of_the_slow():
+    gone = [held(3, Life.SILENT), held(5, Life.DEAD, holder="other"), held(2, Life.SILENT)]
+    assert taken(held(1, still=99.0, is_slow=True, holder="slow"), *gone)[0] == [3, 2]
+
+
+@given(st.integers(1, 300), st.integers(1, 100), st.integers(1, 20))
+def test_of_the_dead_as_many_are_taken_at_once_as_of_free_partitions(count, each, world):
+    claims, most = taken(*(held(p, Life.DEAD) for p in range(count)), each=each, world=world)
+    assert claims == list(range(count))
+    assert most == group_size(each, count, world)
 
 
 def test_of_the_slow_only_the_one_that_stood_still_longest_is_done_over():
-    assert taken(held(1, still=20.0, is_slow=True), held(2, still=30.0, is_slow=True), held(3, still=40.0)) == [2]
+    assert taken(held(1, still=20.0, is_slow=True), held(2, still=30.0, is_slow=True), held(3, still=40.0)) == ([2], 1)
 
 
 def test_idle_workers_of_a_large_world_look_less_often():
