@@ -18,9 +18,13 @@ HELP = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
-    parser.add_argument("--apply", action="store_true", help="mark these files for deletion, and remove those that were marked earlier")
+    parser.add_argument(
+        "--apply",
+        action="store_true",
+        help="remove generations that are not kept; mark these files for deletion, and remove those that were marked earlier",
+    )
     parser.add_argument("--grace", metavar="HOURS", type=_hours, default=24.0, help="how long marked files stay readable (default 24)")
-    kept = "keep only the newest N generations of each data set (default: the newest three, and all of the last 30 days)"
+    kept = "how many generations of each data set to keep (default: the newest three, and all of the last 30 days)"
     parser.add_argument("--keep", metavar="N", type=positive, help=kept)
 
 

@@ -182,6 +182,6 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds
         print(printable(report.without_picture))
     if report.not_made_here:
         print(printable(not_made(report.not_made_here)))
-    if report.samples and request is not None:
+    if report.samples and report.usable != 0 and request is not None:
         lines = training_lines(report, captions=request.policy, sources=request.sources)
         print(printable("\n".join(["\nto train from it:\n", *lines])))

@@ -11,6 +11,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, cells_each, clips_each, framing_of, is_trained_on, sides_each
 from cachestore.core.keys import Json, Recipe
 from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO, Source
+from cachestore.core.words import listed, plural
 from cachestore.interop.formats.families import FAMILIES, Family, families_of_pipeline, family_named
 from cachestore.interop.formats.matching import ClipFrames, Named
 from cachestore.interop.formats.table import Extra, Format, Writing
@@ -40,7 +41,20 @@ class ExportLayout:
 
     @cached_property
     def captions(self) -> KeyColumn | None:
-        """The column of captions; None if there is none."""
+        """The column of captions that is exported; None if there is none, or if the format has no files for its text."""
+        return None if self.unwritten is not None else self._captions
+
+    @cached_property
+    def unwritten(self) -> str | None:
+        """In words, which text is left out because the format has no files for it; None if there is no such text."""
+        if self._captions is None or self.format.name in (family := self.family(self._captions)).text:
+            return None
+        texts = plural(len(self._captions.keys), "caption")
+        able = listed((one.name for one in FAMILIES if self.format.name in one.text), "and")
+        return f"text of {texts}: cachestore can write {self.format.name}'s files for text of {able}, but not of {family.name}"
+
+    @property
+    def _captions(self) -> KeyColumn | None:
         return next((one for one in self.catalog.columns if one.role == CAPTION), None)
 
     @cached_property
@@ -109,11 +123,9 @@ class ExportLayout:
     def check(self) -> None:
         """Raise BadInput if the format cannot hold the family or something in the data set."""
         for column in self.columns:
-            family = self.family_of[column.encoder]
-            family.written_as(self.format.name)  # raises if the trainer has no name for it
-            if column.role == CAPTION and self.format.name not in family.text:
-                able = ", ".join(sorted(family.text)) or "none"
-                raise BadInput(f"{self.format.name} has no files for the text of {family.name}; these have: {able}")
+            self.family_of[column.encoder].written_as(self.format.name)  # raises if the trainer has no name for it
+        if self.unwritten is not None and not self.visuals:
+            raise BadInput(f"nothing can be exported: {self.catalog.name!r} has no latents, and {self.unwritten}")
         for column in self.visuals:
             self._check_variants(column)
         if len(self.visuals) > 1 and self.family_of[self.visuals[0].encoder].name in self.writing.one_resolution:
@@ -149,7 +161,7 @@ class ExportLayout:
         """Return a column's family: as the user named it, as imported, of its pipeline, or by the VAE's constants. Raises BadInput."""
         if self.given is not None:
             return self.given
-        own, texts = column.fingerprint, [one.fingerprint for one in self.columns if one.role == CAPTION]
+        own, texts = column.fingerprint, [one.fingerprint for one in self.catalog.columns if one.role == CAPTION]
         for make in (self.catalog.recipes[fingerprint].make for fingerprint in (own, *texts)):
             if "family" in make:
                 return family_named(str(make["family"]))

@@ -103,7 +103,9 @@ class Taken:
         return Added(hints.get("trigger_word") or prefix, hints.get("caption") if "trigger_word" in hints else None)
 
     def left_out(self) -> Iterator[str]:
-        """Yield what the format cannot hold, in words: control images, videos, further captions of a picture."""
+        """Yield what the format cannot hold, in words: control images, videos, text, further captions of a picture."""
+        if self.layout.unwritten is not None:
+            yield self.layout.unwritten
         pictures = [column for column in self.layout.visuals if column.role == IMAGE and "controls" in self.layout.writing.takes]
         shown = (column for column in self.layout.catalog.columns if column.role == CONTROL)
         rows = range(len(self.layout.catalog))

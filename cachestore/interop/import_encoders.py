@@ -122,10 +122,13 @@ def _latents_recipe(family: Family, state: State, make: Mapping[str, Json], made
 def file_encoders(
     cache: CacheFiles, found: CacheScan, family: Family, made: Mapping[str, Encoder], kinds: Iterable[str]
 ) -> tuple[ImportedText | ImportedLatents, ...]:
-    """Return the encoders that read the files of these kinds. Raises BadInput for text that cannot be read."""
+    """Return the encoders that read the files of these kinds. Raises BadInput for unreadable text, or if the model makes no such kind."""
     trainer, matches = found.wanted.name, found.matches
     encoders: list[ImportedText | ImportedLatents] = []
     for kind in sorted({*kinds}, reverse=True):  # text first
+        if made and kind not in made:
+            lacks, option, other = ("VAE", "--vae", "text") if kind == "latents" else ("text encoder", "--text-encoder", "latents")
+            raise BadInput(f"the cache has {kind}, but {found.request.model} has no {lacks}: pass {option} PATH, or --encode {other}")
         declared = {**found.request.claims, **({"recipe": dict(made[kind].recipe.make)} if kind in made else {})}
         make = {"kind": IMPORTED, "provenance": IMPORTED, "version": VERSION, "format": trainer, "family": family.name, "claimed": declared}
         if kind == "latents":

@@ -208,7 +208,7 @@ def _check(request: ImportRequest) -> None:
     if unknown := sorted(set(request.encode) - {"text", "latents"}):
         raise BadInput(f"cannot import {unknown[0]!r}; known are text and latents")
     if request.model is None and not request.claims:
-        raise BadInput(
+        raise BadUsage(
             "files of other trainers do not say which model made them: pass --model with its folder, or --claim NAME=VALUE with what you"
             " know of it (such as model=FLUX.1-dev); either becomes part of the fingerprint"
         )

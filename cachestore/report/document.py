@@ -94,7 +94,7 @@ def _head(numbers: ReportNumbers) -> Html:
     generation = f", generation {numbers.generation:,}" if numbers.name else ""
     others = _named(numbers.other_names)
     verdict = "no damage found" if numbers.damage.ok else plural(len(numbers.damage.findings), "finding")
-    level = "every byte read" if numbers.damage.level == "full" else "names, sizes and headers read"
+    level = "every byte read" if numbers.damage.level == "full" else "only names, sizes and headers read"
     about_entries = f"{count(numbers.others)} not of this data set" if numbers.others else "all of this data set"
     tiles = [
         _tile("Samples", count(numbers.samples), Html(f"{in_percent(numbers.complete, numbers.samples)} complete")),

@@ -310,6 +310,25 @@ def test_pictures_that_would_share_a_file_are_named(tmp_path, data, store, out):
     assert report.written == 3
 
 
+def test_text_that_has_no_files_in_a_format_is_left_out_and_named_and_latents_are_written(tmp_path, data, store, out):
+    trainers.write_musubi(tmp_path / "cache", "wan")
+    bring("musubi", tmp_path / "cache", store, data)
+    report = send("simpletuner", store, out)
+    assert report.complete
+    assert len([path for path in out.rglob("*.pt") if "vae" in path.parts]) == len(list(out.rglob("*.pt"))) == len(PICTURES)
+    (text,) = report.left_out
+    assert "simpletuner's files" in text
+    assert "not of wan" in text
+
+
+def test_where_nothing_but_such_text_is_there_nothing_is_exported(tmp_path, data, store, out):
+    trainers.write_musubi(tmp_path / "cache", "wan")
+    bring("musubi", tmp_path / "cache", store, data, encode=["text"])
+    with pytest.raises(BadInput, match="has no latents, and text of"):
+        send("simpletuner", store, out)
+    assert not out.exists()
+
+
 def test_a_path_that_leads_out_of_the_folder_is_refused(tmp_path, out):
     made = stores.recipes(None, "sample", scaling_factor=0.3611, shift_factor=0.1159)
     made = replace(made, latents=replace(made.latents, make={**made.latents.make, "family": "flux"}))
@@ -323,8 +342,6 @@ def test_what_has_no_form_in_a_format_is_refused_before_anything_is_written(tmp_
     bring("musubi", tmp_path / "cache", store, data)
     with pytest.raises(BadInput, match="caches of wan are not known for sd-scripts"):
         send("sd-scripts", store, out)
-    with pytest.raises(BadInput, match="simpletuner has no files for the text of wan"):
-        send("simpletuner", store, out)
     with pytest.raises(BadInput, match="can be imported, but not exported"):
         send("diffusion-pipe", store, out)
     with pytest.raises(

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import cachestore as cs
 from cachestore.cli import ERROR, FAILURES, OK, USAGE, main
 from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch
-from cachestore.core.keys import digest_bytes
+from cachestore.core.keys import Recipe, digest_bytes
 from cachestore.interop.formats.families import Width, family_named
 from cachestore.interop.formats.matching import Matches
 from cachestore.interop.formats.table import format_named
@@ -513,6 +514,15 @@ def test_the_model_tells_the_family_of_latents_whose_names_do_not(tmp_path, data
     monkeypatch.setattr("cachestore.interop.import_encoders.encoders_of", lambda _request, _known: ())
     report = bring("simpletuner", tmp_path / "vae", store, data, claims=None, model=tmp_path / "model", encode=["latents"])
     assert (report.family, report.report.encoded) == ("flux", 3)
+
+
+def test_a_text_encoder_alone_is_not_taken_for_the_maker_of_latents(tmp_path, data, store, monkeypatch):
+    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "flux")
+    encoder = SimpleNamespace(recipe=Recipe("text", {"pipeline": "FluxPipeline"}, {}))
+    monkeypatch.setattr("cachestore.interop.import_encoders.encoders_of", lambda _request, _known: (encoder,))
+    with pytest.raises(BadInput, match="has no VAE: pass"):
+        bring("simpletuner", tmp_path / "vae", store, data, claims=None, model=tmp_path / "model")
+    assert not store.exists()
 
 
 def test_a_name_that_two_pictures_share_is_nobodys(tmp_path, data, store):
