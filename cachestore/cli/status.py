@@ -35,7 +35,7 @@ def _in_words(status: "PassStatus") -> list[str]:
     if status.complete:
         ended = "ended, `cachestore why` says what failed" if status.failed else "complete"
         return [f"{title}: {ended}", f"  {status.reused} reused, {status.encoded} encoded, {status.failed} failed"]
-    open_now = f"{status.finished} of {plural(status.partitions, 'partition')} finished, {status.claimed} claimed"
+    open_now = f"{status.finished} of {plural(status.partitions, 'partition')} finished"
     lines = [f"{title}: {open_now}" + (f", round {status.round}" if status.round else ""), f"  {in_a_line(status)}"]
     if not status.at_work:
         lines.append("  no worker is running: run the same command again, it continues where it stopped")
