@@ -37,6 +37,9 @@ class TensorSpec(NamedTuple):
 Specs = tuple[TensorSpec, ...]
 """The tensors of an entry in the order of their bytes."""
 
+_Given = tuple[str, str, tuple[int, ...], int]
+"""Name, dtype, shape and bytes of a tensor."""
+
 LAYOUTS: Final = 4096
 """How many layouts are cached with their text and size. A store has one layout for each shape, not for each entry."""
 
@@ -63,36 +66,42 @@ def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Js
     The value is copied; the tensors' bytes are not.
     """
     copied: dict[str, Json] = json.loads(canonical(dict(meta)).decode("utf-8", "surrogatepass")) if meta else {}
-    specs: list[TensorSpec] = []
+    given: list[_Given] = []
     buffers: list[Buffer] = []
     for name, (dtype, shape, buffer) in sorted(tensors.items(), key=_by_width) if len(tensors) > 1 else tensors.items():
         view = memoryview(buffer)
         view = view.cast("B") if view.nbytes else memoryview(b"")
-        specs.append(_spec_of(key, name, dtype, tuple(shape), len(view)))
+        if not _INTEGERS.issuperset(map(type, shape)):  # each time: a cache takes (True,) and (1.0,) for (1,)
+            raise _bad_tensor(key, name, dtype, shape, len(view))
+        given.append((name, dtype, tuple(shape), len(view)))
         buffers.append(view)
-    layout = tuple(specs)
-    return Entry(key, layout, tuple(buffers), copied, checksum_of(key, layout, buffers))
+    specs = _specs_of(tuple(given))
+    if specs is None:
+        raise next(_bad_tensor(key, *one) for one in given if _specs_of((one,)) is None)
+    return Entry(key, specs, tuple(buffers), copied, checksum_of(key, specs, buffers))
 
 
 def _by_width(named: tuple[str, RawTensor]) -> tuple[int, str]:
     return -DTYPE_BYTES.get(named[1][0], 0), named[0]
 
 
-def _spec_of(key: Key, name: str, dtype: str, shape: tuple[int, ...], size: int) -> TensorSpec:
-    # Types are checked each time: a cache takes (True,) and (1.0,) for (1,).
-    spec = _sound_spec(name, dtype, shape, size) if _INTEGERS.issuperset(map(type, shape)) else None
-    if spec is None:
-        if not _is_name(name):
-            raise BadInput(f"a tensor's name has 1 to 128 printable characters and no '/'; {name!r} in entry {key} does not")
-        wanted = "its dtype, shape and bytes must agree, with at most 16 dimensions"
-        raise BadInput(f"tensor {name!r} of entry {key} cannot be {dtype} {list(shape)} of {size} bytes: {wanted}")
-    return spec
-
-
 @lru_cache(LAYOUTS)
-def _sound_spec(name: str, dtype: str, shape: tuple[int, ...], size: int) -> TensorSpec | None:
-    spec = TensorSpec(name, dtype, shape)
-    return spec if _is_name(name) and dtype in DTYPE_BYTES and is_shape(shape) and spec.size_bytes == size else None
+def _specs_of(given: "tuple[_Given, ...]") -> Specs | None:
+    """Return the specs of these tensors, the same object for all entries alike; None if one of them cannot be stored."""
+    specs = tuple(TensorSpec(name, dtype, shape) for name, dtype, shape, _size in given)
+    sizes = (size for _name, _dtype, _shape, size in given)
+    return specs if all(_is_sound(spec) and spec.size_bytes == size for spec, size in zip(specs, sizes, strict=True)) else None
+
+
+def _is_sound(spec: TensorSpec) -> bool:
+    return _is_name(spec.name) and spec.dtype in DTYPE_BYTES and is_shape(spec.shape)
+
+
+def _bad_tensor(key: Key, name: str, dtype: str, shape: Sequence[int], size: int) -> BadInput:
+    if not _is_name(name):
+        return BadInput(f"a tensor's name has 1 to 128 printable characters and no '/'; {name!r} in entry {key} does not")
+    wanted = "its dtype, shape and bytes must agree, with at most 16 dimensions"
+    return BadInput(f"tensor {name!r} of entry {key} cannot be {dtype} {list(shape)} of {size} bytes: {wanted}")
 
 
 def _is_name(name: str) -> bool:

@@ -30,6 +30,9 @@ BLOCK_BYTES: Final = 16 * 1024 * 1024
 HELD_BYTES: Final = 64 * 1024
 """A smaller tensor is always copied: a chunk of its own costs more."""
 
+_SAFE_LEVELS: Final = 100
+"""A JSON value that is nested less deeply can be parsed anywhere."""
+
 _FILLER: Final = "filler"
 
 
@@ -97,13 +100,13 @@ class Built(NamedTuple):
     """What `read_contents` will return."""
 
 
-_Laid = tuple[int, Key, Specs, bytes, Mapping[str, Json]]
-"""Start, key, specs, checksum and JSON value. Keys are unique, so sorting compares nothing behind them."""
-
-
 @dataclass(slots=True)
 class SegmentDraft:
-    """Entries that are laid out as a segment. `add` copies their bytes, `hold` only those of small tensors."""
+    """Entries that are laid out as a segment. `add` copies their bytes, `hold` only those of small tensors.
+
+    Lists hold what describes the entries, in the order in which they were added. An object for each entry would cost more: Python's garbage
+    collector looks at the whole heap each time that the number of objects has grown by a quarter.
+    """
 
     blocks: Blocks = field(default_factory=Blocks)
     size_bytes: int = 0
@@ -118,10 +121,13 @@ class SegmentDraft:
     """The header's fields, in the order of the tensors' bytes."""
     _rows: dict[Key, str] = field(default_factory=dict[Key, str])
     """Rows of the entry table."""
-    _laid: list[_Laid] = field(default_factory=list[_Laid])
+    _starts: list[int] = field(default_factory=list[int])
+    _specs: list[Specs] = field(default_factory=list[Specs])
+    _checksums: list[bytes] = field(default_factory=list[bytes])
+    _metas: list[Mapping[str, Json]] = field(default_factory=list[Mapping[str, Json]])
 
     def __len__(self) -> int:
-        return len(self._laid)
+        return len(self._rows)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._rows
@@ -157,8 +163,10 @@ class SegmentDraft:
         for text, first, end in _fields_of(specs):
             self._fields.append(f'"{name}/{text}{start + first},{start + end}]}}')
         self._rows[key] = row
-        # Readers take an entry without tensors for one at the start of the data.
-        self._laid.append((start if specs else 0, key, specs, checksum, meta))
+        self._starts.append(start if specs else 0)  # readers take an entry without tensors for one at the start of the data
+        self._specs.append(specs)
+        self._checksums.append(checksum)
+        self._metas.append(meta)
 
     def _copy(self, buffer: Buffer) -> None:
         if size := len(buffer):
@@ -193,9 +201,10 @@ class SegmentDraft:
         header = join_header(self._fields, metadata)
         self._end_chunk()
         chunks: list[Buffer] = [header, *self._chunks]
+        laid = zip(self._starts, self._rows, self._specs, self._checksums, self._metas, strict=True)
         entries = tuple(
             StoredEntry(key, ordinal, len(header) + start, specs, checksum, meta)
-            for ordinal, (start, key, specs, checksum, meta) in enumerate(sorted(self._laid))
+            for ordinal, (start, key, specs, checksum, meta) in enumerate(sorted(laid))  # keys are unique: nothing behind them is compared
         )
         return Built(digest_of(chunks), chunks, SegmentContents(origin, entries, len(header) + self.size_bytes))
 
@@ -240,13 +249,15 @@ def _table_text(rows: Mapping[Key, str]) -> str:
     """The entry table as JSON. Lone surrogates (from file names that are not UTF-8) are escaped, as safetensors refuses them raw."""
     text = f"{{{','.join(rows[key] for key in sorted(rows))}}}"
     try:
-        table = json.loads(text)
+        for row in rows.values():
+            if row.count("[") + row.count("{") > _SAFE_LEVELS:
+                json.loads(f"{{{row}}}")
     except (ValueError, RecursionError) as error:
         raise FormatError("the entries' JSON values are nested too deeply to be parsed back: make them flatter") from error
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        return json.dumps(table, sort_keys=True, separators=(",", ":"))
+        return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
     return text
 
 
