@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="MODEL",
-        help="as for precompute (default: a model with random weights, as large as FLUX.1 on a GPU with 24 GiB free, else tiny)",
+        help="as for precompute (default: a model with random weights: of FLUX.1's size if a GPU has 24 GiB free, else tiny)",
     )
     parser.add_argument("--device", metavar="DEVICE", default="auto", help="auto, cpu, cuda, cuda:N (default: auto)")
     parser.add_argument(

@@ -12,7 +12,7 @@ HELP = "list the local copies of what was read from object stores; --clear remov
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_folder(parser, "the folder that was passed as `CachedDataset(..., local=)`")
-    parser.add_argument("--clear", action="store_true", help="remove all copies; data sets that are open download what they need again")
+    parser.add_argument("--clear", action="store_true", help="remove all copies; a data set that is in use downloads again what it needs")
 
 
 def run(arguments: argparse.Namespace) -> int:

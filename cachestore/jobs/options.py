@@ -138,7 +138,7 @@ class PrecomputeRequest:
     )
     replace: bool = make_switch(
         "",
-        "without it, these are errors: another model or other settings, fewer resolutions, DATA with none of the samples of the data set",
+        "allow changes that are errors otherwise: another model, other settings, fewer resolutions, or DATA with none of the old samples",
         is_hint=False,
     )
     resolution: int | tuple[int, ...] = make_option(

@@ -44,7 +44,7 @@ def test_the_page_has_lines_for_each_of_these():
         "A part of what is stored",
         "Several data sets",
         "Resolutions, crops and mirrored pictures",
-        "Under a Hugging Face data set",
+        "Inside a script that has a Hugging Face data set",
         "Values of your own",
         "Making what is missing",
     ]
@@ -123,7 +123,7 @@ def test_the_lines_on_a_data_set_of_hugging_face_read_its_rows(names):
         "photos_of_the_hub": Dataset.from_dict({"file_name": ["dog.png", "cat.png", "7.png"]}),
         "DataLoader": DataLoader,
     }
-    exec(lines()["Under a Hugging Face data set"], names)
+    exec(lines()["Inside a script that has a Hugging Face data set"], names)
     first, second = names["loader"]
     assert (first["sample_id"], second["sample_id"]) == (["dog.png", "cat.png"], ["7.png"])
     assert first["latents"].equal(data.read_batch([data.index("dog.png"), data.index("cat.png")])["latents"])
