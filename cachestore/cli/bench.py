@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", metavar="DEVICE", default="auto", help="auto, cpu, cuda, cuda:N (default: auto)")
     parser.add_argument(
-        "--host-only", action="store_true", help="only this machine's processors and disk, with an encoder that costs nothing"
+        "--host-only",
+        action="store_true",
+        help="measure only the processors and the disk: an encoder that takes no time replaces the model",
     )
     parser.add_argument(
         "--folder", metavar="FOLDER", help="the folder for temporary files (up to 2 GiB), on the disk to measure (default: TMPDIR)"

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--apply",
         action="store_true",
-        help="remove generations that are not kept; mark these files for deletion, and remove those that were marked earlier",
+        help="remove generations that are not kept; mark the listed files, and remove those that were marked a day ago or earlier",
     )
     parser.add_argument("--grace", metavar="HOURS", type=_hours, default=24.0, help="how long marked files stay readable (default 24)")
     kept = "how many generations of each data set to keep (default: the newest three, and all of the last 30 days)"
