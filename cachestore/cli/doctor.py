@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peer",
         action="store_true",
-        help="test the shared folder with another machine that runs the same command: what each sees of the other, and after how long",
+        help="run it on two machines at once: it tests whether each sees the files that the other writes to the store, and after how long",
     )
     parser.add_argument("--torch", action="store_true", help="also ask torch which devices it sees (in a separate process)")
 

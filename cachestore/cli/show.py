@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", metavar="KEY|SAMPLE", help="32 hex digits, or a sample's id")
     png = "write the sample's latents as a picture, one pixel for each latent position; its folder is made if it does not exist"
     parser.add_argument("--png", metavar="FILE", help=png)
-    add_source(parser.add_argument, ": --png reads them to choose the colours of its picture")
+    add_source(parser.add_argument, ": --png uses these pictures to choose the colours of FILE")
 
 
 def run(arguments: argparse.Namespace) -> int:
