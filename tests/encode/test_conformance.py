@@ -63,7 +63,7 @@ def apart(one, other):
     return float((one - other).norm() / other.norm())
 
 
-@pytest.mark.parametrize("name", share(FAMILIES, 2, 0))
+@pytest.mark.parametrize("name", share(FAMILIES, 4, 0))
 def test_stored_embeddings_make_the_denoiser_do_what_the_caption_does(built, digest, name, record_property):
     model = built(name)
     encoder = encoder_of(model, digest, "text")
@@ -164,7 +164,7 @@ def unfolded(latents):
     return split.permute(0, 5, 1, 3, 2, 4).reshape(size, channels // 4, height * 2, width * 2)
 
 
-@pytest.mark.parametrize("name", share(FAMILIES, 2, 1))
+@pytest.mark.parametrize("name", share(FAMILIES, 4, 1))
 def test_latents_equal_the_vaes_own_and_decode_to_the_same_picture(built, digest, name, caplog, record_property):
     import torch
 
