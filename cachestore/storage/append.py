@@ -186,7 +186,7 @@ class Appender:
                 f"entry {entry.key} has names and a JSON value of {header_bytes} bytes, but at most {HEADER_BYTES} can be stored beside its"
                 " tensors: shorten the value, or store it as a tensor"
             )
-        if self._closed and (self._closed[0].is_written or len(self._closed) > self._most_closed):
+        if self._closed:
             self._take(self._most_closed)
         limits, size_bytes = self.limits, entry.size_bytes
         if self._header_bytes and (

@@ -100,13 +100,13 @@ class Built(NamedTuple):
     """What `read_contents` will return."""
 
 
+_Laid = tuple[int, Key, Specs, bytes, Mapping[str, Json]]
+"""Start, key, specs, checksum and JSON value. Keys are unique, so sorting compares nothing behind them."""
+
+
 @dataclass(slots=True)
 class SegmentDraft:
-    """Entries that are laid out as a segment. `add` copies their bytes, `hold` only those of small tensors.
-
-    Lists hold what describes the entries, in the order in which they were added. An object for each entry would cost more: Python's garbage
-    collector looks at the whole heap each time that the number of objects has grown by a quarter.
-    """
+    """Entries that are laid out as a segment. `add` copies their bytes, `hold` only those of small tensors."""
 
     blocks: Blocks = field(default_factory=Blocks)
     size_bytes: int = 0
@@ -121,13 +121,10 @@ class SegmentDraft:
     """The header's fields, in the order of the tensors' bytes."""
     _rows: dict[Key, str] = field(default_factory=dict[Key, str])
     """Rows of the entry table."""
-    _starts: list[int] = field(default_factory=list[int])
-    _specs: list[Specs] = field(default_factory=list[Specs])
-    _checksums: list[bytes] = field(default_factory=list[bytes])
-    _metas: list[Mapping[str, Json]] = field(default_factory=list[Mapping[str, Json]])
+    _laid: list[_Laid] = field(default_factory=list[_Laid])
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._laid)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._rows
@@ -163,10 +160,8 @@ class SegmentDraft:
         for text, first, end in _fields_of(specs):
             self._fields.append(f'"{name}/{text}{start + first},{start + end}]}}')
         self._rows[key] = row
-        self._starts.append(start if specs else 0)  # readers take an entry without tensors for one at the start of the data
-        self._specs.append(specs)
-        self._checksums.append(checksum)
-        self._metas.append(meta)
+        # Readers take an entry without tensors for one at the start of the data.
+        self._laid.append((start if specs else 0, key, specs, checksum, meta))
 
     def _copy(self, buffer: Buffer) -> None:
         if size := len(buffer):
@@ -201,10 +196,9 @@ class SegmentDraft:
         header = join_header(self._fields, metadata)
         self._end_chunk()
         chunks: list[Buffer] = [header, *self._chunks]
-        laid = zip(self._starts, self._rows, self._specs, self._checksums, self._metas, strict=True)
         entries = tuple(
             StoredEntry(key, ordinal, len(header) + start, specs, checksum, meta)
-            for ordinal, (start, key, specs, checksum, meta) in enumerate(sorted(laid))  # keys are unique: nothing behind them is compared
+            for ordinal, (start, key, specs, checksum, meta) in enumerate(sorted(self._laid))
         )
         return Built(digest_of(chunks), chunks, SegmentContents(origin, entries, len(header) + self.size_bytes))
 
