@@ -226,8 +226,7 @@ class _Export:
         target.close()
 
     def _fail(self, sample: str, encoder: str, error: Exception) -> None:
-        if len(self.failures) < _NAMED:
-            self.failures.append({"sample": sample, "encoder": encoder, "reason": str(error)})
+        self.failures.append({"sample": sample, "encoder": encoder, "reason": str(error)})
 
     def _files(self) -> Iterator[tuple[str, _Made]]:
         """Yield every file with its sample. If two samples need one path, the second fails; the reason names the first. Raises BadInput."""

@@ -28,7 +28,6 @@ from cachestore.store.reader import Reader
 
 TAR_BYTES: Final = 256 << 20
 """A tar gets no further sample once it has this many bytes. It is made in memory, so that it is written whole or not at all."""
-_NAMED: Final = 1000
 
 Files = Mapping[str, bytes]
 """By suffix: the files of one sample."""
@@ -100,8 +99,7 @@ class TarExport:
                     found.append(ExchangedCell(cell, names, self.reader.describe(cell.key).meta))
                 columns.append(made)
         except (CacheStoreError, OSError) as error:
-            if len(self.failures) < _NAMED:
-                self.failures.append({"sample": name, "encoder": encoder, "reason": str(error)})
+            self.failures.append({"sample": name, "encoder": encoder, "reason": str(error)})
             return None
         data = write_safetensors(tensors, {})
         recipes = {column.fingerprint: self.catalog.recipes[column.fingerprint] for column in columns}

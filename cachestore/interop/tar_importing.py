@@ -192,7 +192,7 @@ class TarImport:
             name=self.name,
             plan="",
             generation=generation,
-            failures=tuple(failures[:_NAMED]),
+            failures=tuple(failures),
             catalog_digest=digest,
             usable=count_complete(catalog),
         )
