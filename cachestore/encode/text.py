@@ -280,11 +280,14 @@ class TextEncoder:
 
     def _token_ids(self, caption: str, **options: Json) -> list[int]:
         """Return the token ids of a caption. The tokenizer is not shared, as cutting and padding are its state."""
+        memory = self._new_memory()
+        known = None if options else memory.get(caption)
+        if known is not None:
+            return known.ids.tolist()
         if self._tokenizer is None:
             from cachestore.encode import modules
 
             self._tokenizer = modules.load_tokenizer(self.setup.components[self.setup.family.tokenizer])
-        memory = self._new_memory()
         with _refusing(caption):
             encoded = self._tokenizer(caption, verbose=False, **options)
         if not options:

@@ -7,6 +7,7 @@ stores apart. It is read again at every check. Device and inode numbers do not c
 import os
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +23,20 @@ _LIMIT_BYTES: Final = 1 << 20
 _HAS_DESCRIPTORS: Final = {os.open, os.stat} <= os.supports_dir_fd and hasattr(os, "O_DIRECTORY")
 
 
-def read_marker(layout: Layout, *, folder: int | None = None) -> dict[str, Any]:
-    """Return the marker's body. `folder` is a descriptor of the store's root, if any. Raises FormatError, FileNotFoundError, ReadFailed."""
-    raw = read_whole(layout.marker, limit_bytes=_LIMIT_BYTES, folder=folder)
-    return decode_record(FORMAT, VERSION, raw, where=layout.marker)
+def read_marker(layout: Layout) -> dict[str, Any]:
+    """Return the marker's body. Raises FormatError, FileNotFoundError, ReadFailed."""
+    return decode_record(FORMAT, VERSION, _read(layout), where=layout.marker)
+
+
+def _read(layout: Layout, folder: int | None = None) -> bytes:
+    """The marker's bytes. `folder` is a descriptor of the store's root, if any."""
+    return bytes(read_whole(layout.marker, limit_bytes=_LIMIT_BYTES, folder=folder))
+
+
+@lru_cache(16)
+def _id_in(raw: bytes, where: Path) -> object:
+    """The id in a marker's bytes. They are read at every check, and are always the same."""
+    return decode_record(FORMAT, VERSION, raw, where=where).get("store_id")
 
 
 def check_for_reading(layout: Layout) -> None:
@@ -86,7 +97,7 @@ def _root_of(layout: Layout) -> Generator[int | None]:
 
 def _check(layout: Layout, folder: int | None, published: Path | None) -> None:
     try:
-        found = read_marker(layout, folder=folder).get("store_id")
+        found = _id_in(_read(layout, folder), layout.marker)
     except FileNotFoundError as error:
         raise _gone(layout) from error
     except FormatError as error:

@@ -95,6 +95,15 @@ def test_each_text_is_tokenised_once_and_a_longer_one_once_more_for_each_cut():
     assert seen[3:] == ["x " * 90] * 2
 
 
+def test_captions_that_were_counted_before_a_run_are_not_tokenised_again_when_they_are_prepared(tiny_model, digest):
+    encoder = text_encoder(tiny_model("flux").folder, digest)
+    (empty, *_counts) = encoder.count_tokens(["", "a cat"])
+    seen = counted(encoder._tokenizer)
+    prepared = [encoder.prepare(encoder.resolve({"caption": caption}, None)) for caption in ("", "a cat", "a dog")]
+    assert prepared[0].facts["tokens"] == empty
+    assert seen == ["a dog"]
+
+
 def test_the_oldest_texts_are_forgotten(monkeypatch):
     monkeypatch.setattr("cachestore.encode.token_memory._MOST", 2)
     memory = TokenMemory()
