@@ -114,7 +114,7 @@ def as_word(argument: str, given: object, words: Sequence[str]) -> str:
 
 def as_mapping(argument: str, given: object, wanted: str) -> Mapping[Any, Any]:
     """Return a mapping. Raises BadInput for anything else; `wanted` describes the mapping in the message."""
-    if not isinstance(given, Mapping):
+    if not isinstance(given, (dict, Mapping)):  # a dict is seen to be one in a fraction of the time
         refuse(argument, wanted, given)
     return cast("Mapping[Any, Any]", given)
 

@@ -69,9 +69,14 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 
 def canonical(value: Json) -> bytes:
     """Encode a JSON value in its one canonical form: UTF-8, sorted keys, no spaces, no NaN. Raises BadInput if it is not JSON."""
+    return canonical_text(value).encode("utf-8", "surrogatepass")
+
+
+def canonical_text(value: Json) -> str:
+    """As `canonical`, before it is encoded as UTF-8."""
     try:
-        return _CANONICAL.encode(value).encode("utf-8", "surrogatepass")
-    except (TypeError, ValueError) as error:
+        return _CANONICAL.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
         raise BadInput(
             f"a value cannot be written as JSON ({error}): use texts, finite numbers, bools, None, lists, and dicts with texts as keys"
         ) from error

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, overload
 
 from cachestore.core.errors import FormatError
-from cachestore.core.keys import Json, canonical
+from cachestore.core.keys import Json, canonical_text
 from cachestore.files.checksum import Buffer, digest_of
 from cachestore.files.container import ALIGNMENT, TensorInfo, build_header, parse_header
 from cachestore.files.container import read_header as read_container_header
@@ -305,8 +305,8 @@ def encode_table(kind: str, version: int, header: Mapping[str, Json], columns: M
         position += len(raw)
     metadata = {
         "format": f"{kind}/{version}",
-        "header": canonical(dict(header)).decode("utf-8", "surrogatepass"),
-        "checksums": canonical({name: [dtype, list(shape), digest_of([raw])] for name, (dtype, shape, raw) in ordered}).decode(),
+        "header": canonical_text(dict(header)),
+        "checksums": canonical_text({name: [dtype, list(shape), digest_of([raw])] for name, (dtype, shape, raw) in ordered}),
     }
     metadata["digest"] = _digest(metadata["header"], metadata["checksums"], metadata["format"])
     return [build_header(tensors, metadata), *(raw for _name, (_dtype, _shape, raw) in ordered)]

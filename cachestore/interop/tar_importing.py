@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from cachestore.core.errors import BadInput, BadUsage, EncodeFailed, Incomplete, RecipeMismatch, Superseded
-from cachestore.core.keys import Json, Key, Recipe, canonical, digest_parts
+from cachestore.core.keys import Json, Key, Recipe, canonical, canonical_text, digest_parts
 from cachestore.core.words import first_of, plural
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout
@@ -85,9 +85,7 @@ class _TarsFound:
         self.common, self.policy = self.common or (common, group), sample.texts
         self.recipes |= sample.recipes
         cells = {self._number(column): [one.cell for one in column.cells] for column in sample.columns}
-        row = _TarRow(
-            group, sample.id, sample.captions, sample.images, canonical(dict(sample.extras)).decode("utf-8", "surrogatepass"), cells
-        )
+        row = _TarRow(group, sample.id, sample.captions, sample.images, canonical_text(dict(sample.extras)), cells)
         if sample.id is None:
             self.prompts = sample.prompts
             self.texts.append(row)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from cachestore.core.captions import CaptionPolicy, has_wildcards
 from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
 from cachestore.core.inputs import companions
-from cachestore.core.keys import canonical, digest_parts
+from cachestore.core.keys import canonical, canonical_text, digest_parts
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample, role_of
 from cachestore.core.words import first_of, listed, plural
 from cachestore.encode.bucket_rules import RULES, STEP
@@ -407,7 +407,7 @@ def _named(policy: CaptionPolicy) -> str:
     encoding = policy.encoding()
     if encoding in ({}, {"choose": "all"}):
         return "all" if encoding else "first"
-    return canonical(encoding).decode()
+    return canonical_text(encoding)
 
 
 def check_listing(request: PrecomputeRequest, listing: Listing) -> None:

@@ -11,7 +11,6 @@ from cachestore.core.samples import CAPTION
 from cachestore.core.words import first_of
 from cachestore.report.numbers import Bin, Bucket, Buckets, Captions, ColumnNumbers, Long, Loss, Repeat
 from cachestore.storage.catalog import NO_KEY, Catalog, KeyColumn
-from cachestore.storage.entry import size_of
 from cachestore.storage.snapshot import Snapshot
 
 BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -28,7 +27,7 @@ def sizes_of(snapshot: Snapshot) -> dict[Key, int]:
     while keys := list(islice(every, _AT_ONCE)):
         located = snapshot.locate(keys)
         if located is not None:  # always so: these are the snapshot's own keys
-            sizes.update(zip(keys, map(size_of, located.specs), strict=True))
+            sizes.update(zip(keys, (specs.size_bytes for specs in located.specs), strict=True))
     return sizes
 
 

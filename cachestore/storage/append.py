@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -20,14 +19,11 @@ from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, publish
-from cachestore.storage.entry import LAYOUTS, Entry, Specs, make_entry
+from cachestore.storage.entry import Entry, make_entry
 from cachestore.storage.locations import Location
 from cachestore.storage.marked import marked_segments
-from cachestore.storage.segment import ENTRY_LIMIT, SegmentContents, SegmentDraft, draft_of, row_of
+from cachestore.storage.segment import ENTRY_LIMIT, SegmentContents, SegmentDraft, draft_of
 from cachestore.storage.snapshot import ref_of
-
-_TENSOR_HEADER_BYTES: Final = 160
-"""Most header bytes of one tensor, without its name."""
 
 UNDER_WAY: Final = 2
 """How many segments are written at once, while a further one is filled. Each holds up to `SegmentLimits.size_bytes` of memory."""
@@ -92,10 +88,6 @@ class Appender:
     _draft: SegmentDraft = field(default_factory=SegmentDraft)
     _keys: set[Key] = field(default_factory=set[Key])
     """Of all entries that are not acknowledged yet."""
-    _size_bytes: int = 0
-    """Of the tensors in the open segment."""
-    _header_bytes: int = 0
-    """Of the entries in the open segment; 0 if it has none."""
     _opened_at: float = 0.0
     ended: int = 0
     """How many segments take no more entries. As many are acknowledged once all of these are durable."""
@@ -178,9 +170,9 @@ class Appender:
     def _most_closed(self) -> int:
         return UNDER_WAY if self._threads is not None else 0
 
-    def _collect(self, entry: Entry, add: Callable[[SegmentDraft, Entry, str], None] = SegmentDraft.add) -> None:
-        row = row_of(entry)
-        header_bytes = _header_bytes_of(entry.specs) + (len(row) if row.isascii() else len(row.encode("utf-8", "surrogatepass")))
+    def _collect(self, entry: Entry, add: Callable[[SegmentDraft, Entry], None] = SegmentDraft.add) -> None:
+        meta = entry.meta
+        header_bytes = entry.specs.header_bytes + (len(meta) if meta.isascii() else len(meta.encode("utf-8", "surrogatepass")))
         if header_bytes > HEADER_BYTES:
             raise BadInput(
                 f"entry {entry.key} has names and a JSON value of {header_bytes} bytes, but at most {HEADER_BYTES} can be stored beside its"
@@ -188,25 +180,24 @@ class Appender:
             )
         if self._closed:
             self._take(self._most_closed)
-        limits, size_bytes = self.limits, entry.size_bytes
-        if self._header_bytes and (
-            self._size_bytes + size_bytes > limits.size_bytes or self._header_bytes + header_bytes > limits.header_bytes
+        draft, limits = self._draft, self.limits
+        if draft.header_bytes and (
+            draft.size_bytes + entry.specs.size_bytes > limits.size_bytes or draft.header_bytes + header_bytes > limits.header_bytes
         ):
             self._end()
-        if not self._header_bytes:
+            draft = self._draft
+        if not draft.header_bytes:
             self._opened_at = self.clock()
-        draft = self._draft
-        add(draft, entry, row)
+        add(draft, entry)
+        draft.header_bytes += header_bytes
         self._keys.add(entry.key)
-        self._size_bytes += size_bytes
-        self._header_bytes += header_bytes
-        if len(draft) >= limits.entries or self._size_bytes >= limits.size_bytes:
+        if len(draft) >= limits.entries or draft.size_bytes >= limits.size_bytes:
             self._end()
 
     def _replaced(self) -> _Closed:
         """The open segment, which a new one replaces."""
         closed = _Closed(self._draft)
-        self._draft, self._size_bytes, self._header_bytes = SegmentDraft(closed.draft.blocks), 0, 0
+        self._draft = SegmentDraft(closed.draft.blocks)
         return closed
 
     def _end(self) -> None:
@@ -251,12 +242,6 @@ class Appender:
             return []
         taken, self._acknowledged = self._acknowledged, []
         return taken
-
-
-@lru_cache(LAYOUTS)
-def _header_bytes_of(specs: Specs) -> int:
-    """The most header bytes of an entry beside its row: of its filler, and of its tensors."""
-    return _TENSOR_HEADER_BYTES * (1 + len(specs)) + sum(len(spec.name) for spec in specs)
 
 
 def publish_segment(layout: Layout, entries: Iterable[Entry], *, origin: str) -> Acknowledged:

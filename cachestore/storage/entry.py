@@ -4,19 +4,20 @@ The tensors of an entry follow each other, widest dtype first, so each is aligne
 the key, names, dtypes, shapes and every byte. So intact bytes under a wrong key are noticed.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Final, NamedTuple
 
 from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput
-from cachestore.core.keys import Json, Key, canonical
+from cachestore.core.keys import Json, Key, canonical, canonical_text
 from cachestore.files.checksum import Buffer, Checksum
-from cachestore.files.container import DTYPE_BYTES, is_shape, size_bytes
+from cachestore.files.container import DTYPE_BYTES, field_start, is_shape, size_bytes
 
 CHECKSUM_BYTES: Final = 16
+EMPTY: Final = "{}"
+"""The JSON value of an entry that has none."""
 _NAME_LIMIT: Final = 128
 _INTEGERS: Final = frozenset({int})
 
@@ -34,14 +35,45 @@ class TensorSpec(NamedTuple):
         return size_bytes(self.dtype, self.shape)
 
 
-Specs = tuple[TensorSpec, ...]
-"""The tensors of an entry in the order of their bytes."""
+class Specs(tuple[TensorSpec, ...]):  # noqa: SLOT001 - slots could not keep what follows from them
+    """The tensors of an entry in the order of their bytes, and what follows from them. `specs_of` makes one for all entries alike."""
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(spec.size_bytes for spec in self)
+
+    @cached_property
+    def text(self) -> bytes:
+        """Names, dtypes and shapes as canonical JSON, for the checksum and the index."""
+        return canonical([[spec.name, spec.dtype, list(spec.shape)] for spec in self])
+
+    @cached_property
+    def parts(self) -> tuple[slice, ...]:
+        """Where each tensor lies among the entry's bytes."""
+        ends = tuple(accumulate(spec.size_bytes for spec in self))
+        return tuple(map(slice, (0, *ends), ends))
+
+    @cached_property
+    def fields(self) -> tuple[tuple[str, int, int], ...]:
+        """Of each tensor: its field in a header from its name to the offsets, and where its bytes start and end in the entry."""
+        starts = (field_start(spec.name, spec.dtype, spec.shape)[1:] for spec in self)
+        return tuple((start, part.start, part.stop) for start, part in zip(starts, self.parts, strict=True))
+
+    @cached_property
+    def header_bytes(self) -> int:
+        """The most bytes of these tensors in a segment's header, with the filler before them."""
+        return _TENSOR_HEADER_BYTES * (1 + len(self)) + sum(len(spec.name) for spec in self)
+
 
 _Given = tuple[str, str, tuple[int, ...], int]
 """Name, dtype, shape and bytes of a tensor."""
 
-LAYOUTS: Final = 4096
-"""How many layouts are cached with their text and size. A store has one layout for each shape, not for each entry."""
+_LAYOUTS: Final = 4096
+"""How many `Specs` are kept for further entries. A store has one for each shape, not for each entry."""
+
+_TENSOR_HEADER_BYTES: Final = 160
+"""Most header bytes of one tensor, without its name; and of an entry's row and filler, without its JSON value."""
 
 
 class Entry(NamedTuple):
@@ -50,13 +82,9 @@ class Entry(NamedTuple):
     key: Key
     specs: Specs
     buffers: tuple[Buffer, ...]
-    meta: Mapping[str, Json]
+    meta: str
+    """Its JSON value, by `text_of`."""
     checksum: bytes
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all its tensors."""
-        return size_of(self.specs)
 
 
 def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Json]) -> Entry:
@@ -65,7 +93,7 @@ def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Js
     Raises BadInput for a bad name, dtype or length, or for a value that is not JSON. An entry may have no tensors, only its JSON value.
     The value is copied; the tensors' bytes are not.
     """
-    copied: dict[str, Json] = json.loads(canonical(dict(meta)).decode("utf-8", "surrogatepass")) if meta else {}
+    text = text_of(meta)
     given: list[_Given] = []
     buffers: list[Buffer] = []
     for name, (dtype, shape, buffer) in sorted(tensors.items(), key=_by_width) if len(tensors) > 1 else tensors.items():
@@ -75,20 +103,31 @@ def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Js
             raise _bad_tensor(key, name, dtype, shape, len(view))
         given.append((name, dtype, tuple(shape), len(view)))
         buffers.append(view)
-    specs = _specs_of(tuple(given))
+    specs = _specs_of_given(tuple(given))
     if specs is None:
-        raise next(_bad_tensor(key, *one) for one in given if _specs_of((one,)) is None)
-    return Entry(key, specs, tuple(buffers), copied, checksum_of(key, specs, buffers))
+        raise next(_bad_tensor(key, *one) for one in given if _specs_of_given((one,)) is None)
+    return Entry(key, specs, tuple(buffers), text, checksum_of(key, specs, buffers))
+
+
+def text_of(meta: Mapping[str, Json]) -> str:
+    """An entry's JSON value as it is written. Raises BadInput for what is not JSON."""
+    return canonical_text(dict(meta)) if meta else EMPTY
 
 
 def _by_width(named: tuple[str, RawTensor]) -> tuple[int, str]:
     return -DTYPE_BYTES.get(named[1][0], 0), named[0]
 
 
-@lru_cache(LAYOUTS)
-def _specs_of(given: "tuple[_Given, ...]") -> Specs | None:
-    """Return the specs of these tensors, the same object for all entries alike; None if one of them cannot be stored."""
-    specs = tuple(TensorSpec(name, dtype, shape) for name, dtype, shape, _size in given)
+@lru_cache(_LAYOUTS)
+def specs_of(specs: "tuple[TensorSpec, ...]") -> Specs:
+    """Return the specs of these tensors, the same object for all entries alike."""
+    return Specs(specs)
+
+
+@lru_cache(_LAYOUTS)
+def _specs_of_given(given: "tuple[_Given, ...]") -> Specs | None:
+    """As `specs_of`, but None if one of the tensors cannot be stored."""
+    specs = specs_of(tuple(TensorSpec(name, dtype, shape) for name, dtype, shape, _size in given))
     sizes = (size for _name, _dtype, _shape, size in given)
     return specs if all(_is_sound(spec) and spec.size_bytes == size for spec, size in zip(specs, sizes, strict=True)) else None
 
@@ -118,28 +157,9 @@ def checksum_of(key: Key, specs: Specs, buffers: Sequence[Buffer]) -> bytes:
 
 def begin_checksum(key: Key, specs: Specs) -> Checksum:
     """Start an entry's checksum with its key, names, dtypes and shapes. The bytes follow."""
-    return Checksum(key + text_of(specs))
-
-
-@lru_cache(LAYOUTS)
-def text_of(specs: Specs) -> bytes:
-    """Names, dtypes and shapes as canonical JSON, for the checksum and the index."""
-    return canonical([[spec.name, spec.dtype, list(spec.shape)] for spec in specs])
-
-
-@lru_cache(LAYOUTS)
-def size_of(specs: Specs) -> int:
-    """Bytes of all these tensors."""
-    return sum(spec.size_bytes for spec in specs)
+    return Checksum(key + specs.text)
 
 
 def split(specs: Specs, run: memoryview) -> dict[str, RawTensor]:
     """Cut an entry's bytes into its tensors, without copying."""
-    return {name: (dtype, shape, run[part]) for (name, dtype, shape), part in zip(specs, _parts(specs), strict=True)}
-
-
-@lru_cache(LAYOUTS)
-def _parts(specs: Specs) -> tuple[slice, ...]:
-    """Where each tensor lies among the entry's bytes."""
-    ends = tuple(accumulate(spec.size_bytes for spec in specs))
-    return tuple(map(slice, (0, *ends), ends))
+    return {name: (dtype, shape, run[part]) for (name, dtype, shape), part in zip(specs, specs.parts, strict=True)}

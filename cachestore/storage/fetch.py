@@ -15,7 +15,7 @@ from cachestore.core.keys import Key
 from cachestore.files.container import ALIGNMENT
 from cachestore.files.opening import ask_for, ask_for_mapped, descriptor_limit, open_regular, read_present, read_scattered, refuse_reading
 from cachestore.files.paths import Layout
-from cachestore.storage.entry import checksum_of, size_of
+from cachestore.storage.entry import checksum_of
 from cachestore.storage.locations import Located, Location, SegmentRef
 from cachestore.storage.side_by_side import run_side_by_side
 
@@ -148,7 +148,7 @@ class Fetcher:
 
         Raises CorruptEntry if they are not what was stored under this key, FileNotFoundError, ReadFailed.
         """
-        ref, offset, size = location.segment, location.offset, size_of(location.specs)
+        ref, offset, size = location.segment, location.offset, location.specs.size_bytes
         segment = self._segment(ref)
         if segment.view is not None:
             run = segment.view[offset : offset + size]
@@ -309,7 +309,7 @@ def new_buffer(size: int) -> memoryview:
 
 def plan_reads(located: Located) -> list[Read]:
     """Plan the reads in the order on disk. Small entries next to each other share one read."""
-    sizes = list(map(size_of, located.specs))
+    sizes = [specs.size_bytes for specs in located.specs]
     digests = [ref.digest for ref in located.segments]
     ordered = sorted(zip(digests, located.offsets, range(len(sizes)), strict=True))
     if 2 * min(sizes, default=0) > _READ_BYTES:  # no two fit into one read
@@ -338,7 +338,7 @@ def join_buffers(start: int, rows: Sequence[int], located: Located, targets: Seq
         if offset > end:
             buffers.append(_NOWHERE[: offset - end])
         buffers += targets[row]
-        end = offset + size_of(located.specs[row])
+        end = offset + located.specs[row].size_bytes
     return buffers
 
 

@@ -17,7 +17,7 @@ from cachestore.core.keys import Key
 from cachestore.files.opening import READ_FLAGS, ask_for, descriptor_limit, is_of_a_signal, read_present, read_scattered
 from cachestore.objects.cache import TOUCH_SECONDS
 from cachestore.objects.parts import EntrySpan, OpenPart, PartsSource
-from cachestore.storage.entry import checksum_of, size_of
+from cachestore.storage.entry import checksum_of
 from cachestore.storage.fetch import DESCRIPTORS, SHARED_BYTES, Read, Verify, close_least_used, join_buffers, new_buffer, plan_reads
 from cachestore.storage.locations import Located, Location, SegmentRef
 from cachestore.storage.side_by_side import run_side_by_side
@@ -55,7 +55,7 @@ class PartsFetcher:
 
     def fetch(self, key: Key, location: Location) -> memoryview:
         """As `Fetcher.fetch`."""
-        run = new_buffer(size_of(location.specs))
+        run = new_buffer(location.specs.size_bytes)
         self.fetch_into([key], Located.of([location]), [[run]])
         return run
 
@@ -97,7 +97,7 @@ class PartsFetcher:
         return [
             row
             for row, (ref, ordinal, specs) in enumerate(rows)
-            if ((part := parts[ref.digest]) is None or not part.holds(ordinal)) and size_of(specs)
+            if ((part := parts[ref.digest]) is None or not part.holds(ordinal)) and specs.size_bytes
         ]
 
     def _bring(self, located: Located, rows: Sequence[int], *, again: bool = False) -> dict[int, memoryview]:
@@ -138,7 +138,7 @@ class PartsFetcher:
         if part is not None and self._verify != "always" and part.checked[ordinal]:
             return
         # An entry without bytes is right in any case, and needs no part.
-        is_empty = not size_of(wanted.located.specs[row])
+        is_empty = not wanted.located.specs[row].size_bytes
         if (part is None and not is_empty) or not _matches(wanted.keys[row], wanted.located, row, wanted.targets[row]):
             wanted.wrong.append(row)
         elif part is not None:
@@ -217,7 +217,7 @@ def _open(path: Path) -> int | None:
 
 
 def _span(located: Located, row: int) -> EntrySpan:
-    return EntrySpan(located.segments[row].digest, located.offsets[row], size_of(located.specs[row]), located.ordinals[row])
+    return EntrySpan(located.segments[row].digest, located.offsets[row], located.specs[row].size_bytes, located.ordinals[row])
 
 
 def _rows_of(located: Located, rows: Sequence[int]) -> Located:

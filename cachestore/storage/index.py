@@ -26,7 +26,7 @@ from cachestore.core.keys import Key, canonical
 from cachestore.files.checksum import Checksum, digest_file
 from cachestore.files.opening import FileIdentity, opened, read_at
 from cachestore.files.paths import IndexName, Layout, to_repair
-from cachestore.storage.entry import Specs, TensorSpec, text_of
+from cachestore.storage.entry import Specs, TensorSpec, specs_of
 from cachestore.storage.locations import (
     LOCATION_BYTES,
     Located,
@@ -211,7 +211,7 @@ class Index:
             for layout in layouts:
                 raw = transaction.get(_NUMBER.pack(layout), db=tables[b"layouts"])
                 found = json.loads(bytes(raw or b"[]"))
-                self._layouts[layout] = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in found)
+                self._layouts[layout] = specs_of(tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in found))
 
     def items(self) -> Iterator[tuple[Key, list[Location]]]:
         """All keys with their locations, in the order of keys."""
@@ -283,7 +283,7 @@ def digest_table(entries: Iterable[StoredEntry]) -> bytes:
     """A digest over the location, layout and checksum of each entry of a segment, in the order of keys."""
     state = Checksum()
     for entry in sorted(entries, key=lambda entry: entry.key):
-        state.update(b"".join((entry.key, _STANDING.pack(entry.ordinal, entry.offset), entry.checksum, text_of(entry.specs))))
+        state.update(b"".join((entry.key, _STANDING.pack(entry.ordinal, entry.offset), entry.checksum, entry.specs.text)))
     return state.digest()
 
 
@@ -338,7 +338,7 @@ def _pack_new(entries: Iterable[NewEntry], numbers: Mapping[str, int], layouts: 
     packed: dict[bytes, bytes] = {}
     following = max(layouts.values(), default=-1) + 1
     for key, segment, ordinal, offset, specs, checksum in entries:
-        text = text_of(specs)
+        text = specs.text
         if text not in layouts:
             layouts[text] = following
             following += 1

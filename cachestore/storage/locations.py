@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
-from cachestore.storage.entry import CHECKSUM_BYTES, Specs, size_of
+from cachestore.storage.entry import CHECKSUM_BYTES, Specs
 
 _PACKED: Final = struct.Struct(f"<IIQI{CHECKSUM_BYTES}s")
 LOCATION_BYTES: Final = _PACKED.size
@@ -37,7 +37,7 @@ class Location(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """Bytes of the entry's tensors."""
-        return size_of(self.specs)
+        return self.specs.size_bytes
 
 
 class Located(NamedTuple):

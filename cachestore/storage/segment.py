@@ -7,17 +7,16 @@ import json
 import mmap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachestore.core.errors import FormatError
-from cachestore.core.keys import Json, Key, canonical
+from cachestore.core.keys import Json, Key
 from cachestore.files.checksum import digest_of
 from cachestore.files.container import ALIGNMENT, Header, field_start, join_header, read_header
 from cachestore.files.opening import opened
 from cachestore.files.paths import to_repair, to_verify
-from cachestore.storage.entry import CHECKSUM_BYTES, LAYOUTS, Buffer, Entry, Specs, TensorSpec, size_of
+from cachestore.storage.entry import CHECKSUM_BYTES, EMPTY, Buffer, Entry, Specs, TensorSpec, specs_of
 
 FORMAT: Final = "cachestore-segment"
 VERSION: Final = 1
@@ -29,9 +28,6 @@ BLOCK_BYTES: Final = 16 * 1024 * 1024
 
 HELD_BYTES: Final = 64 * 1024
 """A smaller tensor is always copied: a chunk of its own costs more."""
-
-_SAFE_LEVELS: Final = 100
-"""A JSON value that is nested less deeply can be parsed anywhere."""
 
 _FILLER: Final = "filler"
 
@@ -51,7 +47,7 @@ class StoredEntry(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """Bytes of all its tensors."""
-        return size_of(self.specs)
+        return self.specs.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +96,8 @@ class Built(NamedTuple):
     """What `read_contents` will return."""
 
 
-_Laid = tuple[int, Key, Specs, bytes, Mapping[str, Json]]
-"""Start, key, specs, checksum and JSON value. Keys are unique, so sorting compares nothing behind them."""
+_Laid = tuple[int, Key, Specs, bytes, str]
+"""Start, key, specs, checksum and JSON value of an entry. Keys are unique, so sorting compares nothing behind them."""
 
 
 @dataclass(slots=True)
@@ -111,33 +107,28 @@ class SegmentDraft:
     blocks: Blocks = field(default_factory=Blocks)
     size_bytes: int = 0
     """Bytes of the entries and of the gaps between them."""
+    header_bytes: int = 0
+    """As many as the entries take in the header at most, before JSON escaping; counted by the caller. 0 if there is none."""
     _chunks: list[memoryview] = field(default_factory=list[memoryview])
     """The bytes so far, without those since `_begun`."""
     _taken: list[memoryview] = field(default_factory=list[memoryview])
     """The blocks that bytes are copied into, the last one now: from `_begun` to `_filled` it has the newest."""
     _begun: int = 0
     _filled: int = 0
-    _fields: list[str] = field(default_factory=list[str])
-    """The header's fields, in the order of the tensors' bytes."""
-    _rows: dict[Key, str] = field(default_factory=dict[Key, str])
-    """Rows of the entry table."""
     _laid: list[_Laid] = field(default_factory=list[_Laid])
 
     def __len__(self) -> int:
         return len(self._laid)
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._rows
-
-    def add(self, entry: Entry, row: str) -> None:
-        """Add an entry behind those before it. `row` is its `row_of`. Raises FormatError for a key that is in the segment already."""
-        self._lay(entry, row)
+    def add(self, entry: Entry) -> None:
+        """Add an entry behind those before it. No other entry of the segment may have its key."""
+        self._lay(entry)
         for buffer in entry.buffers:
             self._copy(buffer)
 
-    def hold(self, entry: Entry, row: str) -> None:
+    def hold(self, entry: Entry) -> None:
         """As `add`, but large buffers are not copied: they must not change until `release`."""
-        self._lay(entry, row)
+        self._lay(entry)
         for buffer in entry.buffers:
             if len(buffer) < HELD_BYTES:
                 self._copy(buffer)
@@ -146,22 +137,13 @@ class SegmentDraft:
                 self._chunks.append(memoryview(buffer))
                 self.size_bytes += len(buffer)
 
-    def _lay(self, entry: Entry, row: str) -> None:
-        """Describe an entry whose bytes follow."""
+    def _lay(self, entry: Entry) -> None:
+        """Place an entry whose bytes follow. Readers take one without tensors for one at the start of the data."""
         key, specs, _buffers, meta, checksum = entry
-        if key in self._rows:
-            raise FormatError(f"a segment holds each key once, but entry {key} was added twice")
-        name = key.hex()
-        if gap := -self.size_bytes % ALIGNMENT:
-            text = field_start(f"{_FILLER}/{len(self._rows)}", "U8", (gap,))
-            self._fields.append(f"{text}{self.size_bytes},{self.size_bytes + gap}]}}")
+        gap = -self.size_bytes % ALIGNMENT
+        if gap and specs:
             self._copy(bytes(gap))
-        start = self.size_bytes
-        for text, first, end in _fields_of(specs):
-            self._fields.append(f'"{name}/{text}{start + first},{start + end}]}}')
-        self._rows[key] = row
-        # Readers take an entry without tensors for one at the start of the data.
-        self._laid.append((start if specs else 0, key, specs, checksum, meta))
+        self._laid.append((self.size_bytes if specs else 0, key, specs, checksum, meta))
 
     def _copy(self, buffer: Buffer) -> None:
         if size := len(buffer):
@@ -182,9 +164,12 @@ class SegmentDraft:
     def build(self, *, origin: str = "", edition: int = 0) -> Built:
         """Complete the segment. Pass another `edition` for another digest, if the name is taken.
 
-        Raises FormatError if the header is above its limits or the JSON values cannot be parsed back.
+        Raises FormatError if the header is above its limits, a JSON value cannot be parsed back, or a key was added twice.
         """
-        text = _table_text(self._rows)
+        laid = sorted(self._laid)
+        if len({key for _start, key, _specs, _checksum, _meta in laid}) < len(laid):
+            raise FormatError("a segment holds each key once, but an entry was added twice")
+        text = _table_text(laid)
         metadata = {
             "format": f"{FORMAT}/{VERSION}",
             "origin": origin,
@@ -193,12 +178,12 @@ class SegmentDraft:
         }
         if edition:
             metadata["edition"] = str(edition)
-        header = join_header(self._fields, metadata)
+        header = join_header(_fields_of(laid), metadata)
         self._end_chunk()
         chunks: list[Buffer] = [header, *self._chunks]
         entries = tuple(
-            StoredEntry(key, ordinal, len(header) + start, specs, checksum, meta)
-            for ordinal, (start, key, specs, checksum, meta) in enumerate(sorted(self._laid))
+            StoredEntry(key, ordinal, len(header) + start, specs, checksum, _parsed(meta))
+            for ordinal, (start, key, specs, checksum, meta) in enumerate(laid)
         )
         return Built(digest_of(chunks), chunks, SegmentContents(origin, entries, len(header) + self.size_bytes))
 
@@ -206,23 +191,6 @@ class SegmentDraft:
         """Give the blocks back, and let go of held buffers. The chunks of a `Built` must not be used afterwards."""
         taken, self._taken, self._chunks = self._taken, [], []
         self.blocks.give_back(taken)
-
-
-def row_of(entry: Entry) -> str:
-    """An entry's row of the entry table, as JSON."""
-    meta = canonical(dict(entry.meta)).decode("utf-8", "surrogatepass") if entry.meta else "{}"
-    return f'"{entry.key.hex()}":["{entry.checksum.hex()}",{meta}]'
-
-
-@lru_cache(LAYOUTS)
-def _fields_of(specs: Specs) -> tuple[tuple[str, int, int], ...]:
-    """Of each tensor of an entry: its field from the tensor's name to the offsets, and where its bytes start and end in the entry."""
-    fields: list[tuple[str, int, int]] = []
-    position = 0
-    for spec in specs:
-        fields.append((field_start(spec.name, spec.dtype, spec.shape)[1:], position, position + spec.size_bytes))
-        position += spec.size_bytes
-    return tuple(fields)
 
 
 def build_segment(entries: Iterable[Entry], *, origin: str = "", edition: int = 0) -> tuple[str, list[Buffer]]:
@@ -235,24 +203,42 @@ def draft_of(entries: Iterable[Entry]) -> SegmentDraft:
     """Lay out these entries, in this order."""
     draft = SegmentDraft()
     for entry in entries:
-        draft.add(entry, row_of(entry))
+        draft.add(entry)
     return draft
 
 
-def _table_text(rows: Mapping[Key, str]) -> str:
+def _fields_of(laid: Iterable[_Laid]) -> list[str]:
+    """The header's fields of these entries and of the gaps between them, in the order of their bytes."""
+    fields: list[str] = []
+    position = 0
+    for number, (start, key, specs, _checksum, _meta) in enumerate(laid):
+        if start > position:
+            fields.append(f"{field_start(f'{_FILLER}/{number}', 'U8', (start - position,))}{position},{start}]}}")
+        name = key.hex()
+        for text, first, end in specs.fields:
+            fields.append(f'"{name}/{text}{start + first},{start + end}]}}')
+        position = max(position, start + specs.size_bytes)
+    return fields
+
+
+def _table_text(laid: Iterable[_Laid]) -> str:
     """The entry table as JSON. Lone surrogates (from file names that are not UTF-8) are escaped, as safetensors refuses them raw."""
-    text = f"{{{','.join(rows[key] for key in sorted(rows))}}}"
-    try:
-        for row in rows.values():
-            if row.count("[") + row.count("{") > _SAFE_LEVELS:
-                json.loads(f"{{{row}}}")
-    except (ValueError, RecursionError) as error:
-        raise FormatError("the entries' JSON values are nested too deeply to be parsed back: make them flatter") from error
+    rows = sorted([f'"{key.hex()}":["{checksum.hex()}",{meta}]' for _start, key, _specs, checksum, meta in laid])
+    text = f"{{{','.join(rows)}}}"
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
         return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
     return text
+
+
+def _parsed(meta: str) -> Mapping[str, Json]:
+    if meta == EMPTY:
+        return {}
+    try:
+        return json.loads(meta)
+    except RecursionError as error:
+        raise FormatError("the entries' JSON values are nested too deeply to be parsed back: make them flatter") from error
 
 
 def read_contents(path: Path, *, is_whole: bool = True) -> SegmentContents:
@@ -278,7 +264,7 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
         table = {name: _parse_row(row) for name, row in json.loads(text).items()}
         in_order = sorted((starts.get(name, 0), name) for name in table)  # an entry without bytes starts where the data starts
         entries = tuple(
-            StoredEntry(Key.parse(name), ordinal, header.data_start + start, tuple(specs.get(name, ())), *table[name])
+            StoredEntry(Key.parse(name), ordinal, header.data_start + start, specs_of(tuple(specs.get(name, ()))), *table[name])
             for ordinal, (start, name) in enumerate(in_order)
         )
     except (ValueError, TypeError, AttributeError, RecursionError) as error:

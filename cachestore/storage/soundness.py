@@ -11,7 +11,7 @@ from cachestore.core.words import noun, plural
 from cachestore.files.checksum import Checksum, read_blocks
 from cachestore.files.opening import opened, read_into, reason_of
 from cachestore.files.paths import Layout
-from cachestore.storage.entry import Entry, begin_checksum, checksum_of, split
+from cachestore.storage.entry import Entry, begin_checksum, checksum_of, split, text_of
 from cachestore.storage.findings import Finding
 from cachestore.storage.index import digest_table
 from cachestore.storage.locations import SegmentRef
@@ -125,5 +125,5 @@ def good_entries(path: Path, copies: Sequence[StoredEntry]) -> list[Entry]:
             count = read_into(descriptor, memoryview(run), entry.offset)
             if count == len(run) and checksum_of(entry.key, entry.specs, [run]) == entry.checksum:
                 buffers = tuple(raw for _dtype, _shape, raw in split(entry.specs, memoryview(run)).values())
-                saved[entry.key] = Entry(entry.key, entry.specs, buffers, entry.meta, entry.checksum)
+                saved[entry.key] = Entry(entry.key, entry.specs, buffers, text_of(entry.meta), entry.checksum)
     return list(saved.values())

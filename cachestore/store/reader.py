@@ -19,7 +19,7 @@ from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import is_of_a_signal
 from cachestore.files.paths import Layout
 from cachestore.storage.catalog import Catalog
-from cachestore.storage.entry import size_of, split
+from cachestore.storage.entry import split
 from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone, new_buffer
 from cachestore.storage.fetch_parts import PartsFetcher
 from cachestore.storage.index import Verdict
@@ -160,7 +160,7 @@ class Reader:
         """As `get_many`, with each tensor as (dtype, shape, buffer)."""
         if self._io == "pread":
             located = self.locate(keys)
-            runs = [new_buffer(size_of(specs)) for specs in located.specs]
+            runs = [new_buffer(specs.size_bytes) for specs in located.specs]
             if self.fill(keys, located, [[run] for run in runs]):
                 return list(map(split, located.specs, runs))
         # After a failure each entry is looked for by itself, as its other copies may be elsewhere.

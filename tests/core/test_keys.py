@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import reduce
 
 import pytest
 from hypothesis import assume, given
@@ -109,8 +110,17 @@ class TestCanonical:
 
     @pytest.mark.parametrize(
         "value",
-        [object(), {1, 2}, b"x", float("nan"), float("inf"), {"a": float("-inf")}, {("a",): 1}],
-        ids=["an object", "a set", "bytes", "NaN", "infinity", "less than all", "a tuple as name"],
+        [
+            object(),
+            {1, 2},
+            b"x",
+            float("nan"),
+            float("inf"),
+            {"a": float("-inf")},
+            {("a",): 1},
+            reduce(lambda one, _level: [one], range(5_000), []),
+        ],
+        ids=["an object", "a set", "bytes", "NaN", "infinity", "less than all", "a tuple as name", "many levels"],
     )
     def test_what_is_not_json_is_refused(self, value):
         with pytest.raises(BadInput, match="JSON"):

@@ -18,7 +18,7 @@ from cachestore.core.errors import CorruptEntry, FormatError, ReadFailed
 from cachestore.storage import fetch as fetching
 from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import create_store
-from cachestore.storage.entry import make_entry, split
+from cachestore.storage.entry import Specs, make_entry, split
 from cachestore.storage.fetch import Checked, Fetcher, is_gone
 from cachestore.storage.locations import Located, Location, SegmentRef
 from cachestore.storage.snapshot import load_snapshot
@@ -504,8 +504,8 @@ class TestChecked:
     @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=4), data=st.data())
     def test_what_lacks_is_what_it_does_not_hold_whether_segments_were_checked_whole_or_not(self, sizes, data):
         refs = [SegmentRef(str(number), 0, size, "") for number, size in enumerate(sizes)]
-        locations = [Location(ref, ordinal, 0, (), b"") for ref in refs for ordinal in range(ref.entries)]
-        locations.append(Location(SegmentRef("unknown", 0, 1, ""), 0, 0, (), b""))
+        locations = [Location(ref, ordinal, 0, Specs(), b"") for ref in refs for ordinal in range(ref.entries)]
+        locations.append(Location(SegmentRef("unknown", 0, 1, ""), 0, 0, Specs(), b""))
         checked, asked = Checked(refs), st.lists(st.sampled_from(locations), max_size=8)
         for location in data.draw(st.permutations(locations)):
             checked.add(location.segment.digest, location.ordinal)

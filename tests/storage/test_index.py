@@ -22,7 +22,7 @@ from cachestore.files.publish import publish_file
 from cachestore.storage import index as indexing
 from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import commit, create_store
-from cachestore.storage.entry import TensorSpec
+from cachestore.storage.entry import Specs, TensorSpec
 from cachestore.storage.index import Index, Verdict, build, check
 from cachestore.storage.locations import Located, SegmentRef
 from cachestore.storage.segment import read_contents
@@ -452,8 +452,9 @@ def test_the_room_that_is_reserved_is_enough_whatever_the_values_are(layout, mon
     monkeypatch.setattr(indexing, "_SPARE_BYTES", spare)
     refs = [SegmentRef(f"{n:032x}", 1, 1, "x" * 64) for n in range(500)]
     long = tuple(TensorSpec(f"{n:0128}", "F32", (1, 2, 3, 4)) for n in range(30))
-    entries = [(key_of(0), ref.digest, 0, 0, (), bytes(16)) for ref in refs]
-    entries += [(key_of(n), refs[n % 500].digest, 0, 0, (TensorSpec("a", "U8", (n,)), *long[: n % 31]), bytes(16)) for n in range(1, 3000)]
+    entries = [(key_of(0), ref.digest, 0, 0, Specs(), bytes(16)) for ref in refs]
+    specs = {n: Specs((TensorSpec("a", "U8", (n,)), *long[: n % 31])) for n in range(1, 3000)}
+    entries += [(key_of(n), refs[n % 500].digest, 0, 0, specs[n], bytes(16)) for n in range(1, 3000)]
 
     def published(number, base, segments, part):
         temporary, name = build(layout, number, base=base, dropped=frozenset(), segments=segments, entries=part)

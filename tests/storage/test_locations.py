@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.storage.entry import TensorSpec
+from cachestore.storage.entry import Specs, TensorSpec
 from cachestore.storage.locations import LOCATION_BYTES, Located, Location, SegmentRef, pack_location, unpack_firsts, unpack_locations
 
 locations = st.tuples(
@@ -41,11 +41,11 @@ def test_a_value_that_is_too_short_is_refused_even_beside_one_that_is_longer_by_
 
 def test_no_locations_are_empty_columns_and_others_come_back_from_theirs():
     assert Located.of([]) == ((), (), (), (), ())
-    made = [Location(SegmentRef(str(n), 100, 1, ""), n, 64 * n, (TensorSpec("a", "F32", (n,)),), bytes([n])) for n in range(3)]
+    made = [Location(SegmentRef(str(n), 100, 1, ""), n, 64 * n, Specs((TensorSpec("a", "F32", (n,)),)), bytes([n])) for n in range(3)]
     assert [Located.of(made).location(n) for n in range(3)] == made
 
 
 def test_the_size_of_a_location_is_that_of_its_tensors():
     ref = SegmentRef("0" * 32, 100, 1, "")
-    assert Location(ref, 0, 64, (), b"").size_bytes == 0
-    assert Location(ref, 0, 64, (TensorSpec("a", "F32", (2, 3)), TensorSpec("b", "U8", (5,))), b"").size_bytes == 29
+    assert Location(ref, 0, 64, Specs(), b"").size_bytes == 0
+    assert Location(ref, 0, 64, Specs((TensorSpec("a", "F32", (2, 3)), TensorSpec("b", "U8", (5,)))), b"").size_bytes == 29

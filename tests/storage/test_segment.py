@@ -15,8 +15,8 @@ from cachestore.core.keys import Key, key
 from cachestore.files.checksum import digest_of
 from cachestore.files.container import ALIGNMENT, TensorInfo, build_header, parse_header
 from cachestore.storage import segment
-from cachestore.storage.entry import checksum_of, make_entry
-from cachestore.storage.segment import SegmentDraft, build_segment, draft_of, parse_contents, read_contents, row_of
+from cachestore.storage.entry import checksum_of, make_entry, text_of
+from cachestore.storage.segment import SegmentDraft, build_segment, draft_of, parse_contents, read_contents
 from tests.storage.stores import entry_of, key_of, tensors_of
 
 HERE = Path("segments/ab/ab.safetensors")
@@ -61,7 +61,7 @@ def test_entries_come_back_with_their_bytes(given_entries, origin):
     contents = parse(raw)
     assert (contents.origin, contents.size_bytes) == (origin, len(raw))
     found = {
-        entry.key: (entry.specs, raw[entry.offset : entry.offset + entry.size_bytes], entry.checksum, entry.meta)
+        entry.key: (entry.specs, raw[entry.offset : entry.offset + entry.size_bytes], entry.checksum, text_of(entry.meta))
         for entry in contents.entries
     }
     assert found == {entry.key: (entry.specs, b"".join(entry.buffers), entry.checksum, entry.meta) for entry in given_entries}
@@ -134,7 +134,7 @@ def test_held_entries_make_the_segment_that_copied_ones_make(given_entries, ways
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment, "HELD_BYTES", 40)
         for entry, add in zip(given_entries, ways, strict=False):
-            add(draft, entry, row_of(entry))
+            add(draft, entry)
     built, copied = draft.build(), draft_of(given_entries).build()
     assert (built.digest, built.contents, whole(built.chunks)) == (copied.digest, copied.contents, whole(copied.chunks))
 
@@ -143,7 +143,7 @@ def test_large_buffers_are_held_until_the_draft_is_released_and_small_ones_are_c
     large, small = bytearray(segment.HELD_BYTES), bytearray(segment.HELD_BYTES - 1)
     draft = SegmentDraft()
     entry = make_entry(key_of(1), {"a": ("U8", (len(large),), large), "b": ("U8", (len(small),), small)}, {})
-    draft.hold(entry, row_of(entry))
+    draft.hold(entry)
     large[0] = small[0] = 1
     _header, first, second = draft.build().chunks
     assert (first[0], second[0]) == (1, 0)
@@ -156,11 +156,8 @@ def test_a_value_that_is_nested_too_deeply_to_be_read_is_not_written():
     value = []
     for _level in range(450):
         value = [value]
-    deep = make_entry(key("a"), {}, {})._replace(meta={"x": value})
     limit = sys.getrecursionlimit()
-    row = row_of(deep)
-    draft = SegmentDraft()
-    draft.add(deep, row)
+    draft = draft_of([make_entry(key("a"), {}, {"x": value})])
     sys.setrecursionlimit(len(inspect.stack()) + 200)
     try:
         with pytest.raises(FormatError, match="nested too deeply"):

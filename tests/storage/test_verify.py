@@ -16,7 +16,7 @@ from cachestore.storage import verify as verifying
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, make_column
 from cachestore.storage.commit import commit, create_store
-from cachestore.storage.entry import TensorSpec
+from cachestore.storage.entry import Specs, TensorSpec
 from cachestore.storage.index import build
 from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes
@@ -143,7 +143,7 @@ class TestIndexes:
 
     @pytest.mark.parametrize(
         ("field", "value"),
-        [(1, 7), (2, 64), (3, (TensorSpec("other", "U8", (19,)),)), (4, bytes(16))],
+        [(1, 7), (2, 64), (3, Specs((TensorSpec("other", "U8", (19,)),))), (4, bytes(16))],
         ids=["ordinal", "offset", "layout", "checksum"],
     )
     def test_one_that_says_something_else_of_an_entry_is_a_bad_index(self, full, field, value):

@@ -51,7 +51,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "if not located.checksums[row]:",
         *_EXCHANGE,
     ),
-    "key bound to checksum": Mutant("storage/entry.py", "Checksum(key + text_of(specs))", "Checksum(text_of(specs))", *_EXCHANGE),
+    "key bound to checksum": Mutant("storage/entry.py", "Checksum(key + specs.text)", "Checksum(specs.text)", *_EXCHANGE),
     "acknowledgement order": Mutant(
         "storage/append.py",
         "    if not publish(layout, path, chunks, digest=digest, read_only=True) and not _is_whole(path, digest, contents.size_bytes):\n"
