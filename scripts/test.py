@@ -60,7 +60,7 @@ def gates(arguments: Sequence[str], *, fast: bool) -> dict[str, list[str]]:
         "ruff check": [python, "-m", "ruff", "check"],
         TYPES: [python, "-m", "basedpyright", *(["cachestore"] if fast else [])],
         "import-linter": [str(environment.BIN / "lint-imports"), "--no-logo"],
-        "pytest": [python, "-m", "pytest", "-n", "3" if fast else "2", *(FAST if fast else WHOLE), *arguments],
+        "pytest": [python, "-m", "pytest", "-n", "3", *(FAST if fast else WHOLE), *arguments],
     }
 
 

@@ -49,7 +49,7 @@ def test_no_damages_find_nothing(template):
 
 
 def test_a_sample_of_damages_finds_nothing(template):
-    assert struck(template, *choose_damages(template, 12, 7)) == []
+    assert struck(template, *choose_damages(template, 8, 7)) == []
 
 
 def test_every_byte_of_a_segment_is_under_a_checksum_that_verify_looks_at(template):
@@ -129,7 +129,7 @@ def test_no_strangers_find_nothing(normal):
 
 
 def test_a_sample_of_strangers_finds_nothing(normal, tmp_path):
-    assert faced(normal, *hostile.chosen(120, 3, has_devices=hostile.can_make_devices(tmp_path))) == []
+    assert faced(normal, *hostile.chosen(60, 3, has_devices=hostile.can_make_devices(tmp_path))) == []
 
 
 @pytest.mark.parametrize("kind", sorted({*damage.KINDS} - hostile.UNVERSIONED))
