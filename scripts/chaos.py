@@ -43,7 +43,7 @@ import numpy as np
 import cachestore as cs
 from cachestore.core.errors import CacheStoreError
 from cachestore.files.paths import Layout
-from cachestore.files.publish import make_folder, publish
+from cachestore.files.publish import publish
 from cachestore.jobs import claiming, reconcile, worker
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.storage import append
@@ -240,7 +240,6 @@ def _publish_segments_late(scratch: Path) -> None:
             time.sleep(0.3)
         while waiting:
             layout, digest, chunks = waiting.pop()
-            make_folder(layout, layout.segment(digest).parent)
             publish(layout, layout.segment(digest), chunks, read_only=True)
         return listing(*arguments)
 

@@ -1,6 +1,6 @@
 """How a file becomes visible: complete, durable, under a name that is never reused.
 
-    temporary file in tmp/ -> write -> permission bits -> fsync -> read back and compare
+    temporary file in tmp/ -> write -> permission bits -> fsync -> read back and compare -> make the folder
     -> check that the store at the path is the one that was opened
     -> place without replacing (link) -> remove the temporary name -> fsync the folder -> check again -> only then acknowledge
 
@@ -133,10 +133,12 @@ def _is_folder(path: Path) -> bool:
 def publish(layout: Layout, final: Path, chunks: Iterable[Buffer], *, digest: str | None = None, read_only: bool = False) -> bool:
     """Publish a file durably under a name of its own. Returns True if this call placed it, False if the name was taken already.
 
+    Makes the folders that are missing below the store's root, also `tmp/`.
     `digest` is that of all chunks, if the caller knows it. Raises WriteFailed with path and reason. The temporary file is then removed if
     possible, and nothing is acknowledged. The caller may call again, which writes a new temporary file.
     """
     chunks = list(chunks)
+    make_folder(layout, layout.temporary)
     with _made_visible(layout, final, size_bytes=sum(memoryview(chunk).nbytes for chunk in chunks)) as temporary:
         _write(temporary, chunks, _READ_ONLY_BITS if read_only else layout.mode.file_bits)
         if digest_file(temporary) != (digest or digest_of(chunks)):
@@ -182,6 +184,7 @@ def publish_pieces(layout: Layout, final: Path, pieces: Iterable[Buffer], *, dig
     Raises FormatError, and publishes nothing, if the pieces do not have this digest. What the iterator raises is raised unchanged, unless
     it is an OSError that is neither a RemoteFailed nor a WriteFailed.
     """
+    make_folder(layout, layout.temporary)
     with _made_visible(layout, final) as temporary:
         state = Checksum()
         descriptor = os.open(temporary, _CREATE_FLAGS, 0o600)
@@ -327,6 +330,7 @@ def _write_all(descriptor: int, data: Buffer) -> None:
 
 
 def _finish(layout: Layout, temporary: Path, final: Path) -> bool:
+    make_folder(layout, final.parent)
     failpoint("publish.before_link")
     with _still_in(layout, final):
         published = _link(layout, temporary, final)

@@ -17,7 +17,7 @@ from cachestore.files.checksum import digest_file
 from cachestore.files.marker import check_for_writing
 from cachestore.files.opening import look_at, names_in
 from cachestore.files.paths import MARKER, Layout
-from cachestore.files.publish import make_folder, publish, publish_pieces
+from cachestore.files.publish import publish, publish_pieces
 from cachestore.files.records import decode_record
 from cachestore.objects.address import parse_address
 from cachestore.objects.client import Client
@@ -220,8 +220,6 @@ class _Pull:
 
     def _receive(self, plan: _ToReceive, mover: Mover) -> None:
         layout = self._layout = create_store(self._layout.root)
-        folders = {layout.root / Path(file.key).parent for file in plan.segments}
-        make_folder(layout, layout.temporary, layout.recipes, *sorted(folders))
         mover.each("receiving segments", plan.segments, lambda file: self._receive_segment(mover, file))
         mover.each("receiving recipes", plan.recipes, lambda file: self._receive_recipe(mover, file))
         for name, generation in plan.catalogs:
@@ -255,7 +253,6 @@ class _Pull:
         """Publish a catalog that was fetched, if all it names is here."""
         copy, final = self._outline.catalog(name, generation), self._layout.catalog(name, generation)
         self._require_values(read_catalog(copy, generation=generation), snapshot)
-        make_folder(self._layout, final.parent)
         with copy.open("rb") as file:
             pieces = iter(lambda: file.read(1 << 20), b"")
             if not publish_pieces(self._layout, final, pieces, digest=digest_file(copy)):

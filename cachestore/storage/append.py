@@ -18,7 +18,7 @@ from cachestore.files.checksum import digest_file
 from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
-from cachestore.files.publish import make_folder, publish
+from cachestore.files.publish import publish
 from cachestore.storage.entry import Entry, make_entry
 from cachestore.storage.locations import Location
 from cachestore.storage.marked import marked_segments
@@ -259,7 +259,6 @@ def write_segment(layout: Layout, draft: SegmentDraft, *, origin: str, edition: 
     if digest in marked_segments(layout):
         return write_segment(layout, draft, origin=origin, edition=edition + 1)
     path = layout.segment(digest)
-    make_folder(layout, layout.temporary, path.parent)
     if not publish(layout, path, chunks, digest=digest, read_only=True) and not _is_whole(path, digest, contents.size_bytes):
         return write_segment(layout, draft, origin=origin, edition=edition + 1)
     failpoint("segment.published")

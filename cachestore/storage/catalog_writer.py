@@ -8,7 +8,7 @@ from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, canonical
 from cachestore.files.checksum import Buffer, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
-from cachestore.files.publish import make_folder, publish
+from cachestore.files.publish import publish
 from cachestore.files.records import encode_record
 from cachestore.files.table import Column, digest_column, encode_table, number_column, string_columns
 from cachestore.storage.catalog import FACTS, FORMAT, VERSION, Catalog, KeyColumn, last_generation
@@ -103,7 +103,6 @@ def publish_draft(layout: Layout, draft: Draft, *, after: int) -> bool:
     Returns False if that generation already exists: compare with it before you try again.
     """
     catalog, generation = draft.catalog, after + 1
-    make_folder(layout, layout.temporary, layout.catalog_folder(catalog.name))
     failpoint("catalog.before_publish")
     published = publish(layout, layout.catalog(catalog.name, generation), draft.chunks(generation), read_only=True)
     failpoint("catalog.after_publish")
@@ -123,6 +122,5 @@ def mark_dropped(layout: Layout, name: str) -> None:
     generation = last_generation(layout, name)
     if generation == 0:
         return
-    make_folder(layout, layout.temporary)
     record = encode_record(DROPPED_FORMAT, DROPPED_VERSION, {"generation": generation})
     publish(layout, layout.dropped(name, generation), [record], read_only=True)

@@ -48,7 +48,6 @@ def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
 
 def publish_marker(layout: Layout) -> None:
     """Make a folder a store with the layout's mode and an id of its own. Leaves an existing store as it is."""
-    make_folder(layout, layout.temporary)
     body = {"store_id": secrets.token_hex(16), "mode": layout.mode.value}
     publish(layout, layout.marker, [encode_record(FORMAT, VERSION, body)])
 
@@ -84,7 +83,7 @@ def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
         with closing(before):
             if not has_news(before):
                 return load_snapshot(layout, earlier=before, for_planning=True)
-            make_folder(layout, layout.temporary, layout.indexes)
+            make_folder(layout, layout.temporary)
             number = max((name.number for name in list_indexes(layout)), default=0) + 1
             failpoint("commit.before_index")
             segments = [ref_of(digest, contents) for digest, contents in sorted(before.uncovered.items())]
@@ -116,5 +115,4 @@ def publish_recipe(layout: Layout, recipe: Recipe) -> None:
     path = layout.recipe(recipe.fingerprint)
     if path.name in names_in(layout.recipes):
         return
-    make_folder(layout, layout.temporary, layout.recipes)
     publish(layout, path, [encode_record(RECIPE_FORMAT, RECIPE_VERSION, recipe.as_json())])

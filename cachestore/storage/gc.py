@@ -22,7 +22,7 @@ from cachestore.files.checksum import digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, is_temporary
-from cachestore.files.publish import make_folder, publish
+from cachestore.files.publish import publish
 from cachestore.files.records import encode_record
 from cachestore.files.removal import is_older, remove_file
 from cachestore.storage.append import publish_segment
@@ -50,7 +50,6 @@ def mark(layout: Layout, digests: Iterable[str]) -> str | None:
     if not segments:
         return None
     raw = encode_record(FORMAT, VERSION, {"segments": segments, "written": time.time()})
-    make_folder(layout, layout.temporary, layout.marked)
     failpoint("gc.before_list")
     publish(layout, layout.marked_list(digest_of([raw])), [raw], read_only=True)
     failpoint("gc.after_list")

@@ -12,7 +12,7 @@ from cachestore.core.errors import FormatError
 from cachestore.files.checksum import digest_of
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout
-from cachestore.files.publish import make_folder, publish
+from cachestore.files.publish import publish
 from cachestore.files.records import encode_record, read_record
 
 FORMAT = "cachestore-digests"
@@ -34,7 +34,6 @@ def publish_digests(layout: Layout, host: str, added: Mapping[str, str]) -> None
     """Store what this run added. Makes no file if `added` is empty."""
     if not added:
         return
-    make_folder(layout, layout.temporary, layout.digests)
     record = encode_record(FORMAT, VERSION, dict(added))
     publish(layout, layout.digests / f"{_safe(host)}-{digest_of([record])}.json", [record])
 

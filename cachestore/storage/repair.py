@@ -256,7 +256,6 @@ def _salvage(layout: Layout, damaged: _Damaged, needed: Mapping[Key, Sample]) ->
     if good:
         publish_segment(layout, good, origin=damaged.origin)
     failpoint("repair.after_salvage")
-    make_folder(layout, layout.quarantine)
     saved = {entry.key for entry in good}
     lost = [entry for entry in damaged.entries if entry.key not in saved]
     _note_lost(layout, damaged.digest, _to_report(damaged.origin, lost, needed), needed)
@@ -275,7 +274,6 @@ def _note_lost(layout: Layout, digest: str, keys: Iterable[Key], needed: Mapping
     if samples := {str(key): list(needed[key]) for key in lost if key in needed}:
         body["needed"] = samples
     if lost:
-        make_folder(layout, layout.quarantine)
         publish(layout, layout.lost_list(digest), [encode_record(LOST_FORMAT, LOST_VERSION, body)])
 
 
@@ -290,7 +288,6 @@ def note_unmade(layout: Layout, unmade: Mapping[Key, Sample]) -> None:
     }
     digest = digest_of([canonical(body)])
     if unmade:
-        make_folder(layout, layout.quarantine)
         publish(layout, layout.lost_list(digest), [encode_record(LOST_FORMAT, LOST_VERSION, {"segment": digest, **body})])
 
 
@@ -343,7 +340,6 @@ def _put_back(layout: Layout, path: Path) -> str | None:
         own = layout.catalog(catalog.name, catalog.generation)
         if catalog.generation < 1 or own.name in names_in(own.parent):
             return None
-        make_folder(layout, own.parent)
         publish(layout, own, [path.read_bytes()], read_only=True)
     except (FormatError, FileNotFoundError):
         return None

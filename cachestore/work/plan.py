@@ -22,7 +22,7 @@ from cachestore.core.keys import KEY_BYTES, Json, Key, Recipe, canonical, digest
 from cachestore.core.samples import Sample
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout
-from cachestore.files.publish import make_folder, publish
+from cachestore.files.publish import publish
 from cachestore.files.table import (
     Column,
     Digests,
@@ -315,8 +315,6 @@ def plan_of_keys(recipe: Recipe, keys: Iterable[Key]) -> Plan:
 
 def publish_plan(layout: Layout, plan: Plan) -> None:
     """Publish a plan. If it is there already, it is the same."""
-    make_folder(layout, layout.temporary)
-    make_folder(layout, layout.plan_folder(plan.name))
     columns: dict[str, Column] = {
         **string_columns("ids", plan.ids),
         "captions/at": number_column(plan.captions_at),

@@ -173,9 +173,11 @@ def test_a_refused_call_is_a_write_failed_that_leaves_nothing(layout, final, mon
     assert publish(layout, final, CONTENT) is True
 
 
-def test_a_missing_folder_is_a_write_failed(layout):
-    with pytest.raises(WriteFailed, match="missing"):
-        publish(layout, layout.root / "missing" / "file", CONTENT)
+def test_missing_folders_are_made(layout):
+    layout.temporary.rmdir()
+    path = layout.segments / "ab" / "file"
+    assert publish(layout, path, CONTENT) is True
+    assert path.read_bytes() == b"".join(CONTENT)
     assert names_in(layout.temporary) == []
 
 

@@ -77,7 +77,6 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "remote/pull.py",
         '        mover.each("receiving segments", plan.segments, lambda file: self._receive_segment(mover, file))\n',
         "        for name, generation in plan.catalogs:\n"
-        "            make_folder(layout, layout.catalog(name, generation).parent)\n"
         "            path = self._outline.catalog(name, generation)\n"
         "            path.exists() or self._fetch_catalog(name, generation)\n"
         "            publish(layout, layout.catalog(name, generation), [path.read_bytes()])\n"
