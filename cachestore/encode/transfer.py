@@ -36,9 +36,10 @@ class Transfer:
         return self._there is not None
 
     def stacked(self, arrays: Sequence[np.ndarray[Any, Any]]) -> Tensor:
-        """Return arrays of one shape as one CPU tensor, page-locked for a GPU."""
+        """Return arrays of one shape as one CPU tensor, page-locked for a GPU. A single array is not copied for a CPU."""
         if self._there is None:
-            return torch.from_numpy(np.stack(arrays))
+            is_shared = len(arrays) == 1 and arrays[0].flags.writeable  # torch warns of others
+            return torch.from_numpy(arrays[0][np.newaxis] if is_shared else np.stack(arrays))
         batch = torch.empty((len(arrays), *arrays[0].shape), dtype=torch.from_numpy(arrays[0]).dtype, pin_memory=True)
         np.stack(arrays, out=batch.numpy())
         return batch
