@@ -233,10 +233,11 @@ def _table_text(laid: Iterable[_Laid]) -> str:
 
 
 def _parsed(meta: str) -> Mapping[str, Json]:
+    """An entry's JSON value, if it can be parsed in the table, which is two levels deep around it."""
     if meta == EMPTY:
         return {}
     try:
-        return json.loads(meta)
+        return json.loads(f"[[{meta}]]")[0][0]
     except RecursionError as error:
         raise FormatError("the entries' JSON values are nested too deeply to be parsed back: make them flatter") from error
 
