@@ -72,9 +72,8 @@ class Vae:
         self._vae = load_module(setup.components["vae"], setup.dtype, device)
         self._transfer = Transfer(device)
         is_last = not setup.has_frames and (device.type, setup.dtype == "float32") in _CHANNELS_LAST
-        self._layout = torch.channels_last if is_last else torch.contiguous_format
-        if is_last:
-            self._vae.to(memory_format=self._layout)
+        self._memory_format = torch.channels_last if is_last else torch.contiguous_format
+        self._vae.to(memory_format=self._memory_format)
         self._dtype = DTYPES[setup.dtype]
         self._device = device
         self._compiled: Compiled | None = None
@@ -142,7 +141,7 @@ class Vae:
         return finish
 
     def _latents_of(self, pixels: Tensor, keys: Sequence[Key], given: int) -> Tensor:
-        inputs = to_range(pixels, given, layout=self._layout).to(self._vae.dtype)
+        inputs = to_range(pixels, given, memory_format=self._memory_format).to(self._vae.dtype)
         inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1) if self._setup.has_alpha else inputs
         inputs = inputs.unsqueeze(2) if self._setup.has_frames and pixels.ndim == _OF_VIDEO else inputs
         with frame_by_frame(self._vae):
@@ -235,13 +234,13 @@ def _in_front(pixels: Any) -> int:
     return int((pixels[:, 0, 0, -1] == IN_FRONT).sum()) if pixels.ndim == _OF_VIDEO else 0
 
 
-def to_range(pixels: Tensor, given: int = GIVEN, *, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
+def to_range(pixels: Tensor, given: int = GIVEN, *, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
     """Convert uint8 [B, ..., H, W, 3] to float32 [B, 3, ..., H, W] in -1..1, by the same operations as diffusers' training scripts.
 
-    A fourth channel says which pixels count: those that have `given` there. All others become 0. `layout` is the order in memory; pixels
-    have their channels last already.
+    A fourth channel says which pixels count: those that have `given` there. All others become 0. With `channels_last`,
+    as pixels are, nothing is turned in memory.
     """
-    made = pixels[..., :_COLOURS].movedim(-1, 1).contiguous(memory_format=layout).float().div_(255).sub_(0.5).div_(0.5)
+    made = pixels[..., :_COLOURS].movedim(-1, 1).contiguous(memory_format=memory_format).float().div_(255).sub_(0.5).div_(0.5)
     return made if pixels.shape[-1] == _COLOURS else made.mul_(pixels[..., _COLOURS:].movedim(-1, 1) == given)
 
 

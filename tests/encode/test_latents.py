@@ -258,7 +258,7 @@ def test_pixels_are_put_into_range_exactly_as_the_training_scripts_do():
     levels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).expand(1, 16, 16, 3)
     scripts = (levels.permute(0, 3, 1, 2).contiguous().to(torch.float32).div(255) - 0.5) / 0.5
     assert torch.equal(to_range(levels), scripts)
-    last = to_range(levels, layout=torch.channels_last)
+    last = to_range(levels, memory_format=torch.channels_last)
     assert torch.equal(last, scripts)
     assert last.is_contiguous(memory_format=torch.channels_last)
     assert to_range(levels).min() == -1
