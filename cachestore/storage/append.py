@@ -88,6 +88,8 @@ class Appender:
     _draft: SegmentDraft = field(default_factory=SegmentDraft)
     _keys: set[Key] = field(default_factory=set[Key])
     """Of all entries that are not acknowledged yet."""
+    _header_bytes: int = 0
+    """Of the entries in the open segment, at most; 0 if it has none."""
     _opened_at: float = 0.0
     ended: int = 0
     """How many segments take no more entries. As many are acknowledged once all of these are durable."""
@@ -181,15 +183,15 @@ class Appender:
         if self._closed:
             self._take(self._most_closed)
         draft, limits = self._draft, self.limits
-        if draft.header_bytes and (
-            draft.size_bytes + entry.specs.size_bytes > limits.size_bytes or draft.header_bytes + header_bytes > limits.header_bytes
+        if self._header_bytes and (
+            draft.size_bytes + entry.specs.size_bytes > limits.size_bytes or self._header_bytes + header_bytes > limits.header_bytes
         ):
             self._end()
             draft = self._draft
-        if not draft.header_bytes:
+        if not self._header_bytes:
             self._opened_at = self.clock()
         add(draft, entry)
-        draft.header_bytes += header_bytes
+        self._header_bytes += header_bytes
         self._keys.add(entry.key)
         if len(draft) >= limits.entries or draft.size_bytes >= limits.size_bytes:
             self._end()
@@ -197,7 +199,7 @@ class Appender:
     def _replaced(self) -> _Closed:
         """The open segment, which a new one replaces."""
         closed = _Closed(self._draft)
-        self._draft = SegmentDraft(closed.draft.blocks)
+        self._draft, self._header_bytes = SegmentDraft(closed.draft.blocks), 0
         return closed
 
     def _end(self) -> None:

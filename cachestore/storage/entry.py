@@ -62,7 +62,7 @@ class Specs(tuple[TensorSpec, ...]):  # noqa: SLOT001 - slots could not keep wha
 
     @cached_property
     def header_bytes(self) -> int:
-        """The most bytes of these tensors in a segment's header, with the filler before them."""
+        """The most bytes of an entry in a segment's header, without its JSON value and before JSON escaping."""
         return _TENSOR_HEADER_BYTES * (1 + len(self)) + sum(len(spec.name) for spec in self)
 
 
@@ -73,7 +73,7 @@ _LAYOUTS: Final = 4096
 """How many `Specs` are kept for further entries. A store has one for each shape, not for each entry."""
 
 _TENSOR_HEADER_BYTES: Final = 160
-"""Most header bytes of one tensor, without its name; and of an entry's row and filler, without its JSON value."""
+"""Most header bytes of one tensor without its name, and of the row and the filler of an entry without its JSON value."""
 
 
 class Entry(NamedTuple):

@@ -107,8 +107,6 @@ class SegmentDraft:
     blocks: Blocks = field(default_factory=Blocks)
     size_bytes: int = 0
     """Bytes of the entries and of the gaps between them."""
-    header_bytes: int = 0
-    """As many as the entries take in the header at most, before JSON escaping; counted by the caller. 0 if there is none."""
     _chunks: list[memoryview] = field(default_factory=list[memoryview])
     """The bytes so far, without those since `_begun`."""
     _taken: list[memoryview] = field(default_factory=list[memoryview])

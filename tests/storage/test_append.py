@@ -243,7 +243,7 @@ class TestBesideTheCaller:
         first_is_held, real = threading.Event(), appending.write_segment
 
         def write(layout, draft, *, origin):
-            if key_of(0) in {key for _start, key, *_rest in draft._laid}:
+            if draft.build().contents.entries[0].key == key_of(0):
                 assert first_is_held.wait(20)
             return real(layout, draft, origin=origin)
 
