@@ -35,7 +35,7 @@ def _read(layout: Layout, folder: int | None = None) -> bytes:
 
 @lru_cache(16)
 def _id_in(raw: bytes, where: Path) -> object:
-    """The id in a marker's bytes. They are read at every check, and are always the same."""
+    """The id in a marker's bytes, which are read at every check and parsed once."""
     return decode_record(FORMAT, VERSION, raw, where=where).get("store_id")
 
 

@@ -133,9 +133,9 @@ def _is_folder(path: Path) -> bool:
 def publish(layout: Layout, final: Path, chunks: Iterable[Buffer], *, digest: str | None = None, read_only: bool = False) -> bool:
     """Publish a file durably under a name of its own. Returns True if this call placed it, False if the name was taken already.
 
-    Makes the folders that are missing below the store's root, also `tmp/`.
-    `digest` is that of all chunks, if the caller knows it. Raises WriteFailed with path and reason. The temporary file is then removed if
-    possible, and nothing is acknowledged. The caller may call again, which writes a new temporary file.
+    Makes missing folders below the store's root, also `tmp/`. `digest` is that of all chunks, if the caller knows it. Raises WriteFailed
+    with path and reason. The temporary file is then removed if possible, and nothing is acknowledged. The caller may call again, which
+    writes a new temporary file.
     """
     chunks = list(chunks)
     make_folder(layout, layout.temporary)

@@ -56,7 +56,8 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "storage/append.py",
         "    if not publish(layout, path, chunks, digest=digest, read_only=True) and not _is_whole(path, digest, contents.size_bytes):\n"
         "        return write_segment(layout, draft, origin=origin, edition=edition + 1)\n",
-        '    __import__("cachestore.files.publish").files.publish.make_folder(layout, layout.temporary, path.parent)\n'
+        "    from cachestore.files.publish import make_folder\n"
+        "    make_folder(layout, layout.temporary, path.parent)\n"
         '    __import__("threading").Thread(target=publish, args=(layout, path, [bytes(chunk) for chunk in chunks])).start()\n',
         *_CRASHES,
     ),
