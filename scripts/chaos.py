@@ -418,7 +418,7 @@ class Damage:
         if (digest := self._any()) is None:
             return
         path = self.layout.segment(digest)
-        entry = self.random.choice(read_contents(path).entries)
+        entry = self.random.choice([*read_contents(path).entries])
         offset = entry.offset + self.random.randrange(entry.size_bytes)
         if offset in self.flipped.get(digest, {}):
             return

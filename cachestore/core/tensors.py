@@ -4,7 +4,7 @@ torch is imported only if torch tensors are asked for or passed in.
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -62,15 +62,27 @@ def _check_bools(raw: Mapping[str, RawTensor]) -> None:
 
 
 def _raw(name: str, value: Any) -> RawTensor:
-    if isinstance(value, tuple):
-        return cast("RawTensor", value)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _raw_from_numpy(name, value)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _raw_from_torch(name, value)
+    if isinstance(value, tuple):
+        return _raw_from_bytes(name, cast("tuple[Any, ...]", value))
     raise BadInput(f"tensor {name!r} is a {type(value).__name__}; a torch tensor or a numpy array is needed")
+
+
+def _raw_from_bytes(name: str, value: Sequence[Any]) -> RawTensor:
+    try:
+        dtype, shape, buffer = value
+        view = memoryview(buffer)
+        flat = view.cast("B") if view.nbytes else memoryview(b"")
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"tensor {name!r} is a tuple, but not one of dtype, shape and contiguous bytes") from error
+    if not isinstance(shape, tuple) or not {int}.issuperset(map(type, cast("tuple[Any, ...]", shape))):
+        raise BadInput(f"tensor {name!r} has the shape {shape!r}; a tuple of whole numbers is needed")
+    return dtype, cast("tuple[int, ...]", shape), flat
 
 
 def _raw_from_torch(name: str, value: "torch.Tensor") -> RawTensor:

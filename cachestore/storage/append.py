@@ -50,9 +50,9 @@ class Acknowledged:
     contents: SegmentContents
 
     @property
-    def keys(self) -> list[Key]:
+    def keys(self) -> tuple[Key, ...]:
         """The keys of its entries."""
-        return [entry.key for entry in self.contents.entries]
+        return self.contents.entries.keys
 
     @property
     def locations(self) -> dict[Key, Location]:

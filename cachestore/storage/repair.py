@@ -33,7 +33,7 @@ from cachestore.storage.entry import Entry
 from cachestore.storage.findings import HARMLESS, Finding, missing_keys
 from cachestore.storage.index import Index, check, is_no_index
 from cachestore.storage.losses import LOST_FORMAT, LOST_VERSION, Sample, needed_samples, vanished_keys, wanted_keys
-from cachestore.storage.segment import StoredEntry, read_contents
+from cachestore.storage.segment import StoredEntries, StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
 from cachestore.storage.soundness import check_segment, good_entries
 from cachestore.storage.usage import is_own_value
@@ -234,7 +234,7 @@ def _origin_of(layout: Layout, snapshot: Snapshot, digest: str) -> str:
 def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[StoredEntry, ...]:
     """The entries of a damaged segment, by its header, then by the index. Raises FormatError for an intact one of a newer format."""
     path = layout.segment(digest)
-    in_header: tuple[StoredEntry, ...] = ()
+    in_header = StoredEntries()
     try:
         in_header = read_contents(path, is_whole=False).entries
     except FormatError as error:

@@ -5,8 +5,9 @@ A segment's name is the xxh3_128 of all its bytes. Entries start at multiples of
 
 import json
 import mmap
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,8 +24,11 @@ VERSION: Final = 1
 ENTRY_LIMIT: Final = 4096
 """Most entries of one segment. Keeps headers small: opening one takes about 1 ms per thousand tensors."""
 
-BLOCK_BYTES: Final = 16 * 1024 * 1024
-"""Tensors are copied into blocks of so many bytes. A larger one gets a block of its own."""
+BLOCK_BYTES: Final = 64 * 1024 * 1024
+"""Tensors are copied into blocks of so many bytes. A larger one gets a block of its own.
+
+Most segments fit into one. A thread that hashes and writes them block by block waits for Python's lock after each.
+"""
 
 HELD_BYTES: Final = 64 * 1024
 """A smaller tensor is always copied: a chunk of its own costs more."""
@@ -51,12 +55,36 @@ class StoredEntry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class StoredEntries:
+    """The entries of a segment in the order of their bytes.
+
+    They are kept as columns: Python's garbage collector then has five objects to look at, and not one for each entry.
+    """
+
+    keys: tuple[Key, ...] = ()
+    offsets: tuple[int, ...] = ()
+    specs: tuple[Specs, ...] = ()
+    checksums: tuple[bytes, ...] = ()
+    metas: tuple[Mapping[str, Json], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __iter__(self) -> Iterator[StoredEntry]:
+        return map(StoredEntry, self.keys, count(), self.offsets, self.specs, self.checksums, self.metas)
+
+    def without_metas(self) -> "StoredEntries":
+        """The same entries with empty JSON values."""
+        return replace(self, metas=({},) * len(self))
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentContents:
     """The contents of a segment's header."""
 
     origin: str
     """`<plan>/<pass>` of the pass that wrote it; empty if a writer did."""
-    entries: tuple[StoredEntry, ...]
+    entries: StoredEntries
     size_bytes: int
 
 
@@ -96,8 +124,18 @@ class Built(NamedTuple):
     """What `read_contents` will return."""
 
 
-_Laid = tuple[int, Key, Specs, bytes, str]
-"""Start, key, specs, checksum and JSON value of an entry. Keys are unique, so sorting compares nothing behind them."""
+class _Laid(NamedTuple):
+    """Entries as columns. Python's garbage collector then has five lists to look at, and no object for each entry."""
+
+    starts: list[int]
+    keys: list[Key]
+    specs: list[Specs]
+    checksums: list[bytes]
+    metas: list[str]
+
+    def in_order(self) -> "_Laid":
+        """These entries by start. Those without tensors, which all start at 0, are moved there, and sorted by key."""
+        return self if all(self.specs) else _Laid(*([*column] for column in zip(*sorted(zip(*self, strict=True)), strict=True)))
 
 
 @dataclass(slots=True)
@@ -113,10 +151,10 @@ class SegmentDraft:
     """The blocks that bytes are copied into, the last one now: from `_begun` to `_filled` it has the newest."""
     _begun: int = 0
     _filled: int = 0
-    _laid: list[_Laid] = field(default_factory=list[_Laid])
+    _laid: _Laid = field(default_factory=lambda: _Laid([], [], [], [], []))
 
     def __len__(self) -> int:
-        return len(self._laid)
+        return len(self._laid.keys)
 
     def add(self, entry: Entry) -> None:
         """Add an entry behind those before it. No other entry of the segment may have its key."""
@@ -141,7 +179,12 @@ class SegmentDraft:
         gap = -self.size_bytes % ALIGNMENT
         if gap and specs:
             self._copy(bytes(gap))
-        self._laid.append((self.size_bytes if specs else 0, key, specs, checksum, meta))
+        starts, keys, all_specs, checksums, metas = self._laid
+        starts.append(self.size_bytes if specs else 0)
+        keys.append(key)
+        all_specs.append(specs)
+        checksums.append(checksum)
+        metas.append(meta)
 
     def _copy(self, buffer: Buffer) -> None:
         if size := len(buffer):
@@ -164,10 +207,11 @@ class SegmentDraft:
 
         Raises FormatError if the header is above its limits, a JSON value cannot be parsed back, or a key was added twice.
         """
-        laid = sorted(self._laid)
-        if len({key for _start, key, _specs, _checksum, _meta in laid}) < len(laid):
+        laid = self._laid.in_order()
+        if len(set(laid.keys)) < len(self):
             raise FormatError("a segment holds each key once, but an entry was added twice")
-        text = _table_text(laid)
+        names = [key.hex() for key in laid.keys]
+        text = _table_text(names, laid)
         metadata = {
             "format": f"{FORMAT}/{VERSION}",
             "origin": origin,
@@ -176,13 +220,11 @@ class SegmentDraft:
         }
         if edition:
             metadata["edition"] = str(edition)
-        header = join_header(_fields_of(laid), metadata)
+        header = join_header(_fields_of(names, laid), metadata)
         self._end_chunk()
         chunks: list[Buffer] = [header, *self._chunks]
-        entries = tuple(
-            StoredEntry(key, ordinal, len(header) + start, specs, checksum, _parsed(meta))
-            for ordinal, (start, key, specs, checksum, meta) in enumerate(laid)
-        )
+        offsets = tuple(len(header) + start for start in laid.starts)
+        entries = StoredEntries(tuple(laid.keys), offsets, tuple(laid.specs), tuple(laid.checksums), tuple(map(_parsed, laid.metas)))
         return Built(digest_of(chunks), chunks, SegmentContents(origin, entries, len(header) + self.size_bytes))
 
     def release(self) -> None:
@@ -205,23 +247,23 @@ def draft_of(entries: Iterable[Entry]) -> SegmentDraft:
     return draft
 
 
-def _fields_of(laid: Iterable[_Laid]) -> list[str]:
+def _fields_of(names: Iterable[str], laid: _Laid) -> list[str]:
     """The header's fields of these entries and of the gaps between them, in the order of their bytes."""
     fields: list[str] = []
     position = 0
-    for number, (start, key, specs, _checksum, _meta) in enumerate(laid):
+    for number, (name, start, specs) in enumerate(zip(names, laid.starts, laid.specs, strict=True)):
         if start > position:
             fields.append(f"{field_start(f'{_FILLER}/{number}', 'U8', (start - position,))}{position},{start}]}}")
-        name = key.hex()
+            position = start
         for text, first, end in specs.fields:
             fields.append(f'"{name}/{text}{start + first},{start + end}]}}')
-        position = max(position, start + specs.size_bytes)
+        position += specs.size_bytes
     return fields
 
 
-def _table_text(laid: Iterable[_Laid]) -> str:
+def _table_text(names: Iterable[str], laid: _Laid) -> str:
     """The entry table as JSON. Lone surrogates (from file names that are not UTF-8) are escaped, as safetensors refuses them raw."""
-    rows = sorted([f'"{key.hex()}":["{checksum.hex()}",{meta}]' for _start, key, _specs, checksum, meta in laid])
+    rows = sorted([f'"{name}":["{checksum.hex()}",{meta}]' for name, checksum, meta in zip(names, laid.checksums, laid.metas, strict=True)])
     text = f"{{{','.join(rows)}}}"
     try:
         text.encode("utf-8")
@@ -261,10 +303,13 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
         specs.setdefault(owner, []).append(TensorSpec(name, info.dtype, info.shape))
     try:
         table = {name: _parse_row(row) for name, row in json.loads(text).items()}
-        in_order = sorted((starts.get(name, 0), name) for name in table)  # an entry without bytes starts where the data starts
-        entries = tuple(
-            StoredEntry(Key.parse(name), ordinal, header.data_start + start, specs_of(tuple(specs.get(name, ()))), *table[name])
-            for ordinal, (start, name) in enumerate(in_order)
+        names = sorted(table, key=lambda name: (starts.get(name, 0), name))  # an entry without bytes starts where the data starts
+        entries = StoredEntries(
+            tuple(map(Key.parse, names)),
+            tuple(header.data_start + starts.get(name, 0) for name in names),
+            tuple(specs_of(tuple(specs.get(name, ()))) for name in names),
+            tuple(table[name][0] for name in names),
+            tuple(table[name][1] for name in names),
         )
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"the entry table of {where} does not fit its tensors; run {to_repair(where)}") from error

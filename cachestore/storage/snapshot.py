@@ -225,10 +225,7 @@ class Handover:
 
 def hand_over(snapshot: Snapshot) -> Handover:
     """Make what travels with a pickled handle."""
-    bare = {
-        digest: replace(contents, entries=tuple(entry._replace(meta={}) for entry in contents.entries))
-        for digest, contents in snapshot.uncovered.items()
-    }
+    bare = {digest: replace(contents, entries=contents.entries.without_metas()) for digest, contents in snapshot.uncovered.items()}
     return Handover(snapshot.index.verdict if snapshot.index is not None else None, snapshot.vanished, bare)
 
 

@@ -1,6 +1,6 @@
 """Check one segment: its header, its bytes against its name, each entry against its checksum."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +46,7 @@ def _check_once(layout: Layout, digest: str, *, every_byte: bool) -> SegmentChec
     where = str(path.relative_to(layout.root))
     try:
         contents = read_contents(path)
-        keys = frozenset(entry.key for entry in contents.entries)
+        keys = frozenset(contents.entries.keys)
         summary = (ref_of(digest, contents), digest_table(contents.entries))
         bad = _bad_entries(path, digest, contents) if every_byte else None
     except FormatError as error:
@@ -85,7 +85,7 @@ def _bad_entries(path: Path, digest: str, contents: SegmentContents) -> list[Sto
 class _EntriesInPassing:
     """Checks entries while the file is read in blocks. So bytes are read once, and hashed while they are in the CPU cache."""
 
-    def __init__(self, entries: Sequence[StoredEntry]) -> None:
+    def __init__(self, entries: Iterable[StoredEntry]) -> None:
         self._waiting = sorted(entries, key=lambda entry: (entry.offset, entry.ordinal), reverse=True)
         self._state: Checksum | None = None
         self._bad: list[StoredEntry] = []
@@ -111,7 +111,7 @@ class _EntriesInPassing:
         return self._bad + [entry for entry in rest if begin_checksum(entry.key, entry.specs).digest() != entry.checksum]
 
 
-def good_entries(path: Path, copies: Sequence[StoredEntry]) -> list[Entry]:
+def good_entries(path: Path, copies: Iterable[StoredEntry]) -> list[Entry]:
     """Read the undamaged entries of a segment, ready to be written again. Empty if it is not a regular file.
 
     `copies` may name several locations of a key; the first good one is taken. Raises FileNotFoundError, ReadFailed.

@@ -54,6 +54,45 @@ def test_an_array_of_the_other_byte_order_is_stored_little_endian():
     assert (dtype, shape, bytes(buffer)) == ("I16", (2,), b"\x01\x00\x00\x01")
 
 
+def test_buffers_of_any_element_are_taken_as_bytes():
+    wide = memoryview(bytearray(range(8))).cast("Q")
+    dtype, shape, buffer = to_raw({"x": ("U16", (2, 2), wide)})["x"]
+    assert (dtype, shape, bytes(buffer), len(buffer)) == ("U16", (2, 2), bytes(range(8)), 8)
+
+
+def test_a_tuple_is_not_copied():
+    memory = bytearray(4)
+    buffer = to_raw({"x": ("U8", (4,), memory)})["x"][2]
+    memory[0] = 9
+    assert buffer[0] == 9
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ("U8", (1,)),
+        ("U8", (1,), "a"),
+        ("U8", (1,), memoryview(bytes(4))[::2]),
+        ("U8", (True,), b"1"),
+        ("U8", (1.0,), b"1"),
+        ("U8", [1], b"1"),
+        ("U8", 1, b"1"),
+    ],
+    ids=[
+        "without bytes",
+        "text",
+        "gaps between its bytes",
+        "True as a size",
+        "1.0 as a size",
+        "a list as its shape",
+        "a number as its shape",
+    ],
+)
+def test_a_tuple_is_refused_with(value):
+    with pytest.raises(BadInput, match="tensor 'x'"):
+        to_raw({"x": value})
+
+
 def test_a_contiguous_array_is_not_copied():
     array = np.zeros(4, np.uint8)
     buffer = to_raw({"x": array})["x"][2]

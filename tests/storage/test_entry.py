@@ -117,11 +117,6 @@ def test_it_is_refused_with(what):
         make_entry(KEY, tensors, meta)
 
 
-def test_buffers_of_any_element_are_taken_as_bytes():
-    wide = memoryview(bytearray(BYTES)).cast("Q")
-    assert make_entry(KEY, {"x": ("U16", (2, 2), wide)}, {}).checksum == make_entry(KEY, BASE, {}).checksum
-
-
 def test_splitting_copies_nothing():
     entry = make_entry(KEY, BASE, {})
     run = bytearray(BYTES)

@@ -110,7 +110,7 @@ def test_copied_entries_keep_their_values_and_checksums(layout):
     repair_store(layout.root)
     after = location_of(layout, 1)
     assert (after.checksum, after.specs) == (before.checksum, before.specs)
-    assert read_contents(layout.segment(after.segment.digest)).entries[0].meta == {"n": 1}
+    assert read_contents(layout.segment(after.segment.digest)).entries.metas == ({"n": 1},)
 
 
 @pytest.mark.parametrize(

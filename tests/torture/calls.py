@@ -13,7 +13,7 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -158,7 +158,7 @@ class _Notes:
         return json.loads(path.read_text()) if path.exists() else {}
 
 
-def tell_acknowledged(say: Callable[[list[Key]], None], say_generation: Callable[[str, int], None]) -> None:
+def tell_acknowledged(say: Callable[[Iterable[Key]], None], say_generation: Callable[[str, int], None]) -> None:
     """Have it said, in this process and from now on, when entries and catalogs are acknowledged."""
     write_segment, publish_draft = append.write_segment, reconcile.publish_draft
 
