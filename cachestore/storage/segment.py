@@ -134,8 +134,10 @@ class _Laid(NamedTuple):
     metas: list[str]
 
     def in_order(self) -> "_Laid":
-        """These entries by start. Those without tensors, which all start at 0, are moved there, and sorted by key."""
-        return self if all(self.specs) else _Laid(*([*column] for column in zip(*sorted(zip(*self, strict=True)), strict=True)))
+        """These entries by start, and by key where several start at the same byte: those without bytes do."""
+        if all(specs.size_bytes for specs in self.specs):
+            return self
+        return _Laid(*([*column] for column in zip(*sorted(zip(*self, strict=True)), strict=True)))
 
 
 @dataclass(slots=True)

@@ -116,6 +116,14 @@ def test_what_is_built_says_what_readers_will_find(given_entries, origin):
     assert built.digest == digest_of(built.chunks)
 
 
+@pytest.mark.parametrize("empty", [{}, {"none": ("U8", (0,), b"")}], ids=["no tensors", "an empty tensor"])
+@given(order=st.permutations(range(5)), with_bytes=st.sets(st.integers(0, 4)))
+def test_entries_without_bytes_are_where_readers_will_find_them(order, with_bytes, empty):
+    given_entries = [entry_of(n) if n in with_bytes else make_entry(key_of(n), empty, {}) for n in order]
+    built = draft_of(given_entries).build()
+    assert built.contents == parse(whole(built.chunks))
+
+
 def test_entries_go_on_in_another_block_where_one_is_full(monkeypatch):
     monkeypatch.setattr(segment, "BLOCK_BYTES", 128)
     given_entries = [make_entry(key(str(n)), {"x": ("U8", (n,), bytes([n % 251]) * n)}, {}) for n in (50, 60, 128, 1, 300, 64)]
