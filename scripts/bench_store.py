@@ -103,12 +103,13 @@ def bench_append(folder: Path, megabytes: int) -> Row:
 
 
 def bench_small(folder: Path, size: int, count: int) -> Row:
-    """Writing small entries against LMDB with as many syncs: a transaction for the entries of each segment."""
+    """Writing small entries against LMDB with a synced transaction for the entries of each segment."""
     import lmdb
 
     import cachestore as cs
-    from cachestore.storage.segment import ENTRY_LIMIT
+    from cachestore.storage.append import SegmentLimits
 
+    at_once = min(SegmentLimits().entries, SegmentLimits().size_bytes // size)
     values = [np.random.default_rng(n).integers(0, 255, size, dtype=np.uint8) for n in range(512)]
     keys = [cs.key(str(number)) for number in range(count)]
     turn = iter(range(1 << 30))
@@ -120,9 +121,9 @@ def bench_small(folder: Path, size: int, count: int) -> Row:
 
     def plain() -> None:
         environment = lmdb.open(str(folder / f"small{next(turn)}"), map_size=1 << 32)
-        for start in range(0, count, ENTRY_LIMIT):
+        for start in range(0, count, at_once):
             with environment.begin(write=True) as transaction:
-                for number in range(start, min(count, start + ENTRY_LIMIT)):
+                for number in range(start, min(count, start + at_once)):
                     transaction.put(keys[number], values[number % len(values)].tobytes())
         environment.close()
 
