@@ -76,8 +76,8 @@ def _raw(name: str, value: Any) -> RawTensor:
 def _raw_from_bytes(name: str, value: Sequence[Any]) -> RawTensor:
     try:
         dtype, shape, buffer = value
-        view = memoryview(buffer)
-        flat = view.cast("B") if view.nbytes else memoryview(b"")
+        elements = memoryview(buffer)
+        flat = elements.cast("B") if elements.nbytes else memoryview(b"")
     except (TypeError, ValueError) as error:
         raise BadInput(f"tensor {name!r} is a tuple, but not one of dtype, shape and contiguous bytes") from error
     if not isinstance(shape, tuple) or not {int}.issuperset(map(type, cast("tuple[Any, ...]", shape))):
