@@ -40,6 +40,7 @@ VAE_WIDTHS: Final = ((4, 4, 4, 4), (4, 8, 8, 8), (8, 8, 8, 8), (8, 8, 16, 16), (
 MAP_BYTES: Final = 1 << 32
 ENTRIES_IN_SEGMENT: Final = 4_096
 BYTES_IN_SEGMENT: Final = 64 << 20
+"""A segment ends with either. They are said here, as an earlier commit may not have them."""
 
 
 @dataclass(slots=True)

@@ -237,8 +237,8 @@ def _in_front(pixels: Any) -> int:
 def to_range(pixels: Tensor, given: int = GIVEN, *, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
     """Convert uint8 [B, ..., H, W, 3] to float32 [B, 3, ..., H, W] in -1..1, by the same operations as diffusers' training scripts.
 
-    A fourth channel says which pixels count: those that have `given` there. All others become 0. With `channels_last`,
-    as pixels are, nothing is turned in memory.
+    A fourth channel says which pixels count: those that have `given` there. All others become 0. With `channels_last`, as pixels are,
+    nothing is turned in memory.
     """
     made = pixels[..., :_COLOURS].movedim(-1, 1).contiguous(memory_format=memory_format).float().div_(255).sub_(0.5).div_(0.5)
     return made if pixels.shape[-1] == _COLOURS else made.mul_(pixels[..., _COLOURS:].movedim(-1, 1) == given)
