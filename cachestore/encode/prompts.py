@@ -72,10 +72,10 @@ def text_budget(device: torch.device) -> Budget:
 class TextModules:
     """The loaded modules of a text encoder. Use it from one thread."""
 
-    def __init__(self, setup: TextSetup, device: torch.device, memory: TokenMemory | None = None) -> None:
+    def __init__(self, setup: TextSetup, device: torch.device, memories: Mapping[str, TokenMemory]) -> None:
         """Load the modules onto the device, and probe the pipeline. Raises BadInput if it cannot be used at all.
 
-        `memory` has the tokens of captions that were counted by the family's main tokenizer.
+        `memories` have, by the name of a tokenizer, the tokens of captions that it read before.
         """
         parts = {name: _loaded(component, setup, device) for name, component in setup.components.items()}
         self._setup = setup
@@ -95,7 +95,7 @@ class TextModules:
             return
         tokenizers = {name: part for name, part in parts.items() if name.startswith("tokenizer")}
         for name, tokenizer in tokenizers.items():
-            remember(tokenizer, (memory if name == setup.family.tokenizer else None) or TokenMemory())
+            remember(tokenizer, memories.get(name) or TokenMemory())
         if setup.family.called:
             self._call = _parts_call(parts, setup, device)
         else:

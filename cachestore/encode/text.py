@@ -61,10 +61,10 @@ class TextEncoder:
         self._batch_size = batch_size
         self._fingerprint = recipe.fingerprint
         self._lock = threading.Lock()
-        self._tokenizer: Any = None
+        self._tokenizers: dict[str, Any] = {}
         self._rewriter: Rewriter | None = None
-        self._memory: TokenMemory | None = None
-        """The tokens of captions that were counted, for the pipeline."""
+        self._memories: dict[str, TokenMemory] = {}
+        """The tokens of captions, by the tokenizer's name, for the pipeline."""
         self._modules: TextModules | None = None
         self._budget: Budget | None = None
 
@@ -98,8 +98,12 @@ class TextEncoder:
     @property
     def _counting(self) -> int:
         """The index of the text encoder whose tokenizer counts."""
-        counting, encoders = self.setup.family.tokenizer.replace("tokenizer", "text_encoder"), self.setup.family.encoders
-        return encoders.index(counting) if counting in encoders else 0
+        return self._index_of(self.setup.family.tokenizer)
+
+    def _index_of(self, tokenizer: str) -> int:
+        """The index of the text encoder of a tokenizer; 0 for a tokenizer of another name."""
+        encoder, encoders = tokenizer.replace("tokenizer", "text_encoder"), self.setup.family.encoders
+        return encoders.index(encoder) if encoder in encoders else 0
 
     def counted_caption(self, request: Mapping[str, Json]) -> str:
         """Return the caption of a request of which the tokens are counted."""
@@ -126,16 +130,18 @@ class TextEncoder:
         counted = caption_at(caption, self._counting)
         with self._lock:
             count = self._count(counted)
+            if not self.setup.family.rewrites_captions:
+                self._tokenise(caption)
         group = self._group(counted, count)
         payload = Padded(caption, group) if self.setup.is_bucketed and isinstance(group, int) else caption
         return Prepared(payload, group, self._facts(count), cost=self._length(group))
 
     def _prepare_ids(self, caption: str) -> Prepared:
         with self._lock:
-            ids = self._token_ids(caption)
+            ids = self._token_ids(self.setup.family.tokenizer, caption)
             count = len(ids)
             if count > self.max_tokens:
-                ids = self._token_ids(caption, truncation=True, max_length=self.max_tokens)
+                ids = self._token_ids(self.setup.family.tokenizer, caption, self.max_tokens)
         length = padded_length(len(ids), self.max_tokens)
         return Prepared(tuple(ids), length, self._facts(count), cost=length)
 
@@ -193,7 +199,7 @@ class TextEncoder:
         if self._modules is None:
             from cachestore.encode import modules, prompts
 
-            self._modules = prompts.TextModules(self.setup, modules.choose_device(self._device), self._memory)
+            self._modules = prompts.TextModules(self.setup, modules.choose_device(self._device), self._memories)
             self.found_bytes = self._modules.found_bytes
         with nullcontext() if self._budget is None else self._budget.spending(len(batch)):
             return self._modules.submit(batch, partial(self._took, batch))
@@ -261,7 +267,8 @@ class TextEncoder:
     def close(self) -> None:
         """Release the modules' memory."""
         with self._lock:
-            self._tokenizer = self._rewriter = self._memory = None
+            self._rewriter = None
+            self._tokenizers, self._memories = {}, {}
         if self._modules is not None:
             self._modules = None
             from cachestore.encode import modules
@@ -270,37 +277,50 @@ class TextEncoder:
 
     def _count(self, caption: str | WithPictures) -> int:
         if not isinstance(caption, WithPictures) and not self.setup.family.rewrites_captions:
-            return len(self._token_ids(caption))
+            return len(self._token_ids(self.setup.family.tokenizer, caption))
         if self._rewriter is None:
             from cachestore.encode import tokens
 
-            self._rewriter = tokens.Rewriter(self.setup, self._new_memory())
+            self._rewriter = tokens.Rewriter(self.setup, self._memory_of(self.setup.family.tokenizer))
         with _refusing(caption.caption if isinstance(caption, WithPictures) else caption):
             return self._rewriter.count(caption)
 
-    def _token_ids(self, caption: str, **options: Json) -> list[int]:
-        """Return the token ids of a caption. The tokenizer is not shared, as cutting and padding are its state."""
-        memory = self._new_memory()
-        known = None if options else memory.get(caption)
-        if known is not None:
-            return known.ids.tolist()
-        if self._tokenizer is None:
-            from cachestore.encode import modules
+    def _tokenise(self, caption: Caption) -> None:
+        """Let every tokenizer of the pipeline read its caption, whole and cut, so that the thread that encodes has no text to tokenise."""
+        for name in self.setup.components:
+            if name.startswith("tokenizer"):
+                text = caption_at(caption, self._index_of(name))
+                limit = min(self.max_tokens, self._tokenizer(name).model_max_length)
+                if len(self._token_ids(name, text)) > limit:
+                    self._token_ids(name, text, limit)
 
-            self._tokenizer = modules.load_tokenizer(self.setup.components[self.setup.family.tokenizer])
+    def _token_ids(self, tokenizer: str, caption: str, limit: int | None = None) -> list[int]:
+        """Return the token ids of a caption, cut to a limit if there is one."""
+        memory = self._memory_of(tokenizer)
+        if (known := memory.get(caption, limit)) is not None:
+            return known.ids.tolist()
+        options = {} if limit is None else {"truncation": True, "max_length": limit}
+        tokenise = self._tokenizer(tokenizer)
         with _refusing(caption):
-            encoded = self._tokenizer(caption, verbose=False, **options)
-        if not options:
-            memory.put(caption, encoded)
+            encoded = tokenise(caption, verbose=False, **options)
+        memory.put(caption, encoded, limit)
         return list(encoded.input_ids)
 
-    def _new_memory(self) -> "TokenMemory":
-        """Return the memory of tokens. Imports torch, so it is made when the first caption is counted."""
-        if self._memory is None:
+    def _tokenizer(self, name: str) -> Any:
+        """Return a tokenizer. It is not shared with the pipeline, as cutting and padding are its state."""
+        if name not in self._tokenizers:
+            from cachestore.encode import modules
+
+            self._tokenizers[name] = modules.load_tokenizer(self.setup.components[name])
+        return self._tokenizers[name]
+
+    def _memory_of(self, tokenizer: str) -> "TokenMemory":
+        """Return the memory of a tokenizer's tokens. Imports torch, so it is made when the first caption is read."""
+        if tokenizer not in self._memories:
             from cachestore.encode.token_memory import TokenMemory
 
-            self._memory = TokenMemory()
-        return self._memory
+            self._memories[tokenizer] = TokenMemory()
+        return self._memories[tokenizer]
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Lets a pipeline tokenise each text once, though it asks for the same text twice and padding made from lists takes longest of all.
 
-A pipeline asks its tokenizer for padded tensors, and again for ids that are not cut, to warn about what it cuts. Before that, the tokens
-of a caption are counted. Here ids are remembered by text, and padded as the tokenizer itself would do it. What is asked for in another way
-is left to the tokenizer. Imports torch.
+A pipeline asks its tokenizers for padded tensors, and again for ids that are not cut, to warn about what it cuts. Before that, captions
+are tokenised when they are prepared. Here ids are remembered by text, whole and cut, and padded as the tokenizer itself would do it. What
+is asked for in another way is left to the tokenizer. Imports torch.
 """
 
 import importlib
@@ -15,8 +15,8 @@ import torch
 
 from cachestore.encode.modules import Foreign
 
-_MOST: Final = 4_096
-"""How many texts are remembered: twice as many captions as wait for their batches."""
+_MOST: Final = 8_192
+"""How many rows are remembered: of twice as many captions as wait for their batches, each whole and cut."""
 _MASK, _KINDS = "attention_mask", "token_type_ids"
 _KNOWN: Final = frozenset({"input_ids", _MASK, _KINDS})
 _PLAIN: Final[Mapping[str, tuple[object, ...]]] = {
@@ -50,25 +50,25 @@ def _row_of(encoded: Mapping[str, Any]) -> TokenRow | None:
 
 
 class TokenMemory:
-    """The token ids of texts that were tokenised without being cut. Safe to use from several threads."""
+    """The token ids of texts, whole or cut to a limit. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, TokenRow] = {}
+        self._rows: dict[tuple[str, int | None], TokenRow] = {}
         self._lock = threading.Lock()
 
-    def put(self, text: str, encoded: Mapping[str, Any]) -> None:
-        """Remember what a tokenizer returned for one text, special tokens included."""
+    def put(self, text: str, encoded: Mapping[str, Any], limit: int | None = None) -> None:
+        """Remember what a tokenizer returned for one text, special tokens included; with a limit if that cut the text."""
         row = _row_of(encoded)
         if row is None:
             return
         with self._lock:
-            self._rows[text] = row
+            self._rows[text, limit] = row
             while len(self._rows) > _MOST:
                 del self._rows[next(iter(self._rows))]
 
-    def get(self, text: str) -> TokenRow | None:
-        """Return what is remembered of a text; None if nothing is."""
-        return self._rows.get(text)
+    def get(self, text: str, limit: int | None = None) -> TokenRow | None:
+        """Return what is remembered of a text, whole or cut to a limit; None if nothing is."""
+        return self._rows.get((text, limit))
 
 
 def remember(tokenizer: Foreign, memory: TokenMemory) -> None:
@@ -129,7 +129,9 @@ def _answer(tokenizer: Any, call: Callable[..., Any], texts: list[str], options:
     for text in texts:
         row = memory.get(text)
         if row is not None and options.get("truncation") and limit is not None and len(row.ids) > limit:
-            row = _row_of(call(text, truncation=True, max_length=limit))
+            if memory.get(text, limit) is None:
+                memory.put(text, call(text, truncation=True, max_length=limit), limit)
+            row = memory.get(text, limit)
         if row is None:
             return None
         rows.append(row)

@@ -65,7 +65,8 @@ def test_an_empty_batch_gives_nothing_and_loads_nothing(tiny_model, digest, name
     encoder = text_encoder(tiny_model(name).folder, digest)
     assert encoder.encode([]) == {}
     assert encoder.count_tokens([]) == []
-    assert encoder._modules is encoder._tokenizer is None
+    assert encoder._modules is None
+    assert encoder._tokenizers == {}
     encoder.close()
 
 
@@ -189,7 +190,7 @@ def test_a_captions_key_is_known_without_loading_anything_and_a_long_one_is_not_
     assert resolved.key == input_key(encoder.recipe.fingerprint, {"caption": digest_text("a cat")}, {})
     assert resolved.inputs == {"caption": digest_text("a cat")}
     assert resolved.meta == {"input_digest": digest_text("a cat"), "encoder": "text", "caption": "a cat"}
-    assert encoder._tokenizer is None
+    assert encoder._tokenizers == {}
     assert "caption" in encoder.resolve({"caption": "x" * 512}, None).meta
     assert "caption" not in encoder.resolve({"caption": "x" * 513}, None).meta
 
@@ -235,7 +236,8 @@ def test_closing_gives_the_modules_back_and_encoding_loads_them_again(tiny_model
     before = encode(encoder, ["a cat"])["a cat"]
     encoder.close()
     encoder.close()
-    assert encoder._modules is encoder._tokenizer is None
+    assert encoder._modules is None
+    assert encoder._tokenizers == {}
     assert encode(encoder, ["a cat"])["a cat"]["prompt_embeds"].equal(before["prompt_embeds"])
 
 
@@ -407,7 +409,7 @@ encoder, = encoders_for(ModelRequest(sys.argv[1], encode=["text"]), lambda path:
 encoder.count_tokens([""])
 before = len(os.listdir("/proc/self/task"))
 encoder.count_tokens(["a cat on a mat"] * 2000)
-encoder._tokenizer(["a cat on a mat"] * 2000)
+encoder._tokenizers["tokenizer"](["a cat on a mat"] * 2000)
 print(len(os.listdir("/proc/self/task")) - before)
 """
 
