@@ -80,8 +80,8 @@ def _raw_from_bytes(name: str, value: Sequence[Any]) -> RawTensor:
         flat = elements.cast("B") if elements.nbytes else memoryview(b"")
     except (TypeError, ValueError) as error:
         raise BadInput(f"tensor {name!r} is a tuple, but not one of dtype, shape and contiguous bytes") from error
-    if not isinstance(shape, tuple) or not {int}.issuperset(map(type, cast("tuple[Any, ...]", shape))):
-        raise BadInput(f"tensor {name!r} has the shape {shape!r}; a tuple of whole numbers is needed")
+    if not isinstance(dtype, str) or not isinstance(shape, tuple) or not {int}.issuperset(map(type, cast("tuple[Any, ...]", shape))):
+        raise BadInput(f"tensor {name!r} has dtype {dtype!r} and shape {shape!r}; a name and a tuple of whole numbers are needed")
     return dtype, cast("tuple[int, ...]", shape), flat
 
 

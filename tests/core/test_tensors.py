@@ -77,6 +77,7 @@ def test_a_tuple_is_not_copied():
         ("U8", (1.0,), b"1"),
         ("U8", [1], b"1"),
         ("U8", 1, b"1"),
+        (["U8"], (1,), b"1"),
     ],
     ids=[
         "without bytes",
@@ -86,6 +87,7 @@ def test_a_tuple_is_not_copied():
         "1.0 as a size",
         "a list as its shape",
         "a number as its shape",
+        "a list as its dtype",
     ],
 )
 def test_a_tuple_is_refused_with(value):
