@@ -21,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", metavar="DEVICE", default="auto", help="auto, cpu, cuda, cuda:N (default: auto)")
     parser.add_argument(
+        "--resample", metavar="WAY", help="how to resize, as for precompute: lanczos, area, bicubic, bilinear or pillow (default: lanczos)"
+    )
+    parser.add_argument(
         "--host-only",
         action="store_true",
         help="measure only the processors and the disk: an encoder that takes no time replaces the model",
@@ -38,12 +41,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     from cachestore.cli.stopping import stopping, to_stderr
     from cachestore.core.errors import BadInput, BadUsage
+    from cachestore.encode.resamplers import NEW
     from cachestore.jobs.options import PrecomputeRequest, parse_value
     from cachestore.maintain.bench import bench
 
     by_name = {one.name: one for one in fields(PrecomputeRequest)}
     try:
         device = parse_value(by_name["device"], arguments.device, "--device")
+        resample = parse_value(by_name["resample"], arguments.resample or NEW, "--resample")
     except BadInput as error:
         raise BadUsage(str(error)) from error
     if arguments.host_only and arguments.model is not None:
@@ -52,7 +57,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise BadUsage(f"--folder {arguments.folder} is not a folder: make it, or give another one")
     folder = None if arguments.folder is None else Path(arguments.folder)
     with stopping(to_stderr, ()) as stop:
-        found = bench(arguments.model, device=device, host_only=arguments.host_only, folder=folder, say=to_stderr, cancel=stop)
+        found = bench(
+            arguments.model,
+            device=device,
+            host_only=arguments.host_only,
+            folder=folder,
+            say=to_stderr,
+            cancel=stop,
+            resample=resample,
+        )
     return tell(arguments, found.as_json(), _lines(found))
 
 

@@ -12,8 +12,6 @@ GAIN: Final = 1.05
 """A doubled batch size is kept if it is at least 5 % faster. Otherwise the smaller one is used, as it needs less memory."""
 MEASURED: Final = 2
 """How many batches of a size are measured. One more runs before them, as the first of a shape also chooses kernels and allocates memory."""
-FULL: Final = 0.75
-"""A batch is measured only if it is at least this full."""
 _MEMORY_WORDS: Final = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "not enough memory")
 
 
@@ -38,14 +36,17 @@ class Budget:
         """Return how many units of this cost go into one batch; at least 1."""
         return min(self.most_units, max(1, self.size // max(1, cost)))
 
-    def took(self, cost: int, seconds: float) -> None:
-        """Record the cost of a batch and the seconds that the device took for it; 0 if they were not measured."""
-        if self._is_settled or seconds <= 0 or cost < FULL * self.size:
+    def took(self, units: int, cost: int, seconds: float) -> None:
+        """Record a batch of so many units of this cost, and the seconds that the device took for it; 0 if they were not measured.
+
+        A batch that another unit would have fitted into tells nothing.
+        """
+        if self._is_settled or seconds <= 0 or units < self.units(cost):
             return
         if not self._is_warm:
             self._is_warm = True
             return
-        self._rates.append(cost / seconds)
+        self._rates.append(units * cost / seconds)
         if len(self._rates) < MEASURED:
             return
         rate = max(self._rates)

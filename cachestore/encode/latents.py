@@ -137,15 +137,15 @@ class LatentsEncoder(PictureEncoder[LatentsSetup, Look]):
             self._vae = vae.Vae(self.setup, modules.choose_device(self._device), compiles=self._compiles)
         pixels = prod(batch[0][1].shape[:-1])
         with nullcontext() if self._budget is None else self._budget.spending(len(batch)):
-            return self._vae.submit(batch, partial(self._took, len(batch) * pixels))
+            return self._vae.submit(batch, partial(self._took, len(batch), pixels))
 
     def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
         """Encode as `submit`, and wait for the result."""
         return self.submit(batch)()
 
-    def _took(self, pixels: int, seconds: float) -> None:
+    def _took(self, count: int, pixels: int, seconds: float) -> None:
         if self._budget is not None:
-            self._budget.took(pixels, seconds)
+            self._budget.took(count, pixels, seconds)
 
     def close(self) -> None:
         """Release the VAE's memory."""

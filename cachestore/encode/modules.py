@@ -10,7 +10,7 @@ import importlib
 import inspect
 import os
 import threading
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -187,6 +187,27 @@ def clip_as_it_was(pipeline: Foreign) -> Generator[None]:
     finally:
         for module in moved:
             object.__delattr__(module, "text_model")
+
+
+def caching_configs(modules: Iterable[torch.nn.Module]) -> list[Any]:
+    """Return the configurations of language models that keep the keys and values of their layers, for `without_cache`."""
+    configs = [getattr(part, "config", None) for module in modules for part in module.modules()]
+    return list({id(config): config for config in configs if getattr(config, "use_cache", None) is True}.values())
+
+
+@contextmanager
+def without_cache(configs: Sequence[Any]) -> Generator[None]:
+    """Let language models keep no keys and values within the block: they help to generate text, which encoding does not.
+
+    They would take memory, and the processor would wait for the GPU twice in each layer.
+    """
+    for config in configs:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in configs:
+            config.use_cache = True
 
 
 class Absent:

@@ -35,8 +35,11 @@ def prefetch(
     """Yield the results of a function, in the order of its items. `threads` threads prefetch up to `depth` of them.
 
     With 0 threads each is made when it is needed. Items are taken in the caller's thread. The threads end when the generator ends or is
-    closed. An error of the function is raised when its turn comes. With `weigh`, no further item is begun while the waiting results weigh
-    more than `most`; one that is still being made counts as much as the heaviest so far. At least one is always being made.
+    closed. An error of the function is raised when its turn comes.
+
+    With `weigh`, two items are begun for each result until there are `depth`, so that the first results come early. No further item is
+    begun while the waiting results weigh more than `most`; one that is still being made counts as much as the heaviest so far. At least
+    one is always being made.
     """
     if threads <= 0:
         yield from map(function, items)
@@ -57,7 +60,7 @@ def prefetch(
             while waiting:
                 result = waiting.popleft().result()
                 if weigh is not None:
-                    heaviest, limit = max(heaviest, weigh(result)), max(1, depth)
+                    heaviest, limit = max(heaviest, weigh(result)), min(max(1, depth), limit + 1)
                 fill()
                 yield result
         finally:

@@ -24,11 +24,13 @@ from cachestore.encode.modules import (
     DTYPES,
     Foreign,
     build_pipeline,
+    caching_configs,
     clip_as_it_was,
     load_image_processor,
     load_module,
     load_processor,
     load_tokenizer,
+    without_cache,
 )
 from cachestore.encode.outputs import Entries, Made, difference, fetch, make_sound, tolerance
 from cachestore.encode.setup import (
@@ -83,6 +85,7 @@ class TextModules:
         self._dtype = DTYPES[setup.dtype]
         self._transfer = Transfer(device)
         self._modules = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
+        self._caching = caching_configs(self._modules)
         self._may_be_flat = _may_be_flat(setup.family)
         self.is_single = False
         """Whether captions are encoded one by one."""
@@ -154,7 +157,7 @@ class TextModules:
         return finish
 
     def _called(self, payloads: Sequence[Payload]) -> "Callable[[], list[Entry]]":
-        with torch.inference_mode():
+        with torch.inference_mode(), without_cache(self._caching):
             begun = fetch(self._transfer, self._converted(self._call(payloads)), self._family.outputs, len(payloads))
 
         def finish() -> list[Entry]:

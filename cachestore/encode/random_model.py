@@ -1,4 +1,4 @@
-"""FLUX.1's text encoders and VAE with random weights, to measure with: of the real sizes, or tiny. Nothing is downloaded.
+"""Text encoders and VAEs with random weights, to measure with: those of FLUX.1, of the real sizes or tiny. Nothing is downloaded.
 
 What is encoded with them is noise, but it takes the time and the memory of the real model. Imports torch.
 """
@@ -24,29 +24,57 @@ _VOCABULARY: Final = {"<pad>": 0, "</s>": 1, "<unk>": 2, **{f"w{number}": number
 
 @dataclass(frozen=True, slots=True)
 class RandomSize:
-    """The sizes of a random model."""
+    """A model to make, and its sizes."""
 
     name: str
-    clip: Mapping[str, int]
-    t5: Mapping[str, int]
-    vae: Mapping[str, Any]
-    dtype: torch.dtype
+    pipeline: str
+    modules: Mapping[str, tuple[str, Mapping[str, Any]]]
+    """By component name: a class of transformers, or of diffusers for the VAE, and its configuration."""
+    limits: Mapping[str, int]
+    """How many tokens each tokenizer keeps, by component name."""
+    text_dtype: torch.dtype
+    vae_dtype: torch.dtype
 
 
-TINY: Final = RandomSize(
+CLIP_IDS: Final = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0, "max_position_embeddings": 77}
+T5_IDS: Final = {"pad_token_id": 0, "eos_token_id": 1, "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0}
+CLIP_L: Final = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12, "vocab_size": 49_408}
+T5_XXL: Final = {"d_model": 4096, "d_kv": 64, "d_ff": 10_240, "num_layers": 24, "num_heads": 64, "vocab_size": 32_128}
+KL: Final = {
+    "block_out_channels": (128, 256, 512, 512),
+    "norm_num_groups": 32,
+    "layers_per_block": 2,
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "sample_size": 1024,
+}
+FLUX_VAE: Final = {
+    **KL,
+    "latent_channels": 16,
+    "scaling_factor": 0.3611,
+    "shift_factor": 0.1159,
+    "use_quant_conv": False,
+    "use_post_quant_conv": False,
+}
+
+
+def _flux(name: str, clip: Mapping[str, Any], t5: Mapping[str, Any], vae: Mapping[str, Any], dtype: torch.dtype) -> RandomSize:
+    modules = {
+        "text_encoder": ("CLIPTextModel", {**clip, **CLIP_IDS}),
+        "text_encoder_2": ("T5EncoderModel", {**t5, **T5_IDS}),
+        "vae": ("AutoencoderKL", {**FLUX_VAE, **vae}),
+    }
+    return RandomSize(name, "FluxPipeline", modules, {"tokenizer": 77, "tokenizer_2": 512}, dtype, dtype)
+
+
+TINY: Final = _flux(
     "a tiny model in the form of FLUX.1, with random weights",
     {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": len(_VOCABULARY)},
     {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": len(_VOCABULARY)},
     {"block_out_channels": (4, 4, 4, 4), "norm_num_groups": 4, "layers_per_block": 1, "mid_block_add_attention": False},
     torch.float32,
 )
-REAL: Final = RandomSize(
-    "FLUX.1's text encoders and VAE at their real sizes, with random weights",
-    {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12, "vocab_size": 49_408},
-    {"d_model": 4096, "d_kv": 64, "d_ff": 10_240, "num_layers": 24, "num_heads": 64, "vocab_size": 32_128},
-    {"block_out_channels": (128, 256, 512, 512), "norm_num_groups": 32, "layers_per_block": 2},
-    torch.bfloat16,
-)
+REAL: Final = _flux("FLUX.1's text encoders and VAE at their real sizes, with random weights", CLIP_L, T5_XXL, {}, torch.bfloat16)
 REAL_BYTES: Final = 24 << 30
 """The free memory of a GPU on which REAL is used: 10 GB of weights, and room for batches."""
 
@@ -74,16 +102,16 @@ class RandomModel(LoadedModel):
 def random_model(size: RandomSize, device: torch.device) -> RandomModel:
     """Make a model on a device. On one device it has the same weights at every call."""
     before = torch.get_default_dtype()
-    libraries = import_module("diffusers"), import_module("transformers")
+    modules: dict[str, Any] = {}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
         torch.manual_seed(0)
-        torch.set_default_dtype(size.dtype)
         try:
-            modules = _modules(*libraries, size)
+            for name, (class_name, config) in size.modules.items():
+                torch.set_default_dtype(size.vae_dtype if name == "vae" else size.text_dtype)
+                modules[name] = _module(name, class_name, config).eval().requires_grad_(requires_grad=False)
         finally:
             torch.set_default_dtype(before)
-    ready = {name: module.eval().requires_grad_(requires_grad=False) for name, module in modules.items()}
-    return RandomModel("FluxPipeline", {**ready, "tokenizer": _tokenizer(77), "tokenizer_2": _tokenizer(512)})
+    return RandomModel(size.pipeline, {**modules, **{name: _tokenizer(limit) for name, limit in size.limits.items()}})
 
 
 def noise(shape: Sequence[int]) -> torch.Tensor:
@@ -91,23 +119,13 @@ def noise(shape: Sequence[int]) -> torch.Tensor:
     return torch.randn(tuple(shape)).bfloat16()
 
 
-def _modules(diffusers: Any, transformers: Any, size: RandomSize) -> dict[str, Any]:
-    clip = transformers.CLIPTextConfig(**size.clip, bos_token_id=0, eos_token_id=1, pad_token_id=0, max_position_embeddings=77)
-    t5 = transformers.T5Config(**size.t5, feed_forward_proj="gated-gelu", pad_token_id=0, eos_token_id=1, dropout_rate=0.0)
-    levels = len(size.vae["block_out_channels"])
-    vae = diffusers.AutoencoderKL(
-        **size.vae,
-        down_block_types=("DownEncoderBlock2D",) * levels,
-        up_block_types=("UpDecoderBlock2D",) * levels,
-        latent_channels=16,
-        sample_size=1024,
-        scaling_factor=0.3611,
-        shift_factor=0.1159,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
+def _module(name: str, class_name: str, config: Mapping[str, Any]) -> Any:
+    if name != "vae":
+        made = getattr(import_module("transformers"), class_name)
+        return made(made.config_class(**config))
+    vae = getattr(import_module("diffusers"), class_name)(**config)
     vae.decoder = torch.nn.Identity()  # never used
-    return {"text_encoder": transformers.CLIPTextModel(clip), "text_encoder_2": transformers.T5EncoderModel(t5), "vae": vae}
+    return vae
 
 
 def _tokenizer(limit: int) -> Any:

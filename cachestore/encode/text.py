@@ -216,7 +216,7 @@ class TextEncoder:
             group = payload.length
         elif isinstance(payload, tuple):
             group = padded_length(len(payload), self.max_tokens)
-        self._budget.took(len(batch) * self._length(group), seconds)
+        self._budget.took(len(batch), self._length(group), seconds)
 
     def count_tokens(self, captions: Sequence[str]) -> list[int]:
         """Return how many tokens each caption has before it is cut, with special tokens and a template's rows. Loads the tokenizer."""

@@ -13,7 +13,7 @@ def run(budget, rate_of, batches=60):
     for _batch in range(batches):
         size = budget.units(1)
         sizes.append(size)
-        budget.took(size, size / rate_of(size))
+        budget.took(size, 1, size / rate_of(size))
     return sizes
 
 
@@ -43,15 +43,25 @@ def test_it_goes_back_where_a_larger_batch_is_slower():
 def test_the_first_batch_of_a_size_warms_up_and_is_not_measured():
     budget = Budget(8, 16)
     for seconds in (1000.0, 1.0, 1.0):
-        budget.took(8, seconds)
+        budget.took(8, 1, seconds)
     assert budget.size == 16
 
 
 def test_a_ragged_batch_tells_nothing():
     budget = Budget(8, 16)
     for _batch in range(20):
-        budget.took(5, 1.0)
+        budget.took(5, 1, 1.0)
     assert budget.size == 8
+
+
+@pytest.mark.parametrize("cost", [6, 10, 16])
+@pytest.mark.parametrize(("first", "most"), [(1, 8), (9, 72)])
+def test_a_batch_that_no_other_unit_fits_into_is_full_however_much_room_is_left(cost, first, most):
+    budget = Budget(first * cost + cost - 1, most * cost + 8 * (cost - 1))
+    assert budget.units(cost) == first
+    for _batch in range(60):
+        budget.took(budget.units(cost), cost, 1.0)  # any number of units takes a second
+    assert budget.units(cost) >= most
 
 
 def test_what_did_not_fit_is_halved_for_good():
@@ -73,13 +83,15 @@ def test_only_a_lack_of_memory_of_more_than_one_unit_counts_and_every_error_pass
 def test_a_clock_that_stands_still_changes_nothing(seconds):
     budget = Budget(8, 64)
     for _batch in range(9):
-        budget.took(8, seconds)
+        budget.took(8, 1, seconds)
     assert budget.size == 8
 
 
-@given(st.integers(1, 1000), st.integers(0, 5), st.lists(st.tuples(st.integers(0, 2000), st.floats(0, 10)), max_size=60))
+@given(
+    st.integers(1, 1000), st.integers(0, 5), st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 50), st.floats(0, 10)), max_size=60)
+)
 def test_whatever_is_measured_it_stays_between_one_and_the_most(size, doublings, batches):
     budget = Budget(size, size << doublings)
-    for cost, seconds in batches:
-        budget.took(cost, seconds)
+    for units, cost, seconds in batches:
+        budget.took(units, cost, seconds)
         assert 1 <= budget.size <= size << doublings

@@ -57,7 +57,7 @@ def test_a_caption_of_the_probe_that_fails_fails_no_other_and_loads_nothing_agai
     report = precomputed(prompts, without_first_token, tmp_path, encode=["text"])
     assert (report.encoded, report.failed, loads) == (4, 1, ["text_encoder"])
     assert report.failures[0]["sample"] == ""
-    assert "the caption '' ends in RuntimeError (cannot reshape tensor of 0 elements" in caplog.text
+    assert "CogView4Pipeline: the caption '' ends in " in caplog.text
     assert "captions are encoded one by one" in caplog.text
 
 

@@ -8,9 +8,10 @@ import torch
 from PIL import Image
 
 import cachestore as cs
-from cachestore.core.errors import BadInput
+from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.encode import modules
 from cachestore.encode.models import Component
+from tests.encode.encoders import batch_for, encoder_of
 from tests.encode.tiny import of_diffusers
 
 pytestmark = pytest.mark.torch
@@ -39,6 +40,21 @@ class TestFreeingMemory:
         module = loaded(tmp_path)
         modules.free_memory()
         assert next(module.parameters()).numel() > 0
+
+
+def test_language_models_keep_no_cache_while_captions_are_encoded_and_do_so_again_afterwards(built, digest):
+    encoder = encoder_of(built("lumina2"), digest, "text")
+    batch = batch_for(encoder, ["a cat"])
+    encoder.encode(batch)
+    model, kept = encoder._modules._modules[0], []
+    model.register_forward_hook(lambda _model, _given, made: kept.append(made.past_key_values))
+    encoder.encode(batch)
+    assert kept == [None]
+    assert model.config.use_cache
+    with pytest.raises(EncodeFailed, match="broken"), modules.without_cache(modules.caching_configs([model, model])):
+        raise EncodeFailed("broken")
+    assert model.config.use_cache
+    assert modules.caching_configs([]) == []
 
 
 def test_a_gpu_that_is_not_there_is_refused_with_what_is(monkeypatch):

@@ -55,6 +55,19 @@ def test_no_more_is_begun_while_what_waits_is_heavy(weight, most):
     assert threads() == set()
 
 
+def test_the_first_results_come_before_all_that_may_wait_is_begun():
+    taken = []
+    looks = prefetch(taken.append, iter(range(100)), threads=2, depth=50, weigh=lambda _nothing: 1, most=1000)
+    begun = []
+    for number, _result in enumerate(looks):
+        begun.append(taken[-1] + 1 - number)
+        if number == 60:
+            break
+    looks.close()
+    assert begun[0] <= 5
+    assert max(begun) <= 51
+
+
 def test_a_result_that_is_too_heavy_alone_comes_all_the_same():
     assert list(prefetch(str, iter(range(4)), threads=3, depth=9, weigh=lambda _text: 10, most=1)) == ["0", "1", "2", "3"]
     assert list(prefetch(str, iter(()), threads=3, depth=9, weigh=lambda _text: 10, most=1)) == []

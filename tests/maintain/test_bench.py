@@ -8,8 +8,8 @@ import threading
 import pytest
 import torch
 
-from cachestore.cli import ERROR, OK, main
-from cachestore.encode import images, random_model
+from cachestore.cli import ERROR, OK, USAGE, main
+from cachestore.encode import images, random_model, shots
 from cachestore.jobs.pass_loop import Report
 from cachestore.maintain import bench
 from cachestore.maintain.bench import CAPTIONS, HOST, PHOTOS, T5_CAPTIONS
@@ -66,7 +66,8 @@ def test_the_host_alone_loads_no_model_of_the_users(run):
 
 
 def test_of_a_vae_pictures_are_measured_and_a_remark_says_what_is_not(tmp_path):
-    works, remarks = bench._Passes(tmp_path, str(ROOT / "scripts/demo_model/vae"), "cpu", bench._Kept, print, threading.Event()).works()
+    vae = str(ROOT / "scripts/demo_model/vae")
+    works, remarks = bench._Passes(tmp_path, vae, "cpu", "lanczos", bench._Kept, print, threading.Event()).works()
     assert works == [PHOTOS]
     assert [remark for remark in remarks if "cannot encode text" in remark] == remarks
     assert list(tmp_path.iterdir()) == []
@@ -89,8 +90,28 @@ class Timed(bench._Passes):
 
 
 def test_a_rate_leaves_out_what_a_pass_does_once(tmp_path):
-    row = Timed(tmp_path, "model", "cpu", bench._Kept, print, threading.Event()).measure(PHOTOS)
+    row = Timed(tmp_path, "model", "cpu", "lanczos", bench._Kept, print, threading.Event()).measure(PHOTOS)
     assert (row.per_second, row.limiting, row.bytes_each) == (10.0, "append", 10)
+
+
+def test_a_pass_leaves_its_small_files_and_no_segment_until_the_end(short, tmp_path):
+    tiny = random_model.random_model(random_model.TINY, torch.device("cpu"))
+    with tiny.evaluating():
+        bench._Passes(tmp_path, tiny, "cpu", "lanczos", bench._Free, print, threading.Event()).measure(CAPTIONS)
+    assert len([*tmp_path.rglob("done.json")]) == 3
+    assert [path for path in tmp_path.rglob("*") if path.parent.parent.name == "segments"] == []
+
+
+def test_pictures_are_resized_in_the_way_that_is_asked_for(run, monkeypatch):
+    monkeypatch.setattr(bench, "HOST", HOST[:1])
+    ways = set()
+    real = shots.fit
+    monkeypatch.setattr(shots, "fit", lambda *given: (ways.add(given[-1]), real(*given))[1])
+    assert run("--resample", "bilinear", "--host-only")[0] == OK
+    assert ways == {"bilinear"}
+    code, found, _left = run("--resample", "nearest")
+    assert code == USAGE
+    assert "nearest" in found["error"]
 
 
 def test_the_copies_of_a_jpeg_differ_in_bytes_and_have_the_same_pixels(tmp_path):
