@@ -36,7 +36,8 @@ _CREATE_FLAGS: Final = (
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
 _NO_RIGHT: Final = {errno.EACCES, errno.EPERM}
 _NO_FOLDER_FSYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
-_BLOCK_BYTES: Final = 4 * 1024 * 1024
+_BLOCK_BYTES: Final = 256 * 1024
+"""How many bytes are written at once."""
 _OUTSIDE: Final = ".cachestore-tmp"
 """How temporary files outside a store end."""
 _LEFTOVER_SECONDS: Final = 86_400.0
@@ -189,9 +190,9 @@ def publish_pieces(layout: Layout, final: Path, pieces: Iterable[Buffer], *, dig
         state = Checksum()
         descriptor = os.open(temporary, _CREATE_FLAGS, 0o600)
         try:
-            for piece in pieces:
-                state.update(piece)
-                _write_all(descriptor, piece)
+            for block in _blocks(pieces):
+                state.update(block)
+                _write_all(descriptor, block)
             temporary.chmod(_READ_ONLY_BITS)
             os.fsync(descriptor)
         finally:
@@ -284,30 +285,25 @@ def _write(temporary: Path, chunks: Sequence[Buffer], bits: int) -> None:
     failpoint("publish.after_fsync")
 
 
-def _blocks(chunks: Sequence[Buffer]) -> Iterator[Buffer]:
-    """Yield the bytes of these chunks in large blocks; each is valid until the next. Large chunks are blocks as they are.
+def _blocks(chunks: Iterable[Buffer]) -> Iterator[Buffer]:
+    """Yield the bytes of these chunks in blocks of one size, but for the last; each is valid until the next.
 
-    Linux keeps a file in memory in pieces of the size that was written at once. Chunks of 512 KiB written one by one behind a header are
-    read at 0.79 of the speed of copies from a mapped file; the same bytes in large blocks at 0.89 to 0.96.
+    Linux keeps a file in memory in pieces of the size that was written at once, up to 2 MiB. For 1 GiB of new files on ext4 it took 1 to
+    2.7 s of processor time to find such pieces, and 0.3 s for pieces of 256 KiB, which are read at 0.9 of the speed. Blocks begin at
+    multiples of their size, else Linux takes smaller pieces.
     """
-    if len(chunks) < 2:
-        yield from chunks
-        return
-    block = memoryview(bytearray(min(_BLOCK_BYTES, sum(len(memoryview(chunk).cast("B")) for chunk in chunks))))
-    filled = 0
+    block, filled = memoryview(bytearray(_BLOCK_BYTES)), 0
     for chunk in chunks:
         rest = memoryview(chunk).cast("B")
-        if len(rest) >= _BLOCK_BYTES:
-            if filled:
-                yield block[:filled]
-                filled = 0
-            yield rest
-            continue
         while len(rest):
-            some = rest[: len(block) - filled]
+            some = rest[: _BLOCK_BYTES - filled]
+            rest = rest[len(some) :]
+            if len(some) == _BLOCK_BYTES:
+                yield some
+                continue
             block[filled : filled + len(some)] = some
-            filled, rest = filled + len(some), rest[len(some) :]
-            if filled == len(block):
+            filled += len(some)
+            if filled == _BLOCK_BYTES:
                 yield block
                 filled = 0
     if filled:

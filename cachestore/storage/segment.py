@@ -27,7 +27,7 @@ ENTRY_LIMIT: Final = 4096
 BLOCK_BYTES: Final = 64 * 1024 * 1024
 """Tensors are copied into blocks of so many bytes. A larger one gets a block of its own.
 
-Most segments fit into one. A thread that hashes and writes them block by block waits for Python's lock after each.
+Most segments fit into one. A thread that hashes them block by block waits for Python's lock after each.
 """
 
 HELD_BYTES: Final = 64 * 1024

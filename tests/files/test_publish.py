@@ -100,10 +100,23 @@ def test_what_reads_back_as_something_else_than_the_digest_is_not_published(layo
     assert publish(layout, final, CONTENT, digest=digest_of(CONTENT)) is True
 
 
-def test_large_and_small_chunks_are_placed_in_their_order(layout, final):
-    large = bytes(range(256)) * (5 * 4096)
+@given(chunks=st.lists(st.integers(0, 25).flatmap(lambda size: st.binary(min_size=size, max_size=size)), max_size=9))
+def test_blocks_are_of_one_size_but_for_the_last_and_hold_the_bytes_of_all_chunks(chunks):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publishing, "_BLOCK_BYTES", 8)
+        blocks = [bytes(block) for block in publishing._blocks(chunks)]
+    assert b"".join(blocks) == b"".join(chunks)
+    assert {len(block) for block in blocks[:-1]} <= {8}
+    assert all(blocks)
+
+
+def test_large_and_small_chunks_are_written_in_their_order_in_blocks_that_begin_at_multiples_of_their_size(layout, final, monkeypatch):
+    large, sizes = bytes(range(256)) * (5 * 4096), []
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: sizes.append(len(data)) or real(descriptor, data))
     publish(layout, final, [b"head", large, b"small", b"", large, b"tail"])
     assert final.read_bytes() == b"head" + large + b"small" + large + b"tail"
+    assert {*sizes[:-1]} == {256 * 1024}
 
 
 def test_a_taken_name_is_left_as_it_is(layout, final):

@@ -29,7 +29,7 @@ def side(tmp_path):
         (partial(bench_pairs_side.host_pictures, **SMALL), ["ours"]),
         (partial(bench_pairs_side.host_pictures, **SMALL, pillow=True), ["ours"]),
         (partial(bench_pairs_side.host_captions, on_disk=True, more=2), ["ours", "beside"]),
-        (partial(bench_pairs_side.write_entries, size=1_000, count=20), ["ours", "beside"]),
+        (partial(bench_pairs_side.write_entries, size=1_000, few=4, more=20), ["ours", "beside"]),
         (partial(bench_pairs_side.get_entries, size=1_024, count=20), ["ours", "beside", "beside"]),
     ],
     ids=["pictures", "pillow", "captions", "write", "get"],
