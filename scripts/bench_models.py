@@ -1,8 +1,9 @@
-"""How fast models of real sizes are encoded: `python3 scripts/bench_models.py [--device cuda] [--resample WAY] [--only NAME] [--folder F]`.
+"""How fast models of real sizes are encoded: `python3 scripts/bench_models.py [--device cuda] [--resample WAY] [--only NAME] [--tiny]`.
 
 Weights are random, and nothing is downloaded. Each model is measured as by `cachestore bench` (`cachestore.maintain.bench`), the host alone
-once before them; batches grow to the size that is fastest, in passes that go before the ones that count. Prints the tables of
-docs/benchmarks.md. With `--tiny` the models have two layers, so that a machine without a GPU can show that everything runs.
+once before them; batches grow from pass to pass to the size that is fastest. Prints the rows of the host and of the models in
+docs/benchmarks.md. Temporary files lie in `--folder`. With `--tiny` the models are small, so that a machine without a GPU can show that
+everything runs.
 """
 
 import environment
@@ -86,7 +87,7 @@ _TINY: Mapping[str, Mapping[str, Any]] = {
 
 
 def tiny(size: RandomSize) -> RandomSize:
-    """A model of the same classes with two layers, in float32."""
+    """A small model of the same classes, in float32."""
     modules = {name: (kind, {**config, **_TINY[kind]}) for name, (kind, config) in size.modules.items()}
     return replace(size, name=f"{size.name}, tiny", modules=modules, text_dtype=torch.float32, vae_dtype=torch.float32)
 

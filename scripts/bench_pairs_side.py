@@ -1,8 +1,8 @@
 """One side of bench_pairs.py: measures rows with the `cachestore` that PYTHONPATH leads to, this commit's or an older one's.
 
 Reads a JSON object `{"row": NAME, "part": "ours" | "beside"}` from each line of stdin, and answers with `{"rate": RATE}` in a line. Uses
-only what both commits have: `cs.precompute`, `cs.open`, `cs.key`, and the two classes that hold loaded models, in whose stead a model
-stands that costs nothing. Start-up is taken off: a small pass is subtracted from a large one.
+only what both commits have: `cs.precompute`, `cs.open`, `cs.key`, and the two classes that hold loaded models, which it replaces by one
+that costs nothing. Start-up is taken off: a small pass is subtracted from a large one.
 """
 
 import json
@@ -259,8 +259,8 @@ def _fitting(side: Side, few: Path) -> Sequence[int]:
 def write_entries(side: Side, part: Part, *, size: int, few: int, more: int) -> float:
     """Entries a second that are written; beside them LMDB with transactions that sync as often.
 
-    The time of a store of `few` is taken off. Each time in a process of its own: LMDB takes its pages from memory that malloc has kept, so
-    what ran before would decide.
+    The time of a store of `few` is taken off. Each call runs in a process of its own, as LMDB is faster where malloc has kept memory from
+    earlier work.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
         return child.submit(_write_rate, side.own / "written", part, size, few, more).result()

@@ -39,7 +39,7 @@ class Budget:
     def took(self, units: int, cost: int, seconds: float) -> None:
         """Record a batch of so many units of this cost, and the seconds that the device took for it; 0 if they were not measured.
 
-        A batch that another unit would have fitted into tells nothing.
+        A batch with room for another unit is ignored.
         """
         if self._is_settled or seconds <= 0 or units < self.units(cost):
             return

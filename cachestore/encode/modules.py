@@ -197,9 +197,9 @@ def caching_configs(modules: Iterable[torch.nn.Module]) -> list[Any]:
 
 @contextmanager
 def without_cache(configs: Sequence[Any]) -> Generator[None]:
-    """Let language models keep no keys and values within the block: they help to generate text, which encoding does not.
+    """Let language models keep no keys and values of their layers within the block.
 
-    They would take memory, and the processor would wait for the GPU twice in each layer.
+    Only generating text needs them. Keeping them takes memory, and makes the processor wait for the GPU twice in each layer.
     """
     for config in configs:
         config.use_cache = False

@@ -37,9 +37,9 @@ def prefetch(
     With 0 threads each is made when it is needed. Items are taken in the caller's thread. The threads end when the generator ends or is
     closed. An error of the function is raised when its turn comes.
 
-    With `weigh`, two items are begun for each result until there are `depth`, so that the first results come early. No further item is
-    begun while the waiting results weigh more than `most`; one that is still being made counts as much as the heaviest so far. At least
-    one is always being made.
+    With `weigh`, `threads` items are begun at first, and two for each result until `depth` are waiting, so that the first results come
+    early. No further item is begun while the waiting results weigh more than `most`; one that is still being made counts as much as the
+    heaviest so far. At least one is always being made.
     """
     if threads <= 0:
         yield from map(function, items)

@@ -1,4 +1,4 @@
-"""Text encoders and VAEs with random weights, to measure with: those of FLUX.1, of the real sizes or tiny. Nothing is downloaded.
+"""Text encoders and VAEs with random weights, to measure with. FLUX.1's sizes are here, real and tiny. Nothing is downloaded.
 
 What is encoded with them is noise, but it takes the time and the memory of the real model. Imports torch.
 """

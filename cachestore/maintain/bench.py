@@ -313,8 +313,8 @@ class _Passes:
     def _run(self, work: Work, count: int) -> _Pass:
         """Run a pass into a store of its own. Raises EncodeFailed if a sample failed.
 
-        Its segments are removed. Small files stay until the end of the command: while thousands of files are newly deleted, ext4 takes up
-        to 0.6 ms instead of 0.02 to make another.
+        Its segments are removed. Small files stay until all is measured: while thousands of files are newly deleted, ext4 takes up to 0.6
+        ms instead of 0.02 to make another.
         """
         if work.kind == "latents" and not self._jpeg(work).exists():
             write_jpeg(self._jpeg(work), *work.size)
