@@ -20,6 +20,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, Final, Literal
 from unittest.mock import patch
 
@@ -105,14 +106,18 @@ class _Free:
 
 
 def pass_seconds(source: Path, model: Path, kind: str, folder: Path, expected: int) -> float:
-    """How long a pass into a new store takes. Raises RuntimeError if it did not encode everything."""
-    store = folder / "store"
+    """How long a pass into a new store takes. Raises RuntimeError if it did not encode everything.
+
+    The store's segments are removed. Its small files stay: while thousands are newly deleted, ext4 takes up to 0.6 ms instead of 0.02 to
+    make another.
+    """
+    store = Path(mkdtemp(prefix="store-", dir=folder)) / "store"
     try:
         began = time.perf_counter()
         report = cs.precompute(source, model=model, store=store, encode=(kind,), device="cpu", inline=True)
         took = time.perf_counter() - began
     finally:
-        shutil.rmtree(store, ignore_errors=True)
+        shutil.rmtree(store / "segments", ignore_errors=True)
     if report.failures or report.encoded < expected:
         raise RuntimeError(f"{report.encoded} of {expected} were encoded: {report.failures[:1]}")
     return took

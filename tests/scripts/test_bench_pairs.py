@@ -34,10 +34,11 @@ def side(tmp_path):
     ],
     ids=["pictures", "pillow", "captions", "write", "get"],
 )
-def test_a_row_gives_a_rate_and_leaves_no_store(side, row, parts):
+def test_a_row_gives_a_rate_and_leaves_no_segment(side, row, parts):
     rates = [row(side, part) for part in parts]
     assert all(abs(rate) > 0 for rate in rates)  # start-up, which is taken off, may take longer than so few samples
-    assert not [path for folder in (side.own, side.memory) for path in folder.iterdir() if path.name in {"store", "written", "dd"}]
+    assert not [path for folder in (side.own, side.memory) for path in folder.iterdir() if path.name in {"written", "dd"}]
+    assert not [path for folder in (side.own, side.memory) for path in folder.glob("store-*/store/segments")]
 
 
 def test_a_pass_that_does_not_encode_everything_is_no_rate(side):
