@@ -325,7 +325,7 @@ class _Passes:
         job = Job(wanted.layout, wanted.plan, encoders, wanted.listing, RankInfo(), launch, threads=threads, cancel=self.cancel)
         report = run_pass(job)
         seconds = time.perf_counter() - began
-        rmtree(wanted.layout.segments)
+        rmtree(wanted.layout.segments, ignore_errors=True)
         if report.failures or not report.encoded:
             raise EncodeFailed(
                 f"{work.name} cannot be measured: {report.failures[0]['reason'] if report.failures else 'nothing to encode'}"
