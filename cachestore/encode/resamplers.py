@@ -55,7 +55,7 @@ def check_resampler(name: Resample) -> None:
         least = ".".join(map(str, _LEAST_TORCH))
         raise BadInput(
             f"--resample lanczos needs torch {least} or newer, but torch {found} is installed here: install a newer one on every rank. A"
-            " new data set can also be made with --resample pillow, which is slower"
+            " new data set can also be made with --resample bicubic, or with --resample pillow, which is Lanczos too, but slow"
         )
 
 

@@ -25,7 +25,7 @@ def test_a_torch_without_lanczos_is_refused_with_both_versions(found, monkeypatc
     with pytest.raises(BadInput, match=r"needs torch 2\.12 or newer, but torch .* is installed here") as refused:
         check_resampler("lanczos")
     assert found in str(refused.value)
-    assert "--resample pillow" in str(refused.value)
+    assert "--resample bicubic, or with --resample pillow" in str(refused.value)
     for name in ("bicubic", "bilinear", "pillow"):
         check_resampler(name)
 
