@@ -40,6 +40,28 @@ GEMMA_2B = {
     "pad_token_id": 0,
     "eos_token_id": 1,
 }
+QWEN3_VL_4B = {
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": True,
+        "rope_scaling": {"mrope_section": [24, 20, 20], "rope_type": "default"},
+        "rope_theta": 5e6,
+    },
+    "vision_config": {
+        "depth": 24,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_heads": 16,
+        "out_hidden_size": 2560,
+        "deepstack_visual_indexes": [5, 11, 17],
+    },
+}
 SDXL_VAE = {**KL, "latent_channels": 4, "scaling_factor": 0.13025}
 
 MODELS = {
@@ -72,6 +94,14 @@ MODELS = {
         torch.bfloat16,
         torch.bfloat16,
     ),
+    "krea2": RandomSize(
+        "Krea 2 (Qwen3-VL 4B, its VAE)",
+        "Krea2Pipeline",
+        {"text_encoder": ("Qwen3VLModel", QWEN3_VL_4B), "vae": ("AutoencoderKLQwenImage", {})},
+        {"tokenizer": 512},
+        torch.bfloat16,
+        torch.float32,
+    ),
 }
 """By name: what `--only` takes. Dtypes are those that `precompute` takes for the family."""
 
@@ -81,8 +111,31 @@ _TINY: Mapping[str, Mapping[str, Any]] = {
     "T5EncoderModel": {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4},
     "UMT5EncoderModel": {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 4_096},
     "Gemma2Model": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 4_096},
+    "Qwen3VLModel": {
+        "text_config": {
+            **QWEN3_VL_4B["text_config"],
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "vocab_size": 4_096,
+            "rope_scaling": {"mrope_section": [4, 2, 2], "rope_type": "default"},
+        },
+        "vision_config": {
+            **QWEN3_VL_4B["vision_config"],
+            "depth": 1,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "deepstack_visual_indexes": [0],
+        },
+    },
     "AutoencoderKL": {"block_out_channels": (4,) * 4, "norm_num_groups": 4, "layers_per_block": 1, "mid_block_add_attention": False},
     "AutoencoderKLWan": {"base_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1},
+    "AutoencoderKLQwenImage": {"base_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1},
 }
 
 

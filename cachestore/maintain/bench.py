@@ -130,12 +130,12 @@ def bench(
 
     cpu, chosen = choose_device("cpu"), choose_device("cpu" if host_only else device)
     with TemporaryDirectory(prefix="cachestore-bench-", dir=folder) as name:
-        given = None if model is None else _Passes(Path(name), model, str(chosen), resample, _Kept, say, cancel)
+        given = None if model is None else Passes(Path(name), model, str(chosen), resample, Kept, say, cancel)
         if given is not None:
             given.works()  # raises now, before anything is measured
         tiny = random_model.random_model(random_model.TINY, cpu)
         with tiny.evaluating():
-            host = [_Passes(Path(name), tiny, "cpu", resample, _Free, say, cancel).measure(work) for work in HOST]
+            host = [Passes(Path(name), tiny, "cpu", resample, _Free, say, cancel).measure(work) for work in HOST]
         if host_only:
             return _report("", "cpu", host, ([], [], []))
         if given is not None:
@@ -150,7 +150,7 @@ def bench(
 def bench_model(model: "LoadedModel", *, device: str, folder: Path | None, say: Say, cancel: Cancel, resample: Resample) -> BenchReport:
     """Measure a model in memory, on its device, as `bench` does; the host alone is left out."""
     with TemporaryDirectory(prefix="cachestore-bench-", dir=folder) as name, model.evaluating():
-        return _report("", device, (), _Passes(Path(name), model, device, resample, _Kept, say, cancel).measure_model())
+        return _report("", device, (), Passes(Path(name), model, device, resample, Kept, say, cancel).measure_model())
 
 
 _OfModel = tuple[list[Row], list[Row], list[str]]
@@ -169,7 +169,7 @@ def _report(model: str, device: str, host: Sequence[Row], of_model: _OfModel) ->
 
 
 @dataclass(slots=True)
-class _Kept:
+class Kept:
     """An encoder whose model stays loaded from pass to pass: `close` does nothing."""
 
     real: Encoder
@@ -180,26 +180,31 @@ class _Kept:
 
     @property
     def window(self) -> int:
+        """As the real encoder's."""
         return self.real.window
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
+        """As the real encoder's."""
         return self.real.resolve(request, read)
 
     def prepare(self, resolved: Resolved) -> Prepared:
+        """As the real encoder's."""
         return self.real.prepare(resolved)
 
     def batch_limit(self, group: Hashable) -> int:
+        """As the real encoder's."""
         return self.real.batch_limit(group)
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
+        """As the real encoder's."""
         return self.real.submit(batch)
 
     def close(self) -> None:
-        pass
+        """Keep the model."""
 
 
 @dataclass(slots=True)
-class _Free(_Kept):
+class _Free(Kept):
     """The encoder that costs nothing: it reads and prepares as the real one, then gives the same tensors for every unit of a size."""
 
     made: dict[tuple[int, ...], dict[str, Any]] = field(default_factory=dict[tuple[int, ...], dict[str, Any]])
@@ -230,17 +235,21 @@ class _Pass:
 
 
 @dataclass(slots=True)
-class _Passes:
+class Passes:
     """Measures with one model. The model is loaded once, in the first pass."""
 
     folder: Path
     model: "LoadedModel | str"
     device: str
     resample: Resample
-    wrap: Callable[[Encoder], _Kept]
+    wrap: Callable[[Encoder], Kept]
     say: Say
     cancel: Cancel
-    kept: dict[str, _Kept] = field(default_factory=dict[str, _Kept])
+    options: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """More options of `precompute`, by name."""
+    seconds: float = field(default_factory=lambda: SECONDS)
+    """How long the largest pass and the encoder alone take at least."""
+    kept: dict[str, Kept] = field(default_factory=dict[str, Kept])
     """Encoders by fingerprint."""
     digests: dict[str, str] = field(default_factory=dict[str, str])
     """Digests of the model's files."""
@@ -268,19 +277,23 @@ class _Passes:
         for work in works:
             whole.append(self.measure(work))
             alone.append(self.measure_alone(work))
-            for encoder in self.kept.values():
-                encoder.real.close()
+            self.close()
         return alone, whole, remarks
+
+    def close(self) -> None:
+        """Release the memory of what is loaded; the next pass loads it again."""
+        for encoder in self.kept.values():
+            encoder.real.close()
 
     def measure(self, work: Work) -> Row:
         """Return the rate of passes: their growth divided by the time that it took."""
-        self.say(f"measuring {work.name}: {'the whole' if self.wrap is _Kept else 'the host alone'} …")
+        self.say(f"measuring {work.name}: {'the whole' if self.wrap is Kept else 'the host alone'} …")
         self._run(work, 1)  # loads the model
         first = self._run(work, FIRST_COUNT)
         last, count = first, FIRST_COUNT
         each = first.report.bytes // first.report.encoded
         most = min(MOST_BYTES, free_bytes(self.folder) // 4)
-        while last is first or (last.seconds < SECONDS and 2 * count * each <= most):
+        while last is first or (last.seconds < self.seconds and 2 * count * each <= most):
             count *= 2
             last = self._run(work, count)
         more, longer = last.report.encoded - first.report.encoded, last.seconds - first.seconds
@@ -290,17 +303,10 @@ class _Passes:
     def measure_alone(self, work: Work) -> Row:
         """Return the rate of the encoder on batches that are ready, one of them ahead as in a pass."""
         self.say(f"measuring {work.name}: the encoder alone …")
-        with TemporaryDirectory(dir=self.folder) as name:
-            wanted = self._wanted(Path(name), work, 1)
-        units = map(wanted.plan.unit, range(wanted.plan.unit_count))
-        unit = next(unit for unit in units if unit.request.get("caption") != "")
-        encoder = self._kept(wanted)[unit.recipe]
-        prepared = encoder.prepare(encoder.resolve(unit.request, UnitReader(wanted.listing)))
-        keys = [Key(number.to_bytes(KEY_BYTES, "big")) for number in range(encoder.batch_limit(prepared.group))]
-        batch = [(key, prepared.payload) for key in keys]
+        encoder, batch = self.ready_batch(work)
         encoder.submit(batch)()
         began, batches, pending = time.perf_counter(), 1, encoder.submit(batch)
-        while time.perf_counter() - began < SECONDS:
+        while time.perf_counter() - began < self.seconds:
             if self.cancel.is_set():
                 raise Incomplete("stopped on request; the temporary files are removed")
             following = encoder.submit(batch)
@@ -310,14 +316,25 @@ class _Passes:
         rate = batches * len(batch) / (time.perf_counter() - began)
         return Row(work.name.rpartition(" to ")[2], round(rate, 2), processors())
 
+    def ready_batch(self, work: Work) -> tuple[Kept, list[tuple[Key, Any]]]:
+        """Return an encoder and a batch to submit to it: one sample under as many keys as a batch may hold now."""
+        self._write_jpeg(work)
+        with TemporaryDirectory(dir=self.folder) as name:
+            wanted = self._wanted(Path(name), work, 1)
+        units = map(wanted.plan.unit, range(wanted.plan.unit_count))
+        unit = next(unit for unit in units if unit.request.get("caption") != "")
+        encoder = self._kept(wanted)[unit.recipe]
+        prepared = encoder.prepare(encoder.resolve(unit.request, UnitReader(wanted.listing)))
+        keys = [Key(number.to_bytes(KEY_BYTES, "big")) for number in range(encoder.batch_limit(prepared.group))]
+        return encoder, [(key, prepared.payload) for key in keys]
+
     def _run(self, work: Work, count: int) -> _Pass:
         """Run a pass into a store of its own. Raises EncodeFailed if a sample failed.
 
         Its segments are removed. Small files stay until all is measured: while thousands of files are newly deleted, ext4 takes up to 0.6
         ms instead of 0.02 to make another.
         """
-        if work.kind == "latents" and not self._jpeg(work).exists():
-            write_jpeg(self._jpeg(work), *work.size)
+        self._write_jpeg(work)
         began = time.perf_counter()
         wanted = self._wanted(Path(mkdtemp(dir=self.folder)), work, count)
         launch = f"bench:{secrets.token_hex(8)}"
@@ -332,10 +349,14 @@ class _Passes:
             )
         return _Pass(report, seconds)
 
+    def _write_jpeg(self, work: Work) -> None:
+        if work.kind == "latents" and not self._jpeg(work).exists():
+            write_jpeg(self._jpeg(work), *work.size)
+
     def _jpeg(self, work: Work) -> Path:
         return self.folder / "{}x{}.jpg".format(*work.size)
 
-    def _kept(self, wanted: Wanted) -> list[_Kept]:
+    def _kept(self, wanted: Wanted) -> list[Kept]:
         return [self.kept.setdefault(one.recipe.fingerprint, self.wrap(one)) for one in wanted.encoders]
 
     def _wanted(self, folder: Path, work: Work, count: int) -> Wanted:
@@ -354,6 +375,7 @@ class _Passes:
             "encode": [work.kind],
             "device": self.device,
             "resample": self.resample,
+            **self.options,
         }
         wanted = look_at_request(layout, PrecomputeRequest.from_json(asked), loaded=loaded, listing=listing)
         self.digests = load_digests(layout, host_name())

@@ -67,20 +67,20 @@ def test_the_host_alone_loads_no_model_of_the_users(run):
 
 def test_of_a_vae_pictures_are_measured_and_a_remark_says_what_is_not(tmp_path):
     vae = str(ROOT / "scripts/demo_model/vae")
-    works, remarks = bench._Passes(tmp_path, vae, "cpu", "lanczos", bench._Kept, print, threading.Event()).works()
+    works, remarks = bench.Passes(tmp_path, vae, "cpu", "lanczos", bench.Kept, print, threading.Event()).works()
     assert works == [PHOTOS]
     assert [remark for remark in remarks if "cannot encode text" in remark] == remarks
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_that_is_not_there_is_refused_before_anything_is_measured(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench._Passes, "measure", None)
+    monkeypatch.setattr(bench.Passes, "measure", None)
     code, found, left = run("--model", tmp_path / "nowhere")
     assert (code, left) == (ERROR, [])
     assert "nowhere" in found["error"]
 
 
-class Timed(bench._Passes):
+class Timed(bench.Passes):
     """Passes that take a second to start and a tenth for each sample."""
 
     def _run(self, work, count):
@@ -90,14 +90,14 @@ class Timed(bench._Passes):
 
 
 def test_a_rate_leaves_out_what_a_pass_does_once(tmp_path):
-    row = Timed(tmp_path, "model", "cpu", "lanczos", bench._Kept, print, threading.Event()).measure(PHOTOS)
+    row = Timed(tmp_path, "model", "cpu", "lanczos", bench.Kept, print, threading.Event()).measure(PHOTOS)
     assert (row.per_second, row.limiting, row.bytes_each) == (10.0, "append", 10)
 
 
 def test_a_pass_leaves_its_small_files_and_no_segment_until_the_end(short, tmp_path):
     tiny = random_model.random_model(random_model.TINY, torch.device("cpu"))
     with tiny.evaluating():
-        bench._Passes(tmp_path, tiny, "cpu", "lanczos", bench._Free, print, threading.Event()).measure(CAPTIONS)
+        bench.Passes(tmp_path, tiny, "cpu", "lanczos", bench._Free, print, threading.Event()).measure(CAPTIONS)
     assert len([*tmp_path.rglob("done.json")]) == 3
     assert [path for path in tmp_path.rglob("*") if path.parent.parent.name == "segments"] == []
 
@@ -142,7 +142,7 @@ def test_the_random_model_has_the_real_sizes_and_a_cpu_gets_the_tiny_one():
 
 @pytest.mark.parametrize(("number", "method"), [(signal.SIGINT, "_run"), (signal.SIGTERM, "_run"), (signal.SIGINT, "measure_alone")])
 def test_a_signal_ends_it_and_nothing_is_left(short, tmp_path, monkeypatch, number, method):
-    real = getattr(bench._Passes, method)
+    real = getattr(bench.Passes, method)
 
     def interrupted(self, *arguments):
         assert list(tmp_path.iterdir()) != []
@@ -151,7 +151,7 @@ def test_a_signal_ends_it_and_nothing_is_left(short, tmp_path, monkeypatch, numb
         return real(self, *arguments)
 
     monkeypatch.setattr(bench, "HOST", HOST[2:])
-    monkeypatch.setattr(bench._Passes, method, interrupted)
+    monkeypatch.setattr(bench.Passes, method, interrupted)
     with pytest.raises(SystemExit) as ended:
         main(["bench", "--device", "cpu", "--folder", str(tmp_path)])
     assert ended.value.code == 128 + number

@@ -6,7 +6,7 @@ import bench_models
 import pytest
 import torch
 from bench_models import MODELS
-from models_table import BIG_G, CLIP_L, GEMMA_2B, T5_XXL, UMT5_XXL
+from models_table import BIG_G, CLIP_L, GEMMA_2B, QWEN3_VL_4B, T5_XXL, UMT5_XXL
 
 from cachestore.encode import random_model
 from cachestore.encode.text_families import TEXT_FAMILIES
@@ -16,7 +16,8 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize(
-    ("name", "texts"), [("sdxl", [CLIP_L, BIG_G]), ("flux", [CLIP_L, T5_XXL]), ("wan", [UMT5_XXL]), ("lumina2", [GEMMA_2B])]
+    ("name", "texts"),
+    [("sdxl", [CLIP_L, BIG_G]), ("flux", [CLIP_L, T5_XXL]), ("wan", [UMT5_XXL]), ("lumina2", [GEMMA_2B]), ("krea2", [QWEN3_VL_4B])],
 )
 def test_models_have_the_sizes_of_the_published_ones_in_the_dtypes_of_precompute(name, texts):
     model = random_model.random_model(MODELS[name], torch.device("meta"))
