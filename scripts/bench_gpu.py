@@ -233,7 +233,7 @@ class Row:
     gflop_each: float = 0.0
     tflops: float = 0.0
     """Of the encoder alone."""
-    peak_share: float = 0.0
+    peak_fraction: float = 0.0
     difference: float = 0.0
     """Root mean square of the difference to today's values, divided by that of today's values."""
     limiting: str = ""
@@ -247,8 +247,8 @@ class Row:
         if self.reason:
             return f"| {self.model} | {self.work} | {self.way} | not measured: {self.reason} |||||||"
         rates = f"{self.encoder_per_second:.1f}/s", f"{self.whole_per_second:.1f}/s", f"{self.gflop_each:,.4g}", f"{self.tflops:.1f}"
-        share, far = f"{100 * self.peak_share:.0f} % of {self.dtype}", f"{self.difference:.1e}"
-        return f"| {' | '.join((self.model, self.work, self.way, str(self.batch), *rates, share, far))} |"
+        peak, far = f"{100 * self.peak_fraction:.0f} % of {self.dtype}", f"{self.difference:.1e}"
+        return f"| {' | '.join((self.model, self.work, self.way, str(self.batch), *rates, peak, far))} |"
 
 
 HEAD = (
@@ -357,7 +357,7 @@ class Bench:
         row.encoder_per_second, row.whole_per_second = alone.per_second, whole.per_second
         row.gflop_each = round(today.gflop, 4)
         row.tflops = round(today.gflop * 1e9 * alone.per_second / TERA, 4)
-        row.peak_share = round(row.tflops * TERA / self.peaks[row.dtype], 4)
+        row.peak_fraction = round(row.tflops * TERA / self.peaks[row.dtype], 4)
         row.difference = _difference(values, today.values)
 
     def _add(self, row: Row) -> None:

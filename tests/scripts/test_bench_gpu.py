@@ -36,7 +36,7 @@ def test_every_way_of_a_model_is_a_row_with_its_rates_and_its_share_of_the_peak(
     rows, printed = measured()
     assert [row["way"] for row in rows] == OF_A_VAE + OF_TEXT
     assert [row["reason"] for row in rows] == [""] * len(rows)
-    assert all(row[name] > 0 for row in rows for name in ("batch", "encoder_per_second", "whole_per_second", "gflop_each", "peak_share"))
+    assert all(row[name] > 0 for row in rows for name in ("batch", "encoder_per_second", "whole_per_second", "gflop_each", "peak_fraction"))
     assert [row["difference"] for row in rows if row["way"] == "today"] == [0, 0]
     assert all(row["difference"] < 0.05 for row in rows)
     assert sum(line.startswith("| SDXL") for line in printed.splitlines()) == len(rows)
