@@ -23,8 +23,8 @@ COMMANDS: Final = (
     *("precompute", "status", "verify", "repair", "stats", "ls", "show", "report", "why"),
     *("gc", "compact", "drop", "relocate", "doctor", "bench", "import", "export", "push", "pull", "cache"),
 )
-HIDDEN: Final = ("read-torch-files", "work")
-"""Commands that `import` and `precompute` start themselves. `--help` and messages do not list them."""
+HIDDEN: Final = ("work",)
+"""Commands that `precompute` starts itself. `--help` and messages do not list them."""
 _ALSO_CALLED: Final = {
     "dry-run": "plan-only",
     "force": "replace",
@@ -82,6 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has ended (`| head`). Python would report it again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+    except MemoryError as error:
+        print_error(
+            MemoryError(f"there is too little memory for this ({error or 'none is free'}): free some, or see `ulimit -v`"), as_json=False
+        )
+        return ERROR
     except (CacheStoreError, OSError) as error:  # OSError: the system refused to read; it names the path
         if parsed.command == "work":  # the process that started it prints the error
             print_json({"error": str(error), "kind": type(error).__name__})

@@ -86,7 +86,7 @@ class LockTimeout(CacheStoreError, TimeoutError):
 
 
 class MissingExtra(BadInput, ImportError):
-    """A package of an optional extra is not installed. The message names the extra."""
+    """A package of an optional extra is not installed, or a package cannot be loaded. The message names it, and the extra."""
 
 
 class EncodeFailed(CacheStoreError):
@@ -110,18 +110,27 @@ _EXTRAS: Final[Mapping[str, str]] = {
     "obstore": "objects",
 }
 """The extra that installs a package, by the package's import name."""
+_MOST_OF_A_REASON: Final = 300
 
 
 @contextmanager
 def naming_extras() -> Generator[None]:
-    """Raise MissingExtra if the block imports a package of an extra that is not installed."""
+    """Raise MissingExtra if the block imports a package of an extra that is not installed, or a package that cannot be loaded."""
     try:
         yield
+    except MissingExtra:
+        raise
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
             raise
         raise MissingExtra(f"{package} is not installed. {how_to_install(_EXTRAS[package])}") from error
+    except ImportError as error:  # such as a shared library for which there is no room
+        package = (error.name or "").partition(".")[0]
+        if package in {"", "cachestore"}:
+            raise
+        reason = " ".join(str(error).split())[:_MOST_OF_A_REASON]
+        raise MissingExtra(f"{package} cannot be loaded ({reason}): free memory (see `ulimit -v`), or install it again") from error
 
 
 def how_to_install(extra: str) -> str:

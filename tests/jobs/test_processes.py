@@ -362,7 +362,7 @@ def run_child_that_fails(data, root):
 def test_a_process_that_cannot_be_started_leaves_nothing(data, root, fake, monkeypatch):
     before = possessions()
     monkeypatch.setattr(sys, "executable", str(data / "no python"))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(BadInput, match="inline=True"):
         cs.precompute(data, model="model", store=root)
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(BadInput, match="inline=True"):

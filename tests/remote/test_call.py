@@ -103,7 +103,7 @@ def test_a_killed_helper_is_an_error_that_says_so_and_the_same_call_goes_on(root
         if doing == "sending segments":
             os.kill(helpers[-1], signal.SIGKILL)
 
-    with pytest.raises(cs.RemoteFailed, match="the helper process was killed; run the same command again"):
+    with pytest.raises(cs.RemoteFailed, match=r"the helper process ended without a result \(signal 9\); run the same command again"):
         cs.push(root, "s3://bucket/cache", jobs=1, on_progress=shown)
     assert not is_alive(helpers[-1])
     cs.push(root, "s3://bucket/cache")
