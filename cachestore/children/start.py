@@ -35,7 +35,7 @@ try:
 except (ImportError, MemoryError, OSError) as error:
     sys.exit(f"{type(error).__name__}: {error}")
 """
-"""What a child runs. Its arguments: the folder (or zip) of the `cachestore` to import, folders for `sys.path`, a module, and its arguments."""
+"""What a child runs. Its arguments: the folder (or zip) of its `cachestore`, folders for `sys.path`, a module, and what that gets."""
 
 _FOLDERS: Final = (
     *("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH"),

@@ -82,10 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has ended (`| head`). Python would report it again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    except MemoryError as error:
-        print_error(
-            MemoryError(f"there is too little memory for this ({error or 'none is free'}): free some, or see `ulimit -v`"), as_json=False
-        )
+    except MemoryError:
+        print_error(MemoryError("there is too little memory for this: free some (see `ulimit -v`)"), as_json=getattr(parsed, "json", False))
         return ERROR
     except (CacheStoreError, OSError) as error:  # OSError: the system refused to read; it names the path
         if parsed.command == "work":  # the process that started it prints the error

@@ -118,19 +118,32 @@ def naming_extras() -> Generator[None]:
     """Raise MissingExtra if the block imports a package of an extra that is not installed, or a package that cannot be loaded."""
     try:
         yield
-    except MissingExtra:
-        raise
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
             raise
         raise MissingExtra(f"{package} is not installed. {how_to_install(_EXTRAS[package])}") from error
-    except ImportError as error:  # such as a shared library for which there is no room
-        package = (error.name or "").partition(".")[0]
-        if package in {"", "cachestore"}:
+    except ImportError as error:
+        if isinstance(error, CacheStoreError) or (error.name or "").startswith("cachestore"):
             raise
-        reason = " ".join(str(error).split())[:_MOST_OF_A_REASON]
-        raise MissingExtra(f"{package} cannot be loaded ({reason}): free memory (see `ulimit -v`), or install it again") from error
+        raise _cannot_load("a library", error) from error
+
+
+@contextmanager
+def importing(what: str) -> Generator[None]:
+    """Raise MissingExtra if the block, which only imports `what`, cannot: it is not installed, damaged, or finds no room in memory."""
+    try:
+        with naming_extras():
+            yield
+    except MissingExtra:
+        raise
+    except (ImportError, OSError, MemoryError) as error:  # a shared library for which there is no room is an ImportError or an OSError
+        raise _cannot_load(what, error) from error
+
+
+def _cannot_load(what: str, error: Exception) -> MissingExtra:
+    reason = " ".join(str(error).split())[:_MOST_OF_A_REASON] or "out of memory"
+    return MissingExtra(f"{what} cannot be loaded ({reason}): free memory (see `ulimit -v`), or install it again")
 
 
 def how_to_install(extra: str) -> str:

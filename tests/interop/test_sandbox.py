@@ -8,14 +8,21 @@ import signal
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 
 import pytest
 import torch
 
-from cachestore.core.errors import EncodeFailed
+import cachestore as cs
+from cachestore.children.kinds import PICKLE_READER
+from cachestore.children.start import start
+from cachestore.core.errors import EncodeFailed, Incomplete
+from cachestore.interop import sandbox
 from cachestore.interop.formats.containers import read_npz
 from cachestore.interop.formats.torch_files import read_torch, write_torch
 from cachestore.interop.sandbox import TorchFiles
+from tests.interop import trainers
+from tests.leaks import held
 
 pytestmark = pytest.mark.torch
 
@@ -76,6 +83,39 @@ except MemoryError:
 """
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
         assert done.stdout == "refused\n", done.stderr
+
+
+@pytest.mark.processes
+class TestAReaderThatCannotStart:
+    @pytest.fixture
+    def starts(self, monkeypatch):
+        """How often a reader is started that ends with an error of its own."""
+        count = []
+        broken = replace(PICKLE_READER, module="no_such_module")
+        monkeypatch.setattr(sandbox, "start", lambda _kind, **given: count.append(1) or start(broken, **given))
+        return count
+
+    def test_it_is_tried_twice_and_blames_no_file(self, starts):
+        before = held()
+        with (
+            TorchFiles() as files,
+            pytest.raises(Incomplete, match=r"exit code 1: ModuleNotFoundError: No module named 'no_such_module'\)"),
+        ):
+            files.read(b"any")
+        assert len(starts) == 2
+        assert held() - before == set()
+
+    def test_an_import_of_many_files_ends_with_it(self, starts, tmp_path):
+        trainers.make_source(tmp_path / "data")
+        trainers.write_simpletuner(tmp_path / "cache", tmp_path / "cache", "sdxl", dtype=torch.float32)
+        with pytest.raises(Incomplete, match="cannot start"):
+            cs.import_cache("simpletuner", tmp_path / "cache", store=tmp_path / "store", data=tmp_path / "data", claims={"model": "x"})
+        assert len(starts) == 2
+
+    def test_a_python_that_is_gone_is_named(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+        with TorchFiles() as files, pytest.raises(Incomplete, match="No such file or directory"):
+            files.read(b"any")
 
 
 def test_nothing_is_executed():
