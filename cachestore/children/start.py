@@ -33,7 +33,7 @@ try:
     found.loader.exec_module(sys.modules["cachestore"])
     sys.exit(importlib.import_module(module).main(sys.argv[1:]))
 except (ImportError, MemoryError, OSError) as error:
-    sys.exit(f"{type(error).__name__}: {error}")
+    sys.exit(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"))
 """
 """What a child runs. Its arguments: the folder (or zip) of its `cachestore`, folders for `sys.path`, a module, and what that gets."""
 

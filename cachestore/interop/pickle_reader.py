@@ -91,7 +91,8 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     if (taken := _address_space()) is not None:
-        most = taken + _ROOM_BYTES + LARGEST_BYTES
+        _soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = _at_most(taken + _ROOM_BYTES + LARGEST_BYTES, hard)
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
@@ -102,7 +103,12 @@ def _allow_seconds() -> None:
         return
     used = resource.getrusage(resource.RUSAGE_SELF)
     _soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + _CPU_SECONDS, hard))
+    resource.setrlimit(resource.RLIMIT_CPU, (_at_most(int(used.ru_utime + used.ru_stime) + _CPU_SECONDS, hard), hard))
+
+
+def _at_most(wanted: int, hard: int) -> int:
+    """Return a limit that the system grants: no more than the hard one, which is -1 if there is none."""
+    return wanted if hard < 0 else min(wanted, hard)
 
 
 def _address_space() -> int | None:

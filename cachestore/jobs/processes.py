@@ -389,8 +389,8 @@ def _ended(one: _Running, oom_kills: int) -> Child:
     if report is None or "error" in report or code not in _ENDED_WELL:
         ending = how_it_ended(code, last_words=words, oom_kills=0 if one.reason else oom_kills)
         how = f"{how}; asked to stop, it {ending}" if how else ending
-        said = str(report["error"]) if report and "error" in report else last_line(words) if code > 0 else ""
-        how += f": {said}" if said else ""
+        reason = str(report["error"]) if report and "error" in report else last_line(words) if code > 0 else ""
+        how += f": {reason}" if reason else ""
     return Child(one.process.pid, code, report, words, one.rank, how)
 
 
@@ -452,8 +452,8 @@ def _named(child: Child) -> str:
 
 
 def _quoted(child: Child) -> str:
-    """Return the last output of a worker that said more than the line in `how`, such as the stack of a crash."""
-    return f" Its last output:\n{child.last_words}" if "\n" in child.last_words else ""
+    """Return the last output of a worker, unless that is one line which `how` has already."""
+    return "" if child.how.endswith(child.last_words) else f" Its last output:\n{child.last_words}"
 
 
 def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _log.warning) -> dict[str, Any]:

@@ -63,7 +63,8 @@ def requests_of(starter: int) -> Iterator[bytes]:
 
 def error_as_json(error: Exception) -> dict[str, Any]:
     """Return the fields of an answer that says that a request failed."""
-    words = str(error) if isinstance(error, CacheStoreError) else f"the helper process failed: {type(error).__name__}: {error}"
+    reason = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    words = str(error) if isinstance(error, CacheStoreError) else f"the helper process failed: {reason}"
     return {"error": type(error).__name__, "errno": getattr(error, "errno", None), "message": words}
 
 

@@ -38,14 +38,15 @@ TELLS = """
 import os, sys
 def main(arguments):
     import cachestore
-    sys.stdout.write(repr([arguments, cachestore.__file__, sys.path, dict(os.environ), os.getcwd(), os.listdir("/proc/self/fd"), sys.flags.isolated]))
+    found = [cachestore.__file__, dict(os.environ), os.getcwd(), os.listdir("/proc/self/fd"), sys.flags.isolated]
+    sys.stdout.write(repr(found))
 """
 
 
 def told(kind):
     code, words = run(kind, seconds=50)
     assert code == 0, words
-    names = ("arguments", "package", "path", "environment", "folder", "descriptors", "is_isolated")
+    names = ("package", "environment", "folder", "descriptors", "is_isolated")
     return dict(zip(names, eval(words), strict=True))
 
 

@@ -170,11 +170,19 @@ child.stdout.read(1)
 print(child.pid, flush=True)
 os.kill(os.getpid(), 9)
 """
+BUSY = """
+from cachestore.children import wall
+
+def main(_arguments):
+    wall.build()
+    print(1, flush=True)
+    while True:
+        pass
+"""
 
 
 def test_a_process_that_was_taken_over_ends_with_a_killed_caller(tmp_path):
-    busy = "import sys\ndef main(_arguments):\n    from cachestore.children import wall\n    wall.build()\n    print(1, flush=True)\n    while True: pass\n"
-    (tmp_path / "busy.py").write_text(busy)
+    (tmp_path / "busy.py").write_text(BUSY)
     caller = program(CALLER, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
     said, _errors = caller.communicate(timeout=50)
     until = time.monotonic() + 30

@@ -69,6 +69,20 @@ class TestInAProcessOfItsOwn:
                 files.read(saved(torch.zeros(1)))
             assert child.returncode == -signal.SIGKILL
 
+    def test_limits_of_its_caller_stay(self):
+        program = """
+import resource
+from cachestore.interop import pickle_reader
+for name in ("RLIMIT_AS", "RLIMIT_CPU"):
+    limit = 2 << 30 if name == "RLIMIT_AS" else 90
+    resource.setrlimit(getattr(resource, name), (limit, limit))
+pickle_reader._at_most = lambda wanted, hard, at_most=pickle_reader._at_most: print(at_most(wanted, hard) == hard) or at_most(wanted, hard)
+pickle_reader._limit()
+pickle_reader._allow_seconds()
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+        assert done.stdout == "True\nTrue\n", done.stderr
+
     def test_the_child_may_write_no_file_and_take_no_endless_memory(self):
         program = """
 import resource
