@@ -132,13 +132,13 @@ def naming_extras() -> Generator[None]:
 @contextmanager
 def importing(what: str) -> Generator[None]:
     """Raise MissingExtra if the block, which only imports `what`, cannot: it is not installed, damaged, or finds no room in memory."""
-    try:
-        with naming_extras():
+    with naming_extras():
+        try:
             yield
-    except MissingExtra:
-        raise
-    except (ImportError, OSError, MemoryError) as error:  # a shared library for which there is no room is an ImportError or an OSError
-        raise _cannot_load(what, error) from error
+        except (ModuleNotFoundError, MissingExtra):
+            raise
+        except (ImportError, OSError, MemoryError) as error:  # a library for which there is no room is an ImportError or an OSError
+            raise _cannot_load(what, error) from error
 
 
 def _cannot_load(what: str, error: Exception) -> MissingExtra:

@@ -18,7 +18,7 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra():
 
 
 def test_a_library_that_cannot_be_loaded_within_other_work_is_an_error_of_ours():
-    with pytest.raises(MissingExtra, match="libtorch.so"), naming_extras():
+    with pytest.raises(MissingExtra, match=r"libtorch\.so"), naming_extras():
         raise ImportError("libtorch.so: no room", name="_C")
 
 
