@@ -123,9 +123,9 @@ def __getattr__(name: str) -> object:
     """Import a public name when it is first used (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'cachestore' has no attribute {name!r}")
-    from cachestore.core.errors import naming_extras
+    from cachestore.core.errors import importing
 
-    with naming_extras():
+    with importing(f"cachestore.{name}"):
         value = getattr(import_module(f"cachestore.{_HOMES[name]}"), _NAMES_THERE.get(name, name))
     globals()[name] = value
     return value

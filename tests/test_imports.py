@@ -41,7 +41,8 @@ MODULE_RULES = {
 ROOM_RULES = {
     "loading": TRAINER,
     **dict.fromkeys(
-        ("cli", "report", "interop", "maintain", "jobs", "store", "source", "storage", "work", "objects", "files", "core"), MODELS
+        ("cli", "report", "interop", "maintain", "jobs", "store", "source", "storage", "work", "objects", "files", "children", "core"),
+        MODELS,
     ),
 }
 """What the modules of a room must not bring along: without torch unless an encoder of ours, or a trainer, asks for it."""

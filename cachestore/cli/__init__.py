@@ -23,8 +23,8 @@ COMMANDS: Final = (
     *("precompute", "status", "verify", "repair", "stats", "ls", "show", "report", "why"),
     *("gc", "compact", "drop", "relocate", "doctor", "bench", "import", "export", "push", "pull", "cache"),
 )
-HIDDEN: Final = ("read-torch-files", "work")
-"""Commands that `import` and `precompute` start themselves. `--help` and messages do not list them."""
+HIDDEN: Final = ("work",)
+"""Commands that `precompute` starts itself. `--help` and messages do not list them."""
 _ALSO_CALLED: Final = {
     "dry-run": "plan-only",
     "force": "replace",
@@ -64,7 +64,7 @@ EXIT_CODES: Final = """exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. An error of cachestore is one line on stderr, with `--json` also an object on stdout."""
-    from cachestore.core.errors import BadUsage, CacheStoreError, StoreNotFound, Superseded, naming_extras
+    from cachestore.core.errors import CacheStoreError, Incomplete, naming_extras
 
     given = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
     names = HIDDEN if given and given[0] in HIDDEN else COMMANDS
@@ -83,12 +83,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (CacheStoreError, OSError) as error:  # OSError: the system refused to read; it names the path
-        if parsed.command == "work":  # the process that started it prints the error
-            print_json({"error": str(error), "kind": type(error).__name__})
-        else:
-            print_error(error, as_json=getattr(parsed, "json", False))
-        codes = {BadUsage: USAGE, StoreNotFound: NO_STORE, Superseded: SUPERSEDED}
-        return next((code for kind, code in codes.items() if isinstance(error, kind)), ERROR)
+        return _failed(error, parsed)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "start new thread" not in str(error):  # what Python says if there is no memory for one
+            raise
+        return _failed(
+            Incomplete("there is too little memory for this: free some (see `ulimit -v`), then run the same command again"), parsed
+        )
+
+
+def _failed(error: Exception, parsed: argparse.Namespace) -> int:
+    """Print why a command failed, and return its exit code."""
+    from cachestore.core.errors import BadUsage, StoreNotFound, Superseded
+
+    if parsed.command == "work":  # the process that started it prints the error
+        print_json({"error": str(error), "kind": type(error).__name__})
+    else:
+        print_error(error, as_json=getattr(parsed, "json", False))
+    codes = {BadUsage: USAGE, StoreNotFound: NO_STORE, Superseded: SUPERSEDED}
+    return next((code for kind, code in codes.items() if isinstance(error, kind)), ERROR)
 
 
 def _refuse_unknown_command(parser: argparse.ArgumentParser, given: Sequence[str], names: Sequence[str]) -> None:

@@ -1,9 +1,11 @@
 """`cachestore report`: write an HTML page about a store and one of its data sets."""
 
 import argparse
+import os
 from contextlib import suppress
 from pathlib import Path
 
+from cachestore.children.start import absolute_entries
 from cachestore.cli import ERROR, add_source, add_store, positive, print_error, source_of, tell
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes, plural
@@ -46,9 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _is_opened(output: str) -> bool:
-    """Show a page in the browser; without one, say so on stderr and return False."""
+    """Show a page in the browser; without one, say so on stderr and return False. A program in the current folder is none."""
     import webbrowser
 
+    os.environ["PATH"] = absolute_entries(os.environ.get("PATH", ""))
     page = Path(output).absolute()
     with suppress(webbrowser.Error, OSError):
         if webbrowser.open(page.as_uri()):

@@ -86,7 +86,7 @@ class LockTimeout(CacheStoreError, TimeoutError):
 
 
 class MissingExtra(BadInput, ImportError):
-    """A package of an optional extra is not installed. The message names the extra."""
+    """A package of an optional extra is not installed, or a package cannot be loaded. The message names it, and the extra."""
 
 
 class EncodeFailed(CacheStoreError):
@@ -110,11 +110,12 @@ _EXTRAS: Final[Mapping[str, str]] = {
     "obstore": "objects",
 }
 """The extra that installs a package, by the package's import name."""
+_MOST_OF_A_REASON: Final = 300
 
 
 @contextmanager
 def naming_extras() -> Generator[None]:
-    """Raise MissingExtra if the block imports a package of an extra that is not installed."""
+    """Raise MissingExtra if the block imports a package of an extra that is not installed, or a package that cannot be loaded."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -122,6 +123,27 @@ def naming_extras() -> Generator[None]:
         if package not in _EXTRAS:
             raise
         raise MissingExtra(f"{package} is not installed. {how_to_install(_EXTRAS[package])}") from error
+    except ImportError as error:
+        if isinstance(error, CacheStoreError) or (error.name or "").startswith("cachestore"):
+            raise
+        raise _cannot_load("a library", error) from error
+
+
+@contextmanager
+def importing(what: str) -> Generator[None]:
+    """Raise MissingExtra if the block, which only imports `what`, cannot: it is not installed, damaged, or finds no room in memory."""
+    with naming_extras():
+        try:
+            yield
+        except (ModuleNotFoundError, MissingExtra):
+            raise
+        except (ImportError, OSError, MemoryError) as error:  # a library for which there is no room is an ImportError or an OSError
+            raise _cannot_load(what, error) from error
+
+
+def _cannot_load(what: str, error: Exception) -> MissingExtra:
+    reason = " ".join(str(error).split())[:_MOST_OF_A_REASON] or "out of memory"
+    return MissingExtra(f"{what} cannot be loaded ({reason}): free memory (see `ulimit -v`), or install it again")
 
 
 def how_to_install(extra: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cachestore.core.arguments import as_text
 from cachestore.core.dtypes import DTYPES, NUMPY_NAMES, TORCH_NAMES, RawTensor
-from cachestore.core.errors import BadInput, FormatError, naming_extras
+from cachestore.core.errors import BadInput, FormatError, importing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,7 +142,7 @@ def _torch_of(name: str, shape: tuple[int, ...], buffer: bytes | bytearray | mem
 @cache
 def torch_dtype(name: str) -> "torch.dtype":
     """Return the torch dtype for a safetensors dtype name. Raises MissingExtra without torch."""
-    with naming_extras():
+    with importing("torch"):
         import torch
 
     return getattr(torch, DTYPES[name].torch)

@@ -1,7 +1,8 @@
 """Choose a device, and load modules and tokenizers, each by its own class from its own folder. Imports torch.
 
 A pipeline is never loaded as a whole: `DiffusionPipeline.from_pretrained(folder, transformer=None)` still loads the denoiser of four Wan
-pipelines, 28 GB each. Nothing is downloaded here, and nothing is unpickled.
+pipelines, 28 GB each. Nothing is downloaded here, nothing is unpickled, and no code in a model's folder is imported: transformers
+asks at the terminal whether to do that, unless it is answered beforehand.
 """
 
 import copy
@@ -92,7 +93,7 @@ def load_tokenizer(component: Component) -> Foreign:
     with loading(component):
         if component.class_name.endswith("Processor"):
             return Processor.of_text(component)
-        return _class_of(component).from_pretrained(component.folder, local_files_only=True)
+        return _class_of(component).from_pretrained(component.folder, local_files_only=True, **_no_code(component))
 
 
 def load_processor(component: Component) -> Processor:
@@ -111,7 +112,9 @@ def load_image_processor(component: Component) -> Foreign:
     with loading(component):
         transformers: Any = importlib.import_module("transformers")
         name = component.class_name.removesuffix("Fast").removesuffix("Pil")
-        return getattr(transformers, f"{name}Pil", getattr(transformers, name)).from_pretrained(component.folder, local_files_only=True)
+        return getattr(transformers, f"{name}Pil", getattr(transformers, name)).from_pretrained(
+            component.folder, local_files_only=True, **_no_code(component)
+        )
 
 
 def load_module(component: Component, dtype: str, device: torch.device) -> Foreign:
@@ -128,7 +131,7 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
-            **{_dtype_name(component.library): DTYPES[dtype], **_single_file_options(component)},
+            **{_dtype_name(component.library): DTYPES[dtype], **_single_file_options(component), **_no_code(component)},
         )
     missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in _MAY_BE_MISSING))
     if missing:
@@ -255,6 +258,11 @@ def _dtype_name(library: str) -> str:
     return "dtype" if library == "transformers" and _release(library) >= (4, 56) else "torch_dtype"
 
 
+def _no_code(component: Component) -> dict[str, bool]:
+    """Return the argument with which a class that reads which class to load (`AutoModel`) never imports code beside the weights."""
+    return {"trust_remote_code": False} if component.class_name.startswith("Auto") and component.library == "transformers" else {}
+
+
 def _release(library: str) -> tuple[int, int]:
     first, second, *_ = importlib.import_module(library).__version__.split(".")
     return int(first), int(second)
@@ -289,6 +297,6 @@ def _found(library: str, class_name: str, needed_by: str) -> Foreign:
 
 def _text_model_class(transformers: Foreign, component: Component) -> Foreign:
     """Return the class for the encoder alone if a model has one (T5), so that no decoder is loaded; else that of the plain model."""
-    config = transformers.AutoConfig.from_pretrained(component.folder, local_files_only=True)
+    config = transformers.AutoConfig.from_pretrained(component.folder, local_files_only=True, trust_remote_code=False)
     encoders = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_TEXT_ENCODING_MAPPING
     return transformers.AutoModelForTextEncoding if type(config) in encoders else transformers.AutoModel

@@ -39,14 +39,14 @@ class Processor:
             )
         transformers: Any = importlib.import_module("transformers")
         image_processor = next(getattr(transformers, name) for name in names if hasattr(transformers, name))
-        tokenizer = transformers.AutoTokenizer.from_pretrained(component.folder, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(component.folder, local_files_only=True, trust_remote_code=False)
         return cls(tokenizer, image_processor.from_pretrained(component.folder, local_files_only=True))
 
     @classmethod
     def of_text(cls, component: Component) -> Self:
         """Load the tokenizer alone, for captions without pictures. The class of the processor does not matter."""
         transformers: Any = importlib.import_module("transformers")
-        return cls(transformers.AutoTokenizer.from_pretrained(component.folder, local_files_only=True))
+        return cls(transformers.AutoTokenizer.from_pretrained(component.folder, local_files_only=True, trust_remote_code=False))
 
     def __call__(self, text: str | Sequence[str], images: Any = None, videos: None = None, **options: Any) -> Any:
         """Return a BatchFeature: token ids with their mask and, if there are images, pixels with their grids."""

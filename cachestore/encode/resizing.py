@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
+from cachestore.core.errors import importing
 from cachestore.encode.buckets import CropBox, Size, crop_box
 from cachestore.encode.images import Picture, Pixels, as_image, as_pixels, resize_crop
 from cachestore.encode.pipeline import is_prefetching
@@ -93,7 +94,8 @@ def _by_opencv(pixels: Pixels, size: Size) -> Pixels:
 
 def _torch() -> Any:
     """Return torch. In a thread that prefetches it uses that thread alone: there are as many of them as processors."""
-    import torch
+    with importing("torch"):
+        import torch
 
     if is_prefetching():
         from cachestore.encode.torch_threads import use_this_thread_alone
@@ -105,7 +107,8 @@ def _torch() -> Any:
 @cache
 def _opencv() -> Any:
     """Return OpenCV, without its own threads: pictures are prepared on as many threads as there are processors."""
-    import cv2
+    with importing("OpenCV"):
+        import cv2
 
     cv2.setNumThreads(0)
     return cv2

@@ -1,39 +1,40 @@
-"""Opens untrusted files one at a time. Files with pickles are read in a separate process that may do nothing else.
+"""Opens untrusted files one at a time. Files with pickles are read in a separate process that may do nothing else (`pickle_reader`).
 
-That process is `python -m cachestore read-torch-files`. Even with `weights_only=True`, a hostile file can make torch allocate without end,
-crash or hang. So the child gets the bytes through its stdin and returns tensors through its stdout. It gets no path, may create no file,
-and has a limit on memory and a deadline for each file. If it dies, only that file fails: the next one gets a new child.
+Even with `weights_only=True`, a hostile file can make torch allocate without end, crash or hang. So the child gets the bytes through its
+stdin and returns tensors through its stdout. It gets no path and no credentials, and has a limit on memory and a deadline for each file.
+If it dies, only that file fails: the next one gets a new child. If it cannot start, no file can be read, and the import ends.
 """
 
 import json
 import os
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final, TypeVar, cast
 
-from cachestore.core.errors import EncodeFailed
-from cachestore.core.keys import canonical
+from cachestore.children.kinds import PICKLE_READER
+from cachestore.children.start import ChildProcess, reason_of, start
+from cachestore.core.errors import EncodeFailed, Incomplete
 from cachestore.core.raw_tensors import Contents, Latents, Misplaced, Raw, Text, is_finite
 from cachestore.interop.formats.containers import LARGEST_BYTES, read_npz, read_safetensors
 from cachestore.interop.formats.families import Family, marked
 from cachestore.interop.formats.matching import FileLocation
 from cachestore.interop.formats.table import Format
 from cachestore.interop.formats.text import check_widths
+from cachestore.interop.pickle_reader import LENGTH_BYTES
 from cachestore.source.files import open_regular
 
 SECONDS: Final = 120.0
 """The time limit for a file, and for the child to start. Importing torch from a slow disk takes most of it."""
-_LENGTH_BYTES: Final = 8
+_STARTS: Final = 2
+"""How often a child that ends before it is ready is started again."""
+_END_SECONDS: Final = 10.0
 _HEADER_BYTES: Final = 1 << 24
-_ROOM_BYTES: Final = 2 * LARGEST_BYTES
-"""Memory for the file and what it unpacks to, besides what Python and torch use."""
-_CPU_SECONDS: Final = 100
+_VARIABLES: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 _Value = TypeVar("_Value", Latents, Text)
 
@@ -43,16 +44,75 @@ class TorchFiles(AbstractContextManager["TorchFiles"]):
 
     def __init__(self, *, seconds: float = SECONDS) -> None:
         self._seconds = seconds
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: ChildProcess | None = None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def read(self, data: bytes) -> Contents:
-        """Return the tensors and plain values of one file. Raises EncodeFailed if it is refused or too large, or if the child fails."""
+        """Return the tensors and plain values of one file. Raises EncodeFailed if it is refused or too large, or if the child fails.
+
+        Raises Incomplete if no child can start here: then every file would fail.
+        """
         if len(data) > LARGEST_BYTES:
             raise EncodeFailed(f"it has more than {LARGEST_BYTES >> 20} MiB")
         child = self._started()
+        with self._deadline(child) as late:
+            try:
+                answer = _exchange(child, data)
+            except (OSError, EOFError, ValueError) as error:
+                reason = self._end(child, _patience(error))
+                how = f"was not read within {self._seconds:.0f} s" if late.is_set() else f"crashed the process that read it ({reason})"
+                raise EncodeFailed(f"it {how}, so it is not used") from error
+        if isinstance(answer, str):
+            raise EncodeFailed(answer)
+        return answer
+
+    def close(self) -> None:
+        """End the child, if there is one."""
+        if self._child is not None:
+            self._end(self._child, 0.0)
+
+    def _end(self, child: ChildProcess, seconds: float) -> str:
+        """End a child that does not end by itself within some seconds, and return how it ended in words."""
+        self._child = None
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(seconds)
+        child.kill()
+        child.wait()
+        reason = reason_of(child)
+        with suppress(OSError), child:  # closes its pipes; unwritten data is dropped
+            pass
+        return reason
+
+    def _started(self) -> ChildProcess:
+        """Return a child that is ready. Raises Incomplete if it ends before, each time that it is tried."""
+        reason = ""
+        for _time in range(_STARTS if self._child is None else 0):
+            try:
+                child = start(PICKLE_READER, variables=_VARIABLES)
+            except OSError as error:
+                reason = str(error)
+                continue
+            with self._deadline(child) as late:
+                try:
+                    _read_head(child)
+                except (OSError, EOFError, ValueError) as error:
+                    ended = self._end(child, _patience(error))
+                    reason = f"it was not ready within {self._seconds:.0f} s" if late.is_set() else ended
+                else:
+                    self._child = child
+                    break
+        if self._child is None:
+            raise Incomplete(
+                f"the process that reads files with pickles cannot start ({reason}): free memory, or install torch again, then run the same"
+                " command again"
+            )
+        return self._child
+
+    @contextmanager
+    def _deadline(self, child: ChildProcess) -> Generator[threading.Event]:
+        """Kill the child if the block takes too long; the event says that this was done."""
         late = threading.Event()
 
         def stop() -> None:
@@ -62,58 +122,54 @@ class TorchFiles(AbstractContextManager["TorchFiles"]):
         watch = threading.Timer(self._seconds, stop)
         watch.start()
         try:
-            answer = _exchange(child, data)
-        except (OSError, EOFError, ValueError) as error:
-            self.close()
-            how = f"was not read within {self._seconds:.0f} s" if late.is_set() else f"crashed the process that read it ({_how(child)})"
-            raise EncodeFailed(f"it {how}, so it is not used") from error
+            yield late
         finally:
             watch.cancel()
             watch.join()
-        if isinstance(answer, str):
-            raise EncodeFailed(answer)
-        return answer
-
-    def close(self) -> None:
-        """End the child, if there is one."""
-        child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-            with suppress(OSError), child:  # closes its pipes; unwritten data is dropped
-                pass
-
-    def _started(self) -> "subprocess.Popen[bytes]":
-        if self._child is None:
-            one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-            environment = {**os.environ, **one, "CUDA_VISIBLE_DEVICES": ""}
-            command, pipe = [sys.executable, "-m", "cachestore", "read-torch-files"], subprocess.PIPE
-            self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment)
-        return self._child
 
 
-def _how(child: "subprocess.Popen[bytes]") -> str:
-    code = child.returncode
-    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+def _patience(error: Exception) -> float:
+    """Return how long to wait for the end of a child: one that has closed its pipes is about to end, and has its own reason."""
+    return 0.0 if isinstance(error, ValueError) else _END_SECONDS
 
 
-def _exchange(child: "subprocess.Popen[bytes]", data: bytes) -> Contents | str:
-    """Return the contents of a file, or why the child refused it. Raises OSError, EOFError or ValueError if the child fails."""
+def _exchange(child: ChildProcess, data: bytes) -> Contents | str:
+    """Return the contents of a file, or why the child refused it. Raises OSError, EOFError or ValueError if the child fails.
+
+    A file may have taken the child over, so its answer is a stranger's too.
+    """
     assert child.stdin is not None
     assert child.stdout is not None
-    child.stdin.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+    child.stdin.write(len(data).to_bytes(LENGTH_BYTES, "little") + data)
     child.stdin.flush()
-    length = int.from_bytes(_read(child.stdout, _LENGTH_BYTES), "little")
-    if length > _HEADER_BYTES:
-        raise ValueError("an answer of impossible length")
-    head: Mapping[str, Any] = json.loads(_read(child.stdout, length))
+    head = _read_head(child)
     if "error" in head:
         return str(head["error"])
-    if sum(int(size) for _name, _dtype, _shape, size in head["tensors"]) > 2 * LARGEST_BYTES:
+    try:
+        listed = [(str(name), str(dtype), tuple(map(int, shape)), int(size)) for name, dtype, shape, size in head["tensors"]]
+        values = dict(head["values"])
+    except (LookupError, TypeError) as error:
+        raise ValueError("an answer of an impossible form") from error
+    sizes = [size for _name, _dtype, _shape, size in listed]
+    if min(sizes, default=0) < 0 or sum(sizes) > 2 * LARGEST_BYTES:
         raise ValueError("an answer of impossible size")
-    tensors: dict[str, Raw] = {
-        str(name): (str(dtype), tuple(map(int, shape)), _read(child.stdout, int(size))) for name, dtype, shape, size in head["tensors"]
-    }
-    return Contents(tensors, dict(head["values"]))
+    tensors: dict[str, Raw] = {name: (dtype, shape, _read(child.stdout, size)) for name, dtype, shape, size in listed}
+    return Contents(tensors, values)
+
+
+def _read_head(child: ChildProcess) -> Mapping[str, Any]:
+    """Return the JSON object that an answer begins with. Raises OSError, EOFError or ValueError."""
+    assert child.stdout is not None
+    length = int.from_bytes(_read(child.stdout, LENGTH_BYTES), "little")
+    if length > _HEADER_BYTES:
+        raise ValueError("an answer of impossible length")
+    try:
+        head: Any = json.loads(_read(child.stdout, length))
+    except RecursionError as error:
+        raise ValueError("an answer of impossible depth") from error
+    if not isinstance(head, dict):
+        raise ValueError("an answer that is no object")  # noqa: TRY004 - as for any other wrong answer
+    return cast("Mapping[str, Any]", head)
 
 
 def _read(pipe: IO[bytes], size: int) -> bytes:
@@ -121,62 +177,6 @@ def _read(pipe: IO[bytes], size: int) -> bytes:
     if len(data) < size:
         raise EOFError
     return data
-
-
-def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Run the child: set its limits, then answer one file after the other until stdin ends."""
-    import torch
-
-    from cachestore.interop.formats.torch_files import read_torch
-
-    torch.set_num_threads(1)
-    _limit()
-    while head := requests.read(_LENGTH_BYTES):
-        data = _read(requests, int.from_bytes(head, "little"))
-        _allow_seconds()
-        try:
-            contents = read_torch(data)
-            listed = [[name, dtype, list(shape), len(buffer)] for name, (dtype, shape, buffer) in contents.tensors.items()]
-            buffers = [buffer for _dtype, _shape, buffer in contents.tensors.values()]
-            text = canonical({"tensors": listed, "values": dict(contents.values)})
-        except (EncodeFailed, MemoryError, ValueError) as error:
-            text, buffers = canonical({"error": str(error) or "reading it takes more memory than a file may take"}), []
-        answers.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
-        for buffer in buffers:
-            answers.write(buffer)
-        answers.flush()
-
-
-def _limit() -> None:
-    """Forbid new files and core dumps, and limit memory, if the system has such limits."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    if (taken := _address_space()) is not None:
-        most = taken + _ROOM_BYTES + LARGEST_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
-def _allow_seconds() -> None:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + _CPU_SECONDS, hard))
-
-
-def _address_space() -> int | None:
-    """Return the bytes of address space in use; None if the system does not say."""
-    try:
-        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - a file of the kernel's
-            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Starts workers as separate processes: `python -m cachestore …`, never `multiprocessing`.
+"""Starts workers as separate processes, never with `multiprocessing`.
 
 So no `__main__` guard is needed, and notebooks work. The caller's process gets no tokenizer, OpenMP or CUDA threads, and may fork
 afterwards: no process, thread, descriptor or memory of the workers is left.
@@ -10,7 +10,6 @@ import logging
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
+from cachestore.children.kinds import WORKER
+from cachestore.children.start import ChildProcess, last_line, start
 from cachestore.core import errors
 from cachestore.core.errors import BadInput, CacheStoreError, Incomplete
 from cachestore.core.keys import Json
@@ -32,7 +33,7 @@ from cachestore.source.pipe import PIPE, Answers
 from cachestore.work.progress import WAITING, LaunchStatus, RankStatus
 
 WORK: Final = "work"
-"""The command that a worker runs: `python -m cachestore work REQUEST`."""
+"""The command that a worker runs: `cachestore work REQUEST`."""
 
 LISTING: Final = "CACHESTORE_LISTING"
 """The variable with the number of the listing that a worker's parent made (`storage/listing_numbers`)."""
@@ -77,6 +78,8 @@ _MEMORY_WORDS: Final = (
     "bad_alloc",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "not enough memory",
+    "failed to map segment",
+    "cannot allocate memory",
     "Cannot allocate memory",
 )
 
@@ -147,7 +150,7 @@ class Child:
 @dataclass(slots=True)
 class _Running:
     rank: int
-    process: "subprocess.Popen[bytes]"
+    process: ChildProcess
     out: IO[bytes]
     err: IO[bytes]
     started: float
@@ -211,8 +214,6 @@ def _run(arguments: Sequence[str], environments: Sequence[Mapping[str, str]], ca
     """Run one worker for each environment; only the first one's stderr is shown."""
     if care.cancel is not None and care.cancel.is_set():
         raise Incomplete(_CANCELLED)
-    if not sys.executable:
-        raise BadInput("this Python does not know its own executable, so it cannot start workers: pass inline=True")
     oom_kills = _oom_kills()
     with ExitStack() as stack:
         running: list[_Running] = []
@@ -257,15 +258,22 @@ def _start(
             line = answers.new_line() if answers is not None else ()
             pipe = {PIPE: ",".join(map(str, line))} if line else {}
             try:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "cachestore", *arguments, "--json", *quiet],
+                process = start(
+                    WORKER,
+                    *arguments,
+                    "--json",
+                    *quiet,
                     stdin=theirs,
                     stdout=out,
                     stderr=err,
                     # A worker that crashes in a library then prints its stack.
-                    env={**os.environ, "PYTHONFAULTHANDLER": "1", **own, **pipe, PARENT: str(os.getpid())},
+                    variables={"PYTHONFAULTHANDLER": "1", **own, **pipe, PARENT: str(os.getpid())},
                     pass_fds=line,
                 )
+            except OSError as error:
+                raise BadInput(
+                    f"cannot start a worker process ({error}): free memory, or pass inline=True to encode in this process"
+                ) from error
             finally:
                 for descriptor in line:
                     os.close(descriptor)
@@ -381,7 +389,8 @@ def _ended(one: _Running, oom_kills: int) -> Child:
     if report is None or "error" in report or code not in _ENDED_WELL:
         ending = how_it_ended(code, last_words=words, oom_kills=0 if one.reason else oom_kills)
         how = f"{how}; asked to stop, it {ending}" if how else ending
-        how += f": {report['error']}" if report and "error" in report else ""
+        reason = str(report["error"]) if report and "error" in report else last_line(words) if code > 0 else ""
+        how += f": {reason}" if reason else ""
     return Child(one.process.pid, code, report, words, one.rank, how)
 
 
@@ -443,7 +452,8 @@ def _named(child: Child) -> str:
 
 
 def _quoted(child: Child) -> str:
-    return f" Its last output:\n{child.last_words}" if child.last_words else ""
+    """Return the last output of a worker, unless that is one line which `how` has already."""
+    return "" if child.how.endswith(child.last_words) else f" Its last output:\n{child.last_words}"
 
 
 def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _log.warning) -> dict[str, Any]:

@@ -8,7 +8,6 @@ only checks whether this process has loaded them.
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, Literal
 
+from cachestore.children import wall
+from cachestore.children.kinds import TORCH_PROBE
+from cachestore.children.start import run
 from cachestore.core.errors import how_to_install
 from cachestore.core.keys import Json
 from cachestore.core.ranks import discover
@@ -46,11 +48,6 @@ _ROOM_FILES: Final = 10_000
 _FILES: Final = 256
 _SKEW_SECONDS: Final = 2.0
 _TORCH_SECONDS: Final = 120.0
-_TORCH: Final = """
-import torch
-names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-print("torch", torch.__version__, "with CUDA", torch.version.cuda, "sees", ", ".join(names) or "no GPU")
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,18 +148,22 @@ def _machine() -> Iterator[Check]:
     held = f"{limit} at once; at most {max(1, min(_FILES, limit // 4))} segments are held open"
     advice = "raise `ulimit -n` to 1024 or more: otherwise segments are opened again and again"
     yield _look("open files", held, advice, is_bad=limit < 4 * _FILES)
+    has_wall = wall.is_available()
+    found = f"files with pickles are read behind {'a filter of system calls' if has_wall else 'limits on memory and open files alone'}"
+    yield _look("wall", found, "import such files of people whom you do not trust on Linux (x86-64 or ARM)", is_bad=not has_wall)
 
 
 def _ask_torch() -> Check:
     """List torch's devices in a process of its own, so that none of its threads or memory stays here."""
     try:
-        ended = subprocess.run([sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
+        code, found = run(TORCH_PROBE, seconds=_TORCH_SECONDS)
+    except TimeoutError:
         return Check("torch", PROBLEM, f"it did not start within {_TORCH_SECONDS:.0f} s", "`nvidia-smi` shows whether the driver hangs")
-    if ended.returncode:
-        last_line = (ended.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        return Check("torch", PROBLEM, f"it could not be loaded: {last_line}", "reinstall torch")
-    return Check("torch", OK, ended.stdout.strip())
+    except OSError as error:
+        return Check("torch", PROBLEM, f"no process for it could be started: {error}", "free memory, or install Python again")
+    if code:
+        return Check("torch", PROBLEM, f"it could not be loaded: {found}", "free memory (see `ulimit -v`), or install torch again")
+    return Check("torch", OK, found)
 
 
 def _store(layout: Layout) -> Iterator[Check]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from cachestore.children.kinds import HELPER
 from cachestore.core.arguments import as_whole
 from cachestore.core.errors import RemoteFailed
 from cachestore.objects.address import Address
@@ -21,7 +22,7 @@ from cachestore.objects.client import ClientLimits, ObjectRef
 from cachestore.objects.process import close_pipes, end_helper, error_of, start_helper
 
 if TYPE_CHECKING:
-    import subprocess
+    from cachestore.children.start import ChildProcess
 
 PARALLEL: Final = "CACHESTORE_IN_FLIGHT"
 """The variable with the number of requests that a helper sends at once."""
@@ -73,7 +74,7 @@ class Downloads:
         """Held while anything below changes, and while a request is written."""
         self._is_reading = False
         """Whether a thread reads answers now; the others wait for it."""
-        self._helper: subprocess.Popen[bytes] | None = None
+        self._helper: ChildProcess | None = None
         self._environment: dict[str, str] = {}
         """The environment in which the helper was started."""
         self._parallel = _PARALLEL
@@ -100,12 +101,11 @@ class Downloads:
         if not self._users and self._pid == os.getpid():
             self._stop()
 
-    def end(self) -> None:
-        """End the helper. The next request starts another one."""
+    def end(self) -> str:
+        """End the helper, and return how it ended, in words. The next request starts another one."""
         helper, self._helper = self._helper, None
         self._rest.clear()
-        if helper is not None:
-            end_helper(helper)
+        return end_helper(helper) if helper is not None else ""
 
     def _stop(self) -> None:
         """End the helper. While a thread reads its answers, only its process: the pipes are that thread's to close."""
@@ -225,14 +225,14 @@ class Downloads:
     def _start(self) -> None:
         """Start a helper, in place of one that ended, and send it all open requests."""
         while True:
-            self.end()
+            reason = self.end()
             self._starts += 1
             if self._starts > _STARTS:
-                self._give_up(f"{_STARTS} helper processes ended without an answer")
+                self._give_up(f"{_STARTS} helper processes ended without an answer (the last one with {reason})")
                 return
             try:
                 self._environment = dict(os.environ)
-                self._helper = start_helper("cachestore.objects.helper", *_LIMITS, self._parallel)
+                self._helper = start_helper(HELPER, *_LIMITS, self._parallel)
                 requests, answers = self._descriptors()
                 os.set_blocking(requests, False)
                 with suppress(ImportError, AttributeError, OSError):  # Linux only

@@ -7,11 +7,12 @@ trains from a bucket (`downloads`), and one for each push, pull and `ls` of an a
 import os
 import select
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+from cachestore.children.kinds import ChildKind
+from cachestore.children.start import ChildProcess, reason_of, start
 from cachestore.core import errors
 from cachestore.core.errors import CacheStoreError, ReadFailed
 
@@ -21,23 +22,24 @@ _WATCH_SECONDS: Final = 1.0
 _READ_BYTES: Final = 1 << 20
 
 
-def start_helper(module: str, *arguments: object) -> "subprocess.Popen[bytes]":
-    """Start a module as a helper of this process, with pipes for requests and answers. Raises OSError."""
-    command = [sys.executable, "-m", module, str(os.getpid()), *map(str, arguments)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+def start_helper(kind: ChildKind, *arguments: object) -> ChildProcess:
+    """Start a helper of this process, with pipes for requests and answers. Raises OSError."""
+    return start(kind, os.getpid(), *arguments, bufsize=0)
 
 
-def end_helper(helper: "subprocess.Popen[bytes]") -> None:
-    """End a helper, unless it has ended, and close its pipes."""
+def end_helper(helper: ChildProcess) -> str:
+    """End a helper, unless it has ended, and close its pipes. Returns how it ended, in words."""
     helper.kill()
-    close_pipes(helper)
     with suppress(subprocess.TimeoutExpired):
         helper.wait(END_SECONDS)
+    reason = reason_of(helper)
+    close_pipes(helper)
+    return reason
 
 
-def close_pipes(helper: "subprocess.Popen[bytes]") -> None:
-    """Close this end of a helper's pipes."""
-    for pipe in (helper.stdin, helper.stdout):
+def close_pipes(helper: ChildProcess) -> None:
+    """Close this end of a helper's pipes, and the file with its words."""
+    for pipe in (helper.stdin, helper.stdout, helper.stderr):
         if pipe is not None:
             with suppress(OSError):
                 pipe.close()
@@ -61,7 +63,8 @@ def requests_of(starter: int) -> Iterator[bytes]:
 
 def error_as_json(error: Exception) -> dict[str, Any]:
     """Return the fields of an answer that says that a request failed."""
-    words = str(error) if isinstance(error, CacheStoreError) else f"the helper process failed: {type(error).__name__}: {error}"
+    reason = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    words = str(error) if isinstance(error, CacheStoreError) else f"the helper process failed: {reason}"
     return {"error": type(error).__name__, "errno": getattr(error, "errno", None), "message": words}
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
+from cachestore.children.kinds import CALL_HELPER
+from cachestore.children.start import ChildProcess
 from cachestore.core.errors import RemoteFailed, numbered
 from cachestore.core.keys import Json
 from cachestore.objects.process import end_helper, error_of, start_helper
@@ -26,7 +28,7 @@ def call_helper(do: str, address: str, *, on_progress: Shown | None = None, **gi
     """
     call = {"do": do, "address": address, "shows": on_progress is not None, **given}
     try:
-        helper = start_helper("cachestore.remote.helper")
+        helper = start_helper(CALL_HELPER)
     except OSError as error:
         raise numbered(RemoteFailed(f"cannot start the helper process: {error}"), error) from error
     try:
@@ -38,19 +40,21 @@ def call_helper(do: str, address: str, *, on_progress: Shown | None = None, **gi
                 raise error
             elif "result" in answer:
                 return answer["result"]
-        raise RemoteFailed("the helper process was killed; run the same command again: it continues from here")
+        raise RemoteFailed(
+            f"the helper process ended without a result ({end_helper(helper)}); run the same command again: it continues from here"
+        )
     finally:
         _stop(helper)
 
 
-def _send(helper: "subprocess.Popen[bytes]", request: Json) -> None:
+def _send(helper: ChildProcess, request: Json) -> None:
     left = memoryview(json.dumps(request).encode() + b"\n")
     with suppress(BrokenPipeError):  # it has ended, and `_answers` finds nothing
         while left and helper.stdin is not None:
             left = left[helper.stdin.write(left) :]
 
 
-def _answers(helper: "subprocess.Popen[bytes]") -> Iterator[dict[str, Any]]:
+def _answers(helper: ChildProcess) -> Iterator[dict[str, Any]]:
     """Yield what a helper says, until it ends."""
     assert helper.stdout is not None
     rest = b""
@@ -67,7 +71,7 @@ def _answers(helper: "subprocess.Popen[bytes]") -> Iterator[dict[str, Any]]:
         yield from map(json.loads, lines)
 
 
-def _stop(helper: "subprocess.Popen[bytes]") -> None:
+def _stop(helper: ChildProcess) -> None:
     """Let a helper stop in order, and kill it if it does not."""
     try:
         if helper.poll() is None:

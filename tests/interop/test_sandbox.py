@@ -4,18 +4,25 @@ import gzip
 import io
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 
 import pytest
 import torch
 
-from cachestore.core.errors import EncodeFailed
-from cachestore.interop import sandbox as untrusted
+import cachestore as cs
+from cachestore.children.kinds import PICKLE_READER
+from cachestore.children.start import start
+from cachestore.core.errors import EncodeFailed, Incomplete
+from cachestore.interop import sandbox
 from cachestore.interop.formats.containers import read_npz
 from cachestore.interop.formats.torch_files import read_torch, write_torch
 from cachestore.interop.sandbox import TorchFiles
+from tests.interop import trainers
+from tests.leaks import held
 
 pytestmark = pytest.mark.torch
 
@@ -53,18 +60,34 @@ class TestInAProcessOfItsOwn:
         assert files._child is None
         assert second.returncode is not None
 
-    def test_a_file_that_takes_too_long_is_passed_over(self, monkeypatch):
-        started = subprocess.Popen
-        silent = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-        monkeypatch.setattr(untrusted.subprocess, "Popen", lambda _command, **options: started(silent, **options))
-        with TorchFiles(seconds=0.2) as files, pytest.raises(EncodeFailed, match="not read within 0 s"):
-            files.read(saved(torch.zeros(1)))
+    def test_a_file_that_takes_too_long_is_passed_over(self):
+        with TorchFiles() as files:
+            child = files._started()
+            os.kill(child.pid, signal.SIGSTOP)
+            files._seconds = 0.2
+            with pytest.raises(EncodeFailed, match="not read within 0 s"):
+                files.read(saved(torch.zeros(1)))
+            assert child.returncode == -signal.SIGKILL
+
+    def test_limits_of_its_caller_stay(self):
+        program = """
+import resource
+from cachestore.interop import pickle_reader
+for name in ("RLIMIT_AS", "RLIMIT_CPU"):
+    limit = 2 << 30 if name == "RLIMIT_AS" else 90
+    resource.setrlimit(getattr(resource, name), (limit, limit))
+pickle_reader._at_most = lambda wanted, hard, at_most=pickle_reader._at_most: print(at_most(wanted, hard) == hard) or at_most(wanted, hard)
+pickle_reader._limit()
+pickle_reader._allow_seconds()
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+        assert done.stdout == "True\nTrue\n", done.stderr
 
     def test_the_child_may_write_no_file_and_take_no_endless_memory(self):
         program = """
 import resource
-from cachestore.interop import sandbox as untrusted
-untrusted._limit()
+from cachestore.interop import pickle_reader
+pickle_reader._limit()
 assert resource.getrlimit(resource.RLIMIT_FSIZE) == (0, 0)
 assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
 try:
@@ -74,6 +97,39 @@ except MemoryError:
 """
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
         assert done.stdout == "refused\n", done.stderr
+
+
+@pytest.mark.processes
+class TestAReaderThatCannotStart:
+    @pytest.fixture
+    def starts(self, monkeypatch):
+        """How often a reader is started that ends with an error of its own."""
+        count = []
+        broken = replace(PICKLE_READER, module="no_such_module")
+        monkeypatch.setattr(sandbox, "start", lambda _kind, **given: count.append(1) or start(broken, **given))
+        return count
+
+    def test_it_is_tried_twice_and_blames_no_file(self, starts):
+        before = held()
+        with (
+            TorchFiles() as files,
+            pytest.raises(Incomplete, match=r"exit code 1: ModuleNotFoundError: No module named 'no_such_module'\)"),
+        ):
+            files.read(b"any")
+        assert len(starts) == 2
+        assert held() - before == set()
+
+    def test_an_import_of_many_files_ends_with_it(self, starts, tmp_path):
+        trainers.make_source(tmp_path / "data")
+        trainers.write_simpletuner(tmp_path / "cache", tmp_path / "cache", "sdxl", dtype=torch.float32)
+        with pytest.raises(Incomplete, match="cannot start"):
+            cs.import_cache("simpletuner", tmp_path / "cache", store=tmp_path / "store", data=tmp_path / "data", claims={"model": "x"})
+        assert len(starts) == 2
+
+    def test_a_python_that_is_gone_is_named(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+        with TorchFiles() as files, pytest.raises(Incomplete, match="No such file or directory"):
+            files.read(b"any")
 
 
 def test_nothing_is_executed():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -362,12 +363,20 @@ def run_child_that_fails(data, root):
 def test_a_process_that_cannot_be_started_leaves_nothing(data, root, fake, monkeypatch):
     before = possessions()
     monkeypatch.setattr(sys, "executable", str(data / "no python"))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(BadInput, match="inline=True"):
         cs.precompute(data, model="model", store=root)
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(BadInput, match="inline=True"):
         cs.precompute(data, model="model", store=root)
     assert possessions() == before
+
+
+@pytest.mark.parametrize("procs", [None, 2])
+def test_workers_that_cannot_start_are_an_error_with_their_last_line_and_no_traceback(data, root, fake, monkeypatch, capfd, procs):
+    monkeypatch.setattr(processes, "WORKER", replace(processes.WORKER, module="no_such_module"))
+    with pytest.raises(Incomplete, match="exit code 1: ModuleNotFoundError: No module named 'no_such_module'") as raised:
+        cs.precompute(data, model="model", store=root, procs=procs)
+    assert "Traceback" not in str(raised.value) + capfd.readouterr().err
 
 
 CALLER = """

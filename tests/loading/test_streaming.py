@@ -254,7 +254,9 @@ def test_helpers_that_always_end_are_given_up(path, tmp_path, bucket, monkeypatc
     data, _own = open_both(path, tmp_path, ADDRESS)
     os.kill(helper(), signal.SIGKILL)
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(RemoteFailed, match="3 helper processes ended without an answer; run the same command again"):
+    with pytest.raises(
+        RemoteFailed, match=r"3 helper processes ended without an answer \(the last one with exit code 1\); run the same command again"
+    ):
         _ = data[0]
     monkeypatch.undo()
     for name, value in KEYS.items():

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -141,14 +140,22 @@ def test_a_path_lies_on_the_innermost_mount(path, kind):
     assert file_system_of(Path(path), "") == "unknown"
 
 
-def test_torch_is_asked_in_a_process_of_its_own_and_its_failure_is_reported(monkeypatch):
-    monkeypatch.setattr(doctor, "_TORCH", "print('torch 9')")
-    assert (check("torch", ask_torch=True).state, check("torch", ask_torch=True).found) == (OK, "torch 9")
-    monkeypatch.setattr(doctor, "_TORCH", "raise ImportError('libcudart')")
-    assert (check("torch", ask_torch=True).state, "libcudart" in check("torch", ask_torch=True).found) == (PROBLEM, True)
-
-    def hang(*arguments, **_named):
-        raise subprocess.TimeoutExpired(arguments[0], 1)
-
-    monkeypatch.setattr(doctor.subprocess, "run", hang)
+@pytest.mark.processes
+def test_torch_is_asked_in_a_process_of_its_own_and_its_failure_is_reported(monkeypatch, tmp_path):
+    (tmp_path / "torch.py").write_text("class cuda:\n    device_count = int\nclass version:\n    cuda = None\n__version__ = '9'\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert (check("torch", ask_torch=True).state, check("torch", ask_torch=True).found) == (OK, "torch 9 with CUDA None sees no GPU")
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart')")
+    found = check("torch", ask_torch=True)
+    assert (found.state, "ImportError: libcudart" in found.found, "Traceback" in found.found) == (PROBLEM, True, False)
+    (tmp_path / "torch.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(doctor, "_TORCH_SECONDS", 0.2)
     assert check("torch", ask_torch=True).state == PROBLEM
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    assert check("torch", ask_torch=True).state == PROBLEM
+
+
+def test_a_system_that_cannot_filter_calls_is_worth_a_note(monkeypatch):
+    monkeypatch.setattr(doctor.wall, "is_available", lambda: False)
+    found = check("wall")
+    assert (found.state, "limits on memory" in found.found, "Linux" in found.advice) == (NOTE, True, True)

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -191,3 +192,15 @@ def test_wrong_numbers_are_not_counted_as_helpers_that_ended(client, monkeypatch
             client.get("b")
     monkeypatch.delenv(downloads.PARALLEL)
     assert client.get("b") == b"small\n"
+
+
+def test_helpers_that_cannot_start_are_tried_three_times_and_their_last_words_are_said(client, monkeypatch, capfd):
+    downloads.downloads().end()
+    started, start = [], downloads.start_helper
+    broken = replace(downloads.HELPER, module="no_such_module")
+    monkeypatch.setattr(downloads, "start_helper", lambda _kind, *given: started.append(1) or start(broken, *given))
+    for time in (1, 2):
+        with pytest.raises(RemoteFailed, match=r"exit code 1: ModuleNotFoundError: No module named 'no_such_module'"):
+            client.get("b")
+        assert len(started) == 3 * time
+    assert "Traceback" not in capfd.readouterr().err

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,7 @@ def test_a_killed_helper_is_an_error_that_says_so_and_the_same_call_goes_on(root
         if doing == "sending segments":
             os.kill(helpers[-1], signal.SIGKILL)
 
-    with pytest.raises(cs.RemoteFailed, match="the helper process was killed; run the same command again"):
+    with pytest.raises(cs.RemoteFailed, match=r"the helper process ended without a result \(signal 9\); run the same command again"):
         cs.push(root, "s3://bucket/cache", jobs=1, on_progress=shown)
     assert not is_alive(helpers[-1])
     cs.push(root, "s3://bucket/cache")
@@ -142,3 +143,11 @@ def test_a_helper_that_cannot_be_started_is_named(root, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(Path(root) / "nothing"))
     with pytest.raises(cs.RemoteFailed, match="cannot start the helper process"):
         cs.push(root, "s3://bucket/cache")
+
+
+def test_a_helper_that_cannot_start_is_an_error_with_its_own_last_words(root, monkeypatch, capfd):
+    make(root, [1])
+    monkeypatch.setattr(call, "CALL_HELPER", replace(call.CALL_HELPER, module="no_such_module"))
+    with pytest.raises(cs.RemoteFailed, match=r"exit code 1: ModuleNotFoundError: No module named 'no_such_module'"):
+        cs.push(root, f"file://{root}/other")
+    assert "Traceback" not in capfd.readouterr().err
