@@ -143,7 +143,9 @@ def test_a_flipped_bit_is_refused_and_never_published(root, bucket, pushed, kind
     for key in keys:
         at = len(bucket.objects[key]) - 3
         bucket.objects[key] = before[key][:at] + bytes([before[key][at] ^ 4]) + before[key][at + 1 :]
-    with pytest.raises(FormatError, match=f"s3://bucket/cache/{kind}/.+ is damaged: remove it there, then push it again"):
+    with pytest.raises(
+        FormatError, match=f"s3://bucket/cache/{kind}/.+ is damaged: two reads brought the same wrong bytes; remove it there, then push it"
+    ):
         pull_from(bucket.client(), root, request())
     assert not any(path.startswith(("catalogs", kind)) for path in files_of(root))
     bucket.objects.update(before)
