@@ -182,9 +182,12 @@ def make_folder(folder: Path) -> None:
 
 
 def set_aside_folder(path: Path) -> None:
-    """Rename a folder that lies where a file belongs; somebody may want what is in it. Raises OSError."""
+    """Rename a folder that lies where a file belongs, unless it is empty; somebody may want what is in it. Raises OSError."""
     if path.is_dir() and not is_link(path):
-        path.rename(_aside(path))
+        aside = _aside(path)
+        path.rename(aside)
+        with suppress(OSError):
+            aside.rmdir()
 
 
 def _aside(path: Path) -> Path:
@@ -238,9 +241,8 @@ class StoreCache:
         What cannot be written here is not needed to read: values are then read through.
         """
         open_cache(self.folder)
+        self.make_folders()
         with suppress(OSError):
-            for folder in (self.root, *(self.root / name for name in (*_KINDS, "catalogs", "index", "tmp"))):
-                make_folder(folder)
             origin = self.root / "origin.json"
             if not _address_in(self.root):
                 record = encode_record(ORIGIN_FORMAT, VERSION, {"address": address})
@@ -250,6 +252,12 @@ class StoreCache:
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def make_folders(self) -> None:
+        """Make those that are missing, also where something else is in their place, unless the disk refuses it."""
+        with suppress(OSError):
+            for folder in (self.root, *(self.root / name for name in (*_KINDS, "catalogs", "index", "tmp"))):
+                make_folder(folder)
 
 
 def _names(folder: Path) -> list[str]:

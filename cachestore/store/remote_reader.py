@@ -149,6 +149,7 @@ class RemoteReader(Reader):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Read the same snapshot in another process. Sends nothing, unless the copy of the index or of a catalog is gone or damaged."""
         cache = StoreCache(Path(state["folder"]), state["store_id"])
+        cache.make_folders()
         self._set_up(parse_address("path", state["address"]), cache, state["limit"], state["verify"])
         self._show(self._take_over(state["given"]))
         for (name, generation), (size, start) in state["catalogs"].items():
@@ -164,7 +165,7 @@ class RemoteReader(Reader):
 
     def _load(self, earlier: Snapshot | None) -> Snapshot:
         """Take a snapshot by the store's listing, the newest good index and the headers of the segments that it does not cover."""
-        inventory = self._inventory = take_inventory(self._client)
+        inventory = self._inventory = look_again(lambda: take_inventory(self._client))
         index = self._index_of(inventory)
         refs: Mapping[int, SegmentRef] = index.segments if index is not None else {}
         covered = {ref.digest for ref in refs.values()}
