@@ -120,24 +120,24 @@ def look_again(look: Callable[[], T]) -> T:
 
     Raises its error once two calls raise the same. Wrong bytes are a FormatError then; a RemoteFailed if they differ each time.
     """
-    said = set[str]()
+    reported = set[str]()
     for looks_left in reversed(range(LOOKS)):
         try:
             return look()
         except (CacheStoreError, FileNotFoundError) as error:
-            found = _to_raise(error, is_said_again=str(error) in said, is_last=not looks_left)
+            found = _to_raise(error, is_reported_again=str(error) in reported, is_last=not looks_left)
             if found is error:
                 raise
             if found is not None:
                 raise found from error
-            said.add(str(error))
+            reported.add(str(error))
     raise AssertionError  # the last look returns or raises
 
 
-def _to_raise(error: Exception, *, is_said_again: bool, is_last: bool) -> Exception | None:
+def _to_raise(error: Exception, *, is_reported_again: bool, is_last: bool) -> Exception | None:
     """Return what to raise for an error of a look; None to look again."""
     match error:
-        case WrongAnswer() if is_said_again:
+        case WrongAnswer() if is_reported_again:
             damaged = "is damaged: two reads brought the same wrong bytes"
             return FormatError(f"{error.where} {damaged}; remove it there, then push it again from a store that has it")
         case WrongAnswer():
@@ -145,7 +145,7 @@ def _to_raise(error: Exception, *, is_said_again: bool, is_last: bool) -> Except
             help_text = "something on the way there damages data; run the same command again"
             return RemoteFailed(f"{others}: {help_text}") if is_last else None
         case BadInput() | StoreNotFound():
-            return error if is_said_again or is_last else None
+            return error if is_reported_again or is_last else None
         case _:
             return None if _has_vanished(error) and not is_last else error
 
@@ -156,7 +156,7 @@ def _has_vanished(error: Exception) -> bool:
     return is_absent or isinstance(error, MissingEntry) or not isinstance(error, CacheStoreError)
 
 
-class _Heard:
+class _HeardClient:
     """A client for the reads of one object, which digests all that comes."""
 
     def __init__(self, client: ReadingClient) -> None:
@@ -184,7 +184,7 @@ class _Heard:
 @contextmanager
 def hearing(client: ReadingClient, path: Path) -> Generator[ReadingClient]:
     """Give the block a client for all reads of one object, whose `path` is one of KEYS. Damage that it finds raises WrongAnswer."""
-    heard = _Heard(client)
+    heard = _HeardClient(client)
     try:
         yield heard
     except FormatError as error:

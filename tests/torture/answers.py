@@ -13,7 +13,7 @@ import secrets
 import shutil
 import subprocess
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -44,6 +44,7 @@ _GENERATION: Final = 3
 _PAGE: Final = 4096
 _DISK_BYTES: Final = 90 * _PAGE
 """More than the cache of the store takes."""
+_GOLDEN: Final = 0.618
 _NAMES: Final = 40
 """More files and folders than that cache has."""
 
@@ -381,12 +382,12 @@ def _met(act: Callable[[], bool], *, is_old_fine: Callable[[], bool] = lambda: F
 
 
 def _things(local: Path) -> list[Path]:
-    """Every file and folder of a cache, in an order that is the same each time."""
-    return sorted(path for path in local.rglob("*") if path.parent.name != "tmp")
+    """Every file and folder of a cache, in an order that does not follow from the store's id."""
+    return sorted((path for path in local.rglob("*") if path.parent.name != "tmp"), key=lambda path: path.relative_to(local).parts[::-1])
 
 
-_IN_FILES: Final = ("flipped", "cut", "other")
-_DAMAGES: Final = (*_IN_FILES, "empty", "removed", "folder", "full folder", "fifo", "link", "file")
+_DAMAGES: Final = ("empty", "removed", "folder", "full folder", "fifo", "link", "file")
+"""Of files and folders."""
 
 
 def _template(world: _World) -> Path:
@@ -397,7 +398,7 @@ def _template(world: _World) -> Path:
     return local
 
 
-def _strike(path: Path, damage: str, at: float, others: list[Path]) -> None:
+def _strike(path: Path, damage: str, at: float, others: Sequence[Path]) -> None:
     """Damage a file or folder. A file is replaced by the damaged one, as one that is mapped must not be changed."""
     data = path.read_bytes() if path.is_file() else b""
     other = others[int(at * len(others))].read_bytes()
@@ -501,8 +502,11 @@ def _on_disk(world: _World, local: Path, elsewhere: Path) -> list[str]:
 # The campaign
 
 
-def _count_requests(origin: Path, folder: Path) -> dict[str, int]:
-    """How many requests each command sends undisturbed, and how many things a cache has; in a process of its own, as it has threads."""
+def _count_requests(origin: Path, folder: Path) -> tuple[dict[str, int], list[bool]]:
+    """How many requests each command sends undisturbed, and of each thing in a cache whether it is a file.
+
+    In a process of its own, as the server has threads.
+    """
     log = folder / "counted"
     pid = os.fork()
     if pid == 0:
@@ -515,17 +519,18 @@ def _count_requests(origin: Path, folder: Path) -> dict[str, int]:
                     world.server.requests.clear()
                     assert act(), f"{name} does not work undisturbed"
                     counted[name] = len(world.server.requests)
-            log.write_text(json.dumps({**counted, "": len(_things(_template(world)))}))
+            log.write_text(json.dumps([counted, [path.is_file() for path in _things(_template(world))]]))
             code = 0
         except BaseException:  # noqa: BLE001 - the boundary of a process
             traceback.print_exc()
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    return json.loads(log.read_text())
+    counted, are_files = json.loads(log.read_text())
+    return counted, are_files
 
 
-def _points(counted: Mapping[str, int], random: Random, *, disks: bool) -> list[list[Point]]:
+def _points(counted: Mapping[str, int], are_files: Sequence[bool], random: Random, *, disks: bool) -> list[list[Point]]:
     kinds: list[list[Point]] = []
     for command in COMMANDS:
         some: list[Point] = [
@@ -534,21 +539,18 @@ def _points(counted: Mapping[str, int], random: Random, *, disks: bool) -> list[
             for fault in _FAULTS
             if command.startswith("push") or fault not in _PUT_ONLY
         ]
-        kinds.append(some)
+        kinds.append(random.sample(some, len(some)))
+    files = [number for number, is_file in enumerate(are_files) if is_file]
     for handed_over in (False, True):
-        copies: list[Point] = [
-            Copy(number, damage, random.random(), handed_over)
-            for number in range(counted[""])
-            for damage in _DAMAGES
-            for _time in range(8 if damage in _IN_FILES else 1)
-        ]
-        kinds.append(copies)
+        rounds = [(0.7 + turn * _GOLDEN) % 1 for turn in range(24)]  # in each round each file once, at another place
+        flips: list[Point] = [Copy(number, "flipped", at, handed_over) for at in rounds for number in random.sample(files, len(files))]
+        others: list[Point] = [Copy(number, one, random.random(), handed_over) for number in files for one in ("cut", "other") * 4]
+        whole: list[Point] = [Copy(number, one, 0.0, handed_over) for number in range(len(are_files)) for one in _DAMAGES]
+        kinds += [flips, random.sample(others + whole, len(others + whole))]
     if disks:
         sizes: list[Point] = [Disk(size, 1000, bool(n % 2)) for n, size in enumerate(range(_PAGE, _DISK_BYTES, _PAGE))]
         numbers: list[Point] = [Disk(_DISK_BYTES * 2, files, bool(files % 2)) for files in range(2, _NAMES)]
-        kinds += [sizes, numbers]
-    for some in kinds:
-        random.shuffle(some)
+        kinds += [random.sample(sizes, len(sizes)), random.sample(numbers, len(numbers))]
     return kinds
 
 
@@ -568,7 +570,7 @@ def play(number: int, seed: int) -> Outcome:
         origin = folder / "origin"
         _make_origin(origin)
         (folder / "points").mkdir()
-        kinds = _points(_count_requests(origin, folder / "points"), Random(f"answers {seed}"), disks=disks)
+        kinds = _points(*_count_requests(origin, folder / "points"), Random(f"answers {seed}"), disks=disks)
         points = [point for point in chain.from_iterable(zip_longest(*kinds)) if point is not None][:number]
         judges = partial(_in_its_folder, origin=origin, folder=folder / "points")
         remarks = [] if disks else ["no file system can be mounted here, so no disk was full"]
