@@ -95,6 +95,14 @@ def read_header(descriptor: int, file_bytes: int, *, where: Path, is_whole: bool
     return parse_header(read_at(descriptor, length, _LENGTH_BYTES), file_bytes if is_whole else None, where=where)
 
 
+def parse_start(start: bytes, file_bytes: int, *, where: Path) -> Header:
+    """Parse the header in the first bytes of a file of this size. Raises FormatError, also if they end before it does."""
+    length = int.from_bytes(start[:_LENGTH_BYTES], "little")
+    if len(start) < _LENGTH_BYTES or length > len(start) - _LENGTH_BYTES:
+        raise FormatError(f"{where} is too short for its header")
+    return parse_header(start[_LENGTH_BYTES : _LENGTH_BYTES + length], file_bytes, where=where)
+
+
 def parse_header(text: bytes | bytearray, file_bytes: int | None, *, where: Path) -> Header:
     """Parse a header's text and check every rule above; with `file_bytes` None the file's size is not checked. Raises FormatError."""
     try:

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeVar, overload
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Json, canonical_text
 from cachestore.files.checksum import Buffer, digest_of
-from cachestore.files.container import ALIGNMENT, TensorInfo, build_header, parse_header
+from cachestore.files.container import ALIGNMENT, TensorInfo, build_header, parse_header, parse_start
 from cachestore.files.container import read_header as read_container_header
 from cachestore.files.opening import let_go, map_whole, open_regular, opened, read_at, read_whole
 from cachestore.files.paths import to_repair, to_verify
@@ -388,11 +388,34 @@ def _pieces(column: memoryview) -> Iterator[memoryview]:
         let_go(column)
 
 
+def check_table(path: Path, kind: str, version: int) -> str:
+    """Compare a table with its checksums, one piece at a time in memory, and return its digest. Raises as `read_table`."""
+    with opened(path) as (descriptor, status):
+        container = read_container_header(descriptor, status.st_size, where=path)
+        _header, checksums = _parse_metadata(container.metadata, kind, version, where=path)
+
+        def pieces(info: TensorInfo) -> Iterator[bytearray]:
+            first, last = container.data_start + info.start, container.data_start + info.end
+            return (read_at(descriptor, min(_PIECE_BYTES, last - start), start) for start in range(first, last, _PIECE_BYTES))
+
+        found = {name: [info.dtype, list(info.shape), digest_of(pieces(info))] for name, info in container.tensors.items()}
+    if checksums != found:
+        raise FormatError(f"{path} does not match its checksums; run {to_repair(path)}")
+    return container.metadata["digest"]
+
+
 def read_header(path: Path, kind: str, version: int) -> Mapping[str, Any]:
     """Read and check a table's header. The columns are neither read nor checked. Raises as `read_table`."""
     with opened(path) as (descriptor, status):
         container = read_container_header(descriptor, status.st_size, where=path)
     return _parse_metadata(container.metadata, kind, version, where=path)[0]
+
+
+def parse_table_start(start: bytes, file_bytes: int, kind: str, version: int, *, where: Path) -> Table:
+    """Return a table without its columns, from the first bytes of its file, which has this size. Raises FormatError as `read_table`."""
+    container = parse_start(start, file_bytes, where=where)
+    header, checksums = _parse_metadata(container.metadata, kind, version, where=where)
+    return Table(header, {}, container.metadata["digest"], checksums)
 
 
 def _parse_metadata(metadata: Mapping[str, str], kind: str, version: int, *, where: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

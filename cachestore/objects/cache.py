@@ -14,6 +14,7 @@ fetches it again if it differs. So nothing here is synced, and whatever a killed
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -24,7 +25,7 @@ from typing import Final, NamedTuple
 from cachestore.core.errors import BadInput, FormatError, ReadFailed, WriteFailed, numbered
 from cachestore.core.keys import Json
 from cachestore.core.words import in_short
-from cachestore.files.opening import names_in, read_whole, reason_of
+from cachestore.files.opening import FileIdentity, free_bytes, is_link, names_in, read_whole, reason_of
 from cachestore.files.paths import MARKER, decode_name, parse_catalog
 from cachestore.files.records import NEWER, decode_record, encode_record
 
@@ -107,9 +108,10 @@ def open_cache(folder: Path) -> None:
         names = names_in(folder, is_root=True)
         if MARKER in names:
             raise BadInput(f"{folder} is a store, not a folder for copies of other stores: pass another folder as local")
-        if CACHE_MARKER not in names or not _is_whole(folder / CACHE_MARKER):
-            (folder / CACHE_MARKER).unlink(missing_ok=True)
-            copy_file(folder / CACHE_MARKER, folder, encode_record(FORMAT, VERSION, {}))
+        marker = folder / CACHE_MARKER
+        here = identity_of(marker)
+        if here is None or not _is_whole(marker):
+            copy_file(marker, folder, encode_record(FORMAT, VERSION, {}), instead_of=here)
     except FileNotFoundError as error:
         raise ReadFailed(f"{folder} was removed while it was opened: run the same command again") from error
     except OSError as error:
@@ -117,12 +119,14 @@ def open_cache(folder: Path) -> None:
 
 
 def _is_whole(marker: Path) -> bool:
-    """Whether a marker can be read; a power cut may have damaged it. Raises FormatError for a newer one."""
+    """Whether a marker can be read; anything may have happened to it. Raises FormatError for a newer one."""
     try:
         decode_record(FORMAT, VERSION, read_whole(marker, limit_bytes=_LIMIT_BYTES), where=marker)
     except FormatError as error:
         if NEWER in str(error):
             raise
+        return False
+    except OSError:
         return False
     return True
 
@@ -134,10 +138,20 @@ def _refusal(path: Path, error: OSError) -> OSError:
     return numbered(WriteFailed(f"cannot write {path}: {reason_of(error)}; {help_text}"), error)
 
 
-def copy_file(final: Path, temporary_folder: Path, data: bytes | Callable[[Path], object]) -> None:
+def identity_of(path: Path) -> FileIdentity | None:
+    """Return what lies under a name, whatever it is; None if nothing does."""
+    try:
+        return FileIdentity.of(path.lstat())
+    except OSError:
+        return None
+
+
+def copy_file(
+    final: Path, temporary_folder: Path, data: bytes | Callable[[Path], object], *, instead_of: FileIdentity | None = None
+) -> None:
     """Put a file under its final name, complete when visible, unless one is there. `data` may be a function that makes a file.
 
-    Raises WriteFailed.
+    With `instead_of` it takes the place of this one, which is damaged; a folder is renamed, and keeps what is in it. Raises WriteFailed.
     """
     temporary = temporary_folder / f"{os.getpid()}-{os.urandom(8).hex()}.tmp"
     try:
@@ -147,12 +161,52 @@ def copy_file(final: Path, temporary_folder: Path, data: bytes | Callable[[Path]
             temporary.write_bytes(data)
         else:
             data(temporary)
-        with suppress(FileExistsError):
-            os.link(temporary, final)
+        if instead_of is not None and identity_of(final) == instead_of:
+            set_aside_folder(final)
+            temporary.replace(final)
+        else:  # another process may have made it meanwhile
+            with suppress(FileExistsError):
+                os.link(temporary, final)
     except OSError as error:
         raise _refusal(final, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder in the cache. A link, or anything else under its name, is renamed. Raises OSError."""
+    if os.path.lexists(folder) and (is_link(folder) or not folder.is_dir()):
+        folder.rename(_aside(folder))
+    folder.mkdir(exist_ok=True)
+
+
+def set_aside_folder(path: Path) -> None:
+    """Rename a folder that lies where a file belongs, unless it is empty; somebody may want what is in it. Raises OSError."""
+    if path.is_dir() and not is_link(path):
+        aside = _aside(path)
+        path.rename(aside)
+        with suppress(OSError):
+            aside.rmdir()
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.urandom(4).hex()}.aside")
+
+
+def make_way(path: Path) -> bool:
+    """Remove or rename what cannot be a copy: a folder, a link, a fifo, a device, an unreadable file. Returns whether there was any."""
+    try:
+        status = path.lstat()
+        if stat.S_ISREG(status.st_mode) and os.access(path, os.R_OK):
+            return False
+        if stat.S_ISDIR(status.st_mode):
+            set_aside_folder(path)
+        else:
+            path.unlink()
+    except OSError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,27 +236,50 @@ class StoreCache:
         return self.root / "have" / digest
 
     def open(self, address: str) -> None:
-        """Make the folders, note the address, and remove what killed processes left half made a day ago. Raises as `open_cache`."""
+        """Make the folders, note the address, and remove what killed processes left half made a day ago. Raises as `open_cache`.
+
+        What cannot be written here is not needed to read: values are then read through.
+        """
         open_cache(self.folder)
-        try:
-            for name in (*_KINDS, "tmp"):
-                (self.root / name).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _refusal(self.root, error) from error
-        origin = self.root / "origin.json"
-        if not origin.exists():
-            copy_file(origin, self.temporary, encode_record(ORIGIN_FORMAT, VERSION, {"address": address}))
-        for name in names_in(self.temporary):
+        self.make_folders()
+        with suppress(OSError):
+            origin = self.root / "origin.json"
+            if not _address_in(self.root):
+                record = encode_record(ORIGIN_FORMAT, VERSION, {"address": address})
+                copy_file(origin, self.temporary, record, instead_of=identity_of(origin))
+        for name in _names(self.temporary):
             path = self.temporary / name
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
+    def make_folders(self) -> None:
+        """Make those that are missing, also where something else is in their place, unless the disk refuses it."""
+        with suppress(OSError):
+            for folder in (self.root, *(self.root / name for name in (*_KINDS, "catalogs", "index", "tmp"))):
+                make_folder(folder)
+
+
+def _names(folder: Path) -> list[str]:
+    """The names in a folder of a cache; none where something else is in its place."""
+    try:
+        return names_in(folder)
+    except (FormatError, ReadFailed):
+        return []
+
+
+def _address_in(root: Path) -> str:
+    """The address of the store whose copies are in a folder; empty if that is not known."""
+    with suppress(FormatError, OSError):
+        found = decode_record(ORIGIN_FORMAT, VERSION, read_whole(root / "origin.json", limit_bytes=_LIMIT_BYTES), where=root)
+        return str(found.get("address", ""))
+    return ""
+
 
 def parts_in(folder: Path) -> Iterator[CachedPart]:
     """Yield the parts in a cache, of all stores."""
     for store in filter(is_store_id, names_in(folder, is_root=True)):
-        for digest in filter(_DIGEST.fullmatch, names_in(folder / store / "parts")):
+        for digest in filter(_DIGEST.fullmatch, _names(folder / store / "parts")):
             with suppress(OSError):
                 status = (folder / store / "parts" / digest).stat()
                 used_at = max(status.st_mtime, _time_of(folder / store / "have" / digest))
@@ -233,7 +310,7 @@ def used_bytes(folder: Path) -> int:
 
 def default_limit(folder: Path) -> int:
     """Return the limit of a cache for which none was given: what it takes now, and nine tenths of what is free."""
-    return used_bytes(folder) + int(_FREE_FRACTION * shutil.disk_usage(folder).free)
+    return used_bytes(folder) + int(_FREE_FRACTION * free_bytes(folder))
 
 
 def make_room(folder: Path, size: int, limit: int, keep: Collection[tuple[str, str]]) -> int:
@@ -322,13 +399,10 @@ def _clear(root: Path) -> None:
 
 
 def _look_at_store(folder: Path, store: str) -> CachedStore:
-    root, address = folder / store, ""
-    with suppress(FormatError, OSError):
-        found = decode_record(ORIGIN_FORMAT, VERSION, read_whole(root / "origin.json", limit_bytes=_LIMIT_BYTES), where=root)
-        address = str(found.get("address", ""))
+    root, address = folder / store, _address_in(folder / store)
     datasets: dict[str, list[int]] = {}
-    for encoded in names_in(root / "catalogs"):
-        numbers = sorted(number for number in map(parse_catalog, names_in(root / "catalogs" / encoded)) if number is not None)
+    for encoded in _names(root / "catalogs"):
+        numbers = sorted(number for number in map(parse_catalog, _names(root / "catalogs" / encoded)) if number is not None)
         if numbers and (name := decode_name(encoded)) is not None:
             datasets[name] = numbers
     parts = [part for part in parts_in(folder) if part.store == store]

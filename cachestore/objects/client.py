@@ -201,9 +201,16 @@ class _ObstoreClient:
     def get_range(self, key: str, start: int, size: int) -> bytes:
         if size == 0:  # HTTP has no empty range
             return b""
-        return self._call(
-            "read", key, lambda: bytes(self._obstore.get_range(self._store, self._address.key(key), start=start, length=size))
-        )
+
+        def read() -> bytes:
+            try:
+                return bytes(self._obstore.get_range(self._store, self._address.key(key), start=start, length=size))
+            except self._obstore.exceptions.BaseError as error:
+                if _failure_of(error).status == 416:  # the object ends before it
+                    return b""
+                raise
+
+        return self._call("read", key, read)
 
     def put_new(self, key: str, data: bytes) -> bool:
         def create() -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cachestore.children.kinds import HELPER
 from cachestore.core.arguments import as_whole
 from cachestore.core.errors import RemoteFailed
+from cachestore.core.parent import is_orphan
 from cachestore.objects.address import Address
 from cachestore.objects.client import ClientLimits, ObjectRef
 from cachestore.objects.process import close_pipes, end_helper, error_of, start_helper
@@ -34,6 +35,7 @@ _STARTS: Final = 3
 """How many helpers may end one after the other without an answer."""
 _LOOK_SECONDS: Final = 1.0
 _READ_BYTES: Final = 1 << 20
+_ORPHAN: Final = "the process that started this worker has ended"
 
 
 class HelperRequest:
@@ -70,6 +72,7 @@ class Downloads:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
+        self._parent = os.getppid()
         self._turn = threading.Condition()
         """Held while anything below changes, and while a request is written."""
         self._is_reading = False
@@ -127,7 +130,12 @@ class Downloads:
         return self._helper.pid if self._helper is not None else None
 
     def send(self, body: Mapping[str, Any]) -> HelperRequest:
-        """Send a request without waiting for the answer. Raises BadInput if `CACHESTORE_IN_FLIGHT` is no number."""
+        """Send a request without waiting for the answer. Raises BadInput if `CACHESTORE_IN_FLIGHT` is no number.
+
+        Raises RemoteFailed in a worker, such as a DataLoader's, that outlives its trainer: it would wait for a server in vain.
+        """
+        if is_orphan(self._parent):
+            raise RemoteFailed(f"{_ORPHAN}; run the same command again")
         with self._turn:
             if self._helper is None:
                 self._parallel = _parallel()
@@ -178,7 +186,9 @@ class Downloads:
             self._turn.acquire()
             self._is_reading = False
             self._turn.notify_all()
-        if data is None:
+        if data is None and is_orphan(self._parent):
+            self._give_up(_ORPHAN)
+        elif data is None:
             seconds = time.monotonic() - max(since, self._heard)
             if seconds > sum(_LIMITS) + _SLACK_SECONDS:
                 self._give_up(f"the helper process did not answer for {seconds:.0f} s")

@@ -25,10 +25,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from cachestore.core.errors import RemoteFailed
+from cachestore.core.parent import leave_with
 from cachestore.objects.address import parse_address
+from cachestore.objects.cache import make_way
 from cachestore.objects.client import PIECE_BYTES, Client, ClientLimits, connect
 from cachestore.objects.process import error_as_json, requests_of
 
@@ -41,11 +44,12 @@ def main(arguments: list[str]) -> None:
     """Serve the process with this pid until it ends. Arguments: its pid, seconds for a request, seconds for retries, requests at once."""
     reader, request_seconds, retry_seconds, parallel = int(arguments[0]), float(arguments[1]), float(arguments[2]), int(arguments[3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the reader decides
+    leave_with(reader, seconds=0.0)
     server = _Server(ClientLimits(request_seconds, retry_seconds))
     for number in range(parallel):
         threading.Thread(target=server.work, name=f"range-{number}", daemon=True).start()
     threading.Thread(target=server.send, name="send", daemon=True).start()
-    for line in requests_of(reader):
+    for line in requests_of():
         server.take(json.loads(line))
     os._exit(0)  # threads may still wait for the network
 
@@ -144,6 +148,7 @@ def _pieces(client: Client, request: dict[str, Any]) -> Iterator[tuple[int, byte
 
 def _write(path: str, data: bytes, at: int, *, size: int = 0) -> None:
     """Write into a sparse file of this size, which is made if it does not exist. Follows no link."""
+    make_way(Path(path))
     descriptor = os.open(path, _WRITE_FLAGS, 0o644)
     try:
         if os.fstat(descriptor).st_size < size:

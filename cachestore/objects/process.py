@@ -1,11 +1,10 @@
-"""A helper process, which has the network client: how another process starts it, how it learns that this one is gone, how errors travel.
+"""A helper process, which has the network client: how another process starts it, how it gets requests, how errors travel.
 
 obstore starts threads that stay until their process ends, and that a fork would kill. So only helpers have them: one for each process that
 trains from a bucket (`downloads`), and one for each push, pull and `ls` of an address (`cachestore.remote.call`).
 """
 
 import os
-import select
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -18,7 +17,6 @@ from cachestore.core.errors import CacheStoreError, ReadFailed
 
 END_SECONDS: Final = 30.0
 """How long a killed helper is waited for."""
-_WATCH_SECONDS: Final = 1.0
 _READ_BYTES: Final = 1 << 20
 
 
@@ -45,18 +43,13 @@ def close_pipes(helper: ChildProcess) -> None:
                 pipe.close()
 
 
-def requests_of(starter: int) -> Iterator[bytes]:
-    """In a helper: yield the lines of stdin until the process with this pid, which started the helper, has ended.
+def requests_of() -> Iterator[bytes]:
+    """In a helper: yield the lines of stdin until the process that started the helper closes it, or ends.
 
-    Its end closes stdin, unless a process that it forked holds stdin open too. So its pid is watched as well.
+    A process that the other one forked may hold stdin open: `cachestore.core.parent` watches for the end itself.
     """
     rest = b""
-    while os.getppid() == starter:
-        if not select.select([0], [], [], _WATCH_SECONDS)[0]:
-            continue
-        data = os.read(0, _READ_BYTES)
-        if not data:
-            return
+    while data := os.read(0, _READ_BYTES):
         *lines, rest = (rest + data).split(b"\n")
         yield from lines
 

@@ -10,12 +10,12 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from cachestore.core.keys import Json
+from cachestore.core.parent import leave_with
 from cachestore.files.paths import Layout
 from cachestore.objects.address import parse_address
 from cachestore.objects.client import connect
@@ -26,19 +26,21 @@ from cachestore.remote.push import push_to
 from cachestore.remote.transfer import TransferRequest
 from cachestore.storage.snapshot import open_layout
 
-STOP_SECONDS: Final = 5.0
-"""How long the helper cleans up after it is stopped."""
+STOP_SECONDS: Final = 3.0
+"""How long the helper cleans up after it is stopped, or after the process that started it has ended."""
 
 
 def main(arguments: list[str]) -> None:
     """Do what the process with this pid asks for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the one that started this decides
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    lines = requests_of(int(arguments[0]))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # KeyboardInterrupt in the main thread
+    gone = threading.Event()
+    leave_with(int(arguments[0]), seconds=STOP_SECONDS, gone=gone)
+    lines = requests_of()
     try:
         call = next(lines, None)
         if call is not None:
-            threading.Thread(target=_stop_after, args=(lines,), name="stop", daemon=True).start()
+            threading.Thread(target=_wait_for_more, args=(lines, gone), name="stop", daemon=True).start()
             answer = _answer(json.loads(call))
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _say(answer)
@@ -74,11 +76,9 @@ def _say(answer: dict[str, Any]) -> None:
         left = left[os.write(1, left) :]
 
 
-def _stop_after(lines: Iterator[bytes]) -> None:
+def _wait_for_more(lines: Iterator[bytes], gone: threading.Event) -> None:
     next(lines, None)
-    os.kill(os.getpid(), signal.SIGTERM)  # raises KeyboardInterrupt in the main thread
-    time.sleep(STOP_SECONDS)
-    os._exit(1)
+    gone.set()
 
 
 if __name__ == "__main__":

@@ -1,17 +1,13 @@
 """What a store in an object store holds, by its listing and the headers of its catalogs."""
 
-import tempfile
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from cachestore.core.keys import Json
 from cachestore.core.words import in_short
-from cachestore.files.paths import Layout
 from cachestore.objects.address import parse_address
 from cachestore.objects.client import ReadingClient
 from cachestore.remote.call import call_helper
-from cachestore.storage.catalog import open_catalog
-from cachestore.store.outline import KEYS, catalog_digest, fetch_catalog_start, naming_damage, require_store, take_inventory
+from cachestore.store.outline import look_again, remote_start, require_store, take_inventory
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +49,16 @@ def list_address(address: str) -> RemoteStats:
 
 def list_client(client: ReadingClient) -> RemoteStats:
     """`list_address` with a client."""
+    return look_again(lambda: _list(client))
+
+
+def _list(client: ReadingClient) -> RemoteStats:
     require_store(client)
     inventory = take_inventory(client)
-    with tempfile.TemporaryDirectory(prefix="cachestore-ls-") as scratch:
-        outline = Layout(Path(scratch))
-        catalogs = [
-            _look(client, name, generation, size, outline) for name, some in inventory.catalogs.items() for generation, size in some.items()
-        ]
+    catalogs = [_look(client, name, *one) for name, some in inventory.catalogs.items() for one in some.items()]
     return RemoteStats(str(client.address), tuple(catalogs), len(inventory.segments), sum(inventory.segments.values()))
 
 
-def _look(client: ReadingClient, name: str, generation: int, size: int, outline: Layout) -> RemoteCatalog:
-    path = fetch_catalog_start(client, name, generation, size, outline)
-    with naming_damage(client, KEYS.catalog(name, generation)):
-        digest = catalog_digest(path)
-        return RemoteCatalog(name, generation, len(open_catalog(path, generation=generation, digest=digest)), size, digest)
+def _look(client: ReadingClient, name: str, generation: int, size: int) -> RemoteCatalog:
+    start = remote_start(client, name, generation, size)
+    return RemoteCatalog(name, generation, start.samples, size, start.digest)

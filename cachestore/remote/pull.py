@@ -4,7 +4,6 @@ It reads catalogs first, then what they name, and publishes in the order of a jo
 visible only when all that it names is. A killed pull leaves files that the same command finds; parts of files lie in `tmp/`.
 """
 
-import errno
 import time
 from collections.abc import Iterable
 from contextlib import closing
@@ -12,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cachestore.core.arguments import as_path
-from cachestore.core.errors import FormatError, MissingEntry, RemoteFailed
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Recipe
 from cachestore.files.checksum import digest_file
 from cachestore.files.marker import check_for_writing
 from cachestore.files.opening import look_at, names_in
@@ -34,8 +34,8 @@ from cachestore.remote.transfer import (
     pieces_of_remote,
     report_of,
     requests_down,
+    scratch_folder,
     segments_of,
-    with_scratch,
 )
 from cachestore.storage.catalog import Catalog, read_catalog
 from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, create_store
@@ -46,10 +46,11 @@ from cachestore.store.outline import (
     draw_segments,
     fetch_catalog,
     fetch_index,
+    hearing,
     key_of,
-    naming_damage,
-    remote_digest,
+    look_again,
     remote_header,
+    remote_start,
     require_store,
     take_inventory,
 )
@@ -100,13 +101,13 @@ def pull(
 def pull_from(client: Client, root: Path, request: TransferRequest) -> TransferReport:
     """`pull` with a client."""
     began = time.monotonic()
-    require_store(client)
 
-    def may_help(error: Exception) -> bool:
-        # At the address a segment was replaced, or in the folder `gc` removed one that no catalog named yet. The rest is still there.
-        return isinstance(error, MissingEntry) or (isinstance(error, RemoteFailed) and error.errno == errno.ENOENT)
+    def look() -> TransferReport:
+        require_store(client)
+        with scratch_folder("pull") as scratch:
+            return _Pull(client, root, request, scratch).run(began)
 
-    return with_scratch("pull", lambda scratch: _Pull(client, root, request, scratch).run(began), may_help)
+    return look_again(look)
 
 
 @dataclass(slots=True)
@@ -128,8 +129,6 @@ class _Pull:
         if MARKER in names_in(root, is_root=True):
             self._layout = open_layout(self._layout)
         self._outline = Layout(scratch / "outline")
-        self._starts = Layout(scratch / "starts")
-        """Catalogs of which only the header is here."""
         self._inventory = take_inventory(client)
 
     def run(self, began: float) -> TransferReport:
@@ -167,8 +166,8 @@ class _Pull:
 
     def _require_same(self, name: str, generation: int) -> None:
         """Raise BadInput if the folder has other rows under this generation."""
-        there = remote_digest(self._client, name, generation, self._inventory.catalogs[name][generation], self._starts)
-        if catalog_digest(self._layout.catalog(name, generation)) != there:
+        there = remote_start(self._client, name, generation, self._inventory.catalogs[name][generation])
+        if catalog_digest(self._layout.catalog(name, generation)) != there.digest:
             raise other_catalog(name, generation, there=self._layout.root, here=self._client.address)
 
     def _of_data_set(self, plan: _ToReceive) -> tuple[set[str], set[str]]:
@@ -239,14 +238,17 @@ class _Pull:
 
     def _receive_segment(self, mover: Mover, file: FileRef) -> None:
         path = Path(file.key)
-        with naming_damage(self._client, path):
-            publish_pieces(self._layout, self._layout.root / path, pieces_of_remote(self._client, file, mover), digest=path.stem)
+        with hearing(self._client, path) as heard:
+            publish_pieces(self._layout, self._layout.root / path, pieces_of_remote(heard, file, mover), digest=path.stem)
 
     def _receive_recipe(self, mover: Mover, file: FileRef) -> None:
-        raw = self._client.get(file.key)
-        with naming_damage(self._client, Path(file.key)):
-            decode_record(RECIPE_FORMAT, RECIPE_VERSION, raw, where=Path(file.key))
-        publish(self._layout, self._layout.root / file.key, [raw])
+        path = Path(file.key)
+        with hearing(self._client, path) as heard:
+            raw = heard.get(file.key)
+            recipe = Recipe.from_json(decode_record(RECIPE_FORMAT, RECIPE_VERSION, raw, where=path))
+            if recipe.fingerprint != path.stem:
+                raise FormatError(f"{path} holds the recipe {recipe.fingerprint}")
+        publish(self._layout, self._layout.root / path, [raw])
         mover.moved(len(raw))
 
     def _publish_catalog(self, name: str, generation: int, snapshot: Snapshot) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import copyfile
 
-from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed
+from cachestore.core.errors import CacheStoreError, FormatError, MissingEntry, ReadFailed
 from cachestore.files.checksum import digest_file, digest_of
 from cachestore.files.marker import FORMAT, VERSION, check_for_reading
 from cachestore.files.opening import look_at, names_in, opened, read_at, read_whole
@@ -37,8 +37,8 @@ from cachestore.remote.transfer import (
     pieces_of_remote,
     report_of,
     requests_up,
+    scratch_folder,
     segments_of,
-    with_scratch,
 )
 from cachestore.storage.catalog import list_generations, list_names, read_catalog
 from cachestore.storage.commit import commit, has_news
@@ -51,9 +51,10 @@ from cachestore.store.outline import (
     draw_segments,
     fetch_index,
     key_of,
+    look_again,
     read_remote_marker,
-    remote_digest,
     remote_header,
+    remote_start,
     start_of,
     take_inventory,
 )
@@ -103,14 +104,13 @@ def push_to(client: Client, layout: Layout, request: TransferRequest) -> Transfe
     """`push` with a client."""
     began = time.monotonic()
 
-    def may_help(error: Exception) -> bool:
-        if isinstance(error, CacheStoreError):
-            return False
+    def look() -> TransferReport:
         check_for_reading(layout)
-        return True  # `gc` or `compact` has removed a file: what it held is elsewhere by now
+        with scratch_folder("push") as scratch:
+            return _Push(client, layout, request, scratch).run(began)
 
     try:
-        return with_scratch("push", lambda scratch: _Push(client, layout, request, scratch).run(began), may_help)
+        return look_again(look)  # if `gc` or `compact` has removed a file, what it held is elsewhere by now
     except FileNotFoundError as error:
         if isinstance(error, CacheStoreError):
             raise
@@ -125,6 +125,8 @@ class _ToSend:
     segments: list[FileRef] = field(default_factory=list[FileRef])
     recipes: list[FileRef] = field(default_factory=list[FileRef])
     catalogs: list[tuple[str, int, FileRef]] = field(default_factory=list[tuple[str, int, FileRef]])
+    needed: dict[str, int] = field(default_factory=dict[str, int])
+    """Size of each segment that has to be there before the catalogs are."""
     skipped: int = 0
 
     def files(self) -> list[FileRef]:
@@ -153,6 +155,8 @@ class _Push:
             if plan.segments or plan.catalogs or not self._inventory.indexes:
                 self._send_index(plan)
             check_for_reading(self._layout)
+            if plan.catalogs:
+                self._require_sent(plan)
             for name, generation, file in plan.catalogs:
                 mover.show("sending catalogs")
                 if not self._send_new(mover, file, TABLE_LIMIT_BYTES):
@@ -201,6 +205,7 @@ class _Push:
         same = [digest for digest, file in files.items() if self._inventory.segments.get(digest) == file.size]
         good = set(same) - (self._damaged(same) if self._request.check else set())
         plan.segments = [file for digest, file in files.items() if digest not in good]
+        plan.needed = {digest: file.size for digest, file in files.items()}
         listed = names_in(self._layout.recipes)
         recipes = [fingerprint for fingerprint in fingerprints if self._layout.recipe(fingerprint).name in listed]
         plan.recipes = [self._file(KEYS.recipe(one)) for one in recipes if one not in self._inventory.recipes]
@@ -240,9 +245,17 @@ class _Push:
 
     def _require_same(self, name: str, generation: int, size: int) -> None:
         """Raise BadInput if the catalog of this size at the address has other rows than the one here."""
-        there = remote_digest(self._client, name, generation, size, self._outline)
-        if there != catalog_digest(self._layout.catalog(name, generation)):
+        there = remote_start(self._client, name, generation, size)
+        if there.digest != catalog_digest(self._layout.catalog(name, generation)):
             raise other_catalog(name, generation, there=self._client.address, here=self._layout.root)
+
+    def _require_sent(self, plan: _ToSend) -> None:
+        """Raise MissingEntry if a second listing lacks a segment of the plan: the first one was wrong, or it was removed meanwhile."""
+        there = take_inventory(self._client).segments
+        lacking = [digest for digest, size in plan.needed.items() if there.get(digest) != size]
+        if lacking:
+            key = key_of(KEYS.segment(lacking[0]))
+            raise MissingEntry(f"{self._client.address.of(key)} was there, or was sent, and is not listed; run the same command again")
 
     def _send_index(self, plan: _ToSend) -> None:
         """Publish an index that covers what is at the address now. Other pushers' newer segments are read without it."""

@@ -1,32 +1,36 @@
 """What push and pull have in common: their report, the choice of generations, and files that move side by side."""
 
 import os
+import shutil
+import stat
 import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from cachestore.core.arguments import as_switch, as_text, as_whole, check_calls
-from cachestore.core.errors import BadInput, MissingEntry, RemoteFailed
+from cachestore.core.errors import BadInput, CacheStoreError, MissingEntry, WriteFailed, numbered
 from cachestore.core.keys import Json, Key
 from cachestore.core.words import did_you_mean, first_of, in_short
-from cachestore.files.opening import read_at
-from cachestore.objects.client import PIECE_BYTES, Client
+from cachestore.files.locks import LifeLock, is_locked
+from cachestore.files.opening import names_in, read_at, reason_of
+from cachestore.objects.client import PIECE_BYTES, ReadingClient
 from cachestore.storage.catalog import NO_KEY, Catalog
 from cachestore.storage.snapshot import Snapshot
 
 JOBS: Final = 8
 """How many files move at once by default."""
 
-TRIES: Final = 3
-"""How often push and pull look again at what is there, if files vanish meanwhile."""
+_SCRATCH: Final = ("cachestore-pull-", "cachestore-push-")
+"""How the names of scratch folders begin."""
+_LOCK: Final = "lock"
 _SHOW_SECONDS: Final = 0.25
 _LOCATED_AT_ONCE: Final = 4096
 
@@ -102,19 +106,42 @@ class TransferRequest:
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "on_progress"}
 
 
-def with_scratch(command: str, act: Callable[[Path], T], may_help: Callable[[Exception], bool]) -> T:
-    """Return what `act` returns. It gets a folder of its own, and is called again, twice at most, if a file vanished meanwhile.
+@contextmanager
+def scratch_folder(command: str) -> Generator[Path]:
+    """Give the block a folder of its own below TMPDIR, which ends with it. What killed processes of this user left there goes first.
 
-    `may_help` says whether another try may help after an error.
+    Raises WriteFailed if the folder, or something in it, cannot be written.
     """
-    for tries_left in reversed(range(TRIES)):
-        try:
-            with tempfile.TemporaryDirectory(prefix=f"cachestore-{command}-") as scratch:
-                return act(Path(scratch))
-        except (FileNotFoundError, MissingEntry, RemoteFailed) as error:
-            if not may_help(error) or not tries_left:
-                raise
-    raise AssertionError  # the last try returns or raises
+    help_text = "make room there, or set TMPDIR to another folder, then run the same command again"
+    try:
+        above = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise numbered(WriteFailed(f"there is no folder for temporary files: {reason_of(error)}; {help_text}"), error) from error
+    _remove_abandoned(above)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f"cachestore-{command}-", ignore_cleanup_errors=True) as name, LifeLock(Path(name) / _LOCK):
+            yield Path(name)
+    except OSError as error:
+        if isinstance(error, CacheStoreError | FileNotFoundError):
+            raise
+        raise numbered(WriteFailed(f"cannot write {error.filename or above}: {reason_of(error)}; {help_text}"), error) from error
+
+
+def _remove_abandoned(above: Path) -> None:
+    """Remove the scratch folders of this user of which the lock is free: their process has ended.
+
+    One that is made at this very moment may go too: its process then misses a file, and looks again.
+    """
+    for name in names_in(above, is_root=True):
+        folder = above / name
+        with suppress(OSError):
+            if name.startswith(_SCRATCH) and _is_own_folder(folder) and is_locked(folder / _LOCK) is False:
+                shutil.rmtree(folder)
+
+
+def _is_own_folder(path: Path) -> bool:
+    status = path.lstat()
+    return stat.S_ISDIR(status.st_mode) and (not hasattr(os, "getuid") or status.st_uid == os.getuid())
 
 
 def report_of(
@@ -274,7 +301,7 @@ class UploadedFile:
             self._mover.moved(size)
 
 
-def pieces_of_remote(client: Client, file: FileRef, mover: Mover) -> Iterator[bytes]:
+def pieces_of_remote(client: ReadingClient, file: FileRef, mover: Mover) -> Iterator[bytes]:
     """Yield an object piece by piece, and count its bytes."""
     for start in range(0, file.size, PIECE_BYTES):
         mover.go_on()

@@ -17,7 +17,7 @@ from cachestore.core.samples import CAPTION
 from cachestore.core.words import did_you_mean, first_of, plural
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, decode_name, encode_name, parse_catalog, parse_dropped, to_repair, to_verify
-from cachestore.files.table import Table, never_falls, offsets_of, open_table, read_table
+from cachestore.files.table import Table, check_table, never_falls, offsets_of, open_table, parse_table_start, read_table
 
 FORMAT: Final = "cachestore-catalog"
 VERSION: Final = 2
@@ -198,6 +198,38 @@ def open_catalog(path: Path, *, generation: int, digest: str) -> Catalog:
     if catalog.digest != digest:
         raise FormatError(f"{path} is not the catalog that was opened before; run {to_verify(path)}")
     return catalog
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogStart:
+    """What the start of a catalog's file says."""
+
+    samples: int
+    digest: str
+    """As `Catalog.digest`."""
+    file_digest: str
+    """Of the whole file: only equal files have it."""
+
+
+def parse_catalog_start(start: bytes, size_bytes: int, name: str, generation: int, *, where: Path) -> CatalogStart:
+    """Return what the start of this generation's file says; the file has this size. Raises FormatError, also for another generation."""
+    table = parse_table_start(start, size_bytes, FORMAT, VERSION, where=where)
+    try:
+        named, number = _text(table.header["name"]), table.header.get("generation", generation)
+        [rows] = table.checksums["ids.offsets"][1]
+        found = CatalogStart(max(rows - 1, 0), _text(table.header["digest"]), table.digest)
+        is_home = (encode_name(named), number) == (encode_name(name), generation)
+    except (LookupError, TypeError, ValueError) as error:
+        raise FormatError(f"{where} lacks a field of a catalog, or has a wrong one ({type(error).__name__}: {error})") from error
+    if not is_home:
+        raise FormatError(f"{where} is generation {number!r} of {named!r}")
+    return found
+
+
+def check_catalog_copy(path: Path, expected: CatalogStart) -> None:
+    """Read a copy of a catalog, one piece at a time in memory. Raises FormatError if it is damaged or another one, FileNotFoundError."""
+    if check_table(path, FORMAT, VERSION) != expected.file_digest:
+        raise FormatError(f"{path} is a copy of another catalog")
 
 
 def _parse(table: Table, path: Path, generation: int) -> Catalog:

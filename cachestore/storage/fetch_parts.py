@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from cachestore.core.errors import CorruptEntry
+from cachestore.core.errors import CorruptEntry, RemoteFailed
 from cachestore.core.keys import Key
 from cachestore.files.opening import READ_FLAGS, ask_for, descriptor_limit, is_of_a_signal, read_present, read_scattered
 from cachestore.objects.cache import TOUCH_SECONDS
@@ -21,6 +21,9 @@ from cachestore.storage.entry import checksum_of
 from cachestore.storage.fetch import DESCRIPTORS, SHARED_BYTES, Read, Verify, close_least_used, join_buffers, new_buffer, plan_reads
 from cachestore.storage.locations import Located, Location, SegmentRef
 from cachestore.storage.side_by_side import run_side_by_side
+
+_LOOKS: Final = 3
+"""How often an entry is fetched again, at most."""
 
 
 class _PartsWork(NamedTuple):
@@ -151,19 +154,37 @@ class PartsFetcher:
                 ask_for(part.descriptor, start, size)
 
     def _mend(self, wanted: _PartsWork) -> None:
-        """Fetch entries again that do not match their checksums. Raises CorruptEntry for those that are wrong at the address too."""
-        keys, located, targets = wanted.keys, wanted.located, wanted.targets
-        for row in wanted.wrong:
-            self._source.clear(_span(located, row))
-            self._open.pop(located.segments[row].digest, None)  # another file may have its name now
-        found = self._bring(located, wanted.wrong, again=True)
-        for row in wanted.wrong:
-            if row in found:
-                _spread(found[row], targets[row])
-            if row not in found or not _matches(keys[row], located, row, targets[row]):
-                where = self._source.where(located.segments[row].digest)
-                mend = f"run `cachestore push STORE {self._source.address} --check` from a store that has it"
-                raise CorruptEntry(f"entry {keys[row]} does not match its checksum in {where}; {mend}")
+        """Fetch entries again that do not match their checksums.
+
+        Raises CorruptEntry for those of which the same wrong bytes come twice, and RemoteFailed if others come each time.
+        """
+        wrong, before = list(wanted.wrong), dict[int, bytes]()
+        for _look in range(_LOOKS):
+            for row in wrong:
+                self._source.clear(_span(wanted.located, row))
+                self._open.pop(wanted.located.segments[row].digest, None)  # another file may have its name now
+            found = self._bring(wanted.located, wrong, again=True)
+            wrong = [row for row in wrong if not self._is_mended(wanted, row, found.get(row))]
+            if not wrong:
+                return
+            for row in wrong:
+                data = bytes(found.get(row, b""))
+                if before.get(row) == data:
+                    raise self._corrupt(wanted, row)
+                before[row] = data
+        where = self._source.where(wanted.located.segments[wrong[0]].digest)
+        raise RemoteFailed(f"each read of {where} brings other bytes: something on the way there damages data; run the same command again")
+
+    @staticmethod
+    def _is_mended(wanted: _PartsWork, row: int, data: memoryview | None) -> bool:
+        if data is not None:
+            _spread(data, wanted.targets[row])
+        return data is not None and _matches(wanted.keys[row], wanted.located, row, wanted.targets[row])
+
+    def _corrupt(self, wanted: _PartsWork, row: int) -> CorruptEntry:
+        where = self._source.where(wanted.located.segments[row].digest)
+        mend = f"run `cachestore push STORE {self._source.address} --check` from a store that has it"
+        return CorruptEntry(f"entry {wanted.keys[row]} does not match its checksum in {where}, as two reads say; {mend}")
 
     def prefetch(self, locations: Sequence[Location]) -> None:
         """Ask the helper for those of these entries that are not in the cache, without waiting."""

@@ -2,25 +2,37 @@
 
 An outline has one index, and for each segment a sparse file of the right size with nothing but the header, and that only if the index does
 not cover it. So `load_snapshot` and `commit` work on it as on a store, and it takes next to no disk. It is no store: it has no marker.
+
+Any answer may be wrong: damaged on its way, cut, of another object, or from an old listing. So what an answer says against an object or a
+store is believed only when two looks say the same (`look_again`).
 """
 
+import errno
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from cachestore.core.errors import FormatError, RemoteFailed, StoreNotFound
+from cachestore.core.errors import BadInput, CacheStoreError, FormatError, MissingEntry, RemoteFailed, StoreNotFound
+from cachestore.core.words import plural
+from cachestore.files.checksum import Checksum
 from cachestore.files.container import HEADER_LIMIT_BYTES
 from cachestore.files.marker import FORMAT as MARKER_FORMAT
 from cachestore.files.marker import VERSION as MARKER_VERSION
 from cachestore.files.paths import MARKER, IndexName, Layout, decode_name, parse_catalog, parse_index, parse_recipe, parse_segment
 from cachestore.files.records import NEWER, decode_record
 from cachestore.files.table import read_header
-from cachestore.objects.client import PIECE_BYTES, ReadingClient
-from cachestore.storage.catalog import FORMAT, VERSION, Catalog, read_catalog
+from cachestore.objects.address import Address
+from cachestore.objects.client import PIECE_BYTES, ObjectRef, ReadingClient
+from cachestore.storage.catalog import FORMAT, VERSION, Catalog, CatalogStart, parse_catalog_start, read_catalog
 from cachestore.storage.index import Index, check
+
+LOOKS: Final = 3
+"""How often something is looked at, at most, before an error about it is raised."""
+
+T = TypeVar("T")
 
 KEYS: Final = Layout(Path())
 """Its paths are the keys of a store's files."""
@@ -75,35 +87,113 @@ def _files(client: ReadingClient, top: str) -> Iterable[tuple[str, str, int]]:
 
 
 def read_remote_marker(client: ReadingClient) -> dict[str, Any] | None:
-    """Return the body of a store's marker, or None if there is no store. Raises FormatError, also for a newer format; RemoteFailed."""
+    """Return the body of a store's marker; None if there is no store. Raises WrongAnswer, FormatError for a newer format, RemoteFailed."""
+    path = Path(MARKER)
     try:
-        raw = client.get(MARKER)
+        with hearing(client, path) as heard:
+            return decode_record(MARKER_FORMAT, MARKER_VERSION, heard.get(MARKER), where=path)
     except RemoteFailed as error:
-        if error.errno == 2:
+        if error.errno == errno.ENOENT:
             return None
         raise
-    with naming_damage(client, Path(MARKER)):
-        return decode_record(MARKER_FORMAT, MARKER_VERSION, raw, where=Path(MARKER))
 
 
-def require_store(client: ReadingClient) -> None:
-    """Raise StoreNotFound if there is no store at a client's address."""
-    if read_remote_marker(client) is None:
+def require_store(client: ReadingClient) -> dict[str, Any]:
+    """Return the body of a store's marker. Raises StoreNotFound if there is no store at a client's address; as `read_remote_marker`."""
+    body = read_remote_marker(client)
+    if body is None:
         raise StoreNotFound(
             f"there is no store at {client.address} (no {MARKER} in it); `cachestore push STORE {client.address}` makes one"
         )
+    return body
+
+
+class WrongAnswer(FormatError):
+    """What came for an object is not what the object should hold. Equal texts: the same wrong bytes came."""
+
+    where = ""
+    """The object's address."""
+
+
+def look_again(look: Callable[[], T]) -> T:
+    """Return what `look` returns. It is called again, twice at most, if it raises what a wrong answer or a vanished file may cause.
+
+    Raises its error once two calls raise the same. Wrong bytes are a FormatError then; a RemoteFailed if they differ each time.
+    """
+    reported = set[str]()
+    for looks_left in reversed(range(LOOKS)):
+        try:
+            return look()
+        except (CacheStoreError, FileNotFoundError) as error:
+            found = _to_raise(error, is_reported_again=str(error) in reported, is_last=not looks_left)
+            if found is error:
+                raise
+            if found is not None:
+                raise found from error
+            reported.add(str(error))
+    raise AssertionError  # the last look returns or raises
+
+
+def _to_raise(error: Exception, *, is_reported_again: bool, is_last: bool) -> Exception | None:
+    """Return what to raise for an error of a look; None to look again."""
+    match error:
+        case WrongAnswer() if is_reported_again:
+            damaged = "is damaged: two reads brought the same wrong bytes"
+            return FormatError(f"{error.where} {damaged}; remove it there, then push it again from a store that has it")
+        case WrongAnswer():
+            others = f"{plural(LOOKS, 'read')} of {error.where} brought wrong bytes, and other ones each time"
+            help_text = "something on the way there damages data; run the same command again"
+            return RemoteFailed(f"{others}: {help_text}") if is_last else None
+        case BadInput() | StoreNotFound():
+            return error if is_reported_again or is_last else None
+        case _:
+            return None if _has_vanished(error) and not is_last else error
+
+
+def _has_vanished(error: Exception) -> bool:
+    """Whether an error is about something that may have been replaced or removed meanwhile, or that a wrong listing named."""
+    is_absent = isinstance(error, RemoteFailed) and error.errno == errno.ENOENT
+    return is_absent or isinstance(error, MissingEntry) or not isinstance(error, CacheStoreError)
+
+
+class _HeardClient:
+    """A client for the reads of one object, which digests all that comes."""
+
+    def __init__(self, client: ReadingClient) -> None:
+        self._client = client
+        self.checksum = Checksum()
+
+    @property
+    def address(self) -> Address:
+        return self._client.address
+
+    def list(self, folder: str = "") -> Iterator[list[ObjectRef]]:
+        return self._client.list(folder)
+
+    def get(self, key: str) -> bytes:
+        return self._noted(self._client.get(key))
+
+    def get_range(self, key: str, start: int, size: int) -> bytes:
+        return self._noted(self._client.get_range(key, start, size))
+
+    def _noted(self, data: bytes) -> bytes:
+        self.checksum.update(data)
+        return data
 
 
 @contextmanager
-def naming_damage(client: ReadingClient, path: Path) -> Generator[None]:
-    """Name the object where the block finds damage in its local copy; `path` is one of KEYS."""
+def hearing(client: ReadingClient, path: Path) -> Generator[ReadingClient]:
+    """Give the block a client for all reads of one object, whose `path` is one of KEYS. Damage that it finds raises WrongAnswer."""
+    heard = _HeardClient(client)
     try:
-        yield
+        yield heard
     except FormatError as error:
         where = client.address.of(key_of(path))
         if NEWER in str(error):
             raise FormatError(f"{where} was written by a newer cachestore: {NEWER}") from error
-        raise FormatError(f"{where} is damaged: remove it there, then push it again from a store that has it") from error
+        wrong = WrongAnswer(f"what came for {where} is not what it should hold (digest {heard.checksum.hexdigest()})")
+        wrong.where = where
+        raise wrong from error
 
 
 def start_of(read: Callable[[int, int], bytes], size: int) -> bytes:
@@ -130,14 +220,22 @@ def fetch_file(client: ReadingClient, key: str, size: int, path: Path) -> None:
 
 
 def fetch_index(client: ReadingClient, inventory: Inventory, outline: Layout) -> None:
-    """Bring the newest good index of a store into an outline, if there is one."""
+    """Bring the newest good index of a store into an outline, if there is one. One that came damaged is brought once more."""
     for name, size in inventory.indexes.items():
         path = outline.index(name)
-        fetch_file(client, key_of(KEYS.index(name)), size, path)
-        with suppress(FormatError):
-            check(outline, name)
-            return
-        path.unlink()
+        for _look in range(2):
+            try:
+                fetch_file(client, key_of(KEYS.index(name)), size, path)
+                check(outline, name)
+            except FormatError:
+                path.unlink()
+            except RemoteFailed as error:
+                path.unlink()
+                if error.errno != errno.ENOENT:
+                    raise
+                break  # it is not there, whatever the listing says
+            else:
+                return
 
 
 def draw_segments(outline: Layout, segments: Mapping[str, int], header_of: Callable[[str, int], bytes]) -> None:
@@ -160,36 +258,41 @@ def _names(folder: Path) -> list[str]:
 
 
 def remote_header(client: ReadingClient) -> Callable[[str, int], bytes]:
-    """Return a `header_of` for `draw_segments` that reads the headers of a store's segments by range."""
+    """Return a `header_of` for `draw_segments` that reads the headers of a store's segments by range.
+
+    A digest covers whole segments alone, so each header is read until two reads agree. Raises RemoteFailed.
+    """
 
     def header_of(digest: str, size: int) -> bytes:
         key = key_of(KEYS.segment(digest))
-        return start_of(lambda start, count: client.get_range(key, start, count), size)
+        found = [_start_of_object(client, key, size)]
+        for _look in range(LOOKS):
+            found.append(_start_of_object(client, key, size))
+            if found[-1] == found[-2]:
+                return found[-1]
+        where = client.address.of(key)
+        raise RemoteFailed(f"each read of {where} brings other bytes: something on the way there damages data; run the same command again")
 
     return header_of
 
 
-def fetch_catalog_start(client: ReadingClient, name: str, generation: int, size: int, outline: Layout) -> Path:
-    """Bring the header of a catalog of this size into an outline, unless it is there, and return the file's path. Raises RemoteFailed."""
-    path, key = outline.catalog(name, generation), key_of(KEYS.catalog(name, generation))
-    if not path.exists():
-        write_sparse(path, start_of(lambda start, count: client.get_range(key, start, count), size), size)
-    return path
+def _start_of_object(client: ReadingClient, key: str, size: int) -> bytes:
+    return start_of(lambda start, count: client.get_range(key, start, count), size)
 
 
 def fetch_catalog(client: ReadingClient, inventory: Inventory, name: str, generation: int, outline: Layout) -> Catalog:
-    """Bring a catalog into an outline, read and check it. Raises FormatError for a damaged one, RemoteFailed."""
+    """Bring a catalog into an outline, read and check it. Raises WrongAnswer, RemoteFailed."""
     path, key = outline.catalog(name, generation), KEYS.catalog(name, generation)
-    fetch_file(client, key_of(key), inventory.catalogs[name][generation], path)
-    with naming_damage(client, key):
+    with hearing(client, key) as heard:
+        fetch_file(heard, key_of(key), inventory.catalogs[name][generation], path)
         return read_catalog(path, generation=generation)
 
 
-def remote_digest(client: ReadingClient, name: str, generation: int, size: int, outline: Layout) -> str:
-    """Return the digest of a catalog in an object store, by its header. Raises FormatError for a damaged one, RemoteFailed."""
-    path = fetch_catalog_start(client, name, generation, size, outline)
-    with naming_damage(client, KEYS.catalog(name, generation)):
-        return catalog_digest(path)
+def remote_start(client: ReadingClient, name: str, generation: int, size: int) -> CatalogStart:
+    """Read the header of a catalog of this size in an object store. Raises WrongAnswer, RemoteFailed."""
+    key = KEYS.catalog(name, generation)
+    with hearing(client, key) as heard:
+        return parse_catalog_start(_start_of_object(heard, key_of(key), size), size, name, generation, where=key)
 
 
 def catalog_digest(path: Path) -> str:

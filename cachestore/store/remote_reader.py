@@ -1,50 +1,66 @@
-"""Read a store in an object store, through a local cache. Lists and downloads by the helper process; a copied reader lists nothing."""
+"""Read a store in an object store, through a local cache. Lists and downloads by the helper process; a copied reader lists nothing.
 
+Any byte of the cache may be wrong: each copy is compared with its checksums when it is opened, and brought again if it differs.
+"""
+
+import errno
 import logging
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cachestore.core.arguments import as_path, as_whole, as_word, refuse
-from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.errors import BadInput, FormatError, RemoteFailed
 from cachestore.core.keys import Key
 from cachestore.core.words import did_you_mean, first_of, human_bytes
+from cachestore.files.container import parse_start
 from cachestore.files.opening import is_of_a_signal
 from cachestore.files.paths import Layout, parse_index
 from cachestore.objects.address import Address, is_address, parse_address
-from cachestore.objects.cache import LOCAL, Room, StoreCache, copy_file, default_limit, is_store_id, make_room, parts_in, used_bytes
+from cachestore.objects.cache import (
+    LOCAL,
+    Room,
+    StoreCache,
+    copy_file,
+    default_limit,
+    identity_of,
+    is_store_id,
+    make_folder,
+    make_room,
+    parts_in,
+    used_bytes,
+)
 from cachestore.objects.downloads import HelperClient, downloads
 from cachestore.objects.parts import PartsSource
-from cachestore.storage.catalog import NO_KEY, Catalog
+from cachestore.storage.catalog import NO_KEY, Catalog, CatalogStart, check_catalog_copy
 from cachestore.storage.fetch import Io, Verify
 from cachestore.storage.fetch_parts import PartsFetcher
 from cachestore.storage.index import Index, check
-from cachestore.storage.segment import SegmentContents, read_contents
+from cachestore.storage.segment import SegmentContents, parse_contents
 from cachestore.storage.snapshot import Handover, Snapshot, hand_over, snapshot_of
 from cachestore.store.outline import (
     KEYS,
     Inventory,
-    catalog_digest,
     fetch_file,
+    hearing,
     key_of,
-    read_remote_marker,
-    remote_digest,
+    look_again,
     remote_header,
+    remote_start,
     require_store,
     take_inventory,
-    write_sparse,
 )
-from cachestore.store.reader import Reader
+from cachestore.store.reader import AnyKey, Reader
 
 if TYPE_CHECKING:
     from cachestore.storage.locations import SegmentRef
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _UNITS: Final = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "b": 1, "": 1}
@@ -91,6 +107,8 @@ class RemoteReader(Reader):
     _source: PartsSource
     _inventory: Inventory
     """As it was when a snapshot was taken last."""
+    _catalogs: dict[tuple[str, int], tuple[int, CatalogStart]]
+    """By name and generation, the size and the start of each catalog that is in use."""
 
     @classmethod
     def open(cls, address: Address, folder: Path, limit: int | None, verify: Verify) -> "RemoteReader":
@@ -98,8 +116,7 @@ class RemoteReader(Reader):
         client = HelperClient(address)
         self = cls.__new__(cls)
         downloads().hold(self)
-        require_store(client)
-        store_id = (read_remote_marker(client) or {}).get("store_id")
+        store_id = look_again(lambda: require_store(client)).get("store_id")
         if not is_store_id(store_id):
             raise FormatError(f"the marker of {address} has no valid id: remove it there, then push the store again")
         cache = StoreCache(folder, str(store_id))
@@ -115,6 +132,7 @@ class RemoteReader(Reader):
         self._cache = cache
         self._limit = limit
         self._source = PartsSource(address, cache, Room(cache.folder, limit))
+        self._catalogs = {}
         self._is_closed = False
         self._verify: Verify = verify
         self._io: Io = "pread"
@@ -125,13 +143,17 @@ class RemoteReader(Reader):
     def __getstate__(self) -> dict[str, Any]:
         """As a Reader's, with the address and the folder. There is no credential in it."""
         where = {"address": str(self._client.address), "folder": str(self._cache.folder), "store_id": self._cache.store_id}
-        return {**where, "limit": self._limit, "verify": self._verify, "given": hand_over(self.snapshot)}
+        given = {"given": hand_over(self.snapshot), "catalogs": self._catalogs}
+        return {**where, "limit": self._limit, "verify": self._verify, **given}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Read the same snapshot in another process. Sends nothing, unless the copy of the index is gone."""
+        """Read the same snapshot in another process. Sends nothing, unless the copy of the index or of a catalog is gone or damaged."""
         cache = StoreCache(Path(state["folder"]), state["store_id"])
+        cache.make_folders()
         self._set_up(parse_address("path", state["address"]), cache, state["limit"], state["verify"])
         self._show(self._take_over(state["given"]))
+        for (name, generation), (size, start) in state["catalogs"].items():
+            look_again(partial(self._copy_catalog, name, generation, size, start))
 
     def _take_over(self, given: Handover) -> Snapshot:
         try:
@@ -143,7 +165,7 @@ class RemoteReader(Reader):
 
     def _load(self, earlier: Snapshot | None) -> Snapshot:
         """Take a snapshot by the store's listing, the newest good index and the headers of the segments that it does not cover."""
-        inventory = self._inventory = take_inventory(self._client)
+        inventory = self._inventory = look_again(lambda: take_inventory(self._client))
         index = self._index_of(inventory)
         refs: Mapping[int, SegmentRef] = index.segments if index is not None else {}
         covered = {ref.digest for ref in refs.values()}
@@ -159,43 +181,63 @@ class RemoteReader(Reader):
         return snapshot_of(self.layout, given)
 
     def _index_of(self, inventory: Inventory) -> Index | None:
+        """Return the newest index that can be read, from its copy. What came damaged is brought once more."""
         for name, size in inventory.indexes.items():
-            path, key = self.layout.index(name), key_of(KEYS.index(name))
-            for _try in range(2):  # a copy that was damaged here is downloaded again
-                if not path.exists():
-                    copy_file(path, self._cache.temporary, partial(fetch_file, self._client, key, size))
-                with suppress(FormatError, FileNotFoundError):
-                    index = Index(self.layout, check(self.layout, name))
-                    self._remove_old_indexes(inventory)
-                    return index
-                with suppress(OSError):
-                    path.unlink()
+            path, key = self.layout.index(name), KEYS.index(name)
+            for _look in range(2):
+                try:
+                    index = self._copy(path, key, size, lambda name=name: Index(self.layout, check(self.layout, name)))
+                except FormatError:
+                    continue
+                except RemoteFailed as error:
+                    if error.errno != errno.ENOENT:
+                        raise
+                    break  # it is not there, whatever the listing says
+                self._remove_old_indexes(inventory)
+                return index
         return None
 
+    def _copy(self, path: Path, key: Path, size: int, check: Callable[[], T]) -> T:
+        """Return what `check` makes of a copy in the cache. One that is missing or damaged is brought first. Raises WrongAnswer."""
+        here = identity_of(path)
+        try:
+            return check()
+        except (FormatError, OSError) as error:
+            if is_of_a_signal(error):
+                raise
+        with hearing(self._client, key) as heard:
+            copy_file(path, self._cache.temporary, partial(fetch_file, heard, key_of(key), size), instead_of=here)
+            return check()
+
     def _remove_old_indexes(self, inventory: Inventory) -> None:
-        for path in self.layout.indexes.iterdir():
-            name = parse_index(path.name)
-            if name is not None and name not in inventory.indexes:
-                with suppress(OSError):
+        with suppress(OSError):
+            for path in self.layout.indexes.iterdir():
+                name = parse_index(path.name)
+                if name is not None and name not in inventory.indexes:
                     path.unlink()
 
     def _contents(self, digest: str, size: int) -> SegmentContents:
         """Read the header of a segment by range."""
-        with self._scratch() as folder:
-            path = Layout(folder).segment(digest)
-            write_sparse(path, remote_header(self._client)(digest, size), size)
-            return read_contents(path)
-
-    @contextmanager
-    def _scratch(self) -> Generator[Path]:
-        folder = Path(tempfile.mkdtemp(dir=self._cache.temporary))
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        start = remote_header(self._client)(digest, size)
+        where = KEYS.segment(digest)
+        return parse_contents(parse_start(start, size, where=where), size, where=where)
 
     def bring_catalog(self, name: str, generation: int | None) -> int:
         """Bring a catalog into the cache and return its generation: the given or the newest. Raises BadInput for an unknown one."""
+        looks = count()
+
+        def look() -> int:
+            if next(looks):
+                self._inventory = take_inventory(self._client)
+            found = self._find_generation(name, generation)
+            size = self._inventory.catalogs[name][found]
+            start = remote_start(self._client, name, found, size)
+            self._copy_catalog(name, found, size, start)
+            return found
+
+        return look_again(look)
+
+    def _find_generation(self, name: str, generation: int | None) -> int:
         there = self._inventory.catalogs
         sizes = there.get(name)
         if not sizes:
@@ -205,16 +247,19 @@ class RemoteReader(Reader):
         if found not in sizes:
             some = first_of(map(str, sorted(sizes, reverse=True)))
             raise BadInput(f"{self.layout.shown} has no generation {found} of the data set {name!r}; it has {some}")
-        path = self.layout.catalog(name, found)
-        with self._scratch() as scratch:
-            digest = remote_digest(self._client, name, found, sizes[found], Layout(scratch))
-        with suppress(FormatError, OSError):
-            if path.exists() and catalog_digest(path) == digest and path.stat().st_size == sizes[found]:
-                return found
-        path.unlink(missing_ok=True)
-        key = key_of(KEYS.catalog(name, found))
-        copy_file(path, self._cache.temporary, partial(fetch_file, self._client, key, sizes[found]))
         return found
+
+    def _copy_catalog(self, name: str, generation: int, size: int, start: CatalogStart) -> None:
+        """See to it that the cache has a whole copy of a catalog. Raises WrongAnswer, WriteFailed, RemoteFailed."""
+        with suppress(OSError):
+            make_folder(self.layout.catalog_folder(name))
+        path = self.layout.catalog(name, generation)
+        self._copy(path, KEYS.catalog(name, generation), size, partial(check_catalog_copy, path, start))
+        self._catalogs[name, generation] = size, start
+
+    def __contains__(self, key: AnyKey) -> bool:
+        """As `Reader.__contains__`; looks into a newer snapshot before it says no, as a listing may have been an old one."""
+        return super().__contains__(key) or not self.missing([key])
 
     def make_room_for(self, catalog: Catalog, called: str) -> None:
         """Remove parts of other data sets if there is no room for this one's values. Logs how much of it fits."""

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import MutableMapping
 from contextlib import suppress
+from typing import Any
 
 from cachestore.core.errors import RemoteFailed
 from cachestore.objects.address import parse_address
@@ -60,7 +61,7 @@ class FakeClient:
                 keys = sorted(key for key in objects if key > last and (not above or key.startswith(f"{above}/")))[: self.page]
                 return [(key, len(objects[key])) for key in keys]
 
-            found = self._act("list", folder, some)
+            found: Any = self._act("list", folder, some)
             if not found:
                 return
             last = found[-1][0]

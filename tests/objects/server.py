@@ -1,12 +1,14 @@
 """A small HTTP server that speaks as much S3 as the client needs: objects, ranges, conditional puts, multipart uploads, pages of keys.
 
 `faults` is a list of what the next requests get instead of an answer: a status, "reset", "cut" (the body ends in its middle), "stall" (no
-answer), or "lost" (the server acts, then resets). None lets a request pass. `only` restricts it to requests of one method.
+answer), "lost" (the server acts, then resets), or a function of method, path and the right answer (status, body, headers) that returns
+another one. None lets a request pass. `only` restricts it to requests of one method.
 """
 
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -24,7 +26,7 @@ class Server:
         self.lock = threading.Lock()
         self.released = threading.Event()
 
-    def fault(self, method):
+    def fault(self, method) -> Any:
         with self.lock:
             if not self.faults or self.only not in {None, method}:
                 return None
@@ -52,6 +54,9 @@ def _handler(server):
             status, answer, headers = self._act(body)
             if fault == "lost":
                 return self._hang_up()
+            if callable(fault):
+                changed: Any = fault(self.command, self.path, status, answer, dict(headers))
+                status, answer, headers = changed[0], changed[1], changed[2].items()
             return self._answer(status, answer, headers, is_cut=fault == "cut")
 
         def _hang_up(self):

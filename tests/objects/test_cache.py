@@ -1,10 +1,13 @@
 """The local cache: its limit, what is removed to make room, and what lies in it."""
 
+import errno
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
-from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.errors import BadInput, FormatError, WriteFailed
 from cachestore.files.records import encode_record
 from cachestore.objects.cache import (
     CACHE_MARKER,
@@ -12,6 +15,7 @@ from cachestore.objects.cache import (
     Room,
     StoreCache,
     copy_file,
+    identity_of,
     look_into_cache,
     make_room,
     open_cache,
@@ -123,6 +127,11 @@ def test_a_cache_of_a_newer_version_is_refused_and_a_damaged_marker_is_made_agai
         (tmp_path / CACHE_MARKER).write_bytes(damaged)
         open_cache(tmp_path)
         assert (tmp_path / CACHE_MARKER).read_bytes() == whole
+    for make in (os.mkdir, os.mkfifo, lambda path: os.symlink("/etc/passwd", path)):
+        (tmp_path / CACHE_MARKER).unlink()
+        make(tmp_path / CACHE_MARKER)
+        open_cache(tmp_path)
+        assert (tmp_path / CACHE_MARKER).read_bytes() == whole
     (tmp_path / CACHE_MARKER).write_bytes(encode_record(FORMAT, 9, {}))
     with pytest.raises(FormatError, match="install a newer one"):
         open_cache(tmp_path)
@@ -136,6 +145,72 @@ def test_a_copy_is_whole_and_the_first_one_stays(tmp_path):
         copy_file(tmp_path / "c", tmp_path / "tmp", lambda path: path.write_bytes(b"half") / 0)
     assert not (tmp_path / "c").exists()
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_copy_takes_the_place_of_the_damaged_one_and_of_no_other(tmp_path):
+    path = tmp_path / "a" / "b"
+    copy_file(path, tmp_path / "tmp", b"damaged")
+    here = identity_of(path)
+    copy_file(path, tmp_path / "tmp", b"right", instead_of=here)
+    assert path.read_bytes() == b"right"
+    copy_file(path, tmp_path / "tmp", b"of somebody who was late", instead_of=here)
+    assert path.read_bytes() == b"right"
+
+
+def test_a_folder_in_place_of_a_file_keeps_what_is_in_it(tmp_path):
+    path = tmp_path / "a" / "b"
+    path.mkdir(parents=True)
+    (path / "notes.txt").write_text("mine")
+    copy_file(path, tmp_path / "tmp", b"right", instead_of=identity_of(path))
+    assert path.read_bytes() == b"right"
+    assert [one.read_text() for one in tmp_path.glob("a/*/notes.txt")] == ["mine"]
+
+
+@pytest.mark.parametrize("name", ["", "parts", "have", "catalogs", "index", "tmp"])
+@pytest.mark.parametrize("kind", ["file", "fifo", "link", "dangling"])
+def test_what_lies_in_place_of_a_folder_makes_way(tmp_path, name, kind):
+    cache = StoreCache(tmp_path / "local", IDS[0])
+    cache.open("s3://bucket/cache")
+    place = cache.root / name
+    shutil.rmtree(place)
+    match kind:
+        case "file":
+            place.write_text("mine")
+        case "fifo":
+            os.mkfifo(place)
+        case _:
+            place.symlink_to(tmp_path if kind == "link" else tmp_path / "nowhere")
+    cache.open("s3://bucket/cache")
+    assert all((cache.root / one).is_dir() for one in ("parts", "have", "catalogs", "index", "tmp"))
+    assert not place.is_symlink()
+    assert look_into_cache(tmp_path / "local").stores[0].address == "s3://bucket/cache"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO])
+def test_a_cache_with_all_in_it_is_opened_without_writing(tmp_path, monkeypatch, number):
+    cache = StoreCache(tmp_path, IDS[0])
+    cache.open("s3://bucket/cache")
+    aged(cache.root, 2 * 86400)
+
+    def refuse(*_given, **_named):
+        raise OSError(number, os.strerror(number))
+
+    for name in ("link", "unlink", "rename", "replace", "rmdir", "truncate", "ftruncate", "write", "pwrite"):
+        monkeypatch.setattr(os, name, refuse)
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    cache.open("s3://bucket/cache")
+    with pytest.raises(WriteFailed, match=r"make room there, or pass another folder as local") as said:
+        copy_file(cache.root / "index" / "x", cache.temporary, b"x")
+    assert said.value.errno == number
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\0" * 200])
+def test_a_damaged_note_of_the_address_is_written_again(tmp_path, damage):
+    cache = StoreCache(tmp_path, IDS[0])
+    cache.open("s3://bucket/cache")
+    (cache.root / "origin.json").write_bytes(damage)
+    cache.open("s3://bucket/cache")
+    assert look_into_cache(tmp_path).stores[0].address == "s3://bucket/cache"
 
 
 def test_copies_that_a_killed_process_left_go_after_a_day(tmp_path):

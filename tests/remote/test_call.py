@@ -138,6 +138,39 @@ cs.push(sys.argv[1], "s3://bucket/cache")
             os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("do", [pytest.param("push", marks=pytest.mark.slow), "pull", pytest.param("ls", marks=pytest.mark.slow)])
+def test_a_helper_ends_with_a_killed_caller_while_a_server_says_nothing(root, tmp_path, s3, do):
+    make(root, [1])
+    s3.faults[:] = ["stall"] * 100
+    program = """
+import sys, cachestore as cs
+from cachestore.remote import call
+from cachestore.remote.listing import list_address
+start = call.start_helper
+def noted(*given):
+    helper = start(*given)
+    print(helper.pid, flush=True)
+    return helper
+call.start_helper = noted
+address, (do, store) = "s3://bucket/cache", sys.argv[1:]
+{"push": lambda: cs.push(store, address), "pull": lambda: cs.pull(address, store), "ls": lambda: list_address(address)}[do]()
+"""
+    store = root if do == "push" else tmp_path / "pulled"
+    with subprocess.Popen([sys.executable, "-c", program, do, str(store)], stdout=subprocess.PIPE, text=True, cwd=ROOT) as caller:
+        helper = int(caller.stdout.readline())
+        while not s3.requests:
+            time.sleep(0.01)
+        caller.kill()
+        wait_until_it_is_gone(helper)
+
+
+def wait_until_it_is_gone(pid):
+    until = time.monotonic() + 25  # the server is waited for longer; on a quiet machine it takes less than 5 s
+    while is_alive(pid):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
 def test_a_helper_that_cannot_be_started_is_named(root, monkeypatch):
     make(root, [1])
     monkeypatch.setattr(sys, "executable", str(Path(root) / "nothing"))

@@ -4,17 +4,20 @@ import os
 import pytest
 
 from cachestore.core.errors import BadInput, FormatError, MissingEntry, RemoteFailed, StoreNotFound, WriteFailed
+from cachestore.core.keys import Recipe
 from cachestore.files.paths import Layout
+from cachestore.files.records import encode_record
 from cachestore.maintain.collect import collect
+from cachestore.objects.address import parse_address
 from cachestore.objects.client import PIECE_BYTES
 from cachestore.remote.pull import pull_from
 from cachestore.remote.push import push_to
 from cachestore.storage.append import publish_segment
-from cachestore.storage.commit import commit, create_store
+from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, create_store
 from cachestore.storage.entry import make_entry
 from cachestore.storage.snapshot import list_segments, load_snapshot
 from tests.fakes import publish_catalog
-from tests.objects.fake import Bucket, Killed
+from tests.objects.fake import Bucket, FakeClient, Killed
 from tests.remote.copies import files_of, make, request, wrong_in
 from tests.storage.stores import catalog_of, flip, key_of, put, tensors_of
 
@@ -143,12 +146,75 @@ def test_a_flipped_bit_is_refused_and_never_published(root, bucket, pushed, kind
     for key in keys:
         at = len(bucket.objects[key]) - 3
         bucket.objects[key] = before[key][:at] + bytes([before[key][at] ^ 4]) + before[key][at + 1 :]
-    with pytest.raises(FormatError, match=f"s3://bucket/cache/{kind}/.+ is damaged: remove it there, then push it again"):
+    with pytest.raises(
+        FormatError, match=f"s3://bucket/cache/{kind}/.+ is damaged: two reads brought the same wrong bytes; remove it there, then push it"
+    ):
         pull_from(bucket.client(), root, request())
     assert not any(path.startswith(("catalogs", kind)) for path in files_of(root))
     bucket.objects.update(before)
     pull_from(bucket.client(), root, request())
     assert files_of(root) == files_of(pushed.root)
+
+
+@pytest.mark.parametrize("kind", ["cachestore.json", "segments", "recipes", "catalogs", "index"])
+@pytest.mark.parametrize("wrong", ["flipped", "short", "of another object"])
+@pytest.mark.parametrize("name", [None, "train"])
+def test_an_answer_that_is_wrong_once_changes_nothing(root, bucket, pushed, kind, wrong, name):
+    push_to(bucket.client(), make(pushed.root.parent / "second", [7], [8], name="second"), request())
+    other = Recipe("other", {"is": "other"})
+    bucket.objects[f"cache/recipes/{other.fingerprint}.json"] = encode_record(RECIPE_FORMAT, RECIPE_VERSION, other.as_json())
+    client, spoilt = SpoiltOnce(bucket, kind, wrong), request(name=name, jobs=1)
+    pull_from(client, root, spoilt)
+    assert client.spoilt == (kind != "index" or name is not None)
+    wanted = {path: data for path, data in files_of(pushed.root).items() if name is None or path != "catalogs/train/1.safetensors"}
+    assert files_of(root).items() >= wanted.items()
+    assert wrong_in(root) == []
+
+
+class SpoiltOnce(FakeClient):
+    """A client of which the first answer for a kind of object is wrong."""
+
+    def __init__(self, bucket, kind, wrong):
+        super().__init__(bucket, parse_address("address", "s3://bucket/cache"))
+        self.kind, self.wrong, self.spoilt = kind, wrong, False
+
+    def get(self, key):
+        return self._spoil(key, super().get(key))
+
+    def get_range(self, key, start, size):
+        return self._spoil(key, super().get_range(key, start, size))
+
+    def _spoil(self, key, data):
+        if self.spoilt or not key.startswith(self.kind):
+            return data
+        self.spoilt = True
+        if self.wrong == "of another object":
+            others = [one for one in self.bucket.objects if one.startswith(f"cache/{self.kind}") and not one.endswith(key)]
+            return self.bucket.objects[others[0]] if others else b"another"
+        return data[: len(data) // 2] if self.wrong == "short" else data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
+
+
+@pytest.mark.parametrize("lost", ["cache/catalogs/train/2.safetensors", "cache/segments/", "cache/index/", "cache/cachestore.json"])
+def test_an_old_listing_changes_nothing(root, bucket, pushed, lost):
+    """As a server gives it once that does not know the newest objects yet."""
+
+    class Old(FakeClient):
+        kept = None
+
+        def _act(self, verb, key, act):
+            if verb not in {"list", "get"} or self.kept or key != lost.split("/")[1]:
+                return super()._act(verb, key, act)
+            self.kept = {one: bucket.objects.pop(one) for one in list(bucket.objects) if one.startswith(lost)}
+            try:
+                return super()._act(verb, key, act)
+            finally:
+                bucket.objects.update(self.kept)
+
+    client = Old(bucket, parse_address("address", "s3://bucket/cache"))
+    pull_from(client, root, request(name="train", generation=2))
+    assert client.kept
+    assert wrong_in(root) == []
+    assert "catalogs/train/2.safetensors" in files_of(root)
 
 
 def test_a_damaged_segment_of_the_folder_is_named_and_repair_helps(root, bucket, pushed):

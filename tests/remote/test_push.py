@@ -6,6 +6,7 @@ from cachestore.core.errors import BadInput, FormatError, MissingEntry, RemoteFa
 from cachestore.files.paths import Layout
 from cachestore.files.records import encode_record
 from cachestore.maintain.collect import collect, compact
+from cachestore.objects.address import parse_address
 from cachestore.remote.listing import list_client
 from cachestore.remote.pull import pull_from
 from cachestore.remote.push import push_to
@@ -14,7 +15,7 @@ from cachestore.storage.commit import commit
 from cachestore.storage.gc import mark
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from tests.fakes import publish_catalog
-from tests.objects.fake import Bucket, Killed
+from tests.objects.fake import Bucket, FakeClient, Killed
 from tests.remote.copies import files_of, make, objects_of, request, wrong_in
 from tests.storage.stores import catalog_of, entry_of, flip, put, read
 
@@ -324,3 +325,25 @@ def test_equal_rows_that_were_published_with_other_paths_are_the_same_generation
     put(other, 1)
     publish_catalog(other, replace(catalog_of(1), request={"own": {"data": "/elsewhere"}}))
     assert push_to(bucket.client(), other, request()).skipped >= 1
+
+
+def test_a_catalog_is_sent_only_if_a_second_listing_has_its_segments_too(root, bucket):
+    """The first one has what is not there: it is an old one, or another store's."""
+    layout = make(root, [1, 2], [3])
+    push_to(bucket.client(), layout, request())
+    ghosts, bucket.objects = dict(bucket.objects), {}
+
+    class Ghostly(FakeClient):
+        seen = 0
+
+        def list(self, folder=""):
+            there = self.bucket.objects
+            if folder == "segments" and not self.seen:
+                self.seen, self.bucket.objects = 1, ghosts
+            yield from super().list(folder)
+            self.bucket.objects = there
+
+    client = Ghostly(bucket, parse_address("address", "s3://bucket/cache"))
+    push_to(client, layout, request())
+    assert client.seen
+    assert objects_of(bucket.client()) == files_of(root)

@@ -1,14 +1,25 @@
 import os
+from itertools import count
 
 import pytest
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import BadInput, FormatError, RemoteFailed, StoreNotFound
 from cachestore.files.paths import Layout
 from cachestore.remote.push import push_to
 from cachestore.storage.commit import commit
-from cachestore.storage.snapshot import list_segments, load_snapshot
-from cachestore.store.outline import draw_segments, fetch_index, remote_header, start_of, take_inventory
-from tests.objects.fake import Bucket
+from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
+from cachestore.store.outline import (
+    WrongAnswer,
+    draw_segments,
+    fetch_catalog,
+    fetch_index,
+    look_again,
+    remote_header,
+    require_store,
+    start_of,
+    take_inventory,
+)
+from tests.objects.fake import Bucket, FakeClient
 from tests.remote.copies import make, request
 from tests.storage.stores import key_of
 
@@ -82,10 +93,88 @@ def test_foreign_objects_are_not_listed(client):
     assert list(inventory.catalogs) == ["train"]
 
 
-def test_a_damaged_catalog_is_named_by_its_address(client, tmp_path):
-    from cachestore.store.outline import fetch_catalog
+def damaged(data):
+    return data[:-1] + bytes([data[-1] ^ 1])
 
+
+def test_a_damaged_object_is_named_after_two_looks_at_it(client, tmp_path):
     key = "cache/catalogs/train/1.safetensors"
-    client.bucket.objects[key] = client.bucket.objects[key][:-1] + b"?"
-    with pytest.raises(FormatError, match=r"s3://bucket/cache/catalogs/train/1\.safetensors is damaged: remove it there"):
-        fetch_catalog(client, take_inventory(client), "train", 1, Layout(tmp_path / "outline"))
+    client.bucket.objects[key] = damaged(client.bucket.objects[key])
+    looks = count()
+
+    def look():
+        return fetch_catalog(client, take_inventory(client), "train", 1, Layout(tmp_path / str(next(looks))))
+
+    with pytest.raises(FormatError, match=r"s3://bucket/cache/catalogs/train/1\.safetensors is damaged: .+ remove it there") as said:
+        look_again(look)
+    assert not isinstance(said.value, WrongAnswer)
+    assert next(looks) == 2
+
+
+def test_an_answer_that_is_wrong_once_is_not_noticed(client, tmp_path):
+    wrong, looks = [damaged], count()
+
+    class Once(FakeClient):
+        def get_range(self, key, start, size):
+            data = super().get_range(key, start, size)
+            return wrong.pop()(data) if wrong else data
+
+    once = Once(client.bucket, client.address)
+    catalog = look_again(lambda: fetch_catalog(once, take_inventory(once), "train", 1, Layout(tmp_path / str(next(looks)))))
+    assert (catalog.generation, wrong) == (1, [])
+
+
+def test_answers_that_are_wrong_in_another_way_each_time_are_no_damage_of_the_object(client):
+    class Noisy(FakeClient):
+        def get(self, key):
+            return super().get(key) + os.urandom(8)
+
+    with pytest.raises(RemoteFailed, match="something on the way there damages data; run the same command again") as said:
+        look_again(lambda: require_store(Noisy(client.bucket, client.address)))
+    assert "remove" not in str(said.value)
+
+
+def test_what_only_one_look_misses_is_there():
+    answers = [BadInput("it has no data set"), StoreNotFound("there is no store"), "found"]
+
+    def look():
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert look_again(look) == "found"
+    answers += [BadInput("a"), StoreNotFound("b"), BadInput("a"), "found"]
+    with pytest.raises(BadInput, match="a"):
+        look_again(look)
+
+
+def test_headers_are_read_until_two_reads_agree(client):
+    header_of, some = remote_header(client), dict(take_inventory(client).segments)
+    digest, size = some.popitem()
+    right = header_of(digest, size)
+
+    class Once(FakeClient):
+        wrong = 1
+
+        def get_range(self, key, start, size):
+            self.wrong, is_wrong = 0, self.wrong
+            return damaged(super().get_range(key, start, size)) if is_wrong else super().get_range(key, start, size)
+
+    assert remote_header(Once(client.bucket, client.address))(digest, size) == right
+
+
+def test_an_index_that_came_damaged_comes_once_more(client, tmp_path):
+    spoilt = []
+
+    class Once(FakeClient):
+        def get_range(self, key, start, size):
+            data = super().get_range(key, start, size)
+            if key.startswith("index/") and not spoilt:
+                spoilt.append(key)
+                return damaged(data)
+            return data
+
+    once, outline = Once(client.bucket, client.address), Layout(tmp_path / "outline")
+    fetch_index(once, take_inventory(once), outline)
+    assert len(list_indexes(outline)) == len(spoilt) == 1

@@ -31,6 +31,7 @@ class Mutant:
     points: int
 
 
+_ANSWERS: Final = ("answers", 150)
 _CRASHES: Final = ("crashes", 400)
 _EXCHANGE: Final = ("exchange", 100)
 _OVERTAKING: Final = ("overtaking", 120)
@@ -85,6 +86,13 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         '        mover.each("receiving segments", plan.segments, lambda file: self._receive_segment(mover, file))\n',
         *_TRANSFERS,
     ),
+    "checksums of the copy of a catalog": Mutant(
+        "storage/catalog.py",
+        "check_table(path, FORMAT, VERSION) != expected.file_digest",
+        "open_table(path, FORMAT, VERSION).digest != expected.file_digest",
+        *_ANSWERS,
+    ),
+    "second look at an object": Mutant("store/outline.py", "LOOKS: Final = 3\n", "LOOKS: Final = 1\n", *_ANSWERS),
     "link refusal": Mutant("files/opening.py", '= READ_FLAGS | getattr(os, "O_NOFOLLOW", 0)\n', "= READ_FLAGS\n", *_EXCHANGE),
 }
 

@@ -1,0 +1,51 @@
+"""Notices that the process that started this one has ended. A process of ours then ends too, whatever it waits for.
+
+A pid is watched and not a pipe, which stays open while a process that the other one forked holds it. Linux's PR_SET_PDEATHSIG would be of
+no use: it is sent when the thread that started the process ends.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Final
+
+LOOK_SECONDS: Final = 0.5
+"""How often the pid is looked at."""
+
+
+def leave_with(starter: int, *, seconds: float, gone: threading.Event | None = None) -> None:
+    """Watch the process with this pid, which started this one: when it has ended, or `gone` is set, send SIGTERM here.
+
+    This process exits so many seconds later, if it still runs. The thread that watches is a daemon. Only for processes of ours.
+    """
+    threading.Thread(target=_leave_with, args=(starter, seconds, gone or threading.Event()), name="cachestore-parent", daemon=True).start()
+
+
+def _leave_with(starter: int, seconds: float, gone: threading.Event) -> None:
+    while os.getppid() == starter and not gone.wait(LOOK_SECONDS):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(seconds)
+    os._exit(128 + signal.SIGTERM)
+
+
+def is_orphan(first: int) -> bool:
+    """Return whether this process is a worker of multiprocessing, such as a DataLoader's, and the process that has it work has ended.
+
+    `first` is the pid of its parent from before, which is Python's forkserver for some workers. Any other process may outlive its parent.
+    """
+    workers = sys.modules.get("multiprocessing.process")
+    starter = workers.parent_process() if workers is not None else None
+    return starter is not None and (os.getppid() != first or not _exists(starter.pid))
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
