@@ -3,7 +3,6 @@
 import hashlib
 import os
 import unicodedata
-from pathlib import Path
 
 import pytest
 from hypothesis import given
