@@ -171,7 +171,7 @@ class _Push:
         layout, there = self._layout, self._inventory
         generations = {name: list_generations(layout, name) for name in list_names(layout)}
         chosen = choose(
-            {name: some for name, some in generations.items() if some}, self._request.name, self._request.generation, where=layout
+            {name: some for name, some in generations.items() if some}, self._request.name, self._request.generation, where=layout.root
         )
         plan = _ToSend(chosen)
         digests: set[str] = set()
