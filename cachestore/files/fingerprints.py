@@ -18,7 +18,8 @@ from cachestore.files.opening import open_foreign
 SETTLED_NS = 2_000_000_000
 """The digest of a file modified more recently than this is not kept: the file may change again without a new time stamp."""
 
-_NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EINVAL}
+_LIMIT_BYTES = 1 << 40
+_NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EFBIG}
 _remembered: dict[str, str] = {}
 
 
@@ -34,7 +35,7 @@ def digest_file(path: Path, cache: MutableMapping[str, str]) -> str:
     or not a file, OSError.
     """
     try:
-        with open_foreign(path) as file:
+        with open_foreign(path, limit_bytes=_LIMIT_BYTES) as file:
             before = os.fstat(file.fileno())
             name = identity(path, before)
             known = cache.get(name)

@@ -99,13 +99,20 @@ class _AsOpened(FileIO):
         return self.read(max(0, self._size - self.tell())) or b""
 
 
-def open_foreign(path: Path) -> BinaryIO:
+def open_foreign(path: Path, *, limit_bytes: int | None = None) -> BinaryIO:
     """Open a regular file that is not ours, also through links. It ends where it ended when it was opened.
 
-    Raises OSError, also for a fifo, a device, a socket or a folder.
+    Raises OSError, also for a fifo, a device, a socket or a folder, and for a file with more than `limit_bytes`: a file with holes may
+    state any size, and reading it as a whole would take for ever.
     """
     descriptor, size = _open_foreign(path)
-    return BufferedReader(_AsOpened(descriptor, size))
+    try:
+        if limit_bytes is not None:
+            refuse_size(path, size, limit_bytes)
+        return BufferedReader(_AsOpened(descriptor, size))
+    except OSError:
+        os.close(descriptor)
+        raise
 
 
 def read_foreign(path: Path, *, limit_bytes: int = FOREIGN_LIMIT_BYTES) -> bytes:

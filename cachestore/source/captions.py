@@ -14,6 +14,8 @@ from cachestore.source.remarks import Remarks
 CaptionLines = Literal["whole", "each", "first"]
 
 CAPTION_SUFFIXES: Final = (".txt", ".caption")
+MANIFEST_BYTES: Final = 16 << 30
+"""The most bytes of a manifest: more than fifty million rows have."""
 _TEXT_BYTES: Final = 16 << 20
 """The most bytes of a caption file, or of one line of a manifest: far more than any text encoder reads."""
 
@@ -68,7 +70,7 @@ def by_spelling(text: str) -> tuple[str, str]:
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (number, text) of each line of a UTF-8 file, from 1 on, without reading the whole file. Raises BadInput, OSError."""
     number = start = 0
-    with open_foreign(path) as file:
+    with open_foreign(path, limit_bytes=MANIFEST_BYTES) as file:
         while raw := file.readline(_TEXT_BYTES + 1):
             if len(raw) > _TEXT_BYTES:
                 raise BadInput(f"{path}, line {number + 1}: more than {_TEXT_BYTES >> 20} MiB, which is no text of a sample; correct it")

@@ -14,6 +14,9 @@ from cachestore.files.opening import open_foreign, refuse_size
 FRESH_SECONDS: Final = 2.0
 """A file modified less than this before it was read may change again with the same time stamp. So its time proves nothing."""
 
+_VIDEO_BYTES: Final = 1 << 38
+"""The most bytes of a video, of which all are read for its digest."""
+
 IMAGE_SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"})
 VIDEO_SUFFIXES: Final = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi"})
 
@@ -89,7 +92,7 @@ class Routed:
 @contextmanager
 def _unchanged(path: Path) -> Generator[tuple[BinaryIO, Stat]]:
     """An open file with its (size, mtime_ns). Raises OSError at the end if these have changed."""
-    with open_foreign(path) as file:
+    with open_foreign(path, limit_bytes=_VIDEO_BYTES) as file:
         before = stat_of(os.fstat(file.fileno()))
         yield file, before
         if stat_of(os.fstat(file.fileno())) != before:

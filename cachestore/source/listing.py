@@ -13,7 +13,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import canonical, digest_opened, digest_parts
 from cachestore.core.samples import IMAGE, VIDEO, Sample
 from cachestore.files.opening import open_foreign
-from cachestore.source.captions import CaptionLines, normal
+from cachestore.source.captions import MANIFEST_BYTES, CaptionLines, normal
 from cachestore.source.files import Files, Folder, Stat
 from cachestore.source.remarks import Remarks
 from cachestore.source.rows import METADATA, look_at_columns
@@ -87,7 +87,7 @@ def list_manifest(path: Path, parse: Parse, caption_lines: CaptionLines, caption
 
 def _digest(path: Path) -> str:
     try:
-        with open_foreign(path) as file:
+        with open_foreign(path, limit_bytes=MANIFEST_BYTES) as file:
             return digest_opened(file)
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}; let this user read it") from error
