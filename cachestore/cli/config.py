@@ -23,9 +23,11 @@ from cachestore.core.arguments import refuse_address
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import Source
 from cachestore.core.words import nearest
+from cachestore.files.opening import read_foreign
 from cachestore.jobs.options import PrecomputeRequest, option_of, parse_value, read_value
 
 _TABLE: Final = "source"
+_LIMIT_BYTES: Final = 1 << 20
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -35,11 +37,10 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """
     refuse_address("--config", str(path))
     try:
-        with Path(path).open("rb") as file:
-            found = tomllib.load(file)
+        found = tomllib.loads(read_foreign(Path(path), limit_bytes=_LIMIT_BYTES).decode())
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}; check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"{path} is not TOML: {error}; correct it there") from error
     values = {name.replace("-", "_"): value for name, value in found.items()}
     tables = values.pop(_TABLE, None)

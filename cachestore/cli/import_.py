@@ -57,7 +57,7 @@ def _argument(text: str) -> tuple[str, object]:
     name, value = _pair(text)
     try:
         return name, json.loads(value)
-    except ValueError:
+    except (RecursionError, ValueError):
         return name, value
 
 

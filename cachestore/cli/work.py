@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do this rank's part of the request and print the report. It ends if the process that started it ends."""
+    from cachestore.files.opening import read_foreign
     from cachestore.jobs.options import PrecomputeRequest
     from cachestore.jobs.parent_watch import watch_parent
     from cachestore.jobs.precompute import precompute_here
@@ -27,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     watch_parent(os.environ)
     number = os.environ.pop(LISTING, "")
-    request = PrecomputeRequest.from_json(json.loads(Path(arguments.request).read_text(encoding="utf-8")))
+    request = PrecomputeRequest.from_json(json.loads(read_foreign(Path(arguments.request))))
     say = silence if arguments.quiet else to_stderr
     with stopping(say, ()) as stop:
         report = precompute_here(request, say=say, cancel=stop, number=int(number) if number.isdecimal() else None)

@@ -17,7 +17,7 @@ from cachestore.core.errors import BadInput, EncodeFailed, FormatError
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import numbers
 from cachestore.files.container import Header, read_header
-from cachestore.files.opening import read_at
+from cachestore.files.opening import open_foreign, read_at, read_foreign
 
 INDEX = "model_index.json"
 CONFIG = "config.json"
@@ -31,6 +31,8 @@ PICTURE_FILES = ("preprocessor_config.json", "processor_config.json")
 """Files with the settings of an image processor. transformers 5 writes the second one alone; earlier versions may write both."""
 IMAGE_PROCESSOR = "image_processor"
 """The name of an image processor, among a pipeline's components and in the settings of a processor."""
+_JSON_BYTES = 64 << 20
+"""Far more than the index of the shards of any model has."""
 _WITHOUT_VOCABULARY = {"ByT5Tokenizer"}
 """Tokenizers that need no vocabulary, as their tokens are bytes."""
 _WEIGHTS = {"transformers": "model", "diffusers": "diffusion_pytorch_model"}
@@ -176,7 +178,8 @@ def processor(name: str, folder: Path, library: str, class_name: str) -> Compone
 
 def image_processor(name: str, folder: Path, library: str, class_name: str) -> Component:
     """Return an image processor as a component. Raises MissingFile if its settings are not there."""
-    files = {file: folder / file for file in PICTURE_FILES if (folder / file).is_file()}
+    there = _names(folder)
+    files = {file: folder / file for file in PICTURE_FILES if file in there}
     if not files:
         raise MissingFile(f"{folder} needs {' or '.join(PICTURE_FILES)}, to prepare pictures for {name!r}: download the model again")
     settings = [read_json(path) for path in files.values()]
@@ -211,20 +214,17 @@ def _numbers_in(path: Path, names: Mapping[str, str]) -> dict[str, list[float]]:
 @contextmanager
 def opened_weights(path: Path) -> Generator[tuple[int, Header]]:
     """Open a safetensors file, or a link to one as in the hub's cache, and yield descriptor and header. Raises FormatError, OSError."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-    try:
-        yield descriptor, read_header(descriptor, os.fstat(descriptor).st_size, where=path)
-    finally:
-        os.close(descriptor)
+    with open_foreign(path) as file:
+        yield file.fileno(), read_header(file.fileno(), os.fstat(file.fileno()).st_size, where=path)
 
 
 def read_json(path: Path) -> dict[str, Json]:
     """Read a model's JSON file. Raises BadInput if it is missing, damaged, or no object."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_foreign(path, limit_bytes=_JSON_BYTES))
     except FileNotFoundError as error:
         raise MissingFile(f"{path} is missing; download the model again") from error
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise BadInput(f"{path} cannot be read as JSON ({error}); download the model again") from error
     if not isinstance(value, dict):
         raise BadInput(f"{path} holds no JSON object; download the model again")
@@ -232,10 +232,15 @@ def read_json(path: Path) -> dict[str, Json]:
 
 
 def _names(folder: Path) -> set[str]:
+    """Return the names in a folder. Raises MissingFile, and BadInput for a fifo or device, which a library might open and wait for."""
     try:
-        return {path.name for path in folder.iterdir()}
+        found = list(folder.iterdir())
+        strange = [path for path in found if not (path.is_file() or path.is_dir()) and path.exists()]
     except OSError as error:
         raise MissingFile(f"{folder} cannot be listed: {error.strerror}; check the path, and whether you may read it") from error
+    if strange:
+        raise BadInput(f"{strange[0]} is not a regular file but a fifo, a socket or a device: move it out of the model's folder")
+    return {path.name for path in found}
 
 
 def _weights(folder: Path, names: set[str], library: str, variant: str | None) -> tuple[list[str], str | None]:

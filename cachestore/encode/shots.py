@@ -464,10 +464,11 @@ def _beside(role: str, reference: str, footage: Footage, read: Read) -> tuple[Fo
 def _content(reference: str, read: Read) -> tuple[bytes, str]:
     """Return the bytes of a picture, but none of a video, which may have gigabytes; and the file's digest."""
     with read.open(reference) as file:
-        is_picture = not is_video(file.read(HEAD_BYTES))
-        file.seek(0)
-        data = file.read() if is_picture else b""
-        return data, digest_bytes(data) if data else digest_opened(file)
+        if is_video(file.read(HEAD_BYTES)):
+            file.seek(0)
+            return b"", digest_opened(file)
+    data = read(reference)
+    return data, digest_bytes(data)
 
 
 def is_video(head: bytes) -> bool:

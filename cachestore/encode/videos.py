@@ -49,6 +49,10 @@ FORMATS: Final = "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,ivf"
 
 _BUFFER_BYTES: Final = 1 << 17
 _OPTIONS: Final = {"format_whitelist": FORMATS, "protocol_whitelist": ""}
+_MOST_PIXELS: Final = 178_956_970
+"""Of a frame: as many as Pillow decodes of a picture. FFmpeg itself would take memory for 268 million as soon as a header states them."""
+_MOST_FRAMES: Final = 1 << 24
+"""More than a video of a week has. A header may state any number."""
 _SCALING: Final = Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
 """How swscale scales the colour planes, which have half the width and height. Without the last two flags it takes the nearest colour, which
 is up to 115 levels off beside edges. This takes 6 ms instead of 1 at 1280 x 720; bicubic takes 13."""
@@ -105,9 +109,11 @@ def glance(file: BinaryIO) -> Video:
         stream = _stream_of(container)
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
         seconds = Fraction(container.duration or 0, av.time_base)
-        frames = max(1, stream.frames or round(seconds * rate))
+        frames = min(max(1, stream.frames or round(seconds * rate)), _MOST_FRAMES)
         first = next(_decoded(container, stream), None)
         size = Size(stream.width, stream.height) if first is None else _size_of(first, stream)
+        if min(size) < 1:
+            raise EncodeFailed(f"the video has no pixels ({size.width} x {size.height}): {_MEND}")
     return Video(size, Timeline(np.arange(frames, dtype=np.int64), frames, 1 / rate), rate)
 
 
@@ -228,7 +234,7 @@ def _stream_of(container: InputContainer) -> VideoStream:
         others = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
         raise EncodeFailed(f"the file holds no video, but {others}: give a video, or remove its sample")
     stream.codec_context.thread_count = 1
-    stream.codec_context.options = {"err_detect": "explode", "threads": "1"}
+    stream.codec_context.options = {"err_detect": "explode", "threads": "1", "max_pixels": str(_MOST_PIXELS)}
     return stream
 
 
@@ -241,6 +247,8 @@ def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
         until = until if time is None else max(until, (time + length) * Fraction(packet.time_base))
         if packet.stream_index == stream.index:
             count += 1
+            if count > _MOST_FRAMES:
+                raise EncodeFailed(f"the video has more than {_MOST_FRAMES:,} frames: cut it into parts")
             if not packet.is_discard and not _is_invisible(stream, packet):
                 shown.append((_checked_time(time), length))
     _check_whole(container, stream, count, until)

@@ -3,7 +3,7 @@
 The caller passes in a mapping in which digests are kept, so that no file is read twice. It may be in a store. No torch, no model.
 """
 
-import hashlib
+import errno
 import os
 import stat
 import time
@@ -12,11 +12,14 @@ from pathlib import Path
 
 from cachestore.core.arguments import as_many, as_path
 from cachestore.core.errors import BadInput
-from cachestore.core.keys import Json, canonical, digest_parts
+from cachestore.core.keys import Json, canonical, digest_opened, digest_parts
+from cachestore.files.opening import open_foreign
 
 SETTLED_NS = 2_000_000_000
 """The digest of a file modified more recently than this is not kept: the file may change again without a new time stamp."""
 
+_LIMIT_BYTES = 1 << 40
+_NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EFBIG}
 _remembered: dict[str, str] = {}
 
 
@@ -29,18 +32,20 @@ def digest_file(path: Path, cache: MutableMapping[str, str]) -> str:
     """Return the SHA-256 (64 hex digits) of a file's bytes, from the cache if the file did not change since.
 
     A file that changes while it is read, or changed within the last two seconds, is not cached. Raises BadInput for a path that is missing
-    or not a file.
+    or not a file, OSError.
     """
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_foreign(path, limit_bytes=_LIMIT_BYTES) as file:
             before = os.fstat(file.fileno())
             name = identity(path, before)
             known = cache.get(name)
             if known is not None:
                 return known
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = digest_opened(file)
             unchanged = identity(path, os.fstat(file.fileno())) == name
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
         raise BadInput(f"cannot digest {path}: {error.strerror}; check the path, and whether you may read it") from error
     if unchanged and time.time_ns() - before.st_mtime_ns > SETTLED_NS:
         cache[name] = digest

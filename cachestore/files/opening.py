@@ -1,7 +1,11 @@
-"""Safe opening and reading: it follows no link, never blocks on a fifo, and trusts no size.
+"""The one way to open files for reading: it never waits for a fifo or a device, and trusts no size.
 
-Every read states its offset, because a forked child shares the position of a descriptor with its parent. Errors of the file system become
-ReadFailed, with path, reason and `errno`. A missing file stays FileNotFoundError, as callers then look elsewhere.
+`open_regular` and all that stands on it are for files of a store, and follow no link. `open_foreign` and `read_foreign` are for files that
+are not ours: pictures, captions, models, other trainers' caches; they follow links, and raise OSError. Both look at the descriptor that is
+open, so nothing can take a file's place between the look and the reading.
+
+Every read of a store's file states its offset, because a forked child shares the position of a descriptor with its parent. Errors of the
+file system become ReadFailed, with path, reason and `errno`. A missing file stays FileNotFoundError, as callers then look elsewhere.
 """
 
 import errno
@@ -13,15 +17,21 @@ import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, BinaryIO, Final, NoReturn
 
 from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed, numbered
 from cachestore.files.paths import to_repair, to_verify
 
-READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+READ_FLAGS: Final = (
+    os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+)
 """Flags of `os.open` for reading, also through links. Without O_BINARY, Windows translates line ends."""
 _OPEN_FLAGS: Final = READ_FLAGS | getattr(os, "O_NOFOLLOW", 0)
+FOREIGN_LIMIT_BYTES: Final = 1 << 30
+"""The most bytes that are read of one file that is not ours, or of one that such a file unpacks to. The largest picture that is decoded
+takes as many in RGB of 16 bits."""
 
 _BUFFERS_A_CALL: Final = 1024
 """IOV_MAX of Linux and the BSDs."""
@@ -73,6 +83,86 @@ def open_regular(path: Path, *, folder: int | None = None) -> tuple[int, os.stat
         return descriptor, status
     os.close(descriptor)
     raise FormatError(_no_regular_file(path))
+
+
+class _AsOpened(FileIO):
+    """A file that gives no more bytes than it had when it was opened: one that grows, or of a system that states no size, soon ends."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        super().__init__(descriptor, "rb")
+        self._size = size
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        return super().readinto(memoryview(buffer)[: max(0, self._size - self.tell())])
+
+    def readall(self) -> bytes:
+        return self.read(max(0, self._size - self.tell())) or b""
+
+
+def open_foreign(path: Path, *, limit_bytes: int | None = None) -> BinaryIO:
+    """Open a regular file that is not ours, also through links. It ends where it ended when it was opened.
+
+    Raises OSError, also for a fifo, a device, a socket or a folder, and for a file with more than `limit_bytes`: a file with holes may
+    state any size, and reading it as a whole would take for ever.
+    """
+    descriptor, size = _open_foreign(path)
+    try:
+        if limit_bytes is not None:
+            refuse_size(path, size, limit_bytes)
+        return BufferedReader(_AsOpened(descriptor, size))
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def read_foreign(path: Path, *, limit_bytes: int = FOREIGN_LIMIT_BYTES) -> bytes:
+    """Read a regular file that is not ours as a whole, also through links. Raises OSError, as `open_foreign`.
+
+    What is read is counted: a file with more than `limit_bytes`, or with other bytes than the system states, is an OSError too.
+    """
+    descriptor, size = _open_foreign(path)
+    try:
+        refuse_size(path, size, limit_bytes)
+        data = _read_counted(descriptor, size + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) != size:
+        raise OSError(f"{path} changed while it was read; run the same command again")
+    return data
+
+
+def refuse_size(path: Path, size: int, limit_bytes: int = FOREIGN_LIMIT_BYTES) -> None:
+    """Raise OSError for more bytes than are read of a file that is not ours."""
+    if size > limit_bytes:
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than the {limit_bytes:,} that are read of such a file", str(path))
+
+
+def _open_foreign(path: Path) -> tuple[int, int]:
+    """Return (descriptor, size in bytes). Raises OSError."""
+    try:
+        descriptor = os.open(path, READ_FLAGS)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a socket's
+            raise
+        raise _no_file(path) from error
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode):
+        return descriptor, status.st_size
+    os.close(descriptor)
+    raise _no_file(path)
+
+
+def _no_file(path: Path) -> OSError:
+    return OSError(errno.EINVAL, "it is not a regular file but a fifo, a device, a socket or a folder", str(path))
+
+
+def _read_counted(descriptor: int, most: int) -> bytes:
+    """Return what a descriptor gives, up to `most` bytes. Memory is taken only for what is there."""
+    pieces: list[bytes] = []
+    while most and (piece := os.read(descriptor, most)):
+        pieces.append(piece)
+        most -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def is_link(path: Path) -> bool:

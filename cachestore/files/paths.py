@@ -384,7 +384,7 @@ def encode_name(name: str) -> str:
     if encoded.startswith("."):
         encoded = "%2E" + encoded[1:]
     if not encoded.strip() or len(encoded) > _NAME_LIMIT:
-        raise BadInput(f"the data set name {name!r} must have 1 to {_NAME_LIMIT} characters once encoded: pass another --name")
+        raise BadInput(f"the data set name {name!r} must have 1 to {_NAME_LIMIT} characters once encoded: give another")
     return encoded
 
 

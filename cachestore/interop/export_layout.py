@@ -158,36 +158,34 @@ class ExportLayout:
             raise BadInput(f"an export for {self.format.name} has no {words}: pass --leave-out {what} to export the rest")
 
     def family(self, column: KeyColumn) -> Family:
-        """Return a column's family: as the user named it, as imported, of its pipeline, or by the VAE's constants. Raises BadInput."""
+        """Return a column's family: as imported, of its pipeline, or by the VAE; if that leaves several open, the one that the user named.
+
+        Raises BadInput if it is not known, and if the user named one that the data set is not of.
+        """
+        recipe, alike = self.catalog.recipes[column.fingerprint], self._families_of(column)
         if self.given is not None:
+            possible = alike or families_with_vae(recipe)
+            if self.given not in possible:
+                stored = " or ".join(one.name for one in possible) or "another VAE"
+                what = f"the {column.encoder} of {self.catalog.name!r} is of {stored}, not of {self.given.name}"
+                raise BadInput(f"{what}: leave --family out, or pass the right one")
             return self.given
+        alike = [one for one in alike if self.format.name in one.names] or alike
+        if not alike:
+            raise BadInput(f"the model family of the latents of {self.catalog.name!r} is not known: pass --family, such as flux")
+        if len(alike) > 1:
+            raise BadInput(f"the model may be {' or '.join(one.name for one in alike)}: pass --family with the right one")
+        return alike[0]
+
+    def _families_of(self, column: KeyColumn) -> Sequence[Family]:
+        """Return the families that a column may be of; empty if nothing is known. Text says it of latents too."""
         own, texts = column.fingerprint, [one.fingerprint for one in self.catalog.columns if one.role == CAPTION]
         for make in (self.catalog.recipes[fingerprint].make for fingerprint in (own, *texts)):
             if "family" in make:
-                return family_named(str(make["family"]))
-            if len(alike := families_of_pipeline(str(make.get("pipeline")))) > 1:
-                raise BadInput(f"the model may be {' or '.join(one.name for one in alike)}: pass --family with the right one")
-            if alike:
-                return alike[0]
-        return self._family_of_constants(self.catalog.recipes[own])
-
-    def _family_of_constants(self, recipe: Recipe) -> Family:
-        """Return the family whose VAE has this class, these channels and these constants. Raises BadInput if there is not exactly one."""
-        scale, channels = scale_of(recipe.read), recipe.read.get("channels")
-        components: Mapping[str, Json] = recipe.make.get("components", {})
-        classes = {str(one).rpartition(".")[2] for one in components.values()}
-        constants = (scale.factor, scale.shift or None)
-        alike = [
-            family
-            for family in FAMILIES
-            if self.format.name in family.names
-            and (not classes or family.vae_class in classes)
-            and family.channels == channels
-            and ((classes and not family.scale.is_known) or (family.scale.factor, family.scale.shift or None) == constants)
-        ]
-        if len(alike) != 1:
-            raise BadInput(f"the model family of the latents of {self.catalog.name!r} is not known: pass --family, such as flux")
-        return alike[0]
+                return [family_named(str(make["family"]))]
+            if alike := families_of_pipeline(str(make.get("pipeline"))):
+                return alike
+        return families_of_vae(self.catalog.recipes[own])
 
     def named(self, row: int, column: KeyColumn, index: int) -> Named:
         """Return what the name of a cell's file is made from."""
@@ -201,7 +199,7 @@ class ExportLayout:
         widths = {"size": 2, "bucket": 2, "resized": 2, "crop": 4}
         known: dict[str, Any] = {name: tuple(facts[name][:width]) for name, width in widths.items() if name in facts}
         known |= {"tokens": facts["tokens"][0]} if "tokens" in facts else {}
-        known |= {"span": ClipFrames(facts["start"][0], facts["bucket"][2])} if column.role == VIDEO else {}
+        known |= {"span": ClipFrames(facts["start"][0], facts["bucket"][2])} if column.role == VIDEO and "start" in facts else {}
         known |= {"fps": facts["fps"][0] / facts["fps"][1]} if facts.get("fps", (0,))[0] else {}
         known |= {"is_part": WITHIN in framing_of(json.loads(self.catalog.extras[row])), "is_prompt": is_prompt}
         caption = captions[number] if number < len(captions) else ""
@@ -214,6 +212,30 @@ class ExportLayout:
         sides, each = sides_each(column.options), sides_each(column.options) * clips_each(column.options)
         first = column.at[row] + (self.crop_number or 0) * each
         return range(first, first + each, sides if "flips" in self.leave_out else 1) if column.count(row) else ()
+
+
+def families_of_vae(recipe: Recipe) -> Sequence[Family]:
+    """Return the families whose VAE has the class, the channels and the constants of this recipe."""
+    scale, own = scale_of(recipe.read), recipe.read.get("channels")
+    constants, has_class = (scale.factor, scale.shift or None), bool(_classes(recipe))
+    return [
+        one
+        for one in families_with_vae(recipe)
+        if own == one.channels and ((has_class and not one.scale.is_known) or (one.scale.factor, one.scale.shift or None) == constants)
+    ]
+
+
+def families_with_vae(recipe: Recipe) -> Sequence[Family]:
+    """Return the families whose VAE has the class and the channels of this recipe, as far as it says them; text says neither."""
+    classes, channels = _classes(recipe), recipe.read.get("channels")
+    if channels is None:
+        return FAMILIES
+    return [one for one in FAMILIES if one.channels == channels and (not classes or one.vae_class in classes)]
+
+
+def _classes(recipe: Recipe) -> set[str]:
+    components: Mapping[str, Json] = recipe.make.get("components", {})
+    return {str(one).rpartition(".")[2] for one in components.values()}
 
 
 def _resolutions(columns: Sequence[KeyColumn]) -> list[int | None]:

@@ -11,12 +11,14 @@ from typing import Final
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.files.checksum import digest_of
-from cachestore.files.opening import names_in
+from cachestore.files.opening import FOREIGN_LIMIT_BYTES, names_in, read_foreign
 from cachestore.files.publish import remove_leftovers, write_outside
 
 NOTE: Final = ".cachestore-export.json"
 """A file in the exported folder. It lists the files that exports wrote, with their digests."""
 _FORMAT: Final = "cachestore-export/1"
+_LIMIT_BYTES: Final = 2 * FOREIGN_LIMIT_BYTES
+"""More than a written file has: a tar gets no further sample above 256 MiB."""
 
 
 @dataclass
@@ -38,9 +40,9 @@ class Target:
     def _ours(self) -> dict[str, str]:
         """Digests of what earlier exports wrote, by path; empty if the note is missing or invalid."""
         try:
-            body = json.loads((self.folder / NOTE).read_bytes())
+            body = json.loads(read_foreign(self.folder / NOTE))
             return {str(path): str(digest) for path, digest in body["files"].items()} if body["format"] == _FORMAT else {}
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except (OSError, RecursionError, ValueError, LookupError, TypeError, AttributeError):
             return {}
 
     def put(self, path: str, data: bytes) -> bool:
@@ -97,9 +99,9 @@ class Target:
 
 
 def _digest_there(path: Path) -> str | None:
-    """Return the digest of a file; None if there is none, empty if it cannot be read."""
+    """Return the digest of a file; None if there is none, empty if it is no file, cannot be read, or is larger than any that is written."""
     try:
-        return digest_of([path.read_bytes()])
+        return digest_of([read_foreign(path, limit_bytes=_LIMIT_BYTES)])
     except FileNotFoundError:
         return None
     except OSError:

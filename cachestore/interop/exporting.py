@@ -12,7 +12,7 @@ from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, as_array
-from cachestore.core.words import did_you_mean, in_short
+from cachestore.core.words import first_of, in_short
 from cachestore.files.marker import check_for_reading
 from cachestore.interop.export_layout import ExportLayout
 from cachestore.interop.export_taken import Taken
@@ -25,7 +25,7 @@ from cachestore.interop.formats.matching import Named
 from cachestore.interop.formats.table import WEBDATASET, Format, written_format
 from cachestore.interop.tar_exporting import TarExport, refuse_given
 from cachestore.jobs.options import python_call
-from cachestore.storage.catalog import Catalog, list_generations, list_names, read_catalog
+from cachestore.storage.catalog import Catalog, list_generations, list_names, no_data_set, read_catalog
 from cachestore.store.reader import Reader
 
 _NAMED: Final = 1000
@@ -170,11 +170,11 @@ def _export_tars(store: Path, name: str, generation: int | None, target: Target)
 
 def _catalog(reader: Reader, name: str, generation: int | None) -> Catalog:
     generations = list_generations(reader.layout, name)
-    if not generations or (generation is not None and generation not in generations):
-        names = ", ".join(map(repr, list_names(reader.layout))) or "none"
-        meant = "" if generations else did_you_mean(name, list_names(reader.layout))
-        what = f"data set {name!r}" if not generations else f"generation {generation} of {name!r}"
-        raise BadInput(f"{reader.layout.root} has no {what}; it has {names} (`cachestore stats` lists them){meant}")
+    if not generations:
+        raise no_data_set(reader.layout, name, list_names(reader.layout))
+    if generation is not None and generation not in generations:
+        there = first_of(map(str, reversed(generations)))
+        raise BadInput(f"{reader.layout.root} has no generation {generation} of the data set {name!r}; it has {there}")
     chosen = generations[-1] if generation is None else generation
     return read_catalog(reader.layout.catalog(name, chosen), generation=chosen)
 

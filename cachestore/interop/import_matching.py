@@ -11,6 +11,7 @@ from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.samples import VIDEO, Sample
 from cachestore.core.words import first_of, noun, plural
+from cachestore.files.opening import read_foreign
 from cachestore.files.paths import MARKER
 from cachestore.interop.caption_files import SUFFIXES, EncodedCaptions
 from cachestore.interop.file_encoder import FileEncoder, ImportedLatents
@@ -23,6 +24,8 @@ from cachestore.interop.sandbox import CacheFiles
 from cachestore.source.listing import Listing
 from cachestore.source.remarks import Remarks
 
+_SIDE_FILE_BYTES: Final = 256 << 20
+"""As much as a side file says of a million pictures."""
 _IN_FACTS: Final = frozenset({"original_size", "crop_ltrb"})
 _MASKS: Final = frozenset({"alpha_mask", "mask"})
 
@@ -160,7 +163,7 @@ class CacheScan:
             return []
         references = visuals_of(self.samples)
         for path in dict.fromkeys(map(Path.resolve, paths)):
-            read_metadata(str(path), path.read_bytes(), references.keys(), self.matches)
+            read_metadata(str(path), read_foreign(path, limit_bytes=_SIDE_FILE_BYTES), references.keys(), self.matches)
         return [(path.name, *_size_and_time(path)) for path in paths]
 
     def leave_out_older(self) -> list[str]:

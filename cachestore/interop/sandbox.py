@@ -20,13 +20,13 @@ from cachestore.children.kinds import PICKLE_READER
 from cachestore.children.start import ChildProcess, reason_of, start
 from cachestore.core.errors import EncodeFailed, Incomplete
 from cachestore.core.raw_tensors import Contents, Latents, Misplaced, Raw, Text, is_finite
+from cachestore.files.opening import open_foreign
 from cachestore.interop.formats.containers import LARGEST_BYTES, read_npz, read_safetensors
 from cachestore.interop.formats.families import Family, marked
 from cachestore.interop.formats.matching import FileLocation
 from cachestore.interop.formats.table import Format
 from cachestore.interop.formats.text import check_widths
 from cachestore.interop.pickle_reader import LENGTH_BYTES
-from cachestore.source.files import open_regular
 
 SECONDS: Final = 120.0
 """The time limit for a file, and for the child to start. Importing torch from a slow disk takes most of it."""
@@ -236,7 +236,7 @@ class CacheFiles:
 
     def bytes_at(self, location: FileLocation) -> bytes:
         """Return the bytes at a file location. Raises OSError, also for no regular file; EncodeFailed if it is too large or cut short."""
-        with open_regular(self.root / location.path) as file:
+        with open_foreign(self.root / location.path) as file:
             length = os.fstat(file.fileno()).st_size
             size = length if location.size is None else location.size
             if size > LARGEST_BYTES or location.start + size > length:

@@ -171,7 +171,7 @@ def _parse_arguments(texts: Sequence[str]) -> dict[str, Json]:
         if not (name and equals):
             raise ValueError(f"{text!r} must be NAME=VALUE")
         found[name] = value
-        with suppress(ValueError):
+        with suppress(RecursionError, ValueError):
             found[name] = json.loads(value)
     return found
 

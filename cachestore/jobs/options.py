@@ -441,7 +441,7 @@ def parse_value(one: "Field[Any]", text: Any, where: str) -> Any:
     kind = option_of(one).kind
     try:
         value = kind.parse(text)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise BadInput(_refusal(kind, where, text, error)) from error
     return read_value(one, value, where)
 

@@ -17,7 +17,7 @@ from cachestore.core.batch_shapes import LatentsAs
 from cachestore.core.captions import CaptionPolicy, Choose
 from cachestore.core.errors import BadInput, CacheStoreError
 from cachestore.core.keys import Recipe
-from cachestore.core.words import plural
+from cachestore.core.words import did_you_mean, plural
 from cachestore.loading.batch_slice import BatchSlice, read_or
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.cast import as_dtype
@@ -362,10 +362,11 @@ def _find_generation(reader: Reader, name: str, generation: int | None) -> int:
     layout = reader.layout
     generations = list_generations(layout, name)
     if not generations:
-        names = ", ".join(map(repr, list_names(layout))) or "none"
+        there = list_names(layout)
+        names = ", ".join(map(repr, there)) or "none"
         raise BadInput(
             f"{layout.root} has no data set {name!r}; it has {names} (`cachestore precompute --name` makes one, and"
-            f" {layout.command('status')} shows whether a pass is unfinished)"
+            f" {layout.command('status')} shows whether a pass is unfinished){did_you_mean(name, there)}"
         )
     if generation is None:
         return generations[-1]

@@ -15,7 +15,7 @@ from cachestore.core.errors import FormatError
 from cachestore.core.keys import Recipe
 from cachestore.files.checksum import digest_file
 from cachestore.files.marker import check_for_writing
-from cachestore.files.opening import look_at, names_in
+from cachestore.files.opening import look_at, names_in, open_foreign
 from cachestore.files.paths import MARKER, Layout
 from cachestore.files.publish import publish, publish_pieces
 from cachestore.files.records import decode_record
@@ -255,7 +255,7 @@ class _Pull:
         """Publish a catalog that was fetched, if all it names is here."""
         copy, final = self._outline.catalog(name, generation), self._layout.catalog(name, generation)
         self._require_values(read_catalog(copy, generation=generation), snapshot)
-        with copy.open("rb") as file:
+        with open_foreign(copy) as file:
             pieces = iter(lambda: file.read(1 << 20), b"")
             if not publish_pieces(self._layout, final, pieces, digest=digest_file(copy)):
                 self._require_same(name, generation)

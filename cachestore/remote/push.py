@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from shutil import copyfile
 
 from cachestore.core.errors import CacheStoreError, FormatError, MissingEntry, ReadFailed
-from cachestore.files.checksum import digest_file, digest_of
+from cachestore.files.checksum import digest_file, digest_of, read_blocks
 from cachestore.files.marker import FORMAT, VERSION, check_for_reading
 from cachestore.files.opening import look_at, names_in, opened, read_at, read_whole
 from cachestore.files.paths import MARKER, Layout, parse_recipe
@@ -176,7 +175,7 @@ class _Push:
         layout, there = self._layout, self._inventory
         generations = {name: list_generations(layout, name) for name in list_names(layout)}
         chosen = choose(
-            {name: some for name, some in generations.items() if some}, self._request.name, self._request.generation, where=layout
+            {name: some for name, some in generations.items() if some}, self._request.name, self._request.generation, where=layout.root
         )
         plan = _ToSend(chosen)
         digests: set[str] = set()
@@ -263,8 +262,9 @@ class _Push:
         fetch_index(self._client, self._inventory, outline)
         for index in list_indexes(self._layout) if not list_indexes(outline) else ():
             outline.indexes.mkdir(parents=True, exist_ok=True)
-            copyfile(self._layout.index(index), outline.index(index))
             with suppress(FormatError):
+                with opened(self._layout.index(index)) as (descriptor, _status), outline.index(index).open("wb") as copy:
+                    copy.writelines(block for _offset, block in read_blocks(descriptor))
                 check_index(outline, index)
                 break
             outline.index(index).unlink()

@@ -21,6 +21,7 @@ from cachestore.core.keys import Json, Key
 from cachestore.core.words import did_you_mean, first_of, in_short
 from cachestore.files.locks import LifeLock, is_locked
 from cachestore.files.opening import names_in, read_at, reason_of
+from cachestore.objects.address import Address
 from cachestore.objects.client import PIECE_BYTES, ReadingClient
 from cachestore.storage.catalog import NO_KEY, Catalog
 from cachestore.storage.snapshot import Snapshot
@@ -180,7 +181,7 @@ def requests_up(file: FileRef) -> int:
     return pieces if pieces == 1 else pieces + 2
 
 
-def choose(there: Mapping[str, Iterable[int]], name: str | None, generation: int | None, *, where: object) -> dict[str, list[int]]:
+def choose(there: Mapping[str, Iterable[int]], name: str | None, generation: int | None, *, where: Address | Path) -> dict[str, list[int]]:
     """Return the generations to move by data set: all; of a named one the newest, or the given one. Raises BadInput for others."""
     if name is None:
         return {one: sorted(some) for one, some in sorted(there.items())}
@@ -193,7 +194,7 @@ def choose(there: Mapping[str, Iterable[int]], name: str | None, generation: int
     return {name: [generation or found[-1]]}
 
 
-def segments_of(catalog: Catalog, snapshot: Snapshot, *, where: object, command: str) -> set[str]:
+def segments_of(catalog: Catalog, snapshot: Snapshot, *, where: Address | Path, command: str) -> set[str]:
     """Return the digests of the segments whose copies a reader of this catalog takes.
 
     Raises MissingEntry if a value is not there at all: no catalog moves without all that it names. `command` helps then.
@@ -211,11 +212,11 @@ def segments_of(catalog: Catalog, snapshot: Snapshot, *, where: object, command:
     return found
 
 
-def other_catalog(name: str, generation: int, *, there: object, here: object) -> BadInput:
+def other_catalog(name: str, generation: int, *, there: Address | Path, here: Address | Path) -> BadInput:
     """Return the error for a generation that has other rows at both ends."""
     return BadInput(
         f"{there} has another generation {generation} of {name!r} than {here}, and neither is replaced: use another address or folder, or"
-        " encode one of them under another --name"
+        " encode one of them under another name (`cachestore precompute --name`)"
     )
 
 

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Final, Literal
 
 from cachestore.core.errors import BadInput
-from cachestore.source.files import open_regular
+from cachestore.files.opening import FOREIGN_LIMIT_BYTES, open_foreign, read_foreign
 from cachestore.source.remarks import Remarks
 
 CaptionLines = Literal["whole", "each", "first"]
 
 CAPTION_SUFFIXES: Final = (".txt", ".caption")
+MANIFEST_BYTES: Final = 16 << 30
+"""The most bytes of a manifest: more than fifty million rows have."""
+_TEXT_BYTES: Final = 16 << 20
+"""The most bytes of a caption file, or of one line of a manifest: far more than any text encoder reads."""
 
 
 def side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: Remarks) -> tuple[str, ...]:
@@ -21,7 +25,7 @@ def side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: Rema
     for suffix in CAPTION_SUFFIXES:
         beside = path.with_suffix(suffix)
         try:
-            text = read_text(beside)
+            text = read_text(beside, limit_bytes=_TEXT_BYTES)
         except OSError as error:
             if os.path.isdir(beside) or not os.path.lexists(beside):  # noqa: PTH112 - Path's raise if access is refused
                 continue
@@ -40,10 +44,9 @@ def captions_in(text: str, caption_lines: CaptionLines, sample: str, remarks: Re
     return tuple(lines[:1] if caption_lines == "first" else lines) or ("",)
 
 
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file. Raises BadInput, OSError."""
-    with open_regular(path) as file:
-        return decode_text(file.read(), path)
+def read_text(path: Path, *, limit_bytes: int = FOREIGN_LIMIT_BYTES) -> str:
+    """Read a UTF-8 file of at most so many bytes. Raises BadInput, OSError."""
+    return decode_text(read_foreign(path, limit_bytes=limit_bytes), path)
 
 
 def decode_text(raw: bytes, where: Path | str) -> str:
@@ -67,8 +70,10 @@ def by_spelling(text: str) -> tuple[str, str]:
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (number, text) of each line of a UTF-8 file, from 1 on, without reading the whole file. Raises BadInput, OSError."""
     number = start = 0
-    with path.open("rb") as file:
-        for raw in file:
+    with open_foreign(path, limit_bytes=MANIFEST_BYTES) as file:
+        while raw := file.readline(_TEXT_BYTES + 1):
+            if len(raw) > _TEXT_BYTES:
+                raise BadInput(f"{path}, line {number + 1}: more than {_TEXT_BYTES >> 20} MiB, which is no text of a sample; correct it")
             part = raw.removeprefix(codecs.BOM_UTF8) if start == 0 else raw
             try:
                 text = part.decode("utf-8")

@@ -1,8 +1,6 @@
 """Files by reference: the pictures, videos and caption files of a source are read through them."""
 
-import errno
 import os
-import stat
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,10 +9,13 @@ from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
 from cachestore.core.inputs import NO_STAT, Stat
-from cachestore.files.opening import READ_FLAGS
+from cachestore.files.opening import open_foreign, refuse_size
 
 FRESH_SECONDS: Final = 2.0
 """A file modified less than this before it was read may change again with the same time stamp. So its time proves nothing."""
+
+_VIDEO_BYTES: Final = 1 << 38
+"""The most bytes of a video, of which all are read for its digest."""
 
 IMAGE_SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"})
 VIDEO_SUFFIXES: Final = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi"})
@@ -43,12 +44,12 @@ class Folder:
     root: Path
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
-        """As `Files.read`. Raises OSError, also if the path is not a regular file or the file changes while it is read."""
-        path = self.root / reference
-        with _unchanged(path) as (file, found):
+        """As `Files.read`. Raises OSError, also if the path is not a regular file, or is too large, or changes while it is read."""
+        with _unchanged(self.root / reference) as (file, found):
+            refuse_size(self.root / reference, found[0])
             data = file.read()
-        if len(data) != found[0]:
-            raise OSError(f"{path} changed while it was read; run the same command again")
+            if len(data) != found[0]:
+                raise OSError(f"{self.root / reference} changed while it was read; run the same command again")
         return data, trusted(found)
 
     @contextmanager
@@ -91,7 +92,7 @@ class Routed:
 @contextmanager
 def _unchanged(path: Path) -> Generator[tuple[BinaryIO, Stat]]:
     """An open file with its (size, mtime_ns). Raises OSError at the end if these have changed."""
-    with open_regular(path) as file:
+    with open_foreign(path, limit_bytes=_VIDEO_BYTES) as file:
         before = stat_of(os.fstat(file.fileno()))
         yield file, before
         if stat_of(os.fstat(file.fileno())) != before:
@@ -106,12 +107,3 @@ def stat_of(status: os.stat_result) -> Stat:
 def trusted(stat: Stat) -> Stat:
     """The (size, mtime_ns) that was just read, or NO_STAT if the file is so new that it may change within the same time stamp."""
     return NO_STAT if abs(time.time() - stat[1] / 1e9) < FRESH_SECONDS else stat
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading, without ever waiting for a fifo's writer. Raises OSError, also for anything else."""
-    descriptor = os.open(path, READ_FLAGS)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is not a regular file but a fifo, a device or a folder", str(path))

@@ -40,7 +40,7 @@ def list_source(
     if os.path.isdir(path):  # noqa: PTH112 - as below
         if not os.access(path, os.R_OK | os.X_OK):
             raise BadInput(f"{path} cannot be read: let this user read and enter the folder")
-        manifest = next((path / name for name in METADATA if (path / name).is_file()), None)
+        manifest = next((found for name in METADATA if (found := path / name).exists() and not found.is_dir()), None)
         if manifest is None:
             _refuse_arrow(path)
             return list_samples(

@@ -3,7 +3,6 @@
 Equal listings have equal digests, whatever the order of the directory, the modification times or the absolute path of the root.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from cachestore.core.errors import BadInput
-from cachestore.core.keys import canonical, digest_parts
+from cachestore.core.keys import canonical, digest_opened, digest_parts
 from cachestore.core.samples import IMAGE, VIDEO, Sample
-from cachestore.source.captions import CaptionLines, normal
+from cachestore.files.opening import open_foreign
+from cachestore.source.captions import MANIFEST_BYTES, CaptionLines, normal
 from cachestore.source.files import Files, Folder, Stat
 from cachestore.source.remarks import Remarks
 from cachestore.source.rows import METADATA, look_at_columns
@@ -87,8 +87,8 @@ def list_manifest(path: Path, parse: Parse, caption_lines: CaptionLines, caption
 
 def _digest(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        with open_foreign(path, limit_bytes=MANIFEST_BYTES) as file:
+            return digest_opened(file)
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}; let this user read it") from error
 

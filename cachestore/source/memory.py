@@ -20,6 +20,7 @@ from cachestore.core.inputs import in_place_of_time
 from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.samples import BESIDE, IMAGE, ROLES, VIDEO, Sample
 from cachestore.core.words import first_of
+from cachestore.files.opening import open_foreign
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder
 from cachestore.source.captions import CaptionLines
@@ -301,7 +302,7 @@ def write_rows(layout: Layout, listing: Listing, prefix: str) -> Path:
 
 def list_rows(path: Path, files: Files | None) -> Listing:
     """List the samples of `write_rows` in a worker. Pictures in memory are asked for through `files`. Raises BadInput for another file."""
-    with path.open("rb") as file:
+    with open_foreign(path) as file:
         head: Any = json.loads(file.readline() or b"null")
         if not isinstance(head, dict) or cast("dict[str, Any]", head).get("format") != _FORMAT:
             raise BadInput(f"{path} is not a list of samples that another process of cachestore wrote")

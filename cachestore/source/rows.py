@@ -69,7 +69,7 @@ def _cells(row: Mapping[Any, Any], where: str, roles: Sequence[str]) -> dict[str
     left_out = {column for column in row if column in {*_EMPTY_IS_NONE, *roles} or column.startswith(OWN_CAPTION)}
     cells = {column: value for column, value in row.items() if value or column not in left_out}
     for column in cells.keys() & {CROP, SIZE}:
-        with suppress(ValueError):
+        with suppress(RecursionError, ValueError):
             cells[column] = json.loads(cells[column])
     return cells
 
@@ -78,7 +78,7 @@ def json_row(text: str, where: str) -> dict[str, Any]:
     """Parse a JSON object; `where` names it in errors. Raises BadInput for other JSON, and for text that is not JSON."""
     try:
         row = json.loads(text, parse_constant=_no_constant)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise BadInput(f"{where}: not JSON ({error}); write one JSON object a line") from error
     if not isinstance(row, dict):
         raise BadInput(f"{where}: each row must be a JSON object such as {{'image': 'a.png'}}, not a {type(row).__name__}")

@@ -17,8 +17,9 @@ from typing import Any, BinaryIO, Final, cast
 
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import BESIDE, IMAGE, VIDEO, Sample, goes_with
+from cachestore.files.opening import FOREIGN_LIMIT_BYTES, open_foreign, refuse_size
 from cachestore.source.captions import CaptionLines, by_spelling, captions_in, decode_text
-from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Stat, open_regular, stat_of, trusted
+from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Stat, stat_of, trusted
 from cachestore.source.listing import Listing, list_samples
 from cachestore.source.remarks import Problems, Remarks, taken
 from cachestore.source.rows import from_row, json_row, named_row
@@ -56,13 +57,14 @@ class Member:
     @contextmanager
     def open_tar(self) -> Generator[BinaryIO]:
         """Open its tar. Raises OSError if the tar has changed."""
-        with open_regular(self.tar) as file:
+        with open_foreign(self.tar) as file:
             if stat_of(os.fstat(file.fileno())) != self.tar_stat:
                 raise OSError(f"{self.tar} changed since its members were listed; run the same command again")
             yield file
 
     def read(self) -> bytes:
-        """Read its bytes; fewer if the tar ends within it. Raises OSError."""
+        """Read its bytes; fewer if the tar ends within it. Raises OSError, also if it is too large."""
+        refuse_size(self.tar, self.size)
         with self.open_tar() as file:
             file.seek(self.offset)
             return file.read(self.size)
@@ -278,7 +280,7 @@ def _samples(
 
 def members_of(path: Path) -> Iterator[tuple[tarfile.TarInfo, Member]]:
     """Yield every member of a tar, of any kind, with where its bytes are. Raises BadInput for a damaged tar; OSError."""
-    with open_regular(path) as file:
+    with open_foreign(path) as file:
         found = stat_of(os.fstat(file.fileno()))
         if found[0] == 0:
             return
@@ -335,7 +337,7 @@ def _usable(member: tarfile.TarInfo, path: Path, problems: Problems) -> str:
 
 
 def _check_end(file: BinaryIO, offset: int, size: int, path: Path) -> None:
-    """Raise BadInput unless only zeros follow: tarfile takes a damaged or empty header for the end."""
+    """Raise BadInput unless only zeros follow, and not too many: tarfile takes a damaged or empty header for the end."""
     file.seek(offset)
-    if offset > size or any(any(block) for block in iter(partial(file.read, _HEADER_BYTES), b"")):
+    if not 0 <= size - offset <= FOREIGN_LIMIT_BYTES or any(any(block) for block in iter(partial(file.read, _HEADER_BYTES), b"")):
         raise BadInput(f"{path} is damaged at byte {offset}: there is neither a member nor the end of the tar; copy it again")

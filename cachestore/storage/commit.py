@@ -40,7 +40,7 @@ def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
     foreign = [name for name in names if name not in FOLDERS]
     status = look_at(root)
     if foreign or (status is not None and not stat.S_ISDIR(status.st_mode)):
-        raise BadInput(f"{root} is not a store and not an empty folder (it holds {first_of(foreign) or 'a file'}): pass another --store")
+        raise BadInput(f"{root} is not a store and not an empty folder (it holds {first_of(foreign) or 'a file'}): pass another folder")
     make_root(layout)
     publish_marker(layout)
     return _open_listed(layout)

@@ -22,10 +22,11 @@ from cachestore.core.words import in_short
 from cachestore.files.checksum import digest_file, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.marker import check_for_reading, noticing_its_end
-from cachestore.files.opening import is_link, names_in
+from cachestore.files.opening import is_link, names_in, read_whole
 from cachestore.files.paths import MARKER, Layout, Mode, parse_lost, parse_segment
 from cachestore.files.publish import make_folder, move, publish
 from cachestore.files.records import NEWER, encode_record
+from cachestore.files.table import TABLE_LIMIT_BYTES
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import read_stray
 from cachestore.storage.commit import commit, has_news, publish_marker
@@ -340,7 +341,7 @@ def _put_back(layout: Layout, path: Path) -> str | None:
         own = layout.catalog(catalog.name, catalog.generation)
         if catalog.generation < 1 or own.name in names_in(own.parent):
             return None
-        publish(layout, own, [path.read_bytes()], read_only=True)
+        publish(layout, own, [read_whole(path, limit_bytes=TABLE_LIMIT_BYTES)], read_only=True)
     except (FormatError, FileNotFoundError):
         return None
     return catalog.name

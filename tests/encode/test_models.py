@@ -1,6 +1,7 @@
 """Model folders: which files are found, and what is said where some are missing."""
 
 import json
+import os
 
 import pytest
 
@@ -135,3 +136,14 @@ def test_a_variant_is_taken_where_a_component_has_it(tmp_path):
     assert (names(one), one.variant) == (["config.json", "model.fp16.safetensors"], "fp16")
     assert (names(two), two.variant) == (sorted(["config.json", *files]), "fp16")
     assert (names(other), other.variant) == (["config.json", "model.safetensors"], None)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no fifos here")
+@pytest.mark.parametrize("name", ["tokenizer/vocab.json", "text_encoder/config.json", "text_encoder/generation_config.json", "vae/notes"])
+@pytest.mark.parametrize("trap", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["fifo", "device"])
+def test_a_component_whose_folder_has_a_fifo_or_a_device_is_refused_before_a_library_waits_for_it(tmp_path, name, trap):
+    model = models.read_model(tiny.look_alike(tmp_path))
+    (tmp_path / name).unlink(missing_ok=True)
+    trap(tmp_path / name)
+    with pytest.raises(BadInput, match=name.rpartition("/")[2]):
+        models.pipeline_component(model, name.partition("/")[0], None)

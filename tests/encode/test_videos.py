@@ -314,3 +314,39 @@ def test_nothing_is_written_to_the_terminal(tmp_path):
     code = "from cachestore.encode import videos; import sys\ntry: videos.look(open(sys.argv[1], 'rb'))\nexcept Exception: pass"
     ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, check=True)
     assert (ran.stdout, ran.stderr) == (b"", b"")
+
+
+_LOOKS = """
+import io, resource, sys
+from cachestore.core.errors import EncodeFailed
+from cachestore.encode import videos
+data = sys.stdin.buffer.read()
+resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for look in (videos.look, videos.glance):
+    try:
+        look(io.BytesIO(data))
+    except EncodeFailed:
+        pass
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def forged(what):
+    """A video of 3 frames whose header states more than there is."""
+    if what == "frames":
+        data = bytearray(write(moving(3), kind="mp4", codec="mpeg4", pix_fmt="yuv420p"))
+        count = data.index(b"stts") + 12
+        data[count : count + 4] = (0x7FFFFFFF).to_bytes(4, "big")
+    else:
+        data = bytearray(write(moving(3, (256, 256))))
+        for name in (b"\xb0\x82\x01\x00", b"\xba\x82\x01\x00"):
+            at = data.index(name) + 2
+            data[at : at + 2] = (16_000).to_bytes(2, "big")
+    return bytes(data)
+
+
+@pytest.mark.parametrize("what", ["frames", "pixels"])
+def test_a_header_that_states_too_much_takes_no_memory(what):
+    done = subprocess.run([sys.executable, "-c", _LOOKS], input=forged(what), capture_output=True, timeout=50, check=True)
+    assert int(done.stdout) < 300

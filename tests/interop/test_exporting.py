@@ -1,6 +1,7 @@
 """Export: what each trainer's reader takes, bit for bit or by the stated cast; nobody's file is overwritten."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -319,6 +320,25 @@ def test_text_that_has_no_files_in_a_format_is_left_out_and_named_and_latents_ar
     (text,) = report.left_out
     assert "simpletuner's files" in text
     assert "not of wan" in text
+
+
+@pytest.mark.parametrize(("kind", "family"), [("ltx", "ltx2"), ("musubi", "hunyuanvideo"), ("simpletuner", "flux"), ("sd-scripts", "sd15")])
+def test_latents_of_one_family_are_not_written_as_those_of_another_that_was_named(tmp_path, data, store, out, kind, family):
+    trainers.write_musubi(tmp_path / "cache", "wan")
+    bring("musubi", tmp_path / "cache", store, data)
+    with pytest.raises(BadInput, match=f"is of wan, not of {family}"):
+        send(kind, store, out, family=family)
+    assert not out.exists()
+    assert send("musubi", store, out, family="wan").complete
+
+
+@pytest.mark.parametrize(("family", "is_right"), [("flux", True), ("z-image", True), ("sd3", False), ("flux2", False), ("wan", False)])
+def test_a_named_family_must_have_the_vae_of_latents_that_do_not_say_their_family(tmp_path, out, family, is_right):
+    made = stores.recipes(None, "sample", scaling_factor=0.3611, shift_factor=0.1159)
+    made = replace(made, latents=replace(made.latents, read={**made.latents.read, "channels": 16}))
+    store = stores.make_store(tmp_path / "ours", [stores.Row("a.png")], made)
+    with nullcontext() if is_right else pytest.raises(BadInput, match="is of flux or z-image, not of"):
+        assert send("simpletuner", store, out, family=family).written
 
 
 def test_where_nothing_but_such_text_is_there_nothing_is_exported(tmp_path, data, store, out):

@@ -40,6 +40,7 @@ class Wanted:
     masks: bool = False
     sources: tuple[str, ...] = ()
     family: str = "flux"
+    text_family: str = "flux"
     captions: tuple[str, ...] = ("a fox",)
     controls: int = 0
 
@@ -75,7 +76,7 @@ def make_store(path, wanted=Wanted()):
     latents = replace(
         made.latents, make={**made.latents.make, "family": wanted.family, "kind": "imported"}, read={**made.latents.read, "scaled": True}
     )
-    made = replace(made, text=replace(made.text, make={**made.text.make, "family": "flux"}))
+    made = replace(made, text=replace(made.text, make={**made.text.make, "family": wanted.text_family}))
     masks = mask_recipe(8)
     rows = [(source, name) for source in wanted.sources or ("",) for name in SIZES]
     sides, crops = sides_and_crops(wanted)
@@ -380,12 +381,13 @@ def test_ltx_finds_all_resolutions_and_sources_in_one_folder(store, out, monkeyp
     monkeypatch.setattr(
         f"{__name__}.value", lambda name, resolution, *more: trainers.noise(name, resolution, *more, shape=shape(name, resolution))
     )
-    make_store(store, Wanted(sources=("x", "y")))
-    written = send("ltx", store, out, family="ltx2")
+    of_ltx = {"family": "ltx2", "text_family": "ltx2"}
+    make_store(store, Wanted(sources=("x", "y"), **of_ltx))
+    written = send("ltx", store, out)
     assert written.complete, written
     paths = {str(path.relative_to(out)) for path in out.rglob("*.pt")}
     stems = [f"{source}/{side}/{stem}.pt" for source in "xy" for side in (256, 512) for stem in ("a/one", "two")]
     assert paths == {f"{kind}/{stem}" for kind in ("latents", "conditions") for stem in stems}
     assert written.remarks == ("the latents have 3 shapes, and ltx puts any samples into one batch: train with a batch size of 1",)
     with pytest.raises(BadInput, match="an export for ltx has no mirrored pictures: pass leave_out"):
-        send("ltx", make_store(out / "flipped", Wanted(options={"flip": True})), out, family="ltx2")
+        send("ltx", make_store(out / "flipped", Wanted(options={"flip": True}, **of_ltx)), out)

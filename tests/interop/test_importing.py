@@ -437,7 +437,7 @@ def test_files_of_no_sample_are_listed_and_samples_without_files_are_failures(da
     [
         (lambda path: path.write_bytes(path.read_bytes()[:-40]), "no readable npz"),
         (lambda path: path.write_bytes(b""), "no readable npz file (BadZipFile"),
-        (lambda path: np.savez(path, latents_6x8=np.array([{"a": 1}], object)), "allow_pickle"),
+        (lambda path: np.savez(path, latents_6x8=np.array([{"a": 1}], object)), "holds objects"),
         (lambda path: np.savez(path, nothing=np.zeros(3)), "has no latents"),
         (lambda path: np.savez(path, latents_6x8=np.zeros((4, 6, 8), np.float32)), "4 channels"),
         (lambda path: np.savez(path, latents_6x8=np.full((16, 6, 8), np.nan, np.float32)), "NaN"),

@@ -230,6 +230,16 @@ def test_simpletuner_takes_the_beginning_of_each_video_and_no_other_clip(videos,
     assert all(equal(ours[ours.index(name)]["latents"], theirs[theirs.index(name)]["latents"]) for name in ours.ids)
 
 
+@pytest.mark.parametrize("kind", ["simpletuner", "musubi"])
+def test_a_video_that_could_not_be_encoded_is_a_failure_of_an_export_and_hides_no_other(videos, store, out, tmp_path, kind):
+    write_clip(tmp_path / "cache", "dog", 0, 5)
+    write_clip(tmp_path / "cache", "a cat", LENGTHS["a cat"], 5)  # it would begin behind the end
+    assert not bring("musubi", tmp_path / "cache", store, videos).complete
+    written = send(kind, store, out)
+    assert {failure["sample"] for failure in written.failures} == {"a cat.mkv", "bird_00000-005.mkv"}
+    assert len([path for path in out.rglob("*") if path.suffix in {".pt", ".safetensors"}]) == 1
+
+
 def test_two_samples_of_one_video_get_the_same_clips_each_with_its_caption(videos, store, tmp_path):
     rows = [{"id": caption, "video": "dog.mkv", "caption": caption} for caption in ("one", "two")]
     (videos / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import unicodedata
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -113,6 +112,6 @@ def test_captions_of_which_none_has_any_text_are_reported(tmp_path):
 def test_a_manifest_that_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"caption": "a"}\n')
-    monkeypatch.setattr(Path, "open", raising(PermissionError(13, "Permission denied")))
+    monkeypatch.setattr("cachestore.source.listing.open_foreign", raising(PermissionError(13, "Permission denied")))
     with pytest.raises(BadInput, match=r"rows\.jsonl cannot be read: Permission denied; let this user read it"):
         list_source(rows)

@@ -129,7 +129,7 @@ def _check_own(info: Mapping[str, Json], location: FileLocation) -> None:
 def _parsed(text: str) -> Json:
     try:
         return json.loads(text)
-    except ValueError:
+    except (RecursionError, ValueError):
         return text
 
 

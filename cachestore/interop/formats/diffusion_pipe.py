@@ -22,6 +22,7 @@ from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Latents, Text, as_array, rows, without_batch
 from cachestore.core.samples import Sample
 from cachestore.core.words import plural
+from cachestore.files.opening import open_foreign
 from cachestore.interop.formats.containers import LARGEST_BYTES
 from cachestore.interop.formats.families import DIFFUSION_PIPE, Family, family_of, unframed
 from cachestore.interop.formats.matching import FileLocation, Matches, ParsedName, first_caption, references_of, visuals_of
@@ -30,6 +31,7 @@ from cachestore.interop.formats.text import PROMPT, taken, taken_apart
 _SHARD: Final = re.compile(r"shard_(\d+)")
 _TEXT_FOLDER: Final = re.compile(r"(?P<empty>uncond_)?text_embeddings_\d+")
 _CAPTION: Final = re.compile(r"caption(\.\d+)?")
+_CELL_BYTES: Final = 1 << 20
 _MODE, _BEGINNING = "video_clip_mode", "single_beginning"
 _RATE: Final = 16
 _RATES: Final[Mapping[str, int]] = {"wan2.2_5b": 24, "skyreels_v2": 24, "skyreels_v2_i2v": 24}
@@ -75,8 +77,10 @@ def locations_in(root: Path, table: str) -> list[FileLocation]:
     """Return the file location of every value in the shards beside a table. Raises EncodeFailed that names an unreadable table."""
     path, folder = root / table, PurePosixPath(table).parent
     try:  # opened read-only, and nothing in it is executed
+        open_foreign(path).close()  # SQLite would wait for a fifo
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as opened:
             opened.execute("PRAGMA trusted_schema=OFF")
+            opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _CELL_BYTES)  # a table may say that its cells are computed
             names = [name for (name,) in opened.execute("SELECT name FROM sqlite_master WHERE type='table'")]
             shards = sorted((int(found[1]), name) for name in names if (found := _SHARD.fullmatch(name)) is not None)
             rows = [
@@ -84,7 +88,7 @@ def locations_in(root: Path, table: str) -> list[FileLocation]:
                 for number, name in shards
                 for row in opened.execute(f"SELECT offset, size FROM {name} ORDER BY rowid")  # noqa: S608 - `shard_` and digits only
             ]
-    except (sqlite3.Error, ValueError, OverflowError) as error:  # a damaged table may hold names that are no UTF-8
+    except (OSError, sqlite3.Error, ValueError, OverflowError) as error:  # a damaged table may hold names that are no UTF-8
         raise EncodeFailed(f"{path} is no readable table ({error}): copy it again, or let diffusion-pipe make this cache again") from error
     are_whole = all(isinstance(number, int) and 0 <= number < 1 << 50 for row in rows for number in row)
     if not are_whole or any(row[2] > LARGEST_BYTES for row in rows):

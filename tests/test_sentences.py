@@ -1,0 +1,120 @@
+"""What messages name exists: options, data sets that may have been meant; and they name it in words, never as objects of Python."""
+
+import argparse
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cachestore
+from cachestore.cli import COMMANDS, HIDDEN, main, make_parser
+from tests.loading import stores
+
+PACKAGE = Path(cachestore.__file__).parent
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
+_COMMAND = re.compile(r"`[^`]*`")
+
+OTHERS = frozenset({"dereference", "version"})
+"""Options of other programs that messages name, and of `cachestore` without a command."""
+STYLES = ("report/style.py", "report/charts.py", "report/document.py", "report/html.py")
+"""In style sheets, names begin with two hyphens too."""
+SHARED = ("core", "files", "storage", "store", "objects", "work", "remote")
+"""Rooms whose messages come out of commands that have not all the same options."""
+NAMED_IN_SHARED = {
+    ("core/ranks.py", "rank"): "one of the pair is given",
+    ("core/ranks.py", "world-size"): "the other one",
+    ("core/raw_tensors.py", "model"): "it says to import again",
+}
+
+
+def options() -> dict[str, set[str]]:
+    """The options of each command, without hyphens in front."""
+    parser = make_parser((*COMMANDS, *HIDDEN), spelled={*COMMANDS, *HIDDEN})
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return {
+        name: {one[2:] for action in sub._actions for one in action.option_strings if one.startswith("--")}
+        for name, sub in commands.choices.items()
+    }
+
+
+def texts_of(source: str) -> Iterator[str]:
+    """Every text in a file that is no docstring; the parts of an f-string are one, with X for its values."""
+    tree = ast.parse(source)
+    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (inner | docs):
+            yield node.value
+
+
+def named_in(text: str) -> set[str]:
+    """The options that a message names for the command that was given: those in backticks, or behind a command, are of that command."""
+    return set() if text.split(" ", maxsplit=1)[0] in COMMANDS else set(_OPTION.findall(_COMMAND.sub("", text)))
+
+
+def test_every_option_that_a_message_names_exists():
+    known = OTHERS.union(*options().values())
+    found = {
+        (str(path.relative_to(PACKAGE)), option)
+        for path in PACKAGE.rglob("*.py")
+        for text in texts_of(path.read_text(encoding="utf-8"))
+        for option in _OPTION.findall(text)
+        if option not in known and str(path.relative_to(PACKAGE)) not in STYLES
+    }
+    assert not found
+
+
+def test_messages_that_commands_share_name_no_option_that_only_some_of_them_have():
+    both = options()["push"] & options()["pull"]
+    found = {
+        (str(path.relative_to(PACKAGE)), option)
+        for room in SHARED
+        for path in (PACKAGE / room).rglob("*.py")
+        for text in texts_of(path.read_text(encoding="utf-8"))
+        for option in named_in(text) - (both if room == "remote" else set())
+    }
+    assert found == set(NAMED_IN_SHARED)
+
+
+def test_an_option_in_a_shared_message_is_found_and_one_of_a_command_in_backticks_is_not():
+    (text,) = texts_of('"""Not this: --store."""\nraise E(f"{root} is full: pass another --store, or run `cachestore gc {root} --apply`")')
+    assert named_in(text) == {"store"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return str(stores.make_store(tmp_path_factory.mktemp("made") / "store", [stores.Row("a.png")], stores.recipes(None, "sample")))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["drop", "STORE", "trian"],
+        ["why", "STORE", "a.png", "--name", "trian"],
+        ["ls", "STORE", "--samples", "--name", "trian"],
+        ["report", "STORE", "--name", "trian", "-o", "OUT"],
+        ["relocate", "STORE", "--source", "OUT=OUT", "--name", "trian"],
+        ["export", "STORE", "trian", "--format", "sd-scripts", "-o", "OUT"],
+        ["export", "STORE", "trian", "--format", "webdataset", "-o", "OUT"],
+        ["push", "STORE", "file://OUT", "--name", "trian"],
+    ],
+    ids=lambda command: " ".join(command[:2] if command[0] != "export" else command[:5:2]),
+)
+def test_a_misspelt_data_set_is_named_with_the_one_that_may_be_meant(store, tmp_path, capsys, command):
+    if command[0] == "push":
+        pytest.importorskip("obstore")
+    out = str(tmp_path / "out")
+    assert main([part.replace("STORE", store).replace("OUT", out) for part in command]) != 0
+    said = capsys.readouterr().err
+    assert "did you mean 'train'?" in said
+    assert "Path(" not in said
+
+
+@pytest.mark.torch
+def test_a_misspelt_data_set_is_named_in_training_too(store):
+    with pytest.raises(cachestore.BadInput, match=r"did you mean 'train'\?"):
+        cachestore.CachedDataset(store, "trian")
