@@ -6,23 +6,22 @@ The caller passes in a mapping in which digests are kept, so that no file is rea
 import hashlib
 import os
 import stat
-import time
 from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 
 from cachestore.core.arguments import as_many, as_path
 from cachestore.core.errors import BadInput
+from cachestore.core.inputs import NO_STAT
 from cachestore.core.keys import Json, canonical, digest_parts
-
-SETTLED_NS = 2_000_000_000
-"""The digest of a file modified more recently than this is not kept: the file may change again without a new time stamp."""
+from cachestore.files.stat_record import proof_of, stat_of
 
 _remembered: dict[str, str] = {}
 
 
-def identity(path: Path, status: os.stat_result) -> str:
-    """Return the name under which a file's digest is kept: its path, size, modification time and inode."""
-    return f"{path.absolute()}|{status.st_size}|{status.st_mtime_ns}|{status.st_ino}"
+def _name_of(path: Path, status: os.stat_result) -> str:
+    """Return the name under which a file's digest is kept: its path, size and stamp."""
+    size, stamp = stat_of(status)
+    return f"{path.absolute()}|{size}|{stamp}"
 
 
 def digest_file(path: Path, cache: MutableMapping[str, str]) -> str:
@@ -34,15 +33,15 @@ def digest_file(path: Path, cache: MutableMapping[str, str]) -> str:
     try:
         with path.open("rb", buffering=0) as file:
             before = os.fstat(file.fileno())
-            name = identity(path, before)
+            name, is_settled = _name_of(path, before), proof_of(before) != NO_STAT
             known = cache.get(name)
             if known is not None:
                 return known
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            unchanged = identity(path, os.fstat(file.fileno())) == name
+            unchanged = _name_of(path, os.fstat(file.fileno())) == name
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise BadInput(f"cannot digest {path}: {error.strerror}; check the path, and whether you may read it") from error
-    if unchanged and time.time_ns() - before.st_mtime_ns > SETTLED_NS:
+    if unchanged and is_settled:
         cache[name] = digest
     return digest
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from cachestore.core.errors import BadInput
+from cachestore.core.inputs import Stat
 from cachestore.core.keys import canonical, digest_parts
 from cachestore.core.samples import IMAGE, VIDEO, Sample
 from cachestore.source.captions import CaptionLines, normal
-from cachestore.source.files import Files, Folder, Stat
+from cachestore.source.files import Files, Folder
 from cachestore.source.remarks import Remarks
 from cachestore.source.rows import METADATA, look_at_columns
 
