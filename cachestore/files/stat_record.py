@@ -24,7 +24,7 @@ WRITTEN_SECONDS: Final = 2.0
 """A file modified less than this ago may change again with the same modification time: FAT counts in steps of two seconds."""
 CHANGED_SECONDS: Final = 2.0
 """The same for the change time, whose steps are milliseconds on local disks, and up to a second on servers."""
-_AHEAD_SECONDS: Final = 86_400.0
+_SKEW_SECONDS: Final = 86_400.0
 """How far a server's clock may be ahead. A time further in the future was set by a program."""
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
@@ -48,7 +48,7 @@ def proof_of(status: os.stat_result) -> Stat:
 
 
 def _is_fresh(age_ns: int, seconds: float) -> bool:
-    return -_AHEAD_SECONDS < age_ns / 1e9 < seconds
+    return -_SKEW_SECONDS < age_ns / 1e9 < seconds
 
 
 def _changed_ns(status: os.stat_result) -> int | None:
