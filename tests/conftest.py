@@ -41,10 +41,13 @@ def _no_waiting_for_disks():
 
 @pytest.fixture(scope="session", autouse=True)
 def _new_files_stay_new():
-    """However slow the machine is: files that a test has just made do not grow old enough between two of its calls to be trusted."""
+    """However slow the machine is: files that a test has just made do not grow old enough between two of its calls to be trusted.
+
+    A test that sets a file's modification time back makes it old: no program can set the change time back.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cachestore.source.files.FRESH_SECONDS", 3600)
-        patch.setattr("cachestore.files.fingerprints.SETTLED_NS", 3600 * 10**9)
+        patch.setattr("cachestore.files.stat_record.WRITTEN_SECONDS", 3600)
+        patch.setattr("cachestore.files.stat_record.CHANGED_SECONDS", 0)
         yield
 
 

@@ -424,12 +424,17 @@ def roles_manifest(folder: Path, rows: int = 6) -> Path:
 
 
 def plug_in(options: dict[str, Any], **how: Any):
-    """Let `precompute` of this process make fake encoders, and look for none of their models in the hub's cache."""
+    """Let `precompute` of this process make fake encoders, and look for none of their models in the hub's cache.
+
+    Pictures that a test has just made with an old modification time are trusted.
+    """
     from cachestore.encode import hub
+    from cachestore.files import stat_record
     from cachestore.jobs import planning as request
 
     makers, real, only = Makers(options=options, **how), request._encoders, os.environ.get(FAKE_MODEL)
     request._encoders = lambda layout, asked, **how: (makers if only in (None, asked.model) else real)(layout, asked, **how)
+    stat_record.CHANGED_SECONDS = 0  # pyright: ignore[reportAttributeAccessIssue] - as conftest does for tests in this process
     hub._cached = lambda _name, _revision: None  # the hub's library takes as long to import as everything else together
     return makers
 

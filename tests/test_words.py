@@ -40,7 +40,6 @@ ALLOWED = (
     *(f"scripts/chaos.py:{name}" for name in ("view", "views", "views_of", "why_no_views")),  # a folder as two machines see it
     "encode/pipeline.py:pool",  # of threads
     "loading/prefetch.py:_pool",
-    "core/inputs.py:in_place_of_time",
 )
 IN_MESSAGES = re.compile(r"\b(beats?|condemned|gathered|brought|nobody|whoever|likewise|(is|are|stays?) told)\b")
 

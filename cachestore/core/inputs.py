@@ -17,10 +17,10 @@ from cachestore.core.keys import Json, Key, canonical, digest_parts, digest_text
 from cachestore.core.samples import CAPTION, IMAGE, ROLES, VIDEO, images_of, role_of
 
 Stat = tuple[int, int]
-"""(size in bytes, mtime_ns)."""
+"""The stat record of a file: (size in bytes, stamp). `files.stat_record` makes it, and says what equal records prove."""
 
 NO_STAT: Final[Stat] = (-1, -1)
-"""For a unit without a file, or with a file modified so recently that its time proves nothing."""
+"""For a unit without a file, or with a file that changed so recently that its stat record proves nothing."""
 
 IMAGES: Final = "images"
 """Option of a column: the role, or a list of roles, of the images that the encoder reads beside the caption, or beside the column's own."""
@@ -210,18 +210,18 @@ def combined_digest(inputs: Mapping[str, str]) -> str:
 
 
 def combined_stat(stats: Sequence[Stat]) -> Stat:
-    """Return one (size, mtime_ns) for a unit's files: that of its only file; NO_STAT without files, or if one of them has NO_STAT.
+    """Return one stat record for a unit's files: that of its only file; NO_STAT without files, or if one of them has NO_STAT.
 
-    For several files it is the sum of their sizes, and a digest over all sizes and times instead of the time.
+    For several files it is the sum of their sizes, and a stamp over all stat records.
     """
     if len(stats) == 1:
         return stats[0]
     if not stats or NO_STAT in stats:
         return NO_STAT
     digest = digest_parts("cachestore-stats", canonical([list(stat) for stat in stats]))
-    return sum(size for size, _time in stats), in_place_of_time(digest)
+    return sum(size for size, _stamp in stats), stamp_of(digest)
 
 
-def in_place_of_time(digest: bytes) -> int:
-    """Return the first 63 bits of a digest, which replace the time in a `Stat` of several files."""
+def stamp_of(digest: bytes) -> int:
+    """Return the first 63 bits of a digest, as the stamp of a stat record."""
     return int.from_bytes(digest[:8], "big") >> 1

@@ -8,7 +8,7 @@ can run any code.
 import json
 import os
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +40,17 @@ PIPELINE_CLASSES = {"LTX2TextConnectors": "diffusers.pipelines.ltx2"}
 """Classes of diffusers that model_index.json calls a pipeline's own, with the modules that have them."""
 
 Kind = Literal["pipeline", "text", "vae"]
+
+SCALES = (".scale_weight", ".weight_scale")
+"""How the name of a weight's scale ends, in ComfyUI's files: that of `X.weight` is `X.scale_weight`."""
+INPUT_SCALES = (".scale_input", ".input_scale")
+"""The same for scales of a layer's input, which only products in 8 bits need."""
+QUANTIZED_AS = ".comfy_quant"
+"""How the name of a tensor ends that says in JSON how a weight is written."""
+_MARK = "scaled_fp8"
+"""The name of an empty tensor that says that the weights have scales."""
+QUANTIZATION = "quantization_config"
+"""The field of config.json that says how a library has quantised the weights."""
 
 
 class MissingFile(BadInput):
@@ -209,6 +220,27 @@ def _numbers_in(path: Path, names: Mapping[str, str]) -> dict[str, list[float]]:
         infos = {given: header.tensors[name] for given, name in names.items() if name in header.tensors}
         raw = {given: read_at(descriptor, info.end - info.start, header.data_start + info.start) for given, info in infos.items()}
         return {given: numbers((info.dtype, info.shape, raw[given])).ravel().tolist() for given, info in infos.items()}
+
+
+def is_scale_mark(name: str) -> bool:
+    """Return whether a tensor only says that the weights of its file have scales."""
+    return name == _MARK or name.endswith(f".{_MARK}")
+
+
+def eight_bits(component: Component) -> Literal["", "plain", "scaled"]:
+    """Return whether weights of a component are floats of 8 bits, and whether they have scales. Reads headers; "" for any that is damaged.
+
+    "" also for weights that a library has quantised, which reads them itself.
+    """
+    tensors: dict[str, str] = {}
+    for path in (path for file, path in component.files.items() if file.endswith(".safetensors")):
+        with suppress(FormatError, OSError), opened_weights(path) as (_descriptor, header):
+            tensors |= {name: info.dtype for name, info in header.tensors.items()}
+    if QUANTIZATION in component.config:
+        return ""
+    if any(is_scale_mark(name) or name.endswith((*SCALES, QUANTIZED_AS)) for name in tensors):
+        return "scaled"
+    return "plain" if any(dtype.startswith("F8_") for dtype in tensors.values()) else ""
 
 
 @contextmanager

@@ -23,8 +23,9 @@ from cachestore.core.errors import BadInput, naming_extras
 from cachestore.core.keys import Json
 from cachestore.core.words import plural
 from cachestore.encode.budget import is_lack_of_memory
-from cachestore.encode.conversion import check_single_file, weights_folder
-from cachestore.encode.models import PIPELINE_CLASSES, TEXT_MODEL, Component
+from cachestore.encode.conversion import weights_folder
+from cachestore.encode.leftovers import check_loaded
+from cachestore.encode.models import PIPELINE_CLASSES, QUANTIZATION, TEXT_MODEL, Component
 from cachestore.encode.processor import Processor
 from cachestore.encode.unit import LOADING
 
@@ -40,8 +41,6 @@ DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch
 
 _one_at_a_time = threading.Lock()
 """transformers and diffusers import their parts lazily, which fails if two threads do it at once."""
-_MAY_BE_MISSING = ("pooler.", "position_ids")
-"""Weights that published encoders may lack, as `last_hidden_state` does not need them."""
 
 
 def choose_device(asked: str) -> torch.device:
@@ -80,8 +79,10 @@ def loading(component: Component) -> "Generator[None]":
                     f"{component.name} from {component.path} does not fit into memory ({error or type(error).__name__}): make room, or use"
                     " another --device, a smaller dtype, or fewer --procs"
                 ) from error
+            quantised = component.config.get(QUANTIZATION) or {}
+            how = f", whose weights are quantised as {quantised.get('quant_method')!r:.40}" if quantised else ""
             raise BadInput(
-                f"cannot load {component.name} from {component.path} ({type(error).__name__}: {error}): download the model again, or"
+                f"cannot load {component.name} from {component.path}{how} ({type(error).__name__}: {error}): download the model again, or"
                 " install the libraries in the versions that it needs"
             ) from error
 
@@ -118,30 +119,27 @@ def load_image_processor(component: Component) -> Foreign:
 
 
 def load_module(component: Component, dtype: str, device: torch.device) -> Foreign:
-    """Load a module in evaluation mode, without gradients, onto the device. Raises BadInput if it cannot be loaded completely.
+    """Load a module in evaluation mode, without gradients, onto the device. Raises BadInput if it does not take all weights.
+
+    Weights in 8 bits are multiplied with their scales; without scales they are used at the values that they have. Weights that a library
+    has quantised (`quantization_config`) are left to it.
 
     The caller's own module is returned unchanged: `common_dtype` and `common_device` have checked it.
     """
     if component.loaded is not None:
         return component.loaded
-    with loading(component), weights_folder(component, _class_of(component)) as folder:
+    with loading(component), weights_folder(component, _class_of(component), DTYPES[dtype]) as folder:
         module, info = _class_of(component).from_pretrained(
             folder,
             variant=component.variant,
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
-            **{_dtype_name(component.library): DTYPES[dtype], **_single_file_options(component), **_no_code(component)},
+            **{_dtype_name(component.library): DTYPES[dtype], **_reporting_options(component), **_no_code(component)},
         )
-    missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in _MAY_BE_MISSING))
-    if missing:
-        raise BadInput(
-            f"the weights in {component.path} lack {plural(len(missing), 'tensor')}, such as {missing[0]},"
-            " which would get random values; download the model again"
-        )
-    if component.single_file is not None:
-        check_single_file(component, info)
-    for parameter in module.parameters():  # transformers 4.54 and 4.57 do not convert 8-bit weights, and cannot compute with them
+        check_loaded(component, module, info)
+    # transformers 4.54 and 4.57 do not convert 8-bit weights, and cannot compute with them
+    for parameter in () if QUANTIZATION in component.config else module.parameters():
         if parameter.is_floating_point() and parameter.element_size() == 1:
             parameter.data = parameter.data.to(DTYPES[dtype])
     with loading(component):  # a GPU may run out of memory here
@@ -268,14 +266,12 @@ def _release(library: str) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def _single_file_options(component: Component) -> dict[str, bool]:
+def _reporting_options(component: Component) -> dict[str, bool]:
     """Return arguments of `from_pretrained` that make a library report all tensors that do not fit.
 
     transformers would raise for a tensor of another shape without naming it. diffusers 0.32 does not report unexpected tensors unless it
     first creates the module with weights.
     """
-    if component.single_file is None:
-        return {}
     if component.library == "transformers":
         return {"ignore_mismatched_sizes": True}
     return {"low_cpu_mem_usage": False} if _release(component.library) < (0, 33) else {}

@@ -203,6 +203,7 @@ def _vision_encoder(condition: Condition, model: Model, request: ModelRequest, d
         "layer": condition.layer,
         "dtype": dtype,
         "outputs": [condition.name],
+        **_scaled(components.values()),
     }
     setup = VisionSetup(components, dtype, condition.layer, condition.name)
     read = families.plain_read(condition.name)
@@ -244,6 +245,7 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
         "dtype": dtype,
         "outputs": families.stored_names(family),
     }
+    make |= _scaled(components.values())
     # left out if empty, so that fingerprints of families without settings stay the same
     settings = {name: model.index[name] for name in family.settings if name in model.index}
     make |= {"settings": settings} if settings else {}
@@ -424,6 +426,7 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         "transform": {"pixels": RESAMPLERS[FIRST].pictures, "alpha": "white", "colour": "srgb", "range": [-1, 1]},
         "dtype": dtype,
         "outputs": [read["stored"]],
+        **_scaled([vae]),
     }
     setup = latents_setup(family, vae, read, dtype)
     return LatentsEncoder(Recipe("latents", make, read), setup, device=device, batch_size=request.batch_size, compiles=request.compile)
@@ -481,6 +484,11 @@ def _dtype(asked: str, auto: str, option: str) -> str:
     if asked not in DTYPES:
         raise BadInput(f"--{option}-dtype {asked} is unknown; known are auto, {', '.join(sorted(set(DTYPES.values())))}")
     return DTYPES[asked]
+
+
+def _scaled(components: Collection[Component]) -> dict[str, Json]:
+    """Return what a recipe says of weights that have scales: before these were multiplied in, the same files made other values."""
+    return {"scales": "multiplied"} if any(models.eight_bits(component) == "scaled" for component in components) else {}
 
 
 def _digests(components: Collection[Component], digest: Digest, *, flat: bool) -> dict[str, str]:

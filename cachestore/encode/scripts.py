@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 
 from cachestore.encode.latents import LatentsEncoder
+from cachestore.encode.models import eight_bits
 from cachestore.encode.resamplers import FIRST
 from cachestore.encode.text import TextEncoder
 from cachestore.encode.unit import Encoder
@@ -17,6 +18,11 @@ def unlike_script(encoder: Encoder) -> Iterator[str]:
             f"diffusers' training script of this family resizes pictures by {theirs} interpolation, cachestore by"
             f" {'Lanczos' if ours == FIRST else ours.capitalize()}: pass --resample {theirs} to resize as the script does"
         )
+    if not isinstance(encoder, TextEncoder | LatentsEncoder):
+        return
+    for component in encoder.setup.components.values():
+        if eight_bits(component) == "plain":
+            yield f"{component.name} has weights in 8 bits without scales: they are used at the values that they have, which are rounded"
     if not isinstance(encoder, TextEncoder):
         return
     args = encoder.setup.args

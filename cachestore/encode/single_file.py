@@ -24,7 +24,7 @@ TEXT_PREFIXES = (
     "text_encoders.t5xxl.transformer.",
 )
 """How the names of a text encoder's tensors begin in a checkpoint."""
-_TOKENS = ("token_embedding.weight", "embed_tokens.weight", "shared.weight", "word_embeddings.weight")
+TOKENS = ("token_embedding.weight", "embed_tokens.weight", "shared.weight", "word_embeddings.weight")
 """How the names of token embeddings end."""
 _CHECKPOINTS = {
     "conditioner.embedders.": "StableDiffusionXLPipeline",
@@ -75,7 +75,7 @@ def text_prefix(shapes: Shapes, config: Mapping[str, Json]) -> str | None:
     """Return how the names of a text encoder's tensors begin; None if no token embedding has the shape that `config` says."""
     inner: Mapping[str, Json] = config.get("text_config") or {}
     wanted = (config.get("vocab_size") or inner.get("vocab_size"), text_width(config))
-    found = next((name for name in sorted(shapes) if name.endswith(_TOKENS) and tuple(shapes[name]) == wanted), None)
+    found = next((name for name in sorted(shapes) if name.endswith(TOKENS) and tuple(shapes[name]) == wanted), None)
     if found is None:
         return None
     return next((prefix for prefix in TEXT_PREFIXES if found.startswith(prefix)), "")
@@ -83,7 +83,7 @@ def text_prefix(shapes: Shapes, config: Mapping[str, Json]) -> str | None:
 
 def token_embeddings(shapes: Shapes) -> dict[str, list[int]]:
     """Return the shapes of a file's token embeddings by name. They distinguish text encoders."""
-    return {name: list(shape) for name, shape in sorted(shapes.items()) if name.endswith(_TOKENS)}
+    return {name: list(shape) for name, shape in sorted(shapes.items()) if name.endswith(TOKENS)}
 
 
 def why_no_model(path: Path) -> str:
@@ -98,7 +98,7 @@ def why_no_model(path: Path) -> str:
         convert = f"from diffusers import {pipeline} as P; P.from_single_file({str(path)!r}).save_pretrained('FOLDER')"
         return f'{path} is a whole checkpoint in one file; make a folder of it, and give that as --model: python -c "{convert}"'
     component = "--vae" if has("encoder.conv", "encoder.down", "encoder.stages", *VAE_PREFIXES) else None
-    component = "--text-encoder" if any(name.endswith(_TOKENS) for name in names) else component
+    component = "--text-encoder" if any(name.endswith(TOKENS) for name in names) else component
     if component is not None and not has("model.diffusion_model."):
         return f"{path} holds one component and no config.json; give it as {component}, and the folder or id of its pipeline as --model"
     if has(*_DENOISERS):

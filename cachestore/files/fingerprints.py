@@ -6,26 +6,25 @@ The caller passes in a mapping in which digests are kept, so that no file is rea
 import errno
 import os
 import stat
-import time
 from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 
 from cachestore.core.arguments import as_many, as_path
 from cachestore.core.errors import BadInput
+from cachestore.core.inputs import NO_STAT
 from cachestore.core.keys import Json, canonical, digest_opened, digest_parts
 from cachestore.files.opening import open_foreign
-
-SETTLED_NS = 2_000_000_000
-"""The digest of a file modified more recently than this is not kept: the file may change again without a new time stamp."""
+from cachestore.files.stat_record import proof_of, stat_of
 
 _LIMIT_BYTES = 1 << 40
 _NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EFBIG}
 _remembered: dict[str, str] = {}
 
 
-def identity(path: Path, status: os.stat_result) -> str:
-    """Return the name under which a file's digest is kept: its path, size, modification time and inode."""
-    return f"{path.absolute()}|{status.st_size}|{status.st_mtime_ns}|{status.st_ino}"
+def _name_of(path: Path, status: os.stat_result) -> str:
+    """Return the name under which a file's digest is kept: its path, size and stamp."""
+    size, stamp = stat_of(status)
+    return f"{path.absolute()}|{size}|{stamp}"
 
 
 def digest_file(path: Path, cache: MutableMapping[str, str]) -> str:
@@ -37,17 +36,17 @@ def digest_file(path: Path, cache: MutableMapping[str, str]) -> str:
     try:
         with open_foreign(path, limit_bytes=_LIMIT_BYTES) as file:
             before = os.fstat(file.fileno())
-            name = identity(path, before)
+            name, is_settled = _name_of(path, before), proof_of(before) != NO_STAT
             known = cache.get(name)
             if known is not None:
                 return known
             digest = digest_opened(file)
-            unchanged = identity(path, os.fstat(file.fileno())) == name
+            unchanged = _name_of(path, os.fstat(file.fileno())) == name
     except OSError as error:
         if error.errno not in _NO_FILE:
             raise
         raise BadInput(f"cannot digest {path}: {error.strerror}; check the path, and whether you may read it") from error
-    if unchanged and time.time_ns() - before.st_mtime_ns > SETTLED_NS:
+    if unchanged and is_settled:
         cache[name] = digest
     return digest
 

@@ -9,10 +9,12 @@ from typing import Final
 
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, EncodeFailed
+from cachestore.core.inputs import NO_STAT, Stat
 from cachestore.core.samples import VIDEO, Sample
 from cachestore.core.words import first_of, noun, plural
 from cachestore.files.opening import read_foreign
 from cachestore.files.paths import MARKER
+from cachestore.files.stat_record import stat_of
 from cachestore.interop.caption_files import SUFFIXES, EncodedCaptions
 from cachestore.interop.file_encoder import FileEncoder, ImportedLatents
 from cachestore.interop.formats import diffusion_pipe
@@ -23,6 +25,7 @@ from cachestore.interop.import_request import ImportRequest
 from cachestore.interop.sandbox import CacheFiles
 from cachestore.source.listing import Listing
 from cachestore.source.remarks import Remarks
+from cachestore.source.tars import tars_at
 
 _SIDE_FILE_BYTES: Final = 256 << 20
 """As much as a side file says of a million pictures."""
@@ -30,7 +33,7 @@ _IN_FACTS: Final = frozenset({"original_size", "crop_ltrb"})
 _MASKS: Final = frozenset({"alpha_mask", "mask"})
 
 FileOnDisk = tuple[str, int, int]
-"""Path relative to the cache, or name; size in bytes; mtime_ns."""
+"""Path relative to the cache, or name; and its stat record: size in bytes, stamp."""
 
 
 @dataclass
@@ -54,7 +57,7 @@ class CacheScan:
     @cached_property
     def paths(self) -> Sequence[str]:
         """The files' paths."""
-        return [path for path, _size, _time in self.files]
+        return [path for path, _size, _stamp in self.files]
 
     @cached_property
     def names(self) -> Mapping[str, ParsedName]:
@@ -164,7 +167,7 @@ class CacheScan:
         references = visuals_of(self.samples)
         for path in dict.fromkeys(map(Path.resolve, paths)):
             read_metadata(str(path), read_foreign(path, limit_bytes=_SIDE_FILE_BYTES), references.keys(), self.matches)
-        return [(path.name, *_size_and_time(path)) for path in paths]
+        return [(path.name, *_record(path)) for path in paths]
 
     def leave_out_older(self) -> list[str]:
         """Of several files of one caption, leave out those older than the caption file beside their picture; return their paths.
@@ -183,12 +186,23 @@ class CacheScan:
         return location.beside is not None and self._caption_time(location.beside) > self._time_of(location)
 
     def _time_of(self, location: FileLocation) -> int:
-        return _size_and_time(Path(self.request.folder) / location.path)[1]
+        return _modified(Path(self.request.folder) / location.path)
 
     def _caption_time(self, reference: str) -> int:
         """Return the mtime_ns of the caption file beside a picture; 0 if there is none."""
-        found = (self.listing.stat(str(PurePosixPath(reference).with_suffix(suffix))) for suffix in SUFFIXES)
-        return max((stat[1] for stat in found if stat is not None), default=0)
+        return max(0, *(self._source_time(str(PurePosixPath(reference).with_suffix(suffix))) for suffix in SUFFIXES))
+
+    def _source_time(self, reference: str) -> int:
+        """Return the mtime_ns of a file of the source, or of the tar that it is in; -1 if it is gone."""
+        if self.listing.stat(reference) is None:
+            return -1
+        tar, alone = self._tars.get(reference.partition("/")[0]), next(iter(self._tars.values()), None)
+        return _modified((alone if len(self._tars) == 1 else tar) or self.root / reference)
+
+    @cached_property
+    def _tars(self) -> Mapping[str, Path]:
+        """The source's tars by name; empty if it has none."""
+        return {path.name: path for path in tars_at(self.request.data) or ()}
 
     @cached_property
     def _beside(self) -> Mapping[tuple[str, str], Sequence[FileLocation]]:
@@ -204,9 +218,9 @@ class CacheScan:
         """Yield files older than their picture, video or caption. They may still be right, because copying a source makes it younger."""
         for sample in self.samples:
             for reference in filter(None, [visual_of(sample)]):
-                source, span = self.listing.stat(reference), self.spans.get(sample.id)
+                span = self.spans.get(sample.id)
                 latents = [one for one in self.matches.latents.get(reference, ()) if one.span == span] if "latents" in counted else []
-                yield from (location.path for location in latents[:1] if source is not None and source[1] > self._time_of(location))
+                yield from (location.path for location in latents[:1] if self._source_time(reference) > self._time_of(location))
                 for caption in sample.captions[:1] if "text" in counted else ():
                     alone = [location for location in self.matches.text.get(caption, ())[:1] if location.beside is None]
                     own = self._beside.get((caption, reference), alone)
@@ -278,17 +292,24 @@ def _list_files(folder: Path, wanted: Format) -> list[FileOnDisk]:
         for path in (Path(root) / name for name in names if not name.startswith(".")):
             relative = path.relative_to(folder).as_posix()
             if wanted.files.search(relative) is not None:
-                found.append((relative, *_size_and_time(path)))
+                found.append((relative, *_record(path)))
     return sorted(found)
 
 
-def _size_and_time(path: Path) -> tuple[int, int]:
-    """Return (size, mtime_ns) of a file; -1 for both if it is gone."""
+def _record(path: Path) -> Stat:
+    """Return the stat record of a file; NO_STAT if it is gone."""
     try:
-        status = path.stat()
+        return stat_of(path.stat())
     except OSError:
-        return -1, -1
-    return status.st_size, status.st_mtime_ns
+        return NO_STAT
+
+
+def _modified(path: Path) -> int:
+    """Return the mtime_ns of a file; -1 if it is gone."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return -1
 
 
 def _may_be_of(parsed: ParsedName, family: Family) -> bool:

@@ -237,7 +237,7 @@ def _requests(column: PlanColumn, spans: Mapping[str, ClipFrames], sample: Sampl
 
 
 def _plan(found: CacheScan, encoders: Sequence[FileEncoder], cached: str) -> Plan:
-    """Return the plan; `cached` digests names, sizes and times of the cache's files."""
+    """Return the plan; `cached` digests names and stat records of the cache's files."""
     request, numbered = found.request, list(enumerate(encoders))
     fingerprints = [encoder.recipe.fingerprint for encoder in encoders]
     captions = canonical([list(sample.captions) for sample in found.samples])

@@ -71,7 +71,7 @@ class TarMembers:
         member = self.members[suffix]
         if member.size > most:
             raise BadInput(f"{self.name}: its .{suffix} has {member.size >> 20} MiB; at most {most >> 20} MiB are read: export it again")
-        data = member.read()
+        data, _stat = member.read()
         if len(data) < member.size:
             raise BadInput(f"{self.name}: the tar ends within its .{suffix}: copy it again")
         return data
@@ -82,7 +82,7 @@ def groups_in(path: Path, others: list[str]) -> list[TarMembers]:
     groups: dict[str, dict[str, Member]] = {}
     end = 0
     for info, member in members_of(path):
-        if (end := member.offset + -(-member.size // _BLOCK) * _BLOCK) > member.tar_stat[0]:
+        if (end := member.offset + -(-member.size // _BLOCK) * _BLOCK) > member.listed.st_size:
             raise BadInput(f"{path} ends within {info.name!r:.200}: copy it again")
         name = _checked_name(path, info)
         if info.isdir():

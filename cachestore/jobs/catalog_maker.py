@@ -1,6 +1,7 @@
 """Makes the catalog of a pass: the plan's key columns, and those that other encoders made earlier under the same name."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -82,16 +83,18 @@ def _reused_column(presence: Presence, previous: Catalog, column: KeyColumn) -> 
             number, variant = divmod(cell - at[row], each)
             request = request_for(column.role, column.options, values[inputs_at[row] + number], images, variant)
             stat = (int(cells.stats[cell, 0]), int(cells.stats[cell, 1]))
-            if not _is_same_input(presence, request, stat, cells.inputs[cell].tobytes()):
-                indices[cell] = -1
-        cells = cells_of(column).take(indices)
+            now = _record_of_same(presence, request, stat, cells.inputs[cell].tobytes())
+            indices[cell], cells.stats[cell] = (-1, NO_STAT) if now is None else (indices[cell], now)
+        cells = replace(cells_of(column).take(indices), stats=cells.stats)
     return key_column(column, column.fingerprint, at, cells)
 
 
-def _is_same_input(presence: Presence, request: Mapping[str, Json], stat: Stat, digest: bytes) -> bool:
-    if stat != NO_STAT and presence.stat(references_of(request)) == stat:
-        return True
+def _record_of_same(presence: Presence, request: Mapping[str, Json], stat: Stat, digest: bytes) -> Stat | None:
+    """The stat record of a request's files if they have the same bytes as when `stat` and `digest` were taken, else None."""
+    if not presence.is_recheck and stat != NO_STAT and presence.stat(references_of(request)) == stat:
+        return stat
     try:
-        return presence.digest(request)[0] == digest
+        found, now = presence.digest(request)
     except OSError:
-        return False
+        return None
+    return now if found == digest else None

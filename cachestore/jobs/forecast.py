@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,7 @@ from cachestore.encode.needs import in_words as not_made
 from cachestore.encode.unit import Encoder
 from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
+from cachestore.jobs.pass_counts import recheck_in_words
 from cachestore.jobs.planning import Wanted
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.source.listing import Listing
@@ -80,6 +81,8 @@ class Forecast:
     """Whether some units may turn out to be present: a picture's key is known only when it is read."""
     prompts: int = 0
     """Prompts for validation. Their texts are among the units."""
+    rechecked: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """With `recheck`: as in the report of `precompute`."""
 
     __repr__ = in_short
 
@@ -88,7 +91,9 @@ class Forecast:
         return asdict(self) | {"remarks": list(self.remarks), "not_made_here": list(self.not_made_here)}
 
 
-def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int], *, look_at_all: bool) -> Forecast:
+def make_forecast(
+    wanted: Wanted, reconciler: Reconciler, missing: Sequence[int], *, look_at_all: bool, rechecked: Mapping[str, Json] | None = None
+) -> Forecast:
     """Return the forecast of a pass. `missing` are the indices of the units that are not known to be present.
 
     The workers of the launch that the reconciler ignores are left out: while rank 0 makes the forecast, other ranks work already.
@@ -134,6 +139,7 @@ def make_forecast(wanted: Wanted, reconciler: Reconciler, missing: Sequence[int]
         left=left,
         is_bound=any(images.values()),
         prompts=len(plan.prompts),
+        rechecked=rechecked or {},
     )
 
 
@@ -283,6 +289,7 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
     lines = [not_made(forecast.not_made_here)] if forecast.not_made_here else []
     counts = [plural(forecast.samples, "sample"), plural(forecast.distinct_captions, "distinct caption")]
     counts += [f"{plural(forecast.prompts, 'prompt')} for validation"] if forecast.prompts else []
+    lines += [recheck_in_words(forecast.rechecked)] if forecast.rechecked else []
     lines += [*forecast.remarks, ", ".join([*counts, units])]
     if forecast.buckets:
         lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))

@@ -141,6 +141,10 @@ class PrecomputeRequest:
         "allow changes that are errors otherwise: another model, other settings, fewer resolutions, or DATA with none of the old samples",
         is_hint=False,
     )
+    recheck: bool = make_switch(
+        "running",
+        "read every input and every file of the model again, whatever the file system says of them; says how many had changed",
+    )
     resolution: int | tuple[int, ...] = make_option(
         1024,
         SIZES,
@@ -334,6 +338,7 @@ class SharedOptions(TypedDict, total=False):
     roles: str | Sequence[str]
     prompts: str | os.PathLike[str] | Sequence[str | tuple[str, str]]
     replace: bool
+    recheck: bool
     resolution: int | Sequence[int]
     buckets: Buckets
     bucket_step: int | None

@@ -2,19 +2,19 @@
 
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from cachestore.core.inputs import references_of
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.core.samples import CAPTION
-from cachestore.core.words import named_prompt
+from cachestore.core.words import first_of, named_prompt, plural
 from cachestore.files.table import Digests
 from cachestore.jobs.columns import as_text, numbers
 from cachestore.jobs.presence import Presence
 from cachestore.storage.snapshot import Snapshot
-from cachestore.work.outcomes import MADE, Outcomes
+from cachestore.work.outcomes import MADE, Mask, Outcomes
 from cachestore.work.plan import Plan
 
 _NAMED_FAILURES: Final = 10_000
@@ -24,7 +24,7 @@ _TOGETHER: Final = 65_536
 
 
 def list_changed(presence: Presence, outcomes: Outcomes) -> list[Json]:
-    """Return the references of files that have changed since the pass read them. Looks for 5 seconds at most.
+    """Return the references of files with other bytes than when the pass read them. Looks for 5 seconds at most.
 
     If a unit has several files, all are named, as it is not recorded which one changed.
     """
@@ -33,9 +33,33 @@ def list_changed(presence: Presence, outcomes: Outcomes) -> list[Json]:
     for index in np.flatnonzero(presence.of_files() & (outcomes.states == MADE) & (outcomes.stats[:, 0] >= 0)).tolist():
         if time.monotonic() > until or len(found) >= _NAMED_CHANGES:
             break
-        if not presence.is_unchanged(index, outcomes):
+        if not presence.is_unchanged(index, outcomes) and presence.has_other_bytes(index, outcomes):
             found.update(references_of(presence.plan.unit(index).request))
     return list[Json](sorted(found))
+
+
+def recheck_of(plan: Plan, read: Mask, changed: Mask) -> dict[str, Json]:
+    """Return how many samples have units among those that were `read` again and among the `changed` ones, and the names of these.
+
+    Names 100 samples at most.
+    """
+    rows = _rows_of(plan, changed)
+    names = [plan.ids[row] for row in rows[:_NAMED_CHANGES]]
+    return {"samples": len(_rows_of(plan, read)), "changed": len(rows), "names": names}
+
+
+def _rows_of(plan: Plan, units: Mask) -> list[int]:
+    """The rows with a cell of one of these units."""
+    each = [np.repeat(np.arange(len(plan.ids)), np.diff(numbers(at)))[units[numbers(of)]] for at, of in plan.cells]
+    return np.unique(np.concatenate(each)).tolist() if each else []
+
+
+def recheck_in_words(found: Mapping[str, Any]) -> str:
+    """Return what `--recheck` found as a line for a person."""
+    samples, files = int(found["samples"]), int(found.get("model_files", 0))
+    names = f" ({first_of(found['names'])})" if found["names"] else ""
+    model = f"; {plural(files, 'file')} of the model, {found['model_files_changed'] or 'none'} of them changed" if files else ""
+    return f"read again: the files of {plural(samples, 'sample')}, {found['changed'] or 'none'} of them changed{names}{model}"
 
 
 def count_made(outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot) -> tuple[int, int]:

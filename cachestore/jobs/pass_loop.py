@@ -52,7 +52,7 @@ class Report:
     """The number of the catalog's version; for `fill`, of the index's."""
     failures: tuple[Mapping[str, Json], ...] = ()
     changed: tuple[str, ...] = ()
-    """Up to 100 files that were replaced, touched or removed during the pass: the next call checks them again."""
+    """Up to 100 files that were replaced or removed during the pass: the next call reads them again."""
     stages: Mapping[str, Json] = field(default_factory=dict[str, Json])
     catalog_digest: str = ""
     usable: int | None = None
@@ -61,6 +61,9 @@ class Report:
     """Descriptions of inputs that the model is trained with but that are not made here."""
     without_picture: str = ""
     """How many samples have no picture, and which; empty if none, or if only text was asked for."""
+    rechecked: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """With `recheck`: `samples` whose files were read again, and how many of them had `changed`, with up to 100 `names`; `model_files`
+    that were read again, and `model_files_changed`: those with other bytes than the data set was made with. Otherwise empty."""
 
     __repr__ = in_short
 

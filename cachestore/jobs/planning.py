@@ -2,15 +2,15 @@
 
 import importlib.util
 import unicodedata
-from collections.abc import Iterable, MutableMapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from cachestore.core.captions import CaptionPolicy, has_wildcards
 from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
 from cachestore.core.inputs import companions
-from cachestore.core.keys import canonical, canonical_text, digest_parts
+from cachestore.core.keys import Json, Recipe, canonical, canonical_text, digest_parts
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample, role_of
 from cachestore.core.words import first_of, listed, plural
 from cachestore.encode.bucket_rules import RULES, STEP
@@ -65,6 +65,8 @@ class Wanted:
     """Compares the plan with a catalog that it would replace, now and before it is published."""
     not_made_here: tuple[str, ...] = ()
     """Descriptions of inputs that the model is trained with but that are not made here."""
+    model_files: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """With `recheck`: how many files of the model were read again, and how many had other bytes than the data set was made with."""
     unlike_scripts: tuple[str, ...] = ()
     """How the values differ from those of diffusers' own training script."""
 
@@ -164,7 +166,23 @@ def look_at_request(
     if request.strict and not_made:
         _refuse(not_made)
     unlike = tuple(words for encoder in encoders for words in unlike_script(encoder))
-    return Wanted(layout, request, listing, encoders, plan, remarks, intent, comparing, not_made, unlike)
+    return Wanted(
+        layout, request, listing, encoders, plan, remarks, intent, comparing, not_made, _reread_files(request, plan, previous), unlike
+    )
+
+
+def _reread_files(request: PrecomputeRequest, plan: Plan, previous: Catalog | None) -> dict[str, Json]:
+    """Return how many files of the model `recheck` has read, and how many differ from those in the recipes of an earlier catalog."""
+    if not request.recheck:
+        return {}
+    made = () if previous is None else previous.recipes.values()
+    now, before = _files_in(plan.recipes), _files_in(made)
+    return {"model_files": len(now), "model_files_changed": sum(name in before and digest != before[name] for name, digest in now.items())}
+
+
+def _files_in(recipes: Iterable[Recipe]) -> dict[tuple[str, str], str]:
+    """The digests of the model's files, by encoder and name."""
+    return {(one.encoder, name): digest for one in recipes for name, digest in one.make.get("files", {}).items()}
 
 
 def _intent_of(
@@ -341,7 +359,7 @@ def _published(layout: Layout, name: str) -> Plan | None:
 
 
 def _encoders(layout: Layout, request: PrecomputeRequest, *, is_dry: bool) -> tuple[Encoder, ...]:
-    known = load_digests(layout, host_name())
+    known = {} if request.recheck else load_digests(layout, host_name())
     before = dict(known)
     encoders = encoders_of(request, known)
     if not is_dry:

@@ -111,7 +111,7 @@ def precompute(
             captions ("first", "all", or a CaptionPolicy: all texts that it may ask for are encoded), caption_lines, caption, prompts
             (a file, or a list of texts or of (prompt, negative prompt)), roles,
             vae, text_encoder, revision, variant, text_dtype, vae_dtype, latents, procs, device, batch_size, compile, workers, rank,
-            world_size, strict, replace.
+            world_size, strict, replace, recheck (read every input and every file of the model again).
 
     Returns:
         The report of the pass, the same on every rank.
@@ -212,7 +212,7 @@ def _in_processes(request: PrecomputeRequest, care: Care, in_memory: InMemory, n
     rank_info = find_rank(request.rank, request.world_size)
     launch = launch_of(rank_info)
     listing = list_first(request, in_memory)
-    if _is_model_here(request):  # else it would be downloaded, and the hub's client starts threads
+    if not request.recheck and _is_model_here(request):  # else it would be downloaded, and the hub's client starts threads
         report, launch = _look_first(request, rank_info, launch, in_memory, listing=listing, number=number)
         if report is not None:
             return report
@@ -251,7 +251,7 @@ def report_if_made(request: PrecomputeRequest, rank_info: RankInfo, say: Say) ->
     Looks only at data sets of few samples, as the workers would list and plan all of it once more.
     """
     layout = Layout.at(request.store)
-    if not list_generations(layout, request.name) or not _is_model_here(request):
+    if request.recheck or not list_generations(layout, request.name) or not _is_model_here(request):
         return None
     catalog = newest_catalog(layout, request.name, io="mmap")
     if catalog is None or len(catalog) > _FEW or not any(_is_same(request.hints(), hints) for hints in catalog.request.values()):
@@ -321,14 +321,18 @@ def unknown_units(wanted: Wanted, rise: Callable[[], None], launch: str = "") ->
 
     Begins no pass.
     """
+    reconciler = _reconciler_of(wanted, rise, launch)
+    with closing(load_snapshot(wanted.layout, for_planning=True)) as snapshot:
+        return reconciler, reconciler.unknown(snapshot)
+
+
+def _reconciler_of(wanted: Wanted, rise: Callable[[], None], launch: str) -> Reconciler:
     numbers = list_passes(wanted.layout, wanted.plan.name)
     ref = PassRef(wanted.plan.name, numbers[-1] if numbers else 0)
     if numbers and read_done(wanted.layout, ref) is not None:
         ref = PassRef(ref.plan, ref.number + 1)
-    job = Job(wanted.layout, wanted.plan, wanted.encoders, wanted.listing, RankInfo(), "")
-    reconciler = Reconciler(job, ref, key_without_reading(wanted.encoders), rise, ignored_launch=launch)
-    with closing(load_snapshot(wanted.layout, for_planning=True)) as snapshot:
-        return reconciler, reconciler.unknown(snapshot)
+    job = Job(wanted.layout, wanted.plan, wanted.encoders, wanted.listing, RankInfo(), "", is_recheck=wanted.request.recheck)
+    return Reconciler(job, ref, key_without_reading(wanted.encoders), rise, ignored_launch=launch)
 
 
 def precompute_here(
@@ -403,10 +407,13 @@ def _run(
         on_loaded=partial(_look_again, wanted, heartbeat, say),
         heartbeat=heartbeat,
         listing=listed,
+        is_recheck=request.recheck,
         compare=partial(wanted.compare, wanted.plan),
     )
     without = next((remark for remark in wanted.remarks if remark.endswith(NO_LATENTS)), "")
-    return replace(_held_to(run_pass(job), request), not_made_here=wanted.not_made_here, without_picture=without)
+    report = _held_to(run_pass(job), request)
+    rechecked = {**report.rechecked, **wanted.model_files}
+    return replace(report, not_made_here=wanted.not_made_here, without_picture=without, rechecked=rechecked)
 
 
 def forecast_of(request: PrecomputeRequest, loaded: "LoadedModel | None" = None, in_memory: InMemory | None = None) -> "Forecast":
@@ -435,6 +442,11 @@ def _forecast(wanted: Wanted, heartbeat: Heartbeat | None, complete: Reconciler 
     from cachestore.jobs.forecast import make_forecast
 
     rise, launch = (lambda: None, "") if heartbeat is None else (heartbeat.rise, heartbeat.launch)
+    if look_at_all and wanted.request.recheck:
+        reconciler = _reconciler_of(wanted, rise, launch)
+        with closing(load_snapshot(wanted.layout, for_planning=True)) as snapshot:
+            missing, found = reconciler.read_again(snapshot, threads_for(wanted.request.workers, 1))
+        return make_forecast(wanted, reconciler, missing, look_at_all=True, rechecked={**found, **wanted.model_files})
     reconciler, missing = unknown_units(wanted, rise, launch) if complete is None else (complete, list[int]())
     return make_forecast(wanted, reconciler, missing, look_at_all=look_at_all)
 

@@ -51,6 +51,8 @@ class Presence:
     """Returns a unit's key if it is known without reading a file, as for captions; else None."""
     rise: Callable[[], None] = lambda: None
     """Called now and then while files are checked, so that others see that this worker lives."""
+    is_recheck: bool = False
+    """Whether no stat record is trusted, so that every file is read again."""
 
     def known_before(self, catalog: Catalog | None) -> Outcomes:
         """Return what is known of units before a pass: cells of the newest catalog, and keys of units that no row refers to."""
@@ -113,11 +115,11 @@ class Presence:
         return found
 
     def reusable(self, known: Outcomes, snapshot: Snapshot) -> Mask:
-        """Return which units are present and have unchanged files, as a mask."""
+        """Return which units are present and have unchanged files, as a mask. Reads no file, so with `is_recheck` none of files is."""
         reusable = self.present(known, snapshot)
         for index in np.flatnonzero(reusable & self.of_files()).tolist():
             self.rise()
-            reusable[index] = self.is_unchanged(index, known)
+            reusable[index] = self.is_trusted(index, known)
         return reusable
 
     def present(self, known: Outcomes, snapshot: Snapshot) -> Mask:
@@ -136,20 +138,24 @@ class Presence:
                 of_files[units.start : units.stop] = True
         return of_files
 
+    def is_trusted(self, index: int, known: Outcomes) -> bool:
+        """Return whether the files of a unit are known to be unchanged without reading them."""
+        return not self.is_recheck and self.is_unchanged(index, known)
+
     def is_unchanged(self, index: int, known: Outcomes) -> bool:
-        """Return whether the files of a unit have the recorded size and mtime."""
+        """Return whether the files of a unit have the stat record that they had when they were read."""
         references = references_of(self.plan.unit(index).request)
         stat = (int(known.stats[index, 0]), int(known.stats[index, 1]))
         return not references or (stat != NO_STAT and self.stat(references) == stat)
 
     def stat(self, references: Sequence[str]) -> Stat | None:
-        """Return the combined (size, mtime_ns) of these files now; None if one is gone."""
+        """Return the combined stat record of these files now; None if one is gone."""
         stats = [self.files.stat(reference) for reference in references]
         there = [stat for stat in stats if stat is not None]
         return combined_stat(there) if len(there) == len(stats) else None
 
     def digest(self, request: Mapping[str, Json]) -> tuple[bytes, Stat]:
-        """Return the digest of a request's files as they are now, and their combined (size, mtime_ns). Raises OSError."""
+        """Return the digest of a request's files as they are now, and their combined stat record. Raises OSError."""
         found: list[tuple[str, Stat]] = []
         for reference in references_of(request):
             with self.files.open(reference) as (file, stat):
@@ -158,7 +164,7 @@ class Presence:
         return bytes.fromhex(combined_digest(inputs)), combined_stat([stat for _digest, stat in found])
 
     def has_other_bytes(self, index: int, outcomes: Outcomes) -> bool:
-        """Return whether the files of a unit contain other bytes now. If not, record their new size and time."""
+        """Return whether the files of a unit contain other bytes now. If not, keep their new stat record."""
         try:
             digest, stat = self.digest(self.plan.unit(index).request)
         except OSError:

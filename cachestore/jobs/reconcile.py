@@ -15,10 +15,11 @@ import numpy as np
 from cachestore.core.errors import FormatError, Superseded
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.core.words import plural
+from cachestore.encode.pipeline import prefetch
 from cachestore.files.failpoints import failpoint
 from cachestore.jobs.catalog_maker import make_catalog
 from cachestore.jobs.columns import count_complete, lists_the_same, numbers
-from cachestore.jobs.pass_counts import count_made, list_changed, list_failures
+from cachestore.jobs.pass_counts import count_made, list_changed, list_failures, recheck_of
 from cachestore.jobs.presence import Presence, held_keys
 from cachestore.jobs.recorded_paths import gone_paths
 from cachestore.jobs.task import Job
@@ -63,7 +64,7 @@ class Reconciler:
     """The catalog that was read last."""
 
     def __post_init__(self) -> None:
-        self._presence = Presence(self.job.plan, self.job.files, self.key_of, self.rise)
+        self._presence = Presence(self.job.plan, self.job.files, self.key_of, self.rise, is_recheck=self.job.is_recheck)
 
     def open_pass(self, snapshot: Snapshot, order: Sequence[int] = ()) -> None:
         """Begin round 0 with the units that the newest catalog does not show to be present and unchanged, those of `order` first."""
@@ -82,6 +83,20 @@ class Reconciler:
         else:
             reusable = self._presence.reusable(known, snapshot)
         return np.flatnonzero(~reusable).tolist()
+
+    def read_again(self, snapshot: Snapshot, threads: int) -> tuple[list[int], dict[str, Json]]:
+        """Read every file again. Return the units that are not present or whose files changed, and what `recheck_of` says of them."""
+        known, presence = self.outcomes(), self._presence
+        present = presence.present(known, snapshot) & (known.states != FAILED)
+        wanted = np.flatnonzero(present & presence.of_files()).tolist()
+        changed = np.zeros(len(known), np.bool_)
+        found = prefetch(lambda index: presence.has_other_bytes(index, known), iter(wanted), threads=threads, depth=2 * threads)
+        for index, is_changed in zip(wanted, found, strict=True):
+            self.rise()
+            changed[index] = is_changed
+        read = np.zeros(len(known), np.bool_)
+        read[wanted] = True
+        return np.flatnonzero(~present | changed).tolist(), recheck_of(self.job.plan, read, changed)
 
     def held_elsewhere(self, indices: Sequence[int], snapshot: Snapshot) -> list[int]:
         """Return those of these units whose entry is in the store by another pass all the same, such as captions of another data set.
@@ -178,12 +193,12 @@ class Reconciler:
         return history
 
     def _missing(self, history: _History, snapshot: Snapshot) -> Mask:
-        """Units without a present entry. Files with a new size or time that were recorded before this launch are digested again."""
+        """Units without a present entry. Files with a new stat record that were recorded before this launch are digested again."""
         outcomes = history.outcomes
         missing = ~self._presence.present(outcomes, snapshot) | (outcomes.states == FAILED)
         for index in np.flatnonzero(history.earlier & ~missing & self._presence.of_files()).tolist():
             self.rise()
-            if not self._presence.is_unchanged(index, outcomes) and self._presence.has_other_bytes(index, outcomes):
+            if not self._presence.is_trusted(index, outcomes) and self._presence.has_other_bytes(index, outcomes):
                 missing[index] = True
         return missing
 
@@ -195,6 +210,7 @@ class Reconciler:
         with closing(commit(self.job.layout, snapshot=snapshot)) as committed:
             failpoint("reconcile.after_commit")
             generation, digest, usable, listing = committed.generation, "", None, 0
+            before = self._presence.known_before(self._newest()) if self.job.is_recheck else None
             if self.job.plan.catalog:
                 catalog, generation, digest = self._publish(outcomes, failed)
                 usable, listing = count_complete(catalog), catalog.listing
@@ -204,6 +220,8 @@ class Reconciler:
             if not snapshot.listed <= visible_segments(self.job.layout):
                 return None
             report = self._report(outcomes, failed, generation, digest, committed)
+            if before is not None:
+                report["rechecked"] = self._rechecked(before, outcomes)
         heartbeats = [
             heartbeat for heartbeat in read_heartbeats(self.job.layout, plan=self.job.plan.name) if heartbeat["pass"] == self.ref.number
         ]
@@ -268,6 +286,11 @@ class Reconciler:
         failed = dict.fromkeys(np.flatnonzero(without).tolist(), "")
         catalog = make_catalog(self._presence, self.job, outcomes, failed, self._newest())
         return publish_again(self.job.layout, replace(catalog, listing=listing), generation, digest)
+
+    def _rechecked(self, before: Outcomes, outcomes: Outcomes) -> dict[str, Json]:
+        """What `recheck_of` says of the files that this pass has read; `before` is what the catalog before it says."""
+        read = self._presence.of_files() & outcomes.known & (outcomes.states != FAILED)
+        return recheck_of(self.job.plan, read, read & before.keyed & (before.inputs != outcomes.inputs).any(axis=1))
 
     def _report(self, outcomes: Outcomes, failed: Mapping[int, str], generation: int, digest: str, snapshot: Snapshot) -> dict[str, Json]:
         made, size_bytes = count_made(outcomes, failed, snapshot)

@@ -23,15 +23,15 @@ class FileReader(Protocol):
     """Reads the files that units refer to."""
 
     def read(self, reference: str) -> tuple[bytes, tuple[int, int]]:
-        """Return the bytes and (size, mtime_ns) of a file. Raises OSError."""
+        """Return the bytes and the stat record of a file. Raises OSError."""
         ...
 
     def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, tuple[int, int]]]:
-        """Open a file to read parts of it; also gives (size, mtime_ns). Raises OSError."""
+        """Open a file to read parts of it; also gives its stat record. Raises OSError."""
         ...
 
     def stat(self, reference: str) -> tuple[int, int] | None:
-        """Return (size, mtime_ns) now; None if the file is gone."""
+        """Return the stat record of a file now; None if it is gone."""
         ...
 
 
@@ -72,6 +72,8 @@ class Job:
     """This worker's heartbeat if it has begun already; else one is made."""
     listing: int = 0
     """The number of this worker's own listing of the source (`storage/listing_numbers`); 0 without a source."""
+    is_recheck: bool = False
+    """Whether every file is read again, also where its stat record says that it did not change."""
     compare: Callable[[Catalog], object] = lambda _previous: None
     """Compares the plan with the catalog that it would replace. Raises RecipeMismatch for a change that needs `--replace`."""
 
@@ -84,7 +86,7 @@ class DecodedUnit:
     resolved: Resolved
     prepared: Prepared
     stat: tuple[int, int]
-    """(size, mtime_ns) of the file that it was read from."""
+    """The stat record of the file that it was read from."""
 
     @property
     def key(self) -> Key:
@@ -121,13 +123,13 @@ def outcome_of(unit: Unit, result: Result, resolved: Resolved, stat: tuple[int, 
 
 
 class UnitReader:
-    """Reads the files of one unit, and records their sizes and times. Implements `unit.Read`."""
+    """Reads the files of one unit, and keeps their stat records. Implements `unit.Read`."""
 
     def __init__(self, files: FileReader) -> None:
         self._files = files
         self._opened: dict[str, tuple[int, int] | None] = {}
         self.stats: list[tuple[int, int]] = []
-        """(size, mtime_ns) of the files that were read, in order; a file that is opened twice counts once."""
+        """The stat records of the files that were read, in order; a file that is opened twice counts once."""
 
     def __call__(self, reference: str, /) -> bytes:
         """Return all bytes of a file."""

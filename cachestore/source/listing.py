@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from cachestore.core.errors import BadInput
+from cachestore.core.inputs import Stat
 from cachestore.core.keys import canonical, digest_opened, digest_parts
 from cachestore.core.samples import IMAGE, VIDEO, Sample
 from cachestore.files.opening import open_foreign
 from cachestore.source.captions import MANIFEST_BYTES, CaptionLines, normal
-from cachestore.source.files import Files, Folder, Stat
+from cachestore.source.files import Files, Folder
 from cachestore.source.remarks import Remarks
 from cachestore.source.rows import METADATA, look_at_columns
 

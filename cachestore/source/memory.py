@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final, cast
 
 from cachestore.core.arguments import as_many, as_mapping
 from cachestore.core.errors import BadInput
-from cachestore.core.inputs import in_place_of_time
+from cachestore.core.inputs import Stat, stamp_of
 from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.samples import BESIDE, IMAGE, ROLES, VIDEO, Sample
 from cachestore.core.words import first_of
@@ -24,7 +24,7 @@ from cachestore.files.opening import open_foreign
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder
 from cachestore.source.captions import CaptionLines
-from cachestore.source.files import Files, Folder, Routed, Stat
+from cachestore.source.files import Files, Folder, Routed
 from cachestore.source.listing import Listing, list_samples
 from cachestore.source.remarks import Remarks, taken
 from cachestore.source.rows import check_row, from_row, named_row
@@ -46,7 +46,7 @@ class _PictureRef:
 
 @dataclass(slots=True)
 class Memory:
-    """`Files` in the caller's memory. A part of their digest stands in for the time, so equal ones are known to be unchanged."""
+    """`Files` in the caller's memory. A part of their digest is the stamp of their stat records: equal ones are unchanged."""
 
     fetch: Callable[[_PictureRef], object]
     refs: dict[str, _PictureRef] = field(default_factory=dict[str, _PictureRef])
@@ -65,7 +65,7 @@ class Memory:
         return nullcontext((io.BytesIO(found), self._stat_of(reference, found)))
 
     def stat(self, reference: str) -> Stat | None:
-        """What stands in for (size, mtime_ns), or None if it is gone. Computed once: a sequence must not change during the work."""
+        """The stat record, or None if it is gone. Computed once: a sequence must not change during the work."""
         if reference in self._stats:
             return self._stats[reference]
         try:
@@ -75,7 +75,7 @@ class Memory:
         return Folder(Path.cwd()).stat(str(found)) if isinstance(found, Path) else self._stat_of(reference, found)
 
     def _stat_of(self, reference: str, data: bytes) -> Stat:
-        self._stats[reference] = len(data), in_place_of_time(digest_parts("cachestore-memory", data))
+        self._stats[reference] = len(data), stamp_of(digest_parts("cachestore-memory", data))
         return self._stats[reference]
 
     def _found(self, reference: str) -> bytes | Path:

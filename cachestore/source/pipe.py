@@ -1,7 +1,7 @@
 """The source pipe: a worker asks the caller for pictures in the caller's memory, over two pipes.
 
 The caller answers while it waits for its workers (`Answers.serve`). Neither side waits for the other forever. A question is one line of
-JSON, `["read", REFERENCE]` or `["stat", REFERENCE]`. An answer is one line of JSON, `{"size": N, "stat": [SIZE, TIME]}` or `{"error":
+JSON, `["read", REFERENCE]` or `["stat", REFERENCE]`. An answer is one line of JSON, `{"size": N, "stat": [SIZE, STAMP]}` or `{"error":
 TEXT}`, followed by N bytes.
 """
 
@@ -15,7 +15,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from io import BytesIO
 from typing import Any, BinaryIO, Final, cast
 
-from cachestore.source.files import Files, Stat
+from cachestore.core.inputs import Stat
+from cachestore.source.files import Files
 
 PIPE: Final = "CACHESTORE_ASK"
 """Environment variable with the worker's descriptors: `<read>,<write>`."""
@@ -153,7 +154,7 @@ class PipeFiles:
         return nullcontext((BytesIO(data), stat))
 
     def stat(self, reference: str) -> Stat | None:
-        """What stands in for (size, mtime_ns) now, or None if it is gone. Raises OSError if no answer comes."""
+        """The stat record now, or None if it is gone. Raises OSError if no answer comes."""
         head, _data = self._ask("stat", reference)
         return None if head["stat"] is None else (head["stat"][0], head["stat"][1])
 

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from cachestore.core.errors import BadInput
+from cachestore.core.inputs import NO_STAT, Stat
 from cachestore.core.samples import BESIDE, IMAGE, VIDEO, Sample, goes_with
 from cachestore.files.opening import FOREIGN_LIMIT_BYTES, open_foreign, refuse_size
+from cachestore.files.stat_record import proof_of, stat_of
 from cachestore.source.captions import CaptionLines, by_spelling, captions_in, decode_text
-from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Stat, stat_of, trusted
+from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cachestore.source.listing import Listing, list_samples
 from cachestore.source.remarks import Problems, Remarks, taken
 from cachestore.source.rows import from_row, json_row, named_row
@@ -44,30 +46,30 @@ class Member:
     """Where the bytes of a member are in its tar."""
 
     tar: Path
-    tar_stat: Stat
-    """(size, mtime_ns) of the tar when its members were listed."""
+    listed: os.stat_result
+    """The tar's status when its members were listed."""
     offset: int
     size: int
 
-    @property
-    def stat(self) -> Stat:
-        """Its size and its tar's time."""
-        return trusted((self.size, self.tar_stat[1]))
-
     @contextmanager
-    def open_tar(self) -> Generator[BinaryIO]:
-        """Open its tar. Raises OSError if the tar has changed."""
-        with open_foreign(self.tar) as file:
-            if stat_of(os.fstat(file.fileno())) != self.tar_stat:
-                raise OSError(f"{self.tar} changed since its members were listed; run the same command again")
-            yield file
+    def open_tar(self) -> Generator[tuple[BinaryIO, Stat]]:
+        """Open its tar; also gives the member's stat record: its size, and the stamp of its tar. Raises OSError if the tar was replaced.
 
-    def read(self) -> bytes:
-        """Read its bytes; fewer if the tar ends within it. Raises OSError, also if it is too large."""
+        The stat record is NO_STAT for a tar that was touched since it was listed: it may hold other members now.
+        """
+        with open_foreign(self.tar) as file:
+            now = os.fstat(file.fileno())
+            if (now.st_size, now.st_mtime_ns) != (self.listed.st_size, self.listed.st_mtime_ns):
+                raise OSError(f"{self.tar} changed since its members were listed; run the same command again")
+            found = proof_of(now) if stat_of(now) == stat_of(self.listed) else NO_STAT
+            yield file, found if found == NO_STAT else (self.size, found[1])
+
+    def read(self) -> tuple[bytes, Stat]:
+        """Read its bytes, fewer if the tar ends within it, and its stat record. Raises OSError, also if it is too large."""
         refuse_size(self.tar, self.size)
-        with self.open_tar() as file:
+        with self.open_tar() as (file, found):
             file.seek(self.offset)
-            return file.read(self.size)
+            return file.read(self.size), found
 
 
 class _Part(RawIOBase):
@@ -100,25 +102,25 @@ class _Members:
     members: Mapping[str, Member]
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
-        """The bytes of a member, with its size and its tar's time. Raises OSError, also if the tar has changed since it was listed."""
+        """The bytes of a member, with its stat record. Raises OSError, also if the tar has changed since it was listed."""
         member = self._member(reference)
-        data = member.read()
+        data, found = member.read()
         if len(data) != member.size:
             raise OSError(f"{member.tar} is incomplete, it ends in the middle of {reference}: copy it again")
-        return data, member.stat
+        return data, found
 
     @contextmanager
     def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
-        """A member as a file for seeking, with its size and its tar's time. Raises as `read`."""
+        """A member as a file for seeking, with its stat record. Raises as `read`."""
         member = self._member(reference)
-        with member.open_tar() as file, BufferedReader(_Part(file, member.offset, member.size)) as part:
-            yield part, member.stat
+        with member.open_tar() as (file, found), BufferedReader(_Part(file, member.offset, member.size)) as part:
+            yield part, found
 
     def stat(self, reference: str) -> Stat | None:
-        """A member's size and its tar's time now, or None if it is gone."""
+        """A member's size and its tar's stamp now, or None if it is gone."""
         try:
             member = self._member(reference)
-            return member.size, member.tar.stat().st_mtime_ns
+            return member.size, stat_of(member.tar.stat())[1]
         except OSError:
             return None
 
@@ -265,9 +267,9 @@ def _samples(
     row: Mapping[str, Any] = {}
     if group.row is not None:
         where = f"{group.row} in {members[group.row].tar}"
-        row = named_row(json_row(decode_text(members[group.row].read(), where), where), where, remarks)
+        row = named_row(json_row(decode_text(members[group.row].read()[0], where), where), where, remarks)
     text = next((group.texts[suffix] for suffix in _TEXTS if suffix in group.texts), None)
-    raw = None if text is None else decode_text(members[text].read(), f"{text} in {members[text].tar}")
+    raw = None if text is None else decode_text(members[text].read()[0], f"{text} in {members[text].tar}")
     beside = {role: sorted(references, key=by_spelling) for role, references in group.roles.items()}
     for reference in sorted(of_roles, key=by_spelling):
         name = {"id": reference} if row.get("id") is None or len(of_roles) > 1 else {}
@@ -281,15 +283,15 @@ def _samples(
 def members_of(path: Path) -> Iterator[tuple[tarfile.TarInfo, Member]]:
     """Yield every member of a tar, of any kind, with where its bytes are. Raises BadInput for a damaged tar; OSError."""
     with open_foreign(path) as file:
-        found = stat_of(os.fstat(file.fileno()))
-        if found[0] == 0:
+        found = os.fstat(file.fileno())
+        if found.st_size == 0:
             return
         try:
             with tarfile.open(fileobj=cast("Any", _Headers(file)), mode="r:") as opened:
                 while (member := opened.next()) is not None:
                     cast("Any", opened).members.clear()  # tarfile keeps every member it has seen
                     yield member, Member(path, found, member.offset_data, member.size)
-                _check_end(file, opened.offset, found[0], path)
+                _check_end(file, opened.offset, found.st_size, path)
         except BadInput:
             raise
         except (tarfile.TarError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:  # of a hostile header

@@ -51,7 +51,7 @@ class Cell:
     input: bytes = NO_INPUT
     """SHA-256 of the input; for several inputs `inputs.combined_digest`."""
     stat: tuple[int, int] = (-1, -1)
-    """(size, mtime_ns) of the input's file; for several `inputs.combined_stat`. -1 if there is no file, or if its time proves nothing."""
+    """The stat record of the input's file; for several `inputs.combined_stat`. -1 if there is no file, or if that proves nothing."""
     facts: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
 
@@ -136,7 +136,7 @@ class Catalog:
     listing: int = 0
     """The listing number of its rows (`storage/listing_numbers`); 0 in stores made before there were listing numbers."""
     digest: str = ""
-    """Covers the rows and recipes, but not the request, times or (size, mtime_ns)."""
+    """Covers the rows and recipes, but not the request, times or the files' stat records."""
     checksums: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Checksums of the columns as they were read; empty for a catalog that was just built."""
 

@@ -36,7 +36,7 @@ class Draft:
         return encode_table(FORMAT, VERSION if self.catalog.prompts else 1, {**self.header, **known}, self.columns)
 
     def is_same_as(self, other: Catalog) -> bool:
-        """Whether another catalog has the same rows, recipes, prompts, sizes and times."""
+        """Whether another catalog has the same rows, recipes, prompts and stat records."""
         is_same = other.digest == self.digest and tuple(other.prompts) == tuple(self.catalog.prompts)
         return is_same and _stats(other) == _stats(self.catalog)
 

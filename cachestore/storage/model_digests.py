@@ -1,6 +1,6 @@
 """A cache of the digests of model files: create-only files `digests/<host>-<digest>.json`, each with what one run added.
 
-The keys (path, size, times and inode of a file, from `files.fingerprints`) are valid on one host only. If the cache is lost, the model
+The keys (path, size and stamp of a file, from `files.fingerprints`) are valid on one host only. If the cache is lost, the model
 files are read again.
 """
 
@@ -20,14 +20,18 @@ VERSION = 1
 
 
 def load_digests(layout: Layout, host: str) -> dict[str, str]:
-    """Everything that runs on this host have added. Ignores damaged files."""
-    found: dict[str, str] = {}
+    """Everything that runs on this host have added. Ignores damaged files.
+
+    A key with two digests is left out: its file changed and kept its stat record, as `precompute --recheck` found. It is read each time.
+    """
+    found: dict[str, set[str]] = {}
     prefix = f"{_safe(host)}-"
     for name in names_in(layout.digests):
         if name.startswith(prefix) and name.endswith(".json"):
             with suppress(FormatError, OSError):
-                found.update(read_record(layout.digests / name, FORMAT, VERSION))
-    return found
+                for key, digest in read_record(layout.digests / name, FORMAT, VERSION).items():
+                    found.setdefault(key, set()).add(digest)
+    return {key: digests.pop() for key, digests in found.items() if len(digests) == 1}
 
 
 def publish_digests(layout: Layout, host: str, added: Mapping[str, str]) -> None:

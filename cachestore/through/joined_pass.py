@@ -122,7 +122,7 @@ class JoinedPass:
     def catalog(self) -> Catalog:
         """Return the catalog that the pass will publish if every unit can be encoded. Cells of unreadable inputs are empty."""
         job = replace(self._job(None), request=self._wanted.request.hints())
-        presence = Presence(self.plan, self._wanted.listing)
+        presence = Presence(self.plan, self._wanted.listing, is_recheck=self._request.recheck)
         return make_catalog(presence, job, self._outcomes, self._unresolved, newest_catalog(self.layout, self.plan.catalog))
 
     def _job(self, heartbeat: Heartbeat | None) -> Job:
@@ -137,6 +137,7 @@ class JoinedPass:
             request=wanted.request.hints(),
             threads=self._threads,
             heartbeat=heartbeat,
+            is_recheck=self._request.recheck,
             compare=partial(wanted.compare, self.plan),
         )
 

@@ -34,7 +34,7 @@ class Outcome:
     input: str = ""
     """SHA-256 (hex) of its input, by `inputs.combined_digest`; empty if unknown."""
     stat: tuple[int, int] = NO_STAT
-    """(size, mtime_ns) of its file when it was read; for several files, `inputs.combined_stat`."""
+    """The stat record of its file when it was read; for several files, `inputs.combined_stat`."""
     facts: Mapping[str, Json] = field(default_factory=dict[str, Json])
     reason: str = ""
     """Why it failed, in words."""
@@ -93,8 +93,8 @@ def _identity(folder: PassFolder, name: LedgerName) -> list[Json]:
 
 
 def _outcome(row: Sequence[Any]) -> Outcome:
-    unit, result, digits, digest, (size, time), facts, reason, is_transient = row
-    if not (all(type(n) is int and abs(n) < _BEYOND_INT64 for n in (unit, size, time)) and unit >= 0 and result in get_args(Result)):
+    unit, result, digits, digest, (size, stamp), facts, reason, is_transient = row
+    if not (all(type(n) is int and abs(n) < _BEYOND_INT64 for n in (unit, size, stamp)) and unit >= 0 and result in get_args(Result)):
         raise ValueError("a row of a ledger is a unit's number, what became of it, and how its file stood")
     key = Key.parse(digits) if digits else None
-    return Outcome(unit, result, key, bytes.fromhex(digest).hex(), (size, time), dict(facts), str(reason), bool(is_transient))
+    return Outcome(unit, result, key, bytes.fromhex(digest).hex(), (size, stamp), dict(facts), str(reason), bool(is_transient))

@@ -9,11 +9,17 @@ def test_an_image_that_changed_after_it_was_read_is_named(root):
     source = Pictures({"a.png": b"a", "b.png": b"b"})
 
     def replace_it(_items):
-        source.times["b.png"] = 5
+        source.files["b.png"], source.times["b.png"] = b"B", 5
 
     encoder = FakeEncoder("text", shown="control", before_encode=replace_it)
     report = fakes.run(root, edits(("a.png", "b.png")), encoder, source=source)
     assert report.changed == ("a.png", "b.png")  # which of them it was is not recorded
+
+
+def test_an_image_that_was_touched_after_it_was_read_is_not_named(root):
+    source = Pictures({"a.png": b"a"})
+    encoder = FakeEncoder("latents", before_encode=lambda _items: source.times.update({"a.png": 5}))
+    assert fakes.run(root, pictures("a.png"), encoder, source=source).changed == ()
 
 
 def test_pictures_of_equal_bytes_count_as_one_encoded_and_the_rest_reused(root):

@@ -128,7 +128,7 @@ def test_files_that_change_while_the_pass_goes_on_are_named(root):
     source = fakes.Pictures({"a": b"1", "b": b"2", "c": b"3"})
 
     def replace(_items):
-        source.times["a"] = fakes.YEAR_2000 + 1
+        source.files["a"], source.times["a"] = b"4", fakes.YEAR_2000 + 1
         source.files.pop("b", None)
 
     report = fakes.run(root, fakes.pictures("a", "b", "c"), FakeEncoder("latents", before_encode=replace), source=source)

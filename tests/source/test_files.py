@@ -5,15 +5,16 @@ import os
 import pytest
 
 from cachestore.core.inputs import NO_STAT
+from cachestore.files.stat_record import stat_of
 from cachestore.source.files import Files, Routed
 from cachestore.source.folders import list_source
 from tests.source.sources import folder, listed
 
 
-def test_a_file_comes_with_its_size_and_time(tmp_path):
+def test_a_file_comes_with_its_stat_record(tmp_path):
     folder(tmp_path, {"a.png": "bytes"})
     os.utime(tmp_path / "a.png", ns=(5, 1_000_000_007))
-    assert listed(tmp_path).read("a.png") == (b"bytes", (5, 1_000_000_007))
+    assert listed(tmp_path).read("a.png") == (b"bytes", stat_of((tmp_path / "a.png").stat()))
 
 
 def test_the_time_of_a_file_that_was_modified_just_now_is_not_trusted(tmp_path):
