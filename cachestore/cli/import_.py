@@ -64,12 +64,16 @@ def _argument(text: str) -> tuple[str, object]:
 def run(arguments: argparse.Namespace) -> int:
     """Print what was imported. Returns 3 if values of some samples are missing or could not be read."""
     from cachestore.cli.progress import Progress, style_for
+    from cachestore.cli.stopping import silence, stopping
     from cachestore.interop.importing import import_cache
 
     given = options_of(arguments, claims=dict(arguments.claims), encode_args=dict(arguments.encode_args))
     style = style_for(given.pop("progress"))
-    with Progress(Path(arguments.store), style, f"matching the files of {arguments.folder}") as progress:
-        report = import_cache(**given, on_progress=progress.follow)
+    with (
+        stopping(silence, arguments.line) as stop,
+        Progress(Path(arguments.store), style, f"matching the files of {arguments.folder}") as progress,
+    ):
+        report = import_cache(**given, on_progress=progress.follow, cancel=stop)
     made = report.report
     lines = [f"note: {remark}" for remark in report.remarks]
     lines += failed_values(made.failures)

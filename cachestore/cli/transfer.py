@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from cachestore.cli import PROGRESS, PROGRESS_HELP, positive, tell
 from cachestore.core.errors import BadInput
@@ -13,8 +13,6 @@ from cachestore.core.words import human_bytes
 
 if TYPE_CHECKING:
     from cachestore.remote.transfer import TransferReport
-
-_INTERRUPTED: Final = 130
 
 
 def address(text: str) -> str:
@@ -48,15 +46,10 @@ def add_options(parser: argparse.ArgumentParser, what: str) -> None:
 def run_transfer(arguments: argparse.Namespace, act: "Callable[..., TransferReport]", *given: str, done: str) -> int:
     """Call `push` or `pull` with progress, and print the result. `done` is what happened to the files, such as "sent"."""
     from cachestore.cli.progress import style_for
-    from cachestore.cli.stopping import to_stderr
 
     options = {name: getattr(arguments, name) for name in ("name", "generation", "jobs", "check", "dry_run")}
-    try:
-        with _Progress(style_for(arguments.progress)) as progress:
-            report = act(*given, **options, on_progress=progress.show)
-    except KeyboardInterrupt:
-        to_stderr("cachestore: stopped; run the same command again: it continues from here")
-        return _INTERRUPTED
+    with _Progress(style_for(arguments.progress)) as progress:
+        report = act(*given, **options, on_progress=progress.show)
     return tell(arguments, report.as_json(), _in_words(report, done))
 
 

@@ -20,6 +20,7 @@ from typing import IO, Any, Final, TypeVar
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import canonical
 from cachestore.core.raw_tensors import Contents, Latents, Misplaced, Raw, Text, is_finite
+from cachestore.core.signals import leave_to_starter
 from cachestore.interop.formats.containers import LARGEST_BYTES, read_npz, read_safetensors
 from cachestore.interop.formats.families import Family, marked
 from cachestore.interop.formats.matching import FileLocation
@@ -129,6 +130,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
     from cachestore.interop.formats.torch_files import read_torch
 
+    leave_to_starter()
     torch.set_num_threads(1)
     _limit()
     while head := requests.read(_LENGTH_BYTES):

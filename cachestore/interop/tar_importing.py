@@ -238,11 +238,13 @@ class TarImport:
         origin = f"{digest_parts('cachestore-exchange', self.name).hex()[:32]}/0"  # of no pass, so that `gc` may remove it after a drop
         rows = [*found.rows, *found.texts]
         with Appender(layout, origin) as appender:
-            for number, row in enumerate(rows):
-                self._go_on("importing", number, len(rows))
-                if not lacking.isdisjoint(row.keys):
-                    self._take(found, row, appender, lacking)
-            appender.close_segment()
+            try:
+                for number, row in enumerate(rows):
+                    self._go_on("importing", number, len(rows))
+                    if not lacking.isdisjoint(row.keys):
+                        self._take(found, row, appender, lacking)
+            finally:
+                appender.close_segment()
         commit(layout).close()
 
     def _take(self, found: _TarsFound, row: _TarRow, appender: Appender, lacking: set[Key]) -> None:

@@ -8,6 +8,8 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from typing import Final
 
+from cachestore.core.signals import heard
+
 PARENT: Final = "CACHESTORE_PARENT"
 """The variable with the pid of the process that started a worker. That process alone holds the other end of the worker's stdin."""
 
@@ -18,7 +20,7 @@ PARENT_SECONDS: Final = 0.5
 
 
 def watch_parent(environment: MutableMapping[str, str]) -> bool:
-    """Watch the `cachestore` process that started this one: send this process SIGTERM when it is gone, and exit 60 s later.
+    """Watch the `cachestore` process that started this one: send this process a signal when it is gone, and exit 60 s later.
 
     Return whether there is such a parent; without one, nothing is watched. Two daemon threads watch. One reads stdin, which ends with the
     parent, unless a process that the parent forked holds the other end too. So the other thread watches the parent's pid, which changes
@@ -44,6 +46,6 @@ def _leave_with(gone: threading.Event, parent: int, named: int) -> None:
     was_gone_before = parent == 1 != named  # it died before this process could ask: init is the parent now
     while not was_gone_before and os.getppid() == parent and not gone.wait(PARENT_SECONDS):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), heard())
     time.sleep(LEAVE_SECONDS)
     os._exit(128 + signal.SIGTERM)

@@ -23,6 +23,7 @@ from typing import IO, Any, Final, cast
 from cachestore.core import errors
 from cachestore.core.errors import BadInput, CacheStoreError, Incomplete
 from cachestore.core.keys import Json
+from cachestore.core.signals import STOPPING, heard
 from cachestore.core.words import plural
 from cachestore.files.opening import read_at
 from cachestore.jobs.parent_watch import PARENT
@@ -137,6 +138,8 @@ class Child:
     rank: int = 0
     how: str = ""
     """How it failed; empty if it ended well."""
+    signal: int | None = None
+    """The signal that stopped it, if another process than its parent sent one."""
 
     @property
     def is_well(self) -> bool:
@@ -161,10 +164,10 @@ class _Running:
     _decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def ask_to_stop(self, reason: str) -> None:
-        """Send SIGTERM, once: it then publishes what it has encoded, and ends."""
+        """Send a signal, once: it then publishes what it has encoded, and ends."""
         if self.asked_at is None:
             self.asked_at, self.reason = time.monotonic(), reason
-            self.process.terminate()
+            self.process.send_signal(heard())
 
     @property
     def patience(self) -> float:
@@ -382,7 +385,8 @@ def _ended(one: _Running, oom_kills: int) -> Child:
         ending = how_it_ended(code, last_words=words, oom_kills=0 if one.reason else oom_kills)
         how = f"{how}; asked to stop, it {ending}" if how else ending
         how += f": {report['error']}" if report and "error" in report else ""
-    return Child(one.process.pid, code, report, words, one.rank, how)
+    number = -code if code < 0 else code - 128
+    return Child(one.process.pid, code, report, words, one.rank, how, number if number in STOPPING and not one.reason else None)
 
 
 def _printed(out: IO[bytes]) -> Mapping[str, Any] | None:
@@ -468,7 +472,10 @@ def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _l
         raise BadInput(message or "the arguments were refused")
     names = "; ".join(_named(child) for child in children[:4])
     last = next((_quoted(child) for child in children if child.last_words), "")
-    raise Incomplete(f"no worker finished: {names}. Run the same command again: it continues where it stopped.{last}")
+    incomplete = Incomplete(f"no worker finished: {names}. Run the same command again: it continues where it stopped.{last}")
+    if all(child.signal is not None for child in children):
+        incomplete.signal = children[0].signal
+    raise incomplete
 
 
 def _class_of(kind: str) -> type[CacheStoreError]:

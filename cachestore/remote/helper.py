@@ -12,10 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from cachestore.core.keys import Json
+from cachestore.core.signals import leave_to_starter
 from cachestore.files.paths import Layout
 from cachestore.objects.address import parse_address
 from cachestore.objects.client import connect
@@ -32,13 +34,14 @@ STOP_SECONDS: Final = 5.0
 
 def main(arguments: list[str]) -> None:
     """Do what the process with this pid asks for."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the one that started this decides
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    leave_to_starter()
     lines = requests_of(int(arguments[0]))
     try:
         call = next(lines, None)
         if call is not None:
-            threading.Thread(target=_stop_after, args=(lines,), name="stop", daemon=True).start()
+            stop = threading.Event()
+            signal.signal(signal.SIGTERM, partial(_interrupt, stop))
+            threading.Thread(target=_stop_after, args=(lines, stop), name="stop", daemon=True).start()
             answer = _answer(json.loads(call))
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _say(answer)
@@ -74,8 +77,14 @@ def _say(answer: dict[str, Any]) -> None:
         left = left[os.write(1, left) :]
 
 
-def _stop_after(lines: Iterator[bytes]) -> None:
+def _interrupt(stop: threading.Event, _number: int, _frame: object) -> None:
+    if stop.is_set():  # else the signal is from another process
+        raise KeyboardInterrupt
+
+
+def _stop_after(lines: Iterator[bytes], stop: threading.Event) -> None:
     next(lines, None)
+    stop.set()
     os.kill(os.getpid(), signal.SIGTERM)  # raises KeyboardInterrupt in the main thread
     time.sleep(STOP_SECONDS)
     os._exit(1)

@@ -174,15 +174,16 @@ def test_status_shows_a_running_pass_from_another_shell(asked, gate, capsys):
 # Stopped
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)])
-def test_a_signal_publishes_what_is_encoded_and_prints_the_command_that_goes_on(asked, gate, number, code, tmp_path):
+@pytest.mark.parametrize("number", share(["SIGHUP", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGTERM", "SIGXCPU"], 6))
+def test_a_signal_publishes_what_is_encoded_and_prints_the_command_that_goes_on(asked, gate, number, tmp_path):
+    number = signal.Signals[number]
     process = command(*asked, "--json", cwd=tmp_path, FAKE_ENCODER_GATE=str(gate.folder))
     gate.wait()
     process.send_signal(number)
     until(process.stderr, "stopping")
     gate.open()
     returned, out, err = ended(process)
-    assert (returned, out) == (code, "")
+    assert (returned, out) == (128 + number, "")
     assert verify(asked[-1]).ok
     assert len(keys(asked[-1])) == 1, "the batch that was being encoded"
     line = err.strip().splitlines()[-1].partition("Continue with: ")[2]

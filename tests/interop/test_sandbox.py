@@ -4,6 +4,7 @@ import gzip
 import io
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import zipfile
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from cachestore.core.errors import EncodeFailed
+from cachestore.core.signals import STOPPING
 from cachestore.interop import sandbox as untrusted
 from cachestore.interop.formats.containers import read_npz
 from cachestore.interop.formats.torch_files import read_torch, write_torch
@@ -44,6 +46,9 @@ class TestInAProcessOfItsOwn:
                     files.read(bad)
             assert files.read(saved(tensor)).tensors["value"][1] == (2, 3)
             first = files._child
+            for number in {*STOPPING} - {signal.SIGXCPU}:
+                os.kill(first.pid, number)
+            assert files.read(saved(tensor)).tensors["value"][1] == (2, 3), "signals to a whole job are for the one that started it"
             first.kill()
             first.wait()
             with pytest.raises(EncodeFailed, match=r"read it \(signal 9\)"):

@@ -54,7 +54,7 @@ def test_ctrl_c_ends_with_130_and_says_that_it_can_go_on(root, tmp_path, capsys,
 
     monkeypatch.setattr("cachestore.remote.push.call_helper", interrupted)
     assert main(["push", str(root), f"file://{tmp_path}/there"]) == 130
-    assert "run the same command again: it continues from here" in capsys.readouterr().err
+    assert f"push {root} file://{tmp_path}/there" in capsys.readouterr().err
 
 
 def test_a_bar_is_drawn_on_a_terminal_and_gone_afterwards(root, tmp_path, capsys):
