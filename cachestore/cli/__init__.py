@@ -170,6 +170,11 @@ def add_folder(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def add_access(parser: argparse.ArgumentParser) -> None:
+    """Add `--access`, for commands other than precompute that can make a store."""
+    parser.add_argument("--access", choices=("private", "group"), help="who may write a new store, as for precompute")
+
+
 def _path(text: str) -> str:
     """Return a path as given. A URL is a usage error, and so is the empty path, which a shell makes from an unset variable."""
     from cachestore.core.arguments import refuse_address

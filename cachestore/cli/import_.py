@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from cachestore.cli import FAILURES, PROGRESS, PROGRESS_HELP, failed_values, options_of, tell, words_of
+from cachestore.cli import FAILURES, PROGRESS, PROGRESS_HELP, add_access, failed_values, options_of, tell, words_of
 from cachestore.core.words import first_of, plural
 
 HELP = "import another trainer's cache, or tars that `export` wrote, into a store"
@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trigger-word", metavar="WORD", help="ai-toolkit's trigger word, which it puts into every caption")
     parser.add_argument("--fps", metavar="RATE", type=float, help="the frames per second that the trainer used (default: each video's own)")
     parser.add_argument("--replace", action="store_true", help="replace the earlier values under this name")
+    add_access(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--progress", choices=PROGRESS, default="auto", help=PROGRESS_HELP)
 

@@ -18,6 +18,7 @@ from cachestore.core.errors import BadInput, MissingEntry, RemoteFailed
 from cachestore.core.keys import Json, Key
 from cachestore.core.words import did_you_mean, first_of, in_short
 from cachestore.files.opening import read_at
+from cachestore.files.paths import Access
 from cachestore.objects.client import PIECE_BYTES, Client
 from cachestore.storage.catalog import NO_KEY, Catalog
 from cachestore.storage.snapshot import Snapshot
@@ -54,6 +55,8 @@ class TransferReport:
     seconds: float = 0.0
     applied: bool = True
     """False for a dry run."""
+    remarks: tuple[str, ...] = ()
+    """What else there is to say, such as that a new store is shared with a group."""
 
     __repr__ = in_short
 
@@ -65,7 +68,7 @@ class TransferReport:
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """Return the report from the JSON of `as_json`."""
         known = dict(body)
-        known["generations"] = {name: tuple(some) for name, some in body["generations"].items()}
+        known |= {"generations": {name: tuple(some) for name, some in body["generations"].items()}, "remarks": tuple(body["remarks"])}
         return cls(**known)
 
 
@@ -86,6 +89,8 @@ class TransferRequest:
     check: bool = False
     dry_run: bool = False
     on_progress: Shown | None = None
+    access: Access | None = None
+    """Of a new store that `pull` makes."""
 
     @classmethod
     def checked(cls, name: object, generation: object, jobs: object, *, check: object, dry_run: object, on_progress: Shown | None) -> Self:

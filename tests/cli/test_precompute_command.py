@@ -78,6 +78,18 @@ def test_under_a_launcher_only_rank_0_prints(asked):
 
 
 @pytest.mark.slow
+def test_the_group_that_a_store_is_made_for_is_named_and_another_access_is_refused(asked, tmp_path):
+    code, _out, err = ended(command(*asked, "--access", "group"))
+    assert (code, "is shared with the group" in err) == (OK, True)
+    assert json.loads((tmp_path / "store" / "cachestore.json").read_text())["body"]["mode"] == "group"
+    code, out, _err = ended(command(*asked, "--access", "private", "--json"))
+    assert (code, json.loads(out)["kind"]) == (ERROR, "BadInput")
+    (tmp_path / "c.toml").write_text('access = "group"\n')
+    assert ended(command(*asked, "--config", tmp_path / "c.toml"))[0] == OK
+    assert ended(command(*asked, "--access", "all"))[0] == USAGE
+
+
+@pytest.mark.slow
 def test_ranks_named_by_hand_each_print_their_report(asked):
     for rank in range(2):
         code, out, _err = ended(command(*asked, "--json", "--rank", rank, "--world-size", 2))

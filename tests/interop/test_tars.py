@@ -17,9 +17,10 @@ from cachestore.cli import FAILURES, OK, main
 from cachestore.core.errors import BadInput, BadUsage, Incomplete, RecipeMismatch, WriteFailed
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Key, Recipe
-from cachestore.files.paths import Layout
+from cachestore.files.paths import Layout, Mode
 from cachestore.interop import export_target, tar_exporting
 from cachestore.storage.catalog import newest_catalog
+from cachestore.storage.snapshot import open_layout
 from tests import fakes
 from tests.leaks import held
 from tests.loading.stores import Row, make_store, recipes
@@ -402,6 +403,13 @@ def test_other_values_under_the_name_are_replaced_only_if_that_is_said(tmp_path,
         bring(sent, other)
     assert bring(sent, other, name="more").report.generation == 1
     assert bring(sent, other, replace=True).report.generation == 2
+
+
+def test_a_store_that_an_import_makes_is_the_groups_if_that_is_asked_for(tmp_path, sent):
+    assert "is shared with the group" in bring(sent, tmp_path / "back", access="group").remarks[-1]
+    assert open_layout(Layout(tmp_path / "back")).mode is Mode.GROUP
+    with pytest.raises(BadInput, match="leave out"):
+        bring(sent, tmp_path / "back", access="private")
 
 
 def test_a_cancelled_import_is_finished_by_the_same_call(tmp_path, store, sent):

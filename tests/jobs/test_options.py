@@ -137,7 +137,20 @@ def test_what_to_encode_may_be_spelt_as_on_the_command_line(given):
 
 def test_what_decides_what_is_made_is_a_hint_and_what_only_changes_how_is_not():
     assert {one.name for one in fields(PrecomputeRequest) if not option_of(one).is_hint} == {
-        *("store", "procs", "rank", "world_size", "device", "batch_size", "compile", "workers", "strict", "max_failures", "replace")
+        *(
+            "store",
+            "procs",
+            "rank",
+            "world_size",
+            "device",
+            "batch_size",
+            "compile",
+            "workers",
+            "strict",
+            "max_failures",
+            "replace",
+            "access",
+        )
     }
 
 
