@@ -101,7 +101,8 @@ def _run(parsed: argparse.Namespace) -> int:
         try:
             return int(command.run(parsed))
         except KeyboardInterrupt:
-            to_stderr(f"cachestore: stopped; what was done stays. Run it again with: {in_shell(parsed.line)}")
+            if parsed.command not in HIDDEN:
+                to_stderr(f"cachestore: stopped; what was done stays. Run it again with: {in_shell(parsed.line)}")
             return 128 + (stop.signal or signal.SIGINT)
 
 

@@ -437,7 +437,7 @@ def _risen(before: int | None) -> int:
 def _tell_of(child: Child, running: Sequence[_Running], care: Care) -> None:
     """Warn at once if one of several workers died. An error in its own report is left to `joined_report`."""
     is_expected = child.is_well or child.report is not None or child.returncode == _USAGE
-    was_cancelled = any(one.reason == _CANCELLED for one in running)
+    was_cancelled = any(one.reason == _CANCELLED for one in running) or (care.cancel is not None and care.cancel.is_set())
     if len(running) > 1 and not is_expected and not was_cancelled:
         care.warn(f"{_named(child)}; the others do its work.{_quoted(child)}")
 
