@@ -166,7 +166,8 @@ def held(store):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", share(NAMES, 6, 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_a_signal_to_all_processes_of_a_run_publishes_what_is_encoded(asked, gate, name):
     """As a terminal, `scancel --signal` and `kill -- -GROUP` send it."""
     process = started([*asked, "--procs", "2"], gate)
@@ -250,7 +251,8 @@ def test_a_terminal_that_is_closed_stops_the_run_and_nothing_encoded_is_lost(ask
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("closed", share(["stdout", "stderr"], 2))
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
 def test_a_pipe_that_nobody_reads_any_more_loses_nothing(asked, gate, closed):
     process = started(asked, gate)
     gate.wait()

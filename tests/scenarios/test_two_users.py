@@ -19,6 +19,7 @@ from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import precompute_here
 from cachestore.storage.snapshot import list_segments, open_layout
 from tests import fakes
+from tests.shares import share
 
 GROUP, A, B, STRANGER = 52_001, 52_101, 52_102, 52_103
 
@@ -170,17 +171,21 @@ def test_a_stranger_reads_and_writes_nothing(folder, root, makers):
 
 
 @pytest.mark.parametrize(
-    ("umask", "bits", "asked", "found"),
-    [
-        (0o002, 0o2775, None, "group"),
-        (0o007, 0o2770, None, "group"),
-        (0o022, 0o2775, None, "private"),
-        (0o002, 0o775, None, "private"),
-        (0o022, 0o2775, "group", "group"),
-        (0o002, 0o2775, "private", "private"),
-    ],
+    "case",
+    share(
+        [
+            (0o002, 0o2775, None, "group"),
+            (0o007, 0o2770, None, "group"),
+            (0o022, 0o2775, None, "private"),
+            (0o002, 0o775, None, "private"),
+            (0o022, 0o2775, "group", "group"),
+            (0o002, 0o2775, "private", "private"),
+        ],
+        2,
+    ),
 )
-def test_a_new_store_takes_over_who_may_write_it_unless_that_is_asked_for(folder, root, makers, umask, bits, asked, found):
+def test_a_new_store_takes_over_who_may_write_it_unless_that_is_asked_for(folder, root, makers, case):
+    umask, bits, asked, found = case
     folder.chmod(bits)
     said = []
     answer = as_user(A, precompute(folder, makers, said, access=asked), umask=umask)
