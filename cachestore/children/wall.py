@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from cachestore.core.signals import leave_to_starter
+
 
 class _Architecture(NamedTuple):
     audit: int
@@ -68,9 +70,9 @@ def is_available() -> bool:
 def build() -> bool:
     """Build the wall around this process, for good. Returns whether the filter stands; without it, only the limits of `resource` do.
 
-    It ends when the thread that started it does, and takes no interrupt from the terminal.
+    It ends when the thread that started it does, and leaves signals to the process that started it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_to_starter()
     _forbid_descriptors_and_programs()
     found = _architecture()
     if found is None:

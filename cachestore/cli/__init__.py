@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -58,7 +59,8 @@ EXIT_CODES: Final = """exit codes:
   4         damaged or missing entries: run cachestore repair
   5         another run replaced the data set during this one; run the command again: nothing is encoded twice
   10        there is no store at that path
-  130, 143  interrupted by SIGINT or SIGTERM: run the same command again to continue
+  130, 143  stopped by SIGINT or SIGTERM: run the same command again to continue
+            (129, 138, 140, 152: by SIGHUP, SIGUSR1, SIGUSR2 or SIGXCPU; it is 128 and the signal's number)
 """
 
 
@@ -74,10 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant_option(unknown, parsed.command)}")
     parsed.line = given
-    command: Any = _module_of(parsed.command)
     try:
         with naming_extras():
-            return int(command.run(parsed))
+            return _run(parsed)
     except BrokenPipeError:
         # The reader of our output has ended (`| head`). Python would report it again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -102,6 +103,20 @@ def _failed(error: Exception, parsed: argparse.Namespace) -> int:
         print_error(error, as_json=getattr(parsed, "json", False))
     codes = {BadUsage: USAGE, StoreNotFound: NO_STORE, Superseded: SUPERSEDED}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), ERROR)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    """Run a command. A signal interrupts it, unless the command takes signals itself."""
+    from cachestore.cli.stopping import in_shell, interrupting, to_stderr
+
+    command: Any = _module_of(parsed.command)
+    with interrupting() as stop:
+        try:
+            return int(command.run(parsed))
+        except KeyboardInterrupt:
+            if parsed.command not in HIDDEN:
+                to_stderr(f"cachestore: stopped; what was done stays. Run it again with: {in_shell(parsed.line)}")
+            return 128 + (stop.signal or signal.SIGINT)
 
 
 def _refuse_unknown_command(parser: argparse.ArgumentParser, given: Sequence[str], names: Sequence[str]) -> None:
@@ -167,6 +182,11 @@ def add_folder(parser: argparse.ArgumentParser, what: str) -> None:
     """Add FOLDER and `--json`, for a folder that is no store. `what` is its help text."""
     parser.add_argument("folder", metavar="FOLDER", type=_path, help=what)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def add_access(parser: argparse.ArgumentParser) -> None:
+    """Add `--access`, for commands other than precompute that can make a store."""
+    parser.add_argument("--access", choices=("private", "group"), help="who may write a new store, as for precompute")
 
 
 def _path(text: str) -> str:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from cachestore.cli import FAILURES, PROGRESS, PROGRESS_HELP, failed_values, options_of, tell, words_of
+from cachestore.cli import FAILURES, PROGRESS, PROGRESS_HELP, add_access, failed_values, options_of, tell, words_of
 from cachestore.core.words import first_of, plural
 
 HELP = "import another trainer's cache, or tars that `export` wrote, into a store"
@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trigger-word", metavar="WORD", help="ai-toolkit's trigger word, which it puts into every caption")
     parser.add_argument("--fps", metavar="RATE", type=float, help="the frames per second that the trainer used (default: each video's own)")
     parser.add_argument("--replace", action="store_true", help="replace the earlier values under this name")
+    add_access(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--progress", choices=PROGRESS, default="auto", help=PROGRESS_HELP)
 
@@ -64,12 +65,16 @@ def _argument(text: str) -> tuple[str, object]:
 def run(arguments: argparse.Namespace) -> int:
     """Print what was imported. Returns 3 if values of some samples are missing or could not be read."""
     from cachestore.cli.progress import Progress, style_for
+    from cachestore.cli.stopping import silence, stopping
     from cachestore.interop.importing import import_cache
 
     given = options_of(arguments, claims=dict(arguments.claims), encode_args=dict(arguments.encode_args))
     style = style_for(given.pop("progress"))
-    with Progress(Path(arguments.store), style, f"matching the files of {arguments.folder}") as progress:
-        report = import_cache(**given, on_progress=progress.follow)
+    with (
+        stopping(silence, arguments.line) as stop,
+        Progress(Path(arguments.store), style, f"matching the files of {arguments.folder}") as progress,
+    ):
+        report = import_cache(**given, on_progress=progress.follow, cancel=stop)
     made = report.report
     lines = [f"note: {remark}" for remark in report.remarks]
     lines += failed_values(made.failures)

@@ -112,7 +112,7 @@ def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progres
             return made
     # Workers of a store that exists must not make a new one if it disappears. Otherwise they make it, once they have listed the source.
     is_there = look_at(Layout.at(request.store).marker) is not None
-    variables = handed_on(open_for_pass(request.store)) if is_there else {}
+    variables = handed_on(open_for_pass(request.store, access=request.access)) if is_there else {}
     care = Care(look, progress.show, progress.seconds, stop, warn=progress.say, words=progress.words, is_quiet=is_quiet)
     found = run_workers(request, rank_info, launch_of(rank_info), care, variables)
     from cachestore.jobs.pass_loop import Report

@@ -21,12 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what was done, or would be. Returns 4 if an entry or a data set's newest catalog is still missing."""
     from cachestore.cli.progress import Progress, style_for
+    from cachestore.cli.stopping import silence, stopping
     from cachestore.maintain.refill import repair
 
     given = options_of(arguments, source=source_of(arguments.source))
     store, asked = given.pop("store"), given.pop("progress")
-    with Progress(Path(store), style_for(asked) if arguments.refill else "none", "looking for what is lost") as progress:
-        report = repair(store, **given, on_progress=progress.follow)
+    with (
+        stopping(silence, arguments.line) as stop,
+        Progress(Path(store), style_for(asked) if arguments.refill else "none", "looking for what is lost") as progress,
+    ):
+        report = repair(store, **given, on_progress=progress.follow, cancel=stop)
     would = "would be " if report.dry_run else ""
     with_refill = f"{plural(report.refilled, 'entry')} encoded again, {report.missing} still missing"
     lines = [

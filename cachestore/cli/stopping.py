@@ -1,73 +1,104 @@
-"""How SIGINT and SIGTERM stop a command that encodes, and how it prints to stderr."""
+"""How signals stop a command, and how it prints to stderr.
+
+A signal that is ignored when the command starts stays ignored, as under `nohup`, and so does a handler that somebody else has set.
+"""
 
 import signal
 import sys
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from shlex import join
 from typing import TYPE_CHECKING
 
 from cachestore.cli import printable
 from cachestore.core.errors import Incomplete
+from cachestore.core.signals import STOPPING
 
 if TYPE_CHECKING:
     from cachestore.jobs.ranks import Say
 
 
 class Stop:
-    """Set by SIGINT or SIGTERM. The work ends after the current batch, and everything encoded is published."""
+    """Set by the first signal of `STOPPING`. The work then ends after the current batch, and everything encoded is published.
 
-    def __init__(self) -> None:
+    Before the work has asked `is_set` for the first time, the signal raises KeyboardInterrupt: nothing is encoded yet.
+    """
+
+    def __init__(self, say: "Say") -> None:
         self.signal: int | None = None
+        self._say = say
+        self._is_asked = False
 
     def is_set(self) -> bool:
         """Whether to stop."""
+        self._is_asked = True
         return self.signal is not None
+
+    def handle(self, number: int, _frame: object) -> None:
+        """Take a signal.
+
+        Of later ones only SIGINT counts, as it means "at once": SLURM sends SIGTERM after its warning, and after Ctrl-C a rank also gets
+        a signal from its parent.
+        """
+        is_first = self.signal is None
+        self.signal = self.signal or number
+        if is_first:
+            self._say(f"stopping{' after the current batch' * self._is_asked} …")
+        if not self._is_asked if is_first else number == signal.SIGINT:
+            raise KeyboardInterrupt
 
 
 @contextmanager
 def stopping(say: "Say", line: Sequence[str]) -> Generator[Stop]:
-    """Turn the first SIGINT or SIGTERM into a request to stop, then exit with 130 or 143.
+    """Turn the first signal into a request to stop, then exit with 128 and its number.
 
-    `line` are the arguments of the command that continues from there, to be printed; empty if another process prints them.
+    So it does if a signal has stopped every worker, but not this process. `line` are the arguments of the command that continues from
+    there, to be printed; empty if another process prints them.
     """
-    stop = Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
+    with _handled(Stop(say)) as stop:
+        try:
+            yield stop
+        except (KeyboardInterrupt, Incomplete) as error:
+            number = stop.signal or getattr(error, "signal", None)
+            if number is None:
+                raise
+            if line:
+                to_stderr(f"cachestore: stopped; what was encoded is in the store. Continue with: {in_shell(line)}")
+            raise SystemExit(128 + number) from None
 
-    def handle(number: int, _frame: object) -> None:
-        # After Ctrl-C a rank also gets SIGTERM from its parent, so only a second Ctrl-C means "at once".
-        is_repeated = stop.signal is not None
-        stop.signal = stop.signal or number
-        if is_repeated and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if not is_repeated:
-            say("stopping after the current batch …")
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+def interrupting() -> AbstractContextManager[Stop]:
+    """Raise KeyboardInterrupt in the block at the first signal, so that it removes what is half done."""
+    return _handled(Stop(silence))
+
+
+@contextmanager
+def _handled(stop: Stop) -> Generator[Stop]:
+    before = {number: signal.getsignal(number) for number in STOPPING if threading.current_thread() is threading.main_thread()}
+    ours = [number for number, handler in before.items() if _is_free(handler)]
     try:
+        for number in ours:
+            signal.signal(number, stop.handle)
         yield stop
-    except (KeyboardInterrupt, Incomplete):
-        if stop.signal is None:
-            raise
-        _say_how_to_go_on(line)
-        raise SystemExit(128 + stop.signal) from None
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in ours:
+            signal.signal(number, before[number])
 
 
-def _say_how_to_go_on(line: Sequence[str]) -> None:
-    if line:
-        program = "cachestore" if sys.argv[0].endswith("cachestore") else "python -m cachestore"
-        to_stderr(f"cachestore: stopped; what was encoded is in the store. Continue with: {program} {join(line)}")
+def _is_free(handler: object) -> bool:
+    """Whether a handler is Python's own, or that of a command around this one."""
+    return handler in {signal.SIG_DFL, signal.default_int_handler} or isinstance(getattr(handler, "__self__", None), Stop)
+
+
+def in_shell(line: Sequence[str]) -> str:
+    """Return a command with these arguments, ready to paste."""
+    return f"{'cachestore' if sys.argv[0].endswith('cachestore') else 'python -m cachestore'} {join(line)}"
 
 
 def to_stderr(line: str) -> None:
-    """Print a line to stderr. Errors are ignored: stderr may be closed, and a signal handler may print in the middle of work."""
-    with suppress(OSError, ValueError):
+    """Print a line to stderr. Errors are ignored: stderr may be closed, and a signal handler may print while the same is printed."""
+    with suppress(OSError, ValueError, RuntimeError):
         print(printable(line), file=sys.stderr, flush=True)
 
 

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from cachestore.cli import PROGRESS, PROGRESS_HELP, positive, tell
 from cachestore.core.errors import BadInput
@@ -13,8 +13,6 @@ from cachestore.core.words import human_bytes
 
 if TYPE_CHECKING:
     from cachestore.remote.transfer import TransferReport
-
-_INTERRUPTED: Final = 130
 
 
 def address(text: str) -> str:
@@ -45,18 +43,16 @@ def add_options(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--progress", choices=PROGRESS, default="auto", help=PROGRESS_HELP)
 
 
-def run_transfer(arguments: argparse.Namespace, act: "Callable[..., TransferReport]", *given: str, done: str) -> int:
-    """Call `push` or `pull` with progress, and print the result. `done` is what happened to the files, such as "sent"."""
+def run_transfer(arguments: argparse.Namespace, act: "Callable[..., TransferReport]", *given: str, done: str, **more: object) -> int:
+    """Call `push` or `pull` with progress, and print the result. `done` is what happened to the files, such as "sent".
+
+    `more` are arguments that only one of the two takes.
+    """
     from cachestore.cli.progress import style_for
-    from cachestore.cli.stopping import to_stderr
 
     options = {name: getattr(arguments, name) for name in ("name", "generation", "jobs", "check", "dry_run")}
-    try:
-        with _Progress(style_for(arguments.progress)) as progress:
-            report = act(*given, **options, on_progress=progress.show)
-    except KeyboardInterrupt:
-        to_stderr("cachestore: stopped; run the same command again: it continues from here")
-        return _INTERRUPTED
+    with _Progress(style_for(arguments.progress)) as progress:
+        report = act(*given, **options, **more, on_progress=progress.show)
     return tell(arguments, report.as_json(), _in_words(report, done))
 
 
@@ -66,7 +62,8 @@ def _in_words(report: "TransferReport", done: str) -> list[str]:
         first = f"{amount} {done} in {report.seconds:.1f} s; {report.skipped} files were there already"
     else:
         first = f"{amount} would be {done}, with {report.requests} requests; {report.skipped} files are there already"
-    return [first, *(f"{name}: generation {', '.join(map(str, some))}" for name, some in report.generations.items())]
+    generations = [f"{name}: generation {', '.join(map(str, some))}" for name, some in report.generations.items()]
+    return [first, *generations, *(f"note: {remark}" for remark in report.remarks)]
 
 
 class _Progress:

@@ -100,6 +100,9 @@ class Superseded(CacheStoreError):
 class Incomplete(CacheStoreError):
     """The work is not finished. What is published stays, and the same command continues from there."""
 
+    signal: int | None = None
+    """The signal that stopped every worker, if one did."""
+
 
 _EXTRAS: Final[Mapping[str, str]] = {
     "torch": "torch",

@@ -11,14 +11,17 @@ import threading
 import time
 from typing import Final
 
+from cachestore.core.signals import heard
+
 LOOK_SECONDS: Final = 0.5
 """How often the pid is looked at."""
 
 
 def leave_with(starter: int, *, seconds: float, gone: threading.Event | None = None) -> None:
-    """Watch the process with this pid, which started this one: when it has ended, or `gone` is set, send SIGTERM here.
+    """Watch the process with this pid, which started this one. When it has ended, or `gone` is set, end this process.
 
-    This process exits so many seconds later, if it still runs. The thread that watches is a daemon. Only for processes of ours.
+    It gets a signal first, and exits so many seconds later if it still runs; at once if there are 0. Then `gone` is set. The thread that
+    watches is a daemon. Only for processes of ours.
     """
     threading.Thread(target=_leave_with, args=(starter, seconds, gone or threading.Event()), name="cachestore-parent", daemon=True).start()
 
@@ -26,8 +29,10 @@ def leave_with(starter: int, *, seconds: float, gone: threading.Event | None = N
 def _leave_with(starter: int, seconds: float, gone: threading.Event) -> None:
     while os.getppid() == starter and not gone.wait(LOOK_SECONDS):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(seconds)
+    gone.set()
+    if seconds:
+        os.kill(os.getpid(), heard())
+        time.sleep(seconds)
     os._exit(128 + signal.SIGTERM)
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Final, Generic, NamedTuple, Self, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import quote, unquote
 
-from cachestore.core.arguments import as_path
+from cachestore.core.arguments import as_path, as_word
 from cachestore.core.errors import BadInput
 
 MARKER: Final = "cachestore.json"
@@ -42,11 +42,20 @@ _NUMBER: Final = "(0|[1-9][0-9]{0,17})"
 """The regular expression for all other fields."""
 
 
+Access = Literal["private", "group"]
+"""A `Mode` as callers spell it."""
+
+
 class Mode(Enum):
     """Who may write the store. It decides the permission bits of all its files and folders, whatever the umask."""
 
     PRIVATE = "private"
     GROUP = "group"
+
+    @classmethod
+    def asked(cls, access: object) -> "Mode | None":
+        """Return the mode that a caller asks for with `access`, None for None. Raises BadInput."""
+        return None if access is None else cls(as_word("access", access, [one.value for one in cls]))
 
     @property
     def folder_bits(self) -> int:

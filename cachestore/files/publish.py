@@ -15,9 +15,11 @@ import contextlib
 import errno
 import os
 import secrets
+import shlex
 import stat
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -27,7 +29,7 @@ from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
 from cachestore.files.marker import check_for_writing
 from cachestore.files.opening import is_link, look_at, open_regular, reason_of
-from cachestore.files.paths import Layout
+from cachestore.files.paths import Layout, Mode
 from cachestore.files.removal import is_older
 
 _CREATE_FLAGS: Final = (
@@ -43,24 +45,55 @@ _OUTSIDE: Final = ".cachestore-tmp"
 _LEFTOVER_SECONDS: Final = 86_400.0
 _RENAME_LOCK_SECONDS: Final = 2.0
 _READ_ONLY_BITS: Final = 0o444
+_SHARED_BITS: Final = stat.S_ISGID | stat.S_IRWXG
 
 _durable: Final[set[Path]] = set()
 """Folders whose names this process has synced."""
 
 
-def make_root(layout: Layout) -> None:
-    """Make a store's root and the folders above it, durably; existing ones are fine. Only creating a store does this.
+def make_root(layout: Layout, *, takes_over: bool = False) -> Layout:
+    """Make a store's `tmp/`, root and the folders above it, durably; existing ones are fine. Returns the layout with the store's mode.
 
-    Anything else that did could write where no store is: below the mount point of a disk that was unmounted.
+    If it `takes_over` the mode, the system decides with the bits that it gives to `tmp/`: GROUP if the group may write it and its files
+    are the group's. So it is if a folder above is setgid and the umask (or the folder's ACL) lets the group write.
+
+    Only creating a store does this. Anything else that did could write where no store is: below the mount point of an unmounted disk.
     """
-    missing: list[Path] = []
+    made: list[Path] = []
     folder = layout.root
     while not _is_folder(folder):
-        missing.append(folder)
+        made.insert(0, folder)
         folder = folder.parent
-    for path in reversed(missing):
-        _make_one(layout, path)
+    for path in made:
+        _make_bare(layout, path)
         _sync_above(path.parent)
+    if not takes_over:
+        _set_bits(layout.mode, layout.root)
+    made += [layout.temporary] * _make_bare(layout, layout.temporary)
+    if takes_over:
+        layout = replace(layout, mode=Mode.GROUP if _is_shared(layout.temporary) else Mode.PRIVATE)
+    for path in made if takes_over and layout.mode is Mode.PRIVATE else {*made, layout.temporary, layout.root}:
+        _set_bits(layout.mode, path)
+    sync_folder(layout.root)
+    return layout
+
+
+def _is_shared(folder: Path) -> bool:
+    status = look_at(folder)
+    return status is not None and status.st_mode & _SHARED_BITS == _SHARED_BITS
+
+
+def _set_bits(mode: Mode, folder: Path) -> None:
+    """Give a folder the bits of a store. Another user's stays as it is; raises WriteFailed if this one's group may then not write it."""
+    try:
+        folder.chmod(mode.folder_bits)
+    except PermissionError as error:
+        if mode is Mode.GROUP and not _is_shared(folder):
+            command = f"`chmod g+rwxs {shlex.quote(str(folder))}`"
+            words = f"the group may not write {folder}, which is another user's: let them run {command}, then run the same command again"
+            raise numbered(WriteFailed(words), error) from error
+    except OSError as error:
+        _refuse(folder, error)
 
 
 def make_folder(layout: Layout, *folders: Path) -> None:
@@ -86,15 +119,27 @@ def make_folder(layout: Layout, *folders: Path) -> None:
 
 
 def _make_one(layout: Layout, path: Path) -> None:
+    """Make a folder with the bits of the store.
+
+    A process that was killed before it set them leaves a folder that nobody else in the group can write: its owner sets them later.
+    """
+    if _make_bare(layout, path) or (layout.mode is Mode.GROUP and not _is_shared(path)):
+        _set_bits(layout.mode, path)
+
+
+def _make_bare(layout: Layout, path: Path) -> bool:
+    """Make a folder, with the bits that the system gives it. Returns False if it was there."""
     try:
         if is_link(path) and path != layout.root and path.is_relative_to(layout.root):
             raise OSError(errno.ELOOP, "it is a link, and links inside a store are refused")  # noqa: TRY301 - reported as any OSError
-        if not _is_folder(path):
-            path.mkdir()
-            path.chmod(layout.mode.folder_bits)
+        if _is_folder(path):
+            return False
+        path.mkdir()
     except OSError as error:
         if not (isinstance(error, FileExistsError) and _is_folder(path)):
             _refuse(path, error)
+        return False
+    return True
 
 
 def sync_folder(folder: Path) -> None:

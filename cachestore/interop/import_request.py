@@ -7,6 +7,7 @@ from typing import Literal
 
 from cachestore.core.keys import Json
 from cachestore.core.words import in_short
+from cachestore.files.paths import Access
 from cachestore.jobs.declared_model import IMPORTED
 from cachestore.jobs.pass_loop import Report
 from cachestore.source.captions import CaptionLines
@@ -66,10 +67,11 @@ class ImportRequest:
     text_encoder: str | None = None
     encode_arg: Mapping[str, Json] = field(default_factory=dict[str, Json])
     replace: bool = False
+    access: Access | None = None
 
     def hints(self) -> dict[str, Json]:
         """Return what a catalog's header keeps of the request; paths are absolute."""
-        body: dict[str, Json] = {name: value for name, value in asdict(self).items() if name not in {"store", "replace"}}
+        body: dict[str, Json] = {name: value for name, value in asdict(self).items() if name not in {"store", "replace", "access"}}
         for name in ("folder", "data", "model", "vae", "text_encoder"):
             if body[name] is not None and Path(body[name]).exists():
                 body[name] = str(Path(body[name]).absolute())

@@ -19,7 +19,7 @@ from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.ranks import RankInfo
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO, Sample
 from cachestore.core.words import plural
-from cachestore.files.paths import Layout
+from cachestore.files.paths import Access, Layout, Mode
 from cachestore.interop.file_encoder import FileEncoder
 from cachestore.interop.formats.matching import ClipFrames, visuals_of
 from cachestore.interop.formats.table import WEBDATASET, format_named
@@ -66,6 +66,7 @@ def import_cache(
     text_encoder: str | Path | None = None,
     encode_args: Mapping[str, Json] | None = None,
     replace: bool = False,
+    access: Access | None = None,
     on_progress: OnProgress | None = None,
     cancel: Cancel | None = None,
 ) -> ImportReport:
@@ -94,6 +95,7 @@ def import_cache(
         text_encoder: the text encoder, if it is not the model's own.
         encode_args: the arguments of `encode_prompt`, if they were not the defaults; declared with the model.
         replace: replace other values under the same name.
+        access: who may write a new store, as for `precompute`.
         on_progress: called with the pass's counts, as for `precompute`.
         cancel: anything with `is_set()`; if set, the import stops and raises Incomplete.
 
@@ -105,6 +107,7 @@ def import_cache(
         WriteFailed: a file cannot be written.
     """
     check_calls(on_progress, cancel)
+    Mode.asked(access)  # raises now, not after reading the cache
     paths = {"model": model, "vae": vae, "text_encoder": text_encoder}
     models = {name: None if path is None else as_path_str(name, path, "a path or a hub id") for name, path in paths.items()}
     request = ImportRequest(
@@ -123,6 +126,7 @@ def import_cache(
         fps=None if fps is None else _as_rate(fps),
         encode_arg={} if encode_args is None else dict(as_mapping("encode_args", encode_args, "a mapping of arguments")),
         replace=replace,
+        access=access,
         **models,
     )
     with number_if_there(Layout.at(request.store), request.name) as number:
@@ -130,9 +134,10 @@ def import_cache(
 
 
 def _import_tars(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
-    plain = ImportRequest(request.format, request.folder, request.store, name=request.name, replace=request.replace)
+    plain = ImportRequest(request.format, request.folder, request.store, name=request.name, replace=request.replace, access=request.access)
     refuse_given({one.name: getattr(request, one.name) != getattr(plain, one.name) for one in fields(request)})
-    return TarImport(Path(request.folder), Path(request.store), request.name, number, request.replace, on_progress, cancel).run()
+    mode = Mode.asked(request.access)
+    return TarImport(Path(request.folder), Path(request.store), request.name, number, request.replace, mode, on_progress, cancel).run()
 
 
 def _as_rate(fps: object) -> float:
@@ -170,7 +175,9 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
         cached = digest_parts("cachestore-cache", canonical([list(file) for file in (*found.files, *telling)])).hex()
         plan = _plan(found, encoders, cached)
         _check_name(plan, request, newest_catalog(layout, plan.catalog))
-        layout = create_store(Path(request.store))  # only now, so that a refused import leaves no store behind
+        shared: list[str] = []
+        # Only now, so that a refused import leaves no store behind.
+        layout = create_store(Path(request.store), mode=Mode.asked(request.access), say=shared.append)
         if not is_published(layout, plan.name):
             publish_plan(layout, plan)
         job = Job(
@@ -196,7 +203,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
         {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders},
         unmatched=tuple(found.unmatched(kinds)[:_NAMED]),
         stale=(*(older if "text" in kinds else ()), *found.stale(kinds))[:_NAMED],
-        remarks=(*seen.in_words(of_videos="the cache holds nothing of videos"), *own),
+        remarks=(*seen.in_words(of_videos="the cache holds nothing of videos"), *own, *shared),
     )
 
 

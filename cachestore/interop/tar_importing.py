@@ -17,7 +17,7 @@ from cachestore.core.errors import BadInput, BadUsage, EncodeFailed, Incomplete,
 from cachestore.core.keys import Json, Key, Recipe, canonical, canonical_text, digest_parts
 from cachestore.core.words import first_of, plural
 from cachestore.files.marker import check_for_reading
-from cachestore.files.paths import Layout
+from cachestore.files.paths import Layout, Mode
 from cachestore.interop.exchange import ExchangedColumn
 from cachestore.interop.formats.table import WEBDATASET
 from cachestore.interop.import_request import ImportReport
@@ -147,6 +147,7 @@ class TarImport:
     name: str
     listing: int
     may_replace: bool
+    mode: Mode | None = None
     on_progress: OnProgress | None = None
     cancel: Cancel | None = None
     _failed: dict[Key, tuple[str, str, str]] = field(default_factory=dict[Key, tuple[str, str, str]])
@@ -160,7 +161,8 @@ class TarImport:
         found = self._read(others)
         layout = Layout.at(self.store)
         self._check_name(found, newest_catalog(layout, self.name))
-        layout = create_store(self.store)
+        shared: list[str] = []
+        layout = create_store(self.store, mode=self.mode, say=shared.append)
         for recipe in found.recipes.values():
             publish_recipe(layout, recipe)
         wanted = {key for row in chain(found.rows, found.texts) for key in row.keys}
@@ -195,7 +197,7 @@ class TarImport:
             usable=count_complete(catalog),
         )
         fingerprints = {column.encoder: column.fingerprint for column in catalog.columns}
-        return ImportReport(report, WEBDATASET, "", fingerprints, tuple(others[:_NAMED]), (), tuple(_remarks(found)))
+        return ImportReport(report, WEBDATASET, "", fingerprints, tuple(others[:_NAMED]), (), (*_remarks(found), *shared))
 
     def _read(self, others: list[str]) -> _TarsFound:
         """Read the names and the JSON of all tars. Raises BadInput, BadUsage."""
@@ -238,11 +240,13 @@ class TarImport:
         origin = f"{digest_parts('cachestore-exchange', self.name).hex()[:32]}/0"  # of no pass, so that `gc` may remove it after a drop
         rows = [*found.rows, *found.texts]
         with Appender(layout, origin) as appender:
-            for number, row in enumerate(rows):
-                self._go_on("importing", number, len(rows))
-                if not lacking.isdisjoint(row.keys):
-                    self._take(found, row, appender, lacking)
-            appender.close_segment()
+            try:
+                for number, row in enumerate(rows):
+                    self._go_on("importing", number, len(rows))
+                    if not lacking.isdisjoint(row.keys):
+                        self._take(found, row, appender, lacking)
+            finally:
+                appender.close_segment()
         commit(layout).close()
 
     def _take(self, found: _TarsFound, row: _TarRow, appender: Appender, lacking: set[Key]) -> None:

@@ -6,7 +6,7 @@ While one batch is encoded, the results of the batch before it are fetched, and 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
@@ -172,6 +172,12 @@ class Encoding:
                 tensors = _made(one)
                 self._take_in(self._behind.hand(partial(self._append, one.group, one.batch, tensors)))
         self._publish_rest()
+
+    def rescue(self) -> None:
+        """Publish what is encoded after an error, such as one of the caller's `on_progress`, which is not called again. Raises nothing."""
+        self._job = replace(self._job, on_progress=None)
+        with suppress(Exception):
+            self.publish_pending()
 
     def _publish_rest(self) -> None:
         self._take_in(self._behind.wait())

@@ -21,7 +21,7 @@ from cachestore.core.keys import Json
 from cachestore.core.samples import Source
 from cachestore.encode.family import DTYPES, encoder_of
 from cachestore.encode.resamplers import RESAMPLERS, Resample
-from cachestore.files.paths import is_temporary
+from cachestore.files.paths import Access, is_temporary
 from cachestore.jobs.option_types import (
     ARGUMENTS,
     BATCH,
@@ -224,6 +224,14 @@ class PrecomputeRequest:
     world_size: int | None = make_option(
         None, whole_from(1), "running", "with --rank: how many processes there are", "W", is_for_files=False
     )
+    access: Access | None = make_option(
+        None,
+        one_of(*get_args(Access)),
+        "running",
+        "who may write a new store (default: group if the folder hands its group on and the umask lets the group write)",
+        "private|group",
+        is_hint=False,
+    )
     max_failures: str = make_option(
         "0",
         FAILURES,
@@ -361,6 +369,7 @@ class SharedOptions(TypedDict, total=False):
     device: str
     batch_size: int | Literal["auto"]
     compile: bool
+    access: Access | None
     strict: bool
 
 

@@ -16,7 +16,7 @@ LEAVE_SECONDS: Final = 60.0
 
 
 def watch_parent(environment: MutableMapping[str, str]) -> bool:
-    """Watch the `cachestore` process that started this one: send this process SIGTERM when it is gone, and exit 60 s later.
+    """Watch the `cachestore` process that started this one: send this process a signal when it is gone, and exit 60 s later.
 
     Return whether there is such a parent; without one, nothing is watched. Two daemon threads watch: one reads stdin, which ends at once
     with the parent, unless a process that the parent forked holds the other end too; the other one watches the parent's pid.

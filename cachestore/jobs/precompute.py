@@ -109,7 +109,7 @@ def precompute(
         **options: all other options of `cachestore precompute`, with underscores: resolution (a number, or several of
             them), variants, crop, crop_seed, flip, buckets, bucket_step, no_upscale, frames (a number, or several), fps, clips, name,
             captions ("first", "all", or a CaptionPolicy: all texts that it may ask for are encoded), caption_lines, caption, prompts
-            (a file, or a list of texts or of (prompt, negative prompt)), roles,
+            (a file, or a list of texts or of (prompt, negative prompt)), roles, access,
             vae, text_encoder, revision, variant, text_dtype, vae_dtype, latents, procs, device, batch_size, compile, workers, rank,
             world_size, strict, replace, recheck (read every input and every file of the model again).
 
@@ -216,7 +216,7 @@ def _in_processes(request: PrecomputeRequest, care: Care, in_memory: InMemory, n
         report, launch = _look_first(request, rank_info, launch, in_memory, listing=listing, number=number)
         if report is not None:
             return report
-    layout = open_for_pass(request.store)
+    layout = open_for_pass(request.store, access=request.access, say=lambda line: care.words(f"{line}\n"))
     care = replace(care, pictures=files_in_memory(in_memory) if in_memory else None)
     with _written(layout, request, in_memory) as written:
         report = Report.from_json(run_workers(written, rank_info, launch, care, handed_on(layout) | {LISTING: str(number)}))
@@ -281,7 +281,7 @@ def _look_first(
     """
     if request.strict:
         needs_of_request(request)  # raises now, before a store is made
-    layout = open_for_pass(request.store)
+    layout = open_for_pass(request.store, access=request.access, say=say)
     context = Heartbeat(layout, "", 0, launch, rank_info.rank, rank_info.world_size)
     with _as_it_was(os.environ), noticing_its_end(layout), context as heartbeat:
         wanted = look_at_request(layout, request, heartbeat=heartbeat, in_memory=in_memory, listing=listing)
@@ -360,7 +360,7 @@ def precompute_here(
     if request.strict:
         needs_of_request(request, loaded)  # raises now, before a store is made
     listing = list_first(request, in_memory)
-    layout = open_for_pass(request.store, store_id)
+    layout = open_for_pass(request.store, store_id, access=request.access, say=say)
     rank_info = find_rank(request.rank, request.world_size)
     say_conflict(rank_info, say)
     if listing is not None:  # it was listed before there was a store
@@ -426,7 +426,7 @@ def forecast_of(request: PrecomputeRequest, loaded: "LoadedModel | None" = None,
     set_library_defaults(os.environ)
     root = Path(request.store).absolute()
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        return _forecast_of(open_for_pass(request.store), request, loaded, in_memory)
+        return _forecast_of(open_for_pass(request.store, access=request.access), request, loaded, in_memory)
     there = next(folder for folder in (root, *root.parents) if folder.exists())
     with tempfile.TemporaryDirectory(prefix="cachestore-") as scratch:
         found = _forecast_of(open_for_pass(scratch), request, loaded, in_memory)

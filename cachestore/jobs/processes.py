@@ -24,6 +24,7 @@ from cachestore.children.start import ChildProcess, last_line, start
 from cachestore.core import errors
 from cachestore.core.errors import BadInput, CacheStoreError, Incomplete
 from cachestore.core.keys import Json
+from cachestore.core.signals import STOPPING, heard
 from cachestore.core.words import plural
 from cachestore.files.opening import read_at
 from cachestore.jobs.parent_watch import PARENT
@@ -140,6 +141,8 @@ class Child:
     rank: int = 0
     how: str = ""
     """How it failed; empty if it ended well."""
+    signal: int | None = None
+    """The signal that stopped it, if another process than its parent sent one."""
 
     @property
     def is_well(self) -> bool:
@@ -164,10 +167,10 @@ class _Running:
     _decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def ask_to_stop(self, reason: str) -> None:
-        """Send SIGTERM, once: it then publishes what it has encoded, and ends."""
+        """Send a signal, once: it then publishes what it has encoded, and ends."""
         if self.asked_at is None:
             self.asked_at, self.reason = time.monotonic(), reason
-            self.process.terminate()
+            self.process.send_signal(heard())
 
     @property
     def patience(self) -> float:
@@ -391,7 +394,8 @@ def _ended(one: _Running, oom_kills: int) -> Child:
         how = f"{how}; asked to stop, it {ending}" if how else ending
         reason = str(report["error"]) if report and "error" in report else last_line(words) if code > 0 else ""
         how += f": {reason}" if reason else ""
-    return Child(one.process.pid, code, report, words, one.rank, how)
+    number = -code if code < 0 else code - 128
+    return Child(one.process.pid, code, report, words, one.rank, how, number if number in STOPPING and not one.reason else None)
 
 
 def _printed(out: IO[bytes]) -> Mapping[str, Any] | None:
@@ -442,7 +446,7 @@ def _risen(before: int | None) -> int:
 def _tell_of(child: Child, running: Sequence[_Running], care: Care) -> None:
     """Warn at once if one of several workers died. An error in its own report is left to `joined_report`."""
     is_expected = child.is_well or child.report is not None or child.returncode == _USAGE
-    was_cancelled = any(one.reason == _CANCELLED for one in running)
+    was_cancelled = any(one.reason == _CANCELLED for one in running) or (care.cancel is not None and care.cancel.is_set())
     if len(running) > 1 and not is_expected and not was_cancelled:
         care.warn(f"{_named(child)}; the others do its work.{_quoted(child)}")
 
@@ -478,7 +482,10 @@ def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _l
         raise BadInput(message or "the arguments were refused")
     names = "; ".join(_named(child) for child in children[:4])
     last = next((_quoted(child) for child in children if child.last_words), "")
-    raise Incomplete(f"no worker finished: {names}. Run the same command again: it continues where it stopped.{last}")
+    incomplete = Incomplete(f"no worker finished: {names}. Run the same command again: it continues where it stopped.{last}")
+    if all(child.signal is not None for child in children):
+        incomplete.signal = children[0].signal
+    raise incomplete
 
 
 def _class_of(kind: str) -> type[CacheStoreError]:

@@ -1,5 +1,6 @@
 """This process's rank, how many processes to start, and the variables they get. Reads the environment; starts nothing."""
 
+import logging
 import os
 import secrets
 import sys
@@ -10,7 +11,7 @@ from typing import Final
 
 from cachestore.core.errors import BadInput
 from cachestore.core.ranks import RankInfo, discover
-from cachestore.files.paths import Layout
+from cachestore.files.paths import Access, Layout, Mode
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.processes import gpu_count, processors
 from cachestore.storage.commit import create_store
@@ -19,6 +20,8 @@ from cachestore.work.workers import host_name
 
 READ_THREADS: Final = 16
 """The most threads that read and decode, if the caller gives no number."""
+
+_log = logging.getLogger("cachestore")
 
 Say = Callable[[str], None]
 """Takes a line for a person."""
@@ -93,12 +96,14 @@ def handed_on(layout: Layout) -> dict[str, str]:
     return {_STORE: f"{layout.store_id} {layout.root}"}
 
 
-def open_for_pass(path: str, store_id: str = "") -> Layout:
+def open_for_pass(path: str, store_id: str = "", *, access: Access | None = None, say: Say = _log.info) -> Layout:
     """Open the store at a path, or make one. If its id is known, from the caller or the starting process, open only that store.
 
-    Raises ReadFailed if that store is gone; otherwise as `create_store`.
+    Raises ReadFailed if that store is gone; otherwise as `create_store`, whose `say` this is.
     """
     layout = Layout.at(path)
     passed, _, root = os.environ.get(_STORE, "").partition(" ")
     known = store_id or (passed if root == str(layout.root) else "")
-    return open_layout(replace(layout, store_id=known)) if known else create_store(layout.root)
+    if known:
+        return open_layout(replace(layout, store_id=known))
+    return create_store(layout.root, mode=Mode.asked(access), say=say)

@@ -129,6 +129,9 @@ class Worker:
             except (KeyboardInterrupt, SystemExit):
                 self._encoding.publish_pending()
                 raise
+            except Exception:
+                self._encoding.rescue()
+                raise
         self._known.close_stale()
         self.heartbeat.stages = self._stages.as_json()
         self.heartbeat.write()

@@ -22,7 +22,7 @@ from cachestore.jobs.planning import Wanted, look_at_request
 from cachestore.jobs.precompute import precompute_here
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.jobs.recorded_paths import is_there, source_paths
-from cachestore.jobs.task import Job, OnProgress
+from cachestore.jobs.task import Cancel, Job, OnProgress
 from cachestore.maintain.collect import look_further, lost_catalogs
 from cachestore.maintain.moved import NewPaths, check_names, files_where_they_are, new_paths, request_at
 from cachestore.source.combined import Moved
@@ -48,6 +48,7 @@ def repair(
     text_encoder: str | Path | None = None,
     dry_run: bool = False,
     on_progress: OnProgress | None = None,
+    cancel: Cancel | None = None,
 ) -> RepairReport:
     """Make a store consistent, and with `refill` complete.
 
@@ -62,15 +63,18 @@ def repair(
         text_encoder: with `refill`, the new path of the text encoder.
         dry_run: report what would be done and change nothing. With `refill`, the sources and models that would be needed are checked.
         on_progress: with `refill`, called with the counts of each pass, as for `precompute`.
+        cancel: with `refill`, anything with `is_set()`. Once it is set, the work ends after the current batch: what is encoded is
+            published, and Incomplete is raised.
 
     Raises:
+        Incomplete: cancelled; the same call continues from there.
         StoreNotFound: there is no store at this path.
         FormatError: the store was written by a newer version; nothing was changed.
         RecipeMismatch: the model is not the one of the data set.
         BadInput: the source or model cannot be found (pass its new path), or the source lists other samples or captions now.
     """
     refill, dry_run = as_switch("refill", refill), as_switch("dry_run", dry_run)
-    check_calls(on_progress, None)
+    check_calls(on_progress, cancel)
     moved = new_paths(source, model=model, vae=vae, text_encoder=text_encoder)
     if not refill:
         _check_use(moved)
@@ -87,7 +91,7 @@ def repair(
         if lacking := _lacking(layout, catalog):
             for request in _requests(layout, catalog, moved):
                 _look(layout, catalog, request, {key for key, _sample in _lacking(layout, catalog)})
-                refilled += _run_again(layout, request, on_progress)
+                refilled += _run_again(layout, request, on_progress, cancel)
             note_unmade(layout, _unmade(layout, catalog.name, lacking))
     if refill or lost:
         report = finish_report(layout.root, replace(report, refilled=refilled), look_further=look_further)
@@ -188,10 +192,11 @@ def _look(layout: Layout, catalog: Catalog, request: PrecomputeRequest, missing:
         )
 
 
-def _run_again(layout: Layout, request: PrecomputeRequest, on_progress: OnProgress | None) -> int:
+def _run_again(layout: Layout, request: PrecomputeRequest, on_progress: OnProgress | None, cancel: Cancel | None) -> int:
     """Encode what is missing; samples and captions stay."""
     unchanged = partial(_check_unchanged, request)
-    return precompute_here(request, store_id=layout.store_id, on_progress=on_progress, compare_with=unchanged).encoded_here
+    found = precompute_here(request, store_id=layout.store_id, on_progress=on_progress, cancel=cancel, compare_with=unchanged)
+    return found.encoded_here
 
 
 def _check_unchanged(request: PrecomputeRequest, plan: Plan, catalog: Catalog | None) -> tuple[str, ...]:

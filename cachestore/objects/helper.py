@@ -19,7 +19,6 @@ import json
 import math
 import os
 import queue
-import signal
 import sys
 import threading
 import time
@@ -30,6 +29,7 @@ from typing import Any, Final
 
 from cachestore.core.errors import RemoteFailed
 from cachestore.core.parent import leave_with
+from cachestore.core.signals import leave_to_starter
 from cachestore.objects.address import parse_address
 from cachestore.objects.cache import make_way
 from cachestore.objects.client import PIECE_BYTES, Client, ClientLimits, connect
@@ -43,7 +43,7 @@ Answer = tuple[dict[str, Any], bytes | bytearray]
 def main(arguments: list[str]) -> None:
     """Serve the process with this pid until it ends. Arguments: its pid, seconds for a request, seconds for retries, requests at once."""
     reader, request_seconds, retry_seconds, parallel = int(arguments[0]), float(arguments[1]), float(arguments[2]), int(arguments[3])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the reader decides
+    leave_to_starter()
     leave_with(reader, seconds=0.0)
     server = _Server(ClientLimits(request_seconds, retry_seconds))
     for number in range(parallel):

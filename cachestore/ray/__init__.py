@@ -39,7 +39,7 @@ def precompute(
     model: str | os.PathLike[str],
     store: str | os.PathLike[str],
     workers: int = 8,
-    num_gpus: float = 1,
+    num_gpus: float | None = None,
     num_cpus: float = 4,
     encode: str | Iterable[str] = ("text", "latents"),
     encode_args: Mapping[str, Json] | None = None,
@@ -57,7 +57,7 @@ def precompute(
         model: a folder that every node can read, or a hub id.
         store: a folder that every node can write.
         workers: the number of ranks, each an actor.
-        num_gpus: GPUs for each rank; 0 encodes on CPUs.
+        num_gpus: GPUs for each rank; 0 encodes on CPUs. By default 1 if the cluster has any GPU, else 0.
         num_cpus: CPUs for each rank. Pictures are read and decoded by `num_cpus - 1` threads.
         encode: as in `cs.precompute`.
         encode_args: as in `cs.precompute`.
@@ -93,7 +93,7 @@ def fill(
     make_job: MakeJob,
     *,
     workers: int = 8,
-    num_gpus: float = 1,
+    num_gpus: float | None = None,
     num_cpus: float = 4,
     batch_size: int | Literal["auto"] = "auto",
     group_by: Callable[[Any], Hashable] | None = None,
@@ -113,7 +113,7 @@ def fill(
         make_job: called once in each actor, so that models are loaded there. It returns `(store, wanted, encode)`, as `cs.fill` takes
             them: the same keys on every rank. Paths in it must be absolute, as actors have another current folder.
         workers: the number of ranks, each an actor.
-        num_gpus: GPUs for each rank.
+        num_gpus: GPUs for each rank, as in `precompute`.
         num_cpus: processors for each rank.
         batch_size: as in `cs.fill`.
         group_by: as in `cs.fill`.

@@ -1,17 +1,20 @@
 """Ranks as Ray actors: start them, watch them, start dead ones again, and end them."""
 
+import json
 import logging
 import os
+import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final
 
 from cachestore.core.errors import CacheStoreError, Incomplete
 from cachestore.core.keys import Json
+from cachestore.core.words import plural
 from cachestore.jobs.pass_loop import Report
 from cachestore.jobs.processes import STOP_SECONDS, UNSEEN_SECONDS, Child, joined_report
 from cachestore.jobs.task import Cancel, OnProgress
@@ -31,6 +34,11 @@ START_SECONDS: Final = 1800.0
 START_WARN_SECONDS: Final = 60.0
 
 LOOK_SECONDS: Final = 1.0
+
+_STATUS_KEY: Final = "__autoscaling_status"
+"""Where Ray's autoscaler writes every few seconds what it sees, as JSON; `ray status` prints it."""
+_OWN_TYPE: Final = re.compile(r"node_[0-9a-f]+")
+"""What it calls a node where it knows no types of nodes that it could start."""
 
 _log = logging.getLogger("cachestore")
 
@@ -70,8 +78,8 @@ class _Ranks:
     works: Sequence[Work]
     start: Callable[[], Any]
     """Starts an actor and returns its handle."""
-    asked_for: str
-    """What the ranks ask of the cluster and what it has, in words."""
+    asks: Mapping[str, float]
+    """What each rank asks of its node: numbers of GPUs and CPUs."""
     actors: dict[int, Any] = field(default_factory=dict[int, Any])
     running: dict[Any, int] = field(default_factory=dict[Any, int])
     """The rank behind each pending `run`."""
@@ -131,15 +139,28 @@ class _Ranks:
         self.newest = counts or self.newest
 
     def check_bounds(self) -> None:
-        """Raise Incomplete if for too long no rank has started, or nothing has been encoded."""
+        """Raise Incomplete if no rank can start, or if for too long none has started, or nothing has been encoded."""
         still = time.monotonic() - self.moved_at
-        if not self.has_started and still > self.warn_after:
-            self.warn_after = float("inf")
-            _log.warning("no rank runs yet. %s", self.asked_for)
-        if not self.has_started and still > START_SECONDS:
-            raise Incomplete(f"Ray started no rank within {still:.0f} s. {self.asked_for}")
-        if self.has_started and still > UNSEEN_SECONDS:
+        if not self.has_started:
+            self._check_start(still)
+        elif still > UNSEEN_SECONDS:
             raise Incomplete(f"no rank encoded anything for {still:.0f} s; run the same call again: it continues where it stopped")
+
+    def _check_start(self, waited: float) -> None:
+        if is_fixed() and not fits(self.asks, nodes := _nodes()):
+            raise Incomplete(f"no rank can ever start: {self._in_words(nodes)}; ask for less, or add a node and run the same call again")
+        if waited > self.warn_after:
+            self.warn_after = float("inf")
+            _log.warning("no rank runs yet, as Ray has found no room for one: %s", self._in_words(_nodes()))
+        if waited > START_SECONDS:
+            raise Incomplete(f"Ray started no rank within {waited:.0f} s: {self._in_words(_nodes())}; ask for less, or see `ray status`")
+
+    def _in_words(self, nodes: Sequence[Mapping[str, float]]) -> str:
+        """Say what the ranks wait for, and what the cluster has."""
+        asks, largest = self.asks, {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in self.asks}
+        has = ", ".join(f"{name}={number:g}" for name, number in largest.items())
+        each = f"each of {len(self.works)} ranks asks for num_gpus={asks['GPU']:g} and num_cpus={asks['CPU']:g} on one node"
+        return f"{each}, and the most that one of the cluster's {plural(len(nodes), 'node')} has is {has}"
 
     def stop(self) -> None:
         """Ask the ranks to publish what they have encoded, and wait for that a while."""
@@ -153,17 +174,18 @@ class _Ranks:
             ray.kill(actor)
 
 
-def run_ranks(works: Sequence[Work], *, num_gpus: float, num_cpus: float, on_progress: OnProgress | None) -> Report:
+def run_ranks(works: Sequence[Work], *, num_gpus: float | None, num_cpus: float, on_progress: OnProgress | None) -> Report:
     """Let one actor do each of `works` until one of them has the report, then end the others.
 
-    Starts Ray on this machine if the driver is connected to no cluster. Raises the ranks' error if none of them has the report.
+    Starts Ray on this machine if the driver is connected to no cluster. Without `num_gpus`, a rank takes one GPU if the cluster has any.
+    Raises the ranks' error if none of them has the report.
     """
     if not ray.is_initialized():
         ray.init()
+    gpus = _gpus_if_any() if num_gpus is None else num_gpus
     launch = f"ray:{ray.get_runtime_context().get_job_id()}:{secrets.token_hex(4)}"
-    actor = ray.remote(max_concurrency=2, num_gpus=num_gpus, num_cpus=num_cpus)(Rank)
-    asked_for = f"Each of {len(works)} ranks asks for num_gpus={num_gpus} and num_cpus={num_cpus}; the cluster has {_resources()}"
-    ranks = _Ranks(works, lambda: actor.remote(launch), asked_for)
+    actor = ray.remote(max_concurrency=2, num_gpus=gpus, num_cpus=num_cpus)(Rank)
+    ranks = _Ranks(works, lambda: actor.remote(launch), {"GPU": gpus, "CPU": num_cpus})
     try:
         for rank in range(len(works)):
             ranks.begin(rank)
@@ -192,6 +214,36 @@ def _made(counts: Mapping[str, Any]) -> int:
     return sum(counts.get(name, 0) for name in ("reused", "encoded", "failed"))
 
 
-def _resources() -> str:
-    found: Mapping[str, float] = ray.cluster_resources()
-    return ", ".join(f"{name}={found.get(name, 0):g}" for name in ("GPU", "CPU"))
+def _gpus_if_any() -> int:
+    """Return 1 if the cluster has a GPU; else 0, which is logged."""
+    if ray.cluster_resources().get("GPU", 0):
+        return 1
+    _log.warning("the cluster has no GPU, so the ranks encode on CPUs; pass num_gpus=1 to wait for nodes that have one")
+    return 0
+
+
+def fits(asks: Mapping[str, float], nodes: Iterable[Mapping[str, float]]) -> bool:
+    """Return whether one of these nodes has all that a rank asks for."""
+    return any(all(node.get(name, 0.0) >= number for name, number in asks.items()) for node in nodes)
+
+
+def _nodes() -> list[Mapping[str, float]]:
+    """The resources of each node that lives."""
+    found: list[Mapping[str, Any]] = ray.nodes()
+    return [node["Resources"] for node in found if node["Alive"]]
+
+
+def is_fixed() -> bool:
+    """Return whether the cluster cannot grow by itself, as far as Ray's autoscaler has said yet; False if it says nothing."""
+    store = import_module("ray.experimental.internal_kv")
+    raw: bytes | None = store._internal_kv_get(_STATUS_KEY) if store._internal_kv_initialized() else None  # noqa: SLF001 - `ray status` does it
+    return raw is not None and grows_never(raw)
+
+
+def grows_never(status: bytes) -> bool:
+    """Return whether the autoscaler's status says that it has no types of nodes to start: then it calls each node after itself."""
+    try:
+        nodes: Mapping[str, Any] = json.loads(status)["autoscaler_report"]["active_nodes"]
+    except (ValueError, LookupError, TypeError):
+        return False
+    return bool(nodes) and all(_OWN_TYPE.fullmatch(name) for name in nodes)

@@ -11,11 +11,13 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from cachestore.core.keys import Json
 from cachestore.core.parent import leave_with
+from cachestore.core.signals import leave_to_starter
 from cachestore.files.paths import Layout
 from cachestore.objects.address import parse_address
 from cachestore.objects.client import connect
@@ -32,15 +34,15 @@ STOP_SECONDS: Final = 3.0
 
 def main(arguments: list[str]) -> None:
     """Do what the process with this pid asks for."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the one that started this decides
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # KeyboardInterrupt in the main thread
-    gone = threading.Event()
-    leave_with(int(arguments[0]), seconds=STOP_SECONDS, gone=gone)
+    leave_to_starter()
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, partial(_interrupt, stop))
+    leave_with(int(arguments[0]), seconds=STOP_SECONDS, gone=stop)
     lines = requests_of()
     try:
         call = next(lines, None)
         if call is not None:
-            threading.Thread(target=_wait_for_more, args=(lines, gone), name="stop", daemon=True).start()
+            threading.Thread(target=_wait_for_more, args=(lines, stop), name="stop", daemon=True).start()
             answer = _answer(json.loads(call))
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _say(answer)
@@ -76,9 +78,14 @@ def _say(answer: dict[str, Any]) -> None:
         left = left[os.write(1, left) :]
 
 
-def _wait_for_more(lines: Iterator[bytes], gone: threading.Event) -> None:
+def _interrupt(stop: threading.Event, _number: int, _frame: object) -> None:
+    if stop.is_set():  # else the signal is from another process
+        raise KeyboardInterrupt
+
+
+def _wait_for_more(lines: Iterator[bytes], stop: threading.Event) -> None:
     next(lines, None)
-    gone.set()
+    stop.set()
 
 
 if __name__ == "__main__":

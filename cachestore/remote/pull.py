@@ -7,7 +7,7 @@ visible only when all that it names is. A killed pull leaves files that the same
 import time
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cachestore.core.arguments import as_path
@@ -16,7 +16,7 @@ from cachestore.core.keys import Recipe
 from cachestore.files.checksum import digest_file
 from cachestore.files.marker import check_for_writing
 from cachestore.files.opening import look_at, names_in, open_foreign
-from cachestore.files.paths import MARKER, Layout
+from cachestore.files.paths import MARKER, Access, Layout, Mode
 from cachestore.files.publish import publish, publish_pieces
 from cachestore.files.records import decode_record
 from cachestore.objects.address import parse_address
@@ -65,6 +65,7 @@ def pull(
     jobs: int = JOBS,
     check: bool = False,
     dry_run: bool = False,
+    access: Access | None = None,
     on_progress: Shown | None = None,
 ) -> TransferReport:
     """Copy a store from an object store into a folder, or only one generation of a data set. The same call continues a stopped pull.
@@ -81,6 +82,7 @@ def pull(
         jobs: how many files come at once. Each takes 16 MiB of memory.
         check: compare the segments that the folder has with their digests; otherwise a file of the same size is the same.
         dry_run: change nothing; only say what would come.
+        access: who may write a new store, as for `precompute`.
         on_progress: called in this thread with (what is done, bytes received, bytes in all).
 
     Raises:
@@ -93,9 +95,11 @@ def pull(
         MissingExtra: the extra [objects] is not installed.
     """
     request = TransferRequest.checked(name, generation, jobs, check=check, dry_run=dry_run, on_progress=on_progress)
+    Mode.asked(access)
     root = as_path("store", store)
     parse_address("address", address)
-    return TransferReport.from_json(call_helper("pull", address, store=str(root), on_progress=on_progress, **request.as_json()))
+    options = request.as_json() | {"access": access}
+    return TransferReport.from_json(call_helper("pull", address, store=str(root), on_progress=on_progress, **options))
 
 
 def pull_from(client: Client, root: Path, request: TransferRequest) -> TransferReport:
@@ -128,6 +132,7 @@ class _Pull:
         self._layout = Layout(root.absolute())
         if MARKER in names_in(root, is_root=True):
             self._layout = open_layout(self._layout)
+        self._remarks: list[str] = []
         self._outline = Layout(scratch / "outline")
         self._inventory = take_inventory(client)
 
@@ -138,7 +143,7 @@ class _Pull:
         if not self._request.dry_run:
             mover = Mover(self._request.jobs, sum(file.size for file in files), self._request.on_progress)
             self._receive(plan, mover)
-        return report_of(
+        report = report_of(
             self._request,
             files,
             requests_down,
@@ -148,6 +153,7 @@ class _Pull:
             skipped=plan.skipped,
             began=began,
         )
+        return replace(report, remarks=tuple(self._remarks))
 
     def _plan(self) -> _ToReceive:
         there = self._inventory
@@ -218,7 +224,7 @@ class _Pull:
         return FormatError(f"{path} is damaged: {self._layout.command('repair')} moves it aside, and then this command brings it again")
 
     def _receive(self, plan: _ToReceive, mover: Mover) -> None:
-        layout = self._layout = create_store(self._layout.root)
+        layout = self._layout = create_store(self._layout.root, mode=Mode.asked(self._request.access), say=self._remarks.append)
         mover.each("receiving segments", plan.segments, lambda file: self._receive_segment(mover, file))
         mover.each("receiving recipes", plan.recipes, lambda file: self._receive_recipe(mover, file))
         for name, generation in plan.catalogs:

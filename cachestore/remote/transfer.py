@@ -21,6 +21,7 @@ from cachestore.core.keys import Json, Key
 from cachestore.core.words import did_you_mean, first_of, in_short
 from cachestore.files.locks import LifeLock, is_locked
 from cachestore.files.opening import names_in, read_at, reason_of
+from cachestore.files.paths import Access
 from cachestore.objects.address import Address
 from cachestore.objects.client import PIECE_BYTES, ReadingClient
 from cachestore.storage.catalog import NO_KEY, Catalog
@@ -59,6 +60,8 @@ class TransferReport:
     seconds: float = 0.0
     applied: bool = True
     """False for a dry run."""
+    remarks: tuple[str, ...] = ()
+    """What else there is to say, such as that a new store is shared with a group."""
 
     __repr__ = in_short
 
@@ -70,7 +73,7 @@ class TransferReport:
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """Return the report from the JSON of `as_json`."""
         known = dict(body)
-        known["generations"] = {name: tuple(some) for name, some in body["generations"].items()}
+        known |= {"generations": {name: tuple(some) for name, some in body["generations"].items()}, "remarks": tuple(body["remarks"])}
         return cls(**known)
 
 
@@ -91,6 +94,8 @@ class TransferRequest:
     check: bool = False
     dry_run: bool = False
     on_progress: Shown | None = None
+    access: Access | None = None
+    """Of a new store that `pull` makes."""
 
     @classmethod
     def checked(cls, name: object, generation: object, jobs: object, *, check: object, dry_run: object, on_progress: Shown | None) -> Self:

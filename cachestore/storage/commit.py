@@ -1,8 +1,10 @@
 """Create a store, and commit: publish an index that covers all segments."""
 
+import logging
 import secrets
 import stat
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -20,6 +22,10 @@ from cachestore.files.records import encode_record
 from cachestore.storage.index import build, check
 from cachestore.storage.snapshot import Snapshot, list_indexes, load_snapshot, open_layout, ref_of
 
+_log = logging.getLogger("cachestore")
+
+_TAKEN_OVER: Final = ", as the folder's group and your umask say (--access private keeps it to you)"
+
 RECIPE_FORMAT: Final = "cachestore-recipe"
 RECIPE_VERSION: Final = 1
 
@@ -31,19 +37,42 @@ UNCOVERED_LIMIT: Final = 512
 """With more uncovered segments than this, any worker commits. So opening a store never reads many headers."""
 
 
-def create_store(root: Path, *, mode: Mode = Mode.PRIVATE) -> Layout:
-    """Make a store, or open the existing one. Raises BadInput for a folder with other contents, and WriteFailed."""
-    layout = Layout(root.absolute(), mode)
+def create_store(root: Path, *, mode: Mode | None = None, say: Callable[[str], None] = _log.info) -> Layout:
+    """Make a store, or open the existing one. Without a `mode`, a new store takes it over from its folder (see `make_root`).
+
+    `say` gets a line if the new store is shared with a group. Raises BadInput for a folder with other contents and for a store with another
+    mode, and WriteFailed.
+    """
+    layout = Layout(root.absolute(), mode or Mode.PRIVATE)
     names = names_in(root, is_root=True)
     if layout.marker.name in names:
-        return _open_listed(layout)
+        return _as_asked(_open_listed(layout), mode)
     foreign = [name for name in names if name not in FOLDERS]
     status = look_at(root)
     if foreign or (status is not None and not stat.S_ISDIR(status.st_mode)):
         raise BadInput(f"{root} is not a store and not an empty folder (it holds {first_of(foreign) or 'a file'}): pass another folder")
-    make_root(layout)
-    publish_marker(layout)
-    return _open_listed(layout)
+    publish_marker(make_root(layout, takes_over=mode is None))
+    made = _as_asked(_open_listed(layout), mode)
+    if made.mode is Mode.GROUP:
+        say(f"{made.root} is shared with the group {_group_of(made.root)}: its members may write it{'' if mode else _TAKEN_OVER}")
+    return made
+
+
+def _as_asked(layout: Layout, mode: Mode | None) -> Layout:
+    if mode is None or mode is layout.mode:
+        return layout
+    raise BadInput(
+        f"{layout.root} is a {layout.mode.value} store, and stays one: leave out --access, or make another store with it, by `cachestore"
+        " precompute`, or by `cachestore push` and `cachestore pull` from this one"
+    )
+
+
+def _group_of(folder: Path) -> str:
+    """The name of a folder's group; its number if it has none."""
+    try:
+        return folder.group()
+    except (KeyError, NotImplementedError, OSError):
+        return str(folder.stat().st_gid)
 
 
 def publish_marker(layout: Layout) -> None:

@@ -10,7 +10,7 @@ from cachestore.core.arguments import as_mapping, as_path, as_word
 from cachestore.core.errors import CacheStoreError
 from cachestore.core.keys import Json, Key
 from cachestore.core.tensors import to_raw
-from cachestore.files.paths import Mode
+from cachestore.files.paths import Access, Mode
 from cachestore.storage.append import Acknowledged, Appender
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.fetch import Io, Verify
@@ -61,7 +61,7 @@ class Store(Reader):
     """An open store. With `mode="a"` it can be written."""
 
     def __init__(
-        self, path: str | Path, *, mode: Literal["r", "a"] = "r", verify: Verify = "first", io: Io = "pread", access: Mode = Mode.PRIVATE
+        self, path: str | Path, *, mode: Literal["r", "a"] = "r", verify: Verify = "first", io: Io = "pread", access: Mode | None = None
     ) -> None:
         """Open a store; `mode="a"` makes one if there is none. Raises StoreNotFound, BadInput, FormatError."""
         as_word("mode", mode, ("r", "a"))
@@ -110,7 +110,7 @@ def open_store(
     *,
     verify: Verify = "first",
     io: Io = "pread",
-    access: Literal["private", "group"] = "private",
+    access: Access | None = None,
 ) -> Store:
     """Open a store: `cachestore.open`.
 
@@ -119,12 +119,12 @@ def open_store(
         mode: "r" to read one that exists, "a" to read and append, making it if needed.
         verify: check each entry against its checksum the "first" time it is read here, "always" or "never".
         io: "pread" copies into new buffers; "mmap" returns views, and a file that is cut short then kills the process (SIGBUS).
-        access: who may write the store, if this call makes it.
+        access: who may write the store, if this call makes it: "private", its owner, or "group". By default taken over from its
+            folder: "group" if that hands its group on (setgid) and the umask lets the group write.
 
     Raises:
         StoreNotFound: with mode "r", if there is none.
         FormatError: the store was written by a newer version.
-        BadInput: another mode or access, or a folder that holds something else.
+        BadInput: another mode; with mode "a", another access than the store has, or a folder that holds something else.
     """
-    as_word("access", access, ("private", "group"))
-    return Store(path, mode=mode, verify=verify, io=io, access=Mode(access))
+    return Store(path, mode=mode, verify=verify, io=io, access=Mode.asked(access))

@@ -74,7 +74,7 @@ class JoinedPass:
         self._rank_info = find_rank(request.rank, request.world_size)
         self._launch = launch_of(self._rank_info)
         listing = list_first(request, in_memory)
-        self.layout = open_for_pass(request.store)
+        self.layout = open_for_pass(request.store, access=request.access)
         self._open: _Open | None = None
         self._encoded_here = 0
         with noticing_its_end(self.layout), self._new_heartbeat() as heartbeat:

@@ -78,6 +78,18 @@ def test_under_a_launcher_only_rank_0_prints(asked):
 
 
 @pytest.mark.slow
+def test_the_group_that_a_store_is_made_for_is_named_and_another_access_is_refused(asked, tmp_path):
+    code, _out, err = ended(command(*asked, "--access", "group"))
+    assert (code, "is shared with the group" in err) == (OK, True)
+    assert json.loads((tmp_path / "store" / "cachestore.json").read_text())["body"]["mode"] == "group"
+    code, out, _err = ended(command(*asked, "--access", "private", "--json"))
+    assert (code, json.loads(out)["kind"]) == (ERROR, "BadInput")
+    (tmp_path / "c.toml").write_text('access = "group"\n')
+    assert ended(command(*asked, "--config", tmp_path / "c.toml"))[0] == OK
+    assert ended(command(*asked, "--access", "all"))[0] == USAGE
+
+
+@pytest.mark.slow
 def test_ranks_named_by_hand_each_print_their_report(asked):
     for rank in range(2):
         code, out, _err = ended(command(*asked, "--json", "--rank", rank, "--world-size", 2))
@@ -174,15 +186,16 @@ def test_status_shows_a_running_pass_from_another_shell(asked, gate, capsys):
 # Stopped
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)])
-def test_a_signal_publishes_what_is_encoded_and_prints_the_command_that_goes_on(asked, gate, number, code, tmp_path):
+@pytest.mark.parametrize("number", share(["SIGHUP", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGTERM", "SIGXCPU"], 6))
+def test_a_signal_publishes_what_is_encoded_and_prints_the_command_that_goes_on(asked, gate, number, tmp_path):
+    number = signal.Signals[number]
     process = command(*asked, "--json", cwd=tmp_path, FAKE_ENCODER_GATE=str(gate.folder))
     gate.wait()
     process.send_signal(number)
     until(process.stderr, "stopping")
     gate.open()
     returned, out, err = ended(process)
-    assert (returned, out) == (code, "")
+    assert (returned, out) == (128 + number, "")
     assert verify(asked[-1]).ok
     assert len(keys(asked[-1])) == 1, "the batch that was being encoded"
     line = err.strip().splitlines()[-1].partition("Continue with: ")[2]

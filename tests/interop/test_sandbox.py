@@ -17,6 +17,7 @@ import cachestore as cs
 from cachestore.children.kinds import PICKLE_READER
 from cachestore.children.start import start
 from cachestore.core.errors import EncodeFailed, Incomplete
+from cachestore.core.signals import STOPPING
 from cachestore.interop import sandbox
 from cachestore.interop.formats.containers import read_npz
 from cachestore.interop.formats.torch_files import read_torch, write_torch
@@ -51,6 +52,9 @@ class TestInAProcessOfItsOwn:
                     files.read(bad)
             assert files.read(saved(tensor)).tensors["value"][1] == (2, 3)
             first = files._child
+            for number in {*STOPPING} - {signal.SIGXCPU}:
+                os.kill(first.pid, number)
+            assert files.read(saved(tensor)).tensors["value"][1] == (2, 3), "signals to a whole job are for the one that started it"
             first.kill()
             first.wait()
             with pytest.raises(EncodeFailed, match=r"read it \(signal 9\)"):

@@ -17,9 +17,10 @@ from cachestore.cli import FAILURES, OK, main
 from cachestore.core.errors import BadInput, BadUsage, Incomplete, RecipeMismatch, WriteFailed
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Key, Recipe
-from cachestore.files.paths import Layout
+from cachestore.files.paths import Layout, Mode
 from cachestore.interop import export_target, tar_exporting
 from cachestore.storage.catalog import newest_catalog
+from cachestore.storage.snapshot import open_layout
 from tests import fakes
 from tests.leaks import held
 from tests.loading.stores import Row, make_store, recipes
@@ -404,6 +405,13 @@ def test_other_values_under_the_name_are_replaced_only_if_that_is_said(tmp_path,
     assert bring(sent, other, replace=True).report.generation == 2
 
 
+def test_a_store_that_an_import_makes_is_the_groups_if_that_is_asked_for(tmp_path, sent):
+    assert "is shared with the group" in bring(sent, tmp_path / "back", access="group").remarks[-1]
+    assert open_layout(Layout(tmp_path / "back")).mode is Mode.GROUP
+    with pytest.raises(BadInput, match="leave out"):
+        bring(sent, tmp_path / "back", access="private")
+
+
 def test_a_cancelled_import_is_finished_by_the_same_call(tmp_path, store, sent):
     class After:
         calls = 0
@@ -414,5 +422,9 @@ def test_a_cancelled_import_is_finished_by_the_same_call(tmp_path, store, sent):
 
     with pytest.raises(Incomplete, match="the same call goes on"):
         bring(sent, tmp_path / "back", cancel=After())
-    assert bring(sent, tmp_path / "back").complete
+    with cs.open(tmp_path / "back") as stopped:
+        taken = len(stopped)
+    again = bring(sent, tmp_path / "back")
+    assert again.complete
+    assert taken == again.report.reused > 0, "what was imported is kept"
     assert held_by(tmp_path / "back") == held_by(store)

@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import pytest
 
-from cachestore.core.errors import EncodeFailed, Incomplete, WriteFailed
+from cachestore.core.errors import BadInput, EncodeFailed, Incomplete, WriteFailed
 from cachestore.core.keys import Key
 from cachestore.encode.unit import LOADING
 from cachestore.storage.append import Appender
@@ -406,6 +406,33 @@ def test_an_interrupt_in_the_callers_encode_publishes_what_is_encoded_and_passes
     assert caught.value.__traceback__ is not None  # its frames still hold what they held, and yet no thread is left
     assert not held() - before
     assert len(bench.present()) == 12
+    again = FakeEncoder()
+    bench.work(encoders=[again])
+    assert sorted(again.encoded + encoder.encoded) == sorted(map(str, range(40)))
+
+
+@pytest.mark.parametrize("where", ["on_progress", "encode"])
+@pytest.mark.parametrize("threads", [0, 2])
+def test_an_error_of_the_callers_own_functions_publishes_what_is_encoded_and_passes(root, where, threads):
+    clock = Clock()
+
+    class Wrong(BadInput):
+        pass
+
+    def on_progress(now):
+        if now["encoded"] >= 4 and where == "on_progress":
+            raise Wrong("as a bar that was closed")
+
+    def before_encode(items):
+        clock.sleep(100)  # so that each batch is a segment
+        if len(encoder.batches) == 3 and where == "encode":
+            raise Wrong("ends the run")
+
+    encoder = FakeEncoder(limit=4, before_encode=before_encode)
+    bench = Bench(root, captions(*map(str, range(40))), encoder)
+    with pytest.raises(Wrong):
+        bench.work(threads=threads, on_progress=on_progress, clock=clock)
+    assert len(bench.present()) == len(encoder.encoded) > 4
     again = FakeEncoder()
     bench.work(encoders=[again])
     assert sorted(again.encoded + encoder.encoded) == sorted(map(str, range(40)))

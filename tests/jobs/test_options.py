@@ -150,6 +150,7 @@ def test_what_decides_what_is_made_is_a_hint_and_what_only_changes_how_is_not():
             "max_failures",
             "replace",
             "recheck",
+            "access",
         )
     }
 

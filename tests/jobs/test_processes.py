@@ -424,8 +424,10 @@ def test_no_worker_outlives_a_caller_that_is_killed_and_what_it_encoded_is_there
 def test_a_worker_that_cannot_stop_leaves_all_the_same():
     source = """
 import os, signal, time
+from cachestore.core.signals import STOPPING
 from cachestore.jobs import parent_watch
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for number in STOPPING:
+    signal.signal(number, signal.SIG_IGN)
 parent_watch.LEAVE_SECONDS = 0.05
 assert parent_watch.watch_parent(os.environ)
 assert parent_watch.PARENT not in os.environ

@@ -8,7 +8,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.cli import ERROR, OK, main
-from cachestore.core.errors import BadInput, RecipeMismatch, StoreNotFound
+from cachestore.core.errors import BadInput, Incomplete, RecipeMismatch, StoreNotFound
 from cachestore.files.paths import Layout
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import precompute_here
@@ -69,6 +69,22 @@ def test_with_refill_exactly_the_lost_entry_is_made_again(store, makers):
     assert cs.verify(store).ok
     with cs.open(store) as opened:
         assert opened.get(key, as_numpy=True)["value"].tobytes() == bytes(key)
+
+
+def test_a_refill_that_is_stopped_keeps_what_it_has_encoded_and_the_same_call_goes_on(store, makers):
+    for name in ("1.png", "2.png"):
+        flip_entry(store, name, "latents")
+    makers.options["limit"] = 1
+
+    class AfterOne:
+        def is_set(self):
+            return bool(makers.made and makers.made[-1].encoded)
+
+    with pytest.raises(Incomplete):
+        cs.repair(store, refill=True, cancel=AfterOne())
+    assert len(makers.encoded()) == 1
+    assert cs.repair(store, refill=True).refilled == 1
+    assert cs.verify(store).ok
 
 
 @pytest.mark.parametrize("encoder", ["text", "latents"])

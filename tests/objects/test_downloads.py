@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cachestore.core.errors import BadInput, RemoteFailed
+from cachestore.core.signals import STOPPING
 from cachestore.objects import downloads
 from cachestore.objects.address import parse_address
 from cachestore.objects.downloads import Downloads, HelperClient
@@ -69,6 +70,15 @@ def test_threads_get_their_own_answers(client):
         thread.join()
     whole = bytes(range(256)) * 40_000
     assert found == {number: whole[number : number + 100_000] for number in range(24)}
+
+
+def test_a_signal_to_all_processes_of_a_job_does_not_end_the_helper(client):
+    client.get("b")
+    helper: Any = downloads.downloads().helper_pid
+    for number in {*STOPPING} - {signal.SIGXCPU}:
+        os.kill(helper, number)
+    client.get("b")
+    assert downloads.downloads().helper_pid == helper
 
 
 def test_open_requests_go_to_the_next_helper(client):

@@ -184,12 +184,41 @@ show(ended=ended, left=left, report=report.as_json())
 
 
 @on_a_cluster
-def test_without_a_cluster_that_has_room_the_wait_is_bounded_and_says_what_was_asked(tmp_path):
+def test_ranks_take_no_gpu_where_there_is_none_and_what_no_node_has_is_refused_within_seconds(tmp_path):
+    found = on_cluster(
+        tmp_path,
+        """
+lines = []
+class Lines(logging.Handler):
+    def emit(self, record):
+        lines.append(record.getMessage())
+logging.getLogger("cachestore").addHandler(Lines())
+report = cachestore.ray.fill(job, workers=2, num_cpus=1, batch_size=50)
+refused, said = {}, list(lines)
+for asked in ({"num_gpus": 1, "num_cpus": 1}, {"num_cpus": 2}):
+    try:
+        cachestore.ray.fill(job, workers=2, **asked)
+    except cs.Incomplete as error:
+        refused[next(iter(asked))] = str(error)
+show(encoded=report.encoded, said=said, refused=refused)
+""",
+        tmp_path / "store",
+    )
+    assert found["encoded"] == 400
+    assert any("no GPU" in line for line in found["said"])
+    assert "num_gpus=1" in found["refused"]["num_gpus"]
+    assert "GPU=0, CPU=1" in found["refused"]["num_gpus"]
+    assert "num_cpus=2" in found["refused"]["num_cpus"]
+
+
+@on_a_cluster
+def test_where_a_cluster_may_grow_the_wait_is_bounded_and_says_what_was_asked(tmp_path):
     found = on_cluster(
         tmp_path,
         """
 import cachestore.ray.ranks
 cachestore.ray.ranks.START_SECONDS = 3.0
+cachestore.ray.ranks.is_fixed = lambda: False
 try:
     cachestore.ray.fill(job, workers=2, num_gpus=1, num_cpus=1)
 except cs.Incomplete as error:
@@ -198,15 +227,16 @@ except cs.Incomplete as error:
         tmp_path / "store",
     )
     assert "num_gpus=1" in found["reported"]
-    assert "GPU=0" in found["reported"]
 
 
-@pytest.mark.parametrize(
-    "options", [{"procs": 2}, {"rank": 0}, {"nonsense": 1}, {"data": [cs.Sample("a", captions=("a",))]}, {"workers": 0}]
-)
-def test_what_ray_cannot_do_is_refused_before_anything_starts(tmp_path, options):
-    import cachestore.ray
+def test_a_status_with_types_of_nodes_or_none_at_all_is_no_proof_that_a_cluster_cannot_grow():
+    from cachestore.ray.ranks import grows_never
 
-    with pytest.raises(cs.BadInput):
-        cachestore.ray.precompute(options.pop("data", "prompts.txt"), model="model", store=tmp_path / "store", **options)
-    assert not (tmp_path / "store").exists()
+    def status(*names):
+        return json.dumps({"autoscaler_report": {"active_nodes": dict.fromkeys(names, 1)}}).encode()
+
+    assert grows_never(status(f"node_{'0a' * 28}", f"node_{'1b' * 28}"))
+    assert not grows_never(status("ray.head.default", f"node_{'1b' * 28}"))
+    assert not grows_never(status())
+    assert not grows_never(b'{"autoscaler_report": null}')
+    assert not grows_never(b"?")

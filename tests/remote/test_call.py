@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import cachestore as cs
+from cachestore.core.signals import STOPPING
 from cachestore.remote import call
 from cachestore.remote.listing import list_address
 from tests.fakes import ROOT
@@ -95,6 +96,18 @@ def test_a_call_that_is_stopped_removes_what_is_half_written(root, tmp_path, s3,
     assert list((tmp_path / "pulled" / "tmp").iterdir()) == []
     cs.pull("s3://bucket/cache", tmp_path / "pulled")
     assert files_of(tmp_path / "pulled") == files_of(root)
+
+
+def test_a_signal_that_reaches_the_helper_too_leaves_the_decision_to_the_caller(root, s3, helpers):
+    """A scheduler's warning goes to all processes of a job, and the caller may go on after it."""
+    make(root, [1, 2], [3])
+
+    def shown(_doing, _done, _total):
+        for number in {*STOPPING} - {signal.SIGXCPU}:
+            os.kill(helpers[-1], number)
+
+    cs.push(root, "s3://bucket/cache", jobs=1, on_progress=shown)
+    assert {key.removeprefix("cache/"): data for key, data in s3.objects.items()}.items() >= files_of(root).items()
 
 
 def test_a_killed_helper_is_an_error_that_says_so_and_the_same_call_goes_on(root, s3, helpers):

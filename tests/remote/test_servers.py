@@ -9,6 +9,8 @@ import pytest
 
 import cachestore as cs
 from cachestore.cli import ERROR, NO_STORE, OK, main
+from cachestore.files.paths import Layout, Mode
+from cachestore.storage.snapshot import open_layout
 from tests.fakes import ROOT
 from tests.objects.servers import azurite, seaweed
 from tests.remote.copies import files_of, make, wrong_in
@@ -46,6 +48,15 @@ def test_the_commands_print_what_moved(root, tmp_path, capsys):
     assert main(["ls", address, "--keys"]) == ERROR
 
 
+def test_a_store_that_pull_makes_is_the_groups_if_that_is_asked_for(root, tmp_path, capsys):
+    make(root, [1])
+    assert main(["push", str(root), f"file://{tmp_path}/there"]) == OK
+    assert main(["pull", f"file://{tmp_path}/there", str(tmp_path / "pulled"), "--access", "group"]) == OK
+    assert "is shared with the group" in capsys.readouterr().out
+    assert open_layout(Layout(tmp_path / "pulled")).mode is Mode.GROUP
+    assert main(["pull", f"file://{tmp_path}/there", str(tmp_path / "pulled"), "--access", "private"]) == ERROR
+
+
 def test_ctrl_c_ends_with_130_and_says_that_it_can_go_on(root, tmp_path, capsys, monkeypatch):
     make(root, [1])
 
@@ -54,7 +65,7 @@ def test_ctrl_c_ends_with_130_and_says_that_it_can_go_on(root, tmp_path, capsys,
 
     monkeypatch.setattr("cachestore.remote.push.call_helper", interrupted)
     assert main(["push", str(root), f"file://{tmp_path}/there"]) == 130
-    assert "run the same command again: it continues from here" in capsys.readouterr().err
+    assert f"push {root} file://{tmp_path}/there" in capsys.readouterr().err
 
 
 def test_a_bar_is_drawn_on_a_terminal_and_gone_afterwards(root, tmp_path, capsys):

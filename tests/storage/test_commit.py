@@ -33,7 +33,7 @@ class TestCreating:
     def test_a_store_that_is_there_is_opened_as_it_is(self, tmp_path):
         first = create_store(tmp_path / "store", mode=Mode.GROUP)
         raw = first.marker.read_bytes()
-        assert create_store(tmp_path / "store", mode=Mode.PRIVATE) == first
+        assert create_store(tmp_path / "store") == first
         assert first.marker.read_bytes() == raw
 
     def test_two_stores_have_two_ids(self, tmp_path):
@@ -83,13 +83,13 @@ class TestCreating:
 
     def test_who_loses_the_race_to_create_takes_the_winners_store(self, tmp_path, monkeypatch):
         overtaken(monkeypatch, committing, "publish", lambda: create_store(tmp_path / "store", mode=Mode.GROUP))
-        assert create_store(tmp_path / "store", mode=Mode.PRIVATE).mode is Mode.GROUP
+        assert create_store(tmp_path / "store").mode is Mode.GROUP
 
     def test_a_marker_that_a_look_up_does_not_see_yet_is_found_in_the_listing(self, tmp_path, monkeypatch):
         """NFS answers "not there" from its cache for 30 s after another node made a file."""
         create_store(tmp_path / "store", mode=Mode.GROUP)
         monkeypatch.setattr(Path, "exists", lambda _path: False)
-        assert create_store(tmp_path / "store", mode=Mode.PRIVATE).mode is Mode.GROUP
+        assert create_store(tmp_path / "store").mode is Mode.GROUP
 
     def test_a_refused_write_is_a_write_failed(self, tmp_path, monkeypatch):
         monkeypatch.setattr(os, "write", refusing(errno.ENOSPC))

@@ -78,9 +78,21 @@ class TestOpening:
         with cs.open(tmp_path / "store", mode="a", access="group") as store:
             put(store, a=1)
         assert (tmp_path / "store").stat().st_mode & 0o7777 == 0o2775
-        with cs.open(tmp_path / "store", mode="a", access="private") as again:
+        with cs.open(tmp_path / "store", mode="a") as again:
             put(again, b=2)
             assert all(path.stat().st_mode & 0o7777 == 0o2775 for path in (tmp_path / "store").rglob("*") if path.is_dir())
+
+    @pytest.mark.parametrize(("made", "asked"), [("private", "group"), ("group", "private")])
+    def test_a_store_keeps_who_may_write_it_and_another_access_is_refused(self, tmp_path, made, asked):
+        with cs.open(tmp_path / "store", mode="a", access=made) as store:
+            put(store, a=1)
+        with pytest.raises(BadInput, match="leave out"):
+            cs.open(tmp_path / "store", mode="a", access=asked)
+        for same in (made, None):
+            with cs.open(tmp_path / "store", mode="a", access=same) as store:
+                assert store.layout.mode.value == made
+        with pytest.raises(BadInput, match='"private" or "group"'):
+            cs.open(tmp_path / "other", mode="a", access="all")  # pyright: ignore[reportArgumentType] - what callers without types pass
 
     def test_a_path_may_be_relative(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
