@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 import cachestore.storage.index  # noqa: F401  # pyright: ignore[reportUnusedImport] - see _before_fork
+from cachestore.core.forked import in_one_thread
 from cachestore.loading.batches import Bucketed, PlannedBatch
 from cachestore.loading.order import Indices
 
@@ -96,6 +97,7 @@ class Prefetcher(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return self._data[index]
 
+    @in_one_thread
     def __getitems__(self, indices: Sequence[int]) -> list[Batch]:
         """Return one batch of these samples as a list of one, which a DataLoader passes to `collate`."""
         read = self._begin_reads(indices)
