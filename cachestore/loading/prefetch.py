@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakSet
@@ -169,7 +169,7 @@ class Prefetcher(Dataset[Any]):
                     self._guard.release()
 
     def _begin_reads(self, indices: Sequence[int]) -> Future[Batch] | None:
-        """Start reading this batch and the next ones. Returns the read of this one, or None if it was not announced."""
+        """Start reading this batch and the next ones. Returns the read of this one; None if it was not announced, or no thread starts."""
         with self._guard:
             at = self._find(indices) if self._batches else None
             if at is None:
@@ -180,8 +180,9 @@ class Prefetcher(Dataset[Any]):
                 if number not in self._reads:
                     if self._pool is None:
                         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=_READER)
-                    self._reads[number] = self._pool.submit(self._read_next, number, self._plan)
-            return self._reads.pop(at)
+                    with suppress(RuntimeError):  # the interpreter ends, and takes no more work
+                        self._reads[number] = self._pool.submit(self._read_next, number, self._plan)
+            return self._reads.pop(at, None)
 
     def _read_next(self, number: int, plan: Indices) -> Batch:
         """Read a batch of the plan. Before that, request it and later ones, if they come from an object store."""
