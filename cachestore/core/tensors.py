@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from cachestore.core.arguments import as_text
 from cachestore.core.dtypes import DTYPES, NUMPY_NAMES, TORCH_NAMES, RawTensor
 from cachestore.core.errors import BadInput, FormatError, importing
+from cachestore.core.forked import in_one_thread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,6 +121,7 @@ def _name_of(dtype: "np.dtype[Any]") -> str | None:
     return NUMPY_NAMES.get(dtype.name)
 
 
+@in_one_thread
 def to_torch(raw: Mapping[str, RawTensor]) -> "dict[str, torch.Tensor]":
     """Return torch tensors on the CPU. They share memory with writable buffers; read-only ones (views of a file) are copied.
 

@@ -8,8 +8,7 @@ again as they are. Numbers are little-endian.
 import json
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from operator import le
@@ -94,9 +93,9 @@ class _OpenFile:
         self.descriptor, _status = open_regular(path)
         self.path = path
 
-    def __del__(self) -> None:
-        with suppress(AttributeError):  # it was never opened
-            os.close(self.descriptor)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if hasattr(self, "descriptor"):  # else it was never opened
+            close(self.descriptor)  # `close` is bound here, as modules may be empty at the interpreter's end
 
     def read(self, start: int, size: int) -> memoryview:
         found = memoryview(read_at(self.descriptor, size, start))

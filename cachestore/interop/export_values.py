@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cachestore.core.errors import EncodeFailed
+from cachestore.core.forked import in_one_thread
 from cachestore.core.inputs import WITHIN, cells_each, framing_of, sides_each
 from cachestore.core.keys import Json, Key
 from cachestore.core.raw_tensors import Latents, Raw, Text, cast, folded, to_state
@@ -124,6 +125,7 @@ def _info(meta: Mapping[str, Any]) -> Mapping[str, Json]:
     return imported.get("info") or {}
 
 
+@in_one_thread
 def _drawn(moments: Raw, sample: str | None) -> Raw:
     """Return the raw latents that a data set samples from stored moments at seed 0 and epoch 0; their mean without a sample id."""
     from cachestore.core.read_block import LatentsBlock

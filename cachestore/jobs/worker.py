@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final
 
 from cachestore.core.errors import BadInput, EncodeFailed
+from cachestore.core.forked import in_one_thread
 from cachestore.core.inputs import combined_stat
 from cachestore.encode.batches import Batches
 from cachestore.encode.pipeline import prefetch
@@ -72,6 +73,7 @@ class Worker:
             encoder.close()
         self._known.close()
 
+    @in_one_thread
     def do_round(self, opened: Round, only: Sequence[Sequence[int]] | None = None) -> None:
         """Work until every partition of a round has a ledger, by this worker or another; with `only`, those partitions of each recipe.
 

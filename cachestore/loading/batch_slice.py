@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import torch
 
 from cachestore.core.errors import MissingEntry
+from cachestore.core.forked import in_one_thread
 from cachestore.core.keys import Key
 from cachestore.core.read_block import TextBlock
 from cachestore.loading.assemble import EntryReader, MaskPart, Part, assemble
@@ -57,6 +58,7 @@ def read_slice(batch_slice: BatchSlice, memory: BatchBuffers) -> dict[str, Any] 
     return batch | memory.keep(constants_of(batch, batch_slice.blocks)) if batch_slice.blocks else batch
 
 
+@in_one_thread
 def read_or(batch_slice: BatchSlice | None, into: BatchBuffers | None, slower: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Read the batch of a slice, or make it in the slower way; in the buffers, if given."""
     with suppress(MissingEntry):  # the slower way names what is missing, and the data set

@@ -1,13 +1,16 @@
 """Batches of one bucket each, the same number on every rank."""
 
+import atexit
 import logging
 import os
 import sys
+import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, Self, get_args
+from weakref import WeakKeyDictionary
 
 from cachestore.core.arguments import as_mapping, as_switch, as_whole, as_word
 from cachestore.core.errors import BadInput
@@ -150,6 +153,11 @@ class BucketBatchSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the batches of this rank, for the epoch that was set or resumed, else the next one. Raises BadInput as the class."""
+        iteration = self._iterate()
+        _iterations[iteration] = threading.current_thread()
+        return iteration
+
+    def _iterate(self) -> Generator[list[int]]:
         shard = self._shard()
         _refuse_no_batch(self._data, self._order, shard.world)
         if self._is_finished:
@@ -295,6 +303,18 @@ class BucketBatchSampler:
         tell = getattr(self._data, "set_epoch", None)
         if tell is not None:
             tell(self._epoch)
+
+
+_iterations: Final[WeakKeyDictionary[Generator[list[int]], threading.Thread]] = WeakKeyDictionary()
+"""Iterations that may still be open, and the thread that began each."""
+
+
+@atexit.register
+def _end_iterations() -> None:
+    """End the open iterations before the interpreter ends, as what ends them is gone afterwards. Threads that still iterate go on."""
+    for iteration, thread in list(_iterations.items()):
+        if thread is threading.current_thread() or not thread.is_alive():
+            iteration.close()
 
 
 def check_buckets(data: object) -> None:

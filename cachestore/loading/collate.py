@@ -7,6 +7,7 @@ import torch
 from torch.utils.data._utils.collate import default_collate_fn_map  # pyright: ignore[reportUnknownVariableType] - torch's docs tell to extend it
 
 from cachestore.core.errors import BadInput
+from cachestore.core.forked import in_one_thread
 from cachestore.core.read_block import TextBlock
 from cachestore.loading.texts import make_constant, pad_rows
 
@@ -21,6 +22,7 @@ class ReadSample(SampleDict):
 _ADVICE = "a batch must come from one bucket: give the DataLoader batch_sampler=cachestore.BucketBatchSampler(data, ...)"
 
 
+@in_one_thread
 def collate(samples: Sequence[SampleDict], blocks: Sequence[TextBlock]) -> dict[str, Any]:
     """Put samples into one batch. Stacks or pads tensors; other values become lists, with None for samples without one.
 

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakSet
@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 import cachestore.storage.index  # noqa: F401  # pyright: ignore[reportUnusedImport] - see _before_fork
+from cachestore.core.forked import in_one_thread
 from cachestore.loading.batches import Bucketed, PlannedBatch
 from cachestore.loading.order import Indices
 
@@ -96,6 +97,7 @@ class Prefetcher(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return self._data[index]
 
+    @in_one_thread
     def __getitems__(self, indices: Sequence[int]) -> list[Batch]:
         """Return one batch of these samples as a list of one, which a DataLoader passes to `collate`."""
         read = self._begin_reads(indices)
@@ -167,7 +169,7 @@ class Prefetcher(Dataset[Any]):
                     self._guard.release()
 
     def _begin_reads(self, indices: Sequence[int]) -> Future[Batch] | None:
-        """Start reading this batch and the next ones. Returns the read of this one, or None if it was not announced."""
+        """Start reading this batch and the next ones. Returns the read of this one; None if it was not announced, or no thread starts."""
         with self._guard:
             at = self._find(indices) if self._batches else None
             if at is None:
@@ -178,8 +180,9 @@ class Prefetcher(Dataset[Any]):
                 if number not in self._reads:
                     if self._pool is None:
                         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=_READER)
-                    self._reads[number] = self._pool.submit(self._read_next, number, self._plan)
-            return self._reads.pop(at)
+                    with suppress(RuntimeError):  # the interpreter ends, and takes no more work
+                        self._reads[number] = self._pool.submit(self._read_next, number, self._plan)
+            return self._reads.pop(at, None)
 
     def _read_next(self, number: int, plan: Indices) -> Batch:
         """Read a batch of the plan. Before that, request it and later ones, if they come from an object store."""

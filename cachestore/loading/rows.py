@@ -9,6 +9,7 @@ import torch
 
 from cachestore.core.arguments import as_text
 from cachestore.core.errors import BadInput, MissingEntry
+from cachestore.core.forked import in_one_thread
 from cachestore.core.samples import MASK
 from cachestore.core.tensors import RawTensor, to_torch
 from cachestore.loading.assemble import ControlsPart, LatentsPart, MaskPart, Part, TextPart
@@ -30,6 +31,7 @@ class Rows:
         self._reader = reader
         self._selection = selection
 
+    @in_one_thread
     def samples(self, rows: Sequence[int]) -> list[SampleDict]:
         """Return one sample for each row, with tensors of its own. Raises MissingEntry, CorruptEntry."""
         chosen = self._selection.choose(rows)
@@ -62,6 +64,7 @@ class Rows:
         blocks = [text.block for text in selection.texts]
         return BatchSlice(self._reader, parts, plain, pairs, clips, extras, blocks, selection.options.dtype)
 
+    @in_one_thread
     def outputs_of(self, caption: str) -> dict[str, Any]:
         """Return the text encoders' outputs for one caption. Raises MissingEntry, BadInput."""
         texts = self._selection.texts

@@ -125,7 +125,8 @@ def _process(environment: Mapping[str, str], modules: Mapping[str, ModuleType]) 
     is_risky = forks and "tokenizers" in modules and parallel.lower() not in {"", "false", "0", "off", "no"}
     advice = "set TOKENIZERS_PARALLELISM=false: otherwise a worker hangs if it is forked after a tokenizer was used"
     yield _look("tokenizers", f"{loaded['tokenizers']}, TOKENIZERS_PARALLELISM={parallel or 'unset'}", advice, is_bad=is_risky)
-    advice = "fork no worker after JAX has computed anything: pass `multiprocessing_context='forkserver'` to the DataLoader"
+    advice = "reading in a forked worker is safe, but JAX hangs there once it has computed: use nothing of it in a worker, or pass"
+    advice += " `multiprocessing_context='forkserver'` to the DataLoader"
     yield _look("jax", loaded["jax"], advice, is_bad=forks and "jax" in modules)
     rank_info = discover(environment)
     rank = "no preferred rank" if rank_info.rank is None else f"rank {rank_info.rank} of {rank_info.world_size}"

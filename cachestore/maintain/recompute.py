@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Final, Literal, TypeVar
 from cachestore.core.arguments import as_whole
 from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch
+from cachestore.core.forked import in_one_thread
 from cachestore.core.inputs import cells_each, combined_digest, options_for, own_captions, request_for
 from cachestore.core.keys import Json, Key, Recipe, canonical
 from cachestore.core.samples import CAPTION, images_of
@@ -331,6 +332,7 @@ def _in_turn(sources: Iterable[Iterable[_Cell]]) -> Iterator[_Cell]:
     return (cell for turn in zip_longest(*sources) for cell in turn if cell is not None)
 
 
+@in_one_thread
 def _remake_all(layout: Layout, chosen: Sequence[_Cell], makers: Mapping[_ColumnName, _Maker]) -> _Tally:
     """Encode the chosen entries again and compare them. Only one model at a time is in memory."""
     tally = _Tally()

@@ -205,7 +205,8 @@ class EncodingDataset(CachedDataset):
             state.is_all_read = True
         finally:
             state.is_all_read = state.is_all_read or (own.size > 0 and not state.coming)
-            state.joined.close()
+            if os.getpid() == state.pid:  # a forked child has a copy of the iteration, and the pass goes on in its parent
+                state.joined.close()
         self.finish()
 
     def finish(self) -> Report:

@@ -345,3 +345,11 @@ def test_its_file_is_closed_when_nobody_looks_at_it_any_more(tmp_path):
     assert words[0] == "a"
     del words
     assert not held() - before
+
+
+def test_an_open_table_is_closed_although_its_module_is_empty_as_at_the_end_of_the_interpreter(tmp_path, monkeypatch):
+    before = held()
+    table = open_table(small(tmp_path / "f"), "thing", 1)
+    monkeypatch.setattr("cachestore.files.table.os", None)
+    del table
+    assert not held() - before

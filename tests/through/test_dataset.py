@@ -3,6 +3,7 @@
 import errno
 import gc
 import logging
+import os
 import pickle
 import sys
 from collections import Counter
@@ -17,6 +18,7 @@ from cachestore.files import publish
 from cachestore.files.paths import Layout
 from cachestore.storage.catalog import list_generations
 from cachestore.through.dataset import AT_ONCE
+from cachestore.work.workers import read_heartbeats
 from tests.fakes import LOG, captioned, logged, refusing
 from tests.leaks import held
 from tests.loading.encoders import ReadableEncoder
@@ -291,3 +293,22 @@ def test_what_cannot_be_used_is_refused_before_anything_is_read(root, options, s
     with pytest.raises(cs.BadInput, match=says):
         cs.ReadThrough.of("model", **{"store": root, **options})
     assert not root.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_that_drops_the_epoch_leaves_its_parents_part_of_the_pass_as_it_is(root, pictures, full):
+    loader = cs.make_loader(opened(root, pictures), batch_size=3, ahead=0)
+    epoch = iter(loader)
+    batches = [next(epoch)]
+    phases = [beat["phase"] for beat in read_heartbeats(Layout.at(root))]
+    child = os.fork()
+    if child == 0:
+        del epoch
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [beat["phase"] for beat in read_heartbeats(Layout.at(root))] == phases
+    assert "working" in phases
+    batches += epoch
+    for ours, theirs in zip(batches, epochs(full, 1)[0], strict=True):
+        same(ours, theirs)

@@ -70,6 +70,7 @@ def test_a_passage_that_is_not_there_makes_no_mutant(tmp_path, monkeypatch):
         ("answers", 800),
         ("caches", 2000),
         ("tars", 2000),
+        ("forks", 300),
     ],
 )
 def test_a_campaign_finds_nothing(name, count):
