@@ -13,11 +13,11 @@ import sys
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, TypeAlias
 
 from cachestore.children.kinds import ChildKind
 
-ChildProcess = subprocess.Popen[bytes]
+ChildProcess: TypeAlias = "subprocess.Popen[bytes]"
 
 _BOOT: Final = """\
 import sys
