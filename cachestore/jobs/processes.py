@@ -392,7 +392,7 @@ def _ended(one: _Running, oom_kills: int) -> Child:
     if report is None or "error" in report or code not in _ENDED_WELL:
         ending = how_it_ended(code, last_words=words, oom_kills=0 if one.reason else oom_kills)
         how = f"{how}; asked to stop, it {ending}" if how else ending
-        reason = str(report["error"]) if report and "error" in report else last_line(words) if code > 0 else ""
+        reason = str(report["error"]) if report and "error" in report else last_line(words) if 0 < code <= 128 else ""
         how += f": {reason}" if reason else ""
     number = -code if code < 0 else code - 128
     return Child(one.process.pid, code, report, words, one.rank, how, number if number in STOPPING and not one.reason else None)
