@@ -194,19 +194,14 @@ def _aside(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.urandom(4).hex()}.aside")
 
 
-def make_way(path: Path) -> bool:
-    """Remove or rename what cannot be a copy: a folder, a link, a fifo, a device, an unreadable file. Returns whether there was any."""
-    try:
+def make_way(path: Path) -> None:
+    """Remove or rename what cannot be a copy: a folder, a link, a fifo, a device, an unreadable file. Does nothing if the disk refuses."""
+    with suppress(OSError):
         status = path.lstat()
-        if stat.S_ISREG(status.st_mode) and os.access(path, os.R_OK):
-            return False
         if stat.S_ISDIR(status.st_mode):
             set_aside_folder(path)
-        else:
+        elif not stat.S_ISREG(status.st_mode) or not os.access(path, os.R_OK):
             path.unlink()
-    except OSError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -165,19 +165,21 @@ class RemoteReader(Reader):
 
     def _load(self, earlier: Snapshot | None) -> Snapshot:
         """Take a snapshot by the store's listing, the newest good index and the headers of the segments that it does not cover."""
-        inventory = self._inventory = look_again(lambda: take_inventory(self._client))
+        return look_again(lambda: self._take_snapshot(earlier))
+
+    def _take_snapshot(self, earlier: Snapshot | None) -> Snapshot:
+        inventory = self._inventory = take_inventory(self._client)
         index = self._index_of(inventory)
-        refs: Mapping[int, SegmentRef] = index.segments if index is not None else {}
-        covered = {ref.digest for ref in refs.values()}
-        vanished = frozenset(number for number, ref in refs.items() if inventory.segments.get(ref.digest) != ref.size_bytes)
-        known: Mapping[str, SegmentContents] = earlier.uncovered if earlier is not None else {}
-        uncovered: dict[str, SegmentContents] = {}
-        for digest in sorted(inventory.segments.keys() - covered):
-            with suppress(FormatError):  # its values count as missing
-                uncovered[digest] = known.get(digest) or self._contents(digest, inventory.segments[digest])
-        given = Handover(index.verdict if index is not None else None, vanished, uncovered)
-        if index is not None:
-            index.close()
+        with closing(index) if index is not None else nullcontext():
+            refs: Mapping[int, SegmentRef] = index.segments if index is not None else {}
+            covered = {ref.digest for ref in refs.values()}
+            vanished = frozenset(number for number, ref in refs.items() if inventory.segments.get(ref.digest) != ref.size_bytes)
+            known: Mapping[str, SegmentContents] = earlier.uncovered if earlier is not None else {}
+            uncovered: dict[str, SegmentContents] = {}
+            for digest in sorted(inventory.segments.keys() - covered):
+                with suppress(FormatError):  # its values count as missing
+                    uncovered[digest] = known.get(digest) or self._contents(digest, inventory.segments[digest])
+            given = Handover(index.verdict if index is not None else None, vanished, uncovered)
         return snapshot_of(self.layout, given)
 
     def _index_of(self, inventory: Inventory) -> Index | None:

@@ -18,6 +18,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import cachestore as cs
@@ -212,6 +213,10 @@ def test_an_entry_that_comes_damaged_once_is_no_corrupt_entry(path, tmp_path, bu
 
 
 def test_an_answer_that_is_wrong_once_while_a_data_set_is_opened_changes_nothing(path, tmp_path, bucket):
+    """One segment is in no index, so its header is read too."""
+    with cs.open(path, mode="a") as store, store.writer() as writer:
+        writer.put(cs.key("in no index"), {"value": np.zeros(3, np.float32)})
+    serve_folder(bucket, path)
     own = cs.CachedDataset(path, generation=1)
     before = len(bucket.requests)
     cs.CachedDataset(ADDRESS, local=tmp_path / "counted", generation=1)
