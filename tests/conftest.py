@@ -2,10 +2,13 @@
 
 import os
 import re
+import signal
 import sys
 
 import pytest
 from hypothesis import settings
+
+from cachestore.core.signals import STOPPING
 
 settings.register_profile("cachestore", deadline=None, max_examples=60)
 settings.register_profile("fast", deadline=None, max_examples=10)  # scripts/test.py --fast
@@ -20,7 +23,13 @@ def _leaves_out_torch(config):
 
 
 def pytest_configure(config):
-    """Where tests of torch are left out, importing it fails: a test that does so without the mark would cost all others seconds."""
+    """Where tests of torch are left out, importing it fails: a test that does so without the mark would cost all others seconds.
+
+    A signal that the shell ignores, as `nohup` and `&` do, would be ignored by every process of a test.
+    """
+    for number in STOPPING:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     if _leaves_out_torch(config):
         sys.modules["torch"] = None  # pyright: ignore[reportArgumentType] - Python takes it: an import then fails
 

@@ -4,6 +4,7 @@ import argparse
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,12 @@ def options() -> dict[str, set[str]]:
     }
 
 
+@cache
+def texts_in(path: Path) -> tuple[str, ...]:
+    """The texts of a file of the package."""
+    return tuple(texts_of(path.read_text(encoding="utf-8")))
+
+
 def texts_of(source: str) -> Iterator[str]:
     """Every text in a file that is no docstring; the parts of an f-string are one, with X for its values."""
     tree = ast.parse(source)
@@ -46,7 +53,7 @@ def texts_of(source: str) -> Iterator[str]:
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            yield "".join(part.value if isinstance(part, ast.Constant) else "X" for part in node.values)
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (inner | docs):
             yield node.value
 
@@ -61,7 +68,7 @@ def test_every_option_that_a_message_names_exists():
     found = {
         (str(path.relative_to(PACKAGE)), option)
         for path in PACKAGE.rglob("*.py")
-        for text in texts_of(path.read_text(encoding="utf-8"))
+        for text in texts_in(path)
         for option in _OPTION.findall(text)
         if option not in known and str(path.relative_to(PACKAGE)) not in STYLES
     }
@@ -74,7 +81,7 @@ def test_messages_that_commands_share_name_no_option_that_only_some_of_them_have
         (str(path.relative_to(PACKAGE)), option)
         for room in SHARED
         for path in (PACKAGE / room).rglob("*.py")
-        for text in texts_of(path.read_text(encoding="utf-8"))
+        for text in texts_in(path)
         for option in named_in(text) - (both if room == "remote" else set())
     }
     assert found == set(NAMED_IN_SHARED)

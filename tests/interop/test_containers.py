@@ -41,7 +41,7 @@ def npy(array):
     return buffer.getvalue()
 
 
-def headed(shape, *, descr="<f4", data=bytes(24), order=False):
+def headed(shape, *, descr: object = "<f4", data=bytes(24), order=False):
     """An .npy whose header states any shape."""
     text = f"{{'descr': {descr!r}, 'fortran_order': {order}, 'shape': {shape}, }}\n".encode()
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text + data

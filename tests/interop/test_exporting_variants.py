@@ -381,7 +381,7 @@ def test_ltx_finds_all_resolutions_and_sources_in_one_folder(store, out, monkeyp
     monkeypatch.setattr(
         f"{__name__}.value", lambda name, resolution, *more: trainers.noise(name, resolution, *more, shape=shape(name, resolution))
     )
-    of_ltx = {"family": "ltx2", "text_family": "ltx2"}
+    of_ltx: Any = {"family": "ltx2", "text_family": "ltx2"}
     make_store(store, Wanted(sources=("x", "y"), **of_ltx))
     written = send("ltx", store, out)
     assert written.complete, written
