@@ -82,13 +82,14 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("trap", TRAPS)
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    ("reader", "trap"),
+    # SQLite reads the parts that it needs of a giant, and finds no tables
+    [(reader, trap) for reader in READERS for trap in TRAPS if (reader, trap) != ("a table of diffusion-pipe", "a giant")],
+)
 def test_a_trap_is_refused_at_once(tmp_path, reader, trap):
     name, read = READERS[reader]
     TRAPS[trap](tmp_path / name)
-    if (reader, trap) == ("a table of diffusion-pipe", "a giant"):
-        pytest.skip("SQLite reads the parts that it needs, and of these there are none")
     with pytest.raises((BadInput, EncodeFailed, OSError)):
         read(tmp_path / name)
 
