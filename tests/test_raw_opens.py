@@ -31,8 +31,10 @@ _CHECKED = "its path was opened and checked a moment before; the library takes n
 _MODEL = "the files of a model's component: `encode.models` refuses a folder with anything else in it, and digests them before"
 
 ALLOWED = {
+    ("children/start.py", "os.fdopen"): _MEMORY,
     ("cli/__init__.py", "os.open"): "the null device",
     ("cli/report.py", "webbrowser.open"): "a page that was just written, in the browser",
+    ("core/forked.py", "Path('/proc/self/stat').read_bytes"): _KERNEL,
     ("encode/conversion.py", "safe_open"): _MODEL,
     ("encode/conversion.py", "shutil.copyfile"): _MODEL,
     ("encode/images.py", "Image.open"): _BYTES,
@@ -53,11 +55,12 @@ ALLOWED = {
     ("files/opening.py", "os.open"): "here it is done",
     ("files/publish.py", "os.open"): f"{_WRITES}, or it is a folder",
     ("files/removal.py", "os.open"): _FOLDER,
+    ("files/stat_record.py", "_MOUNTS.read_text"): _KERNEL,
     ("interop/formats/containers.py", "zipfile.ZipFile"): "bytes in memory, for the list at their end, which is limited before",
     ("interop/formats/diffusion_pipe.py", "sqlite3.connect"): _CHECKED,
     ("interop/formats/torch_files.py", "gzip.GzipFile"): "bytes in memory, unpacked up to a limit in a limited process",
     ("interop/formats/torch_files.py", "torch.load"): "bytes in memory, in a limited process",
-    ("interop/sandbox.py", "open"): _KERNEL,
+    ("interop/pickle_reader.py", "open"): _KERNEL,
     ("interop/tar_exporting.py", "tarfile.open"): _MEMORY,
     ("jobs/processes.py", "_VMSTAT.read_text"): _KERNEL,
     ("jobs/ranks.py", "Path(f'/proc/{pid}/stat').read_text"): _KERNEL,

@@ -27,6 +27,7 @@ NAMED_IN_SHARED = {
     ("core/ranks.py", "rank"): "one of the pair is given",
     ("core/ranks.py", "world-size"): "the other one",
     ("core/raw_tensors.py", "model"): "it says to import again",
+    ("storage/commit.py", "access"): "it was given",
 }
 
 
