@@ -162,12 +162,12 @@ class ExportLayout:
 
         Raises BadInput if it is not known, and if the user named one that the data set is not of.
         """
-        recipe, alike = self.catalog.recipes[column.fingerprint], self._families_of(column)
+        alike = families_of(self.catalog, column)
         if self.given is not None:
-            possible = alike or families_with_vae(recipe)
+            possible = alike or families_with_vae(self.catalog.recipes[column.fingerprint])
             if self.given not in possible:
                 stored = " or ".join(one.name for one in possible) or "another VAE"
-                what = f"the {column.encoder} of {self.catalog.name!r} is of {stored}, not of {self.given.name}"
+                what = f"the data set {self.catalog.name!r} is of {stored}, not of {self.given.name} ({column.encoder})"
                 raise BadInput(f"{what}: leave --family out, or pass the right one")
             return self.given
         alike = [one for one in alike if self.format.name in one.names] or alike
@@ -176,16 +176,6 @@ class ExportLayout:
         if len(alike) > 1:
             raise BadInput(f"the model may be {' or '.join(one.name for one in alike)}: pass --family with the right one")
         return alike[0]
-
-    def _families_of(self, column: KeyColumn) -> Sequence[Family]:
-        """Return the families that a column may be of; empty if nothing is known. Text says it of latents too."""
-        own, texts = column.fingerprint, [one.fingerprint for one in self.catalog.columns if one.role == CAPTION]
-        for make in (self.catalog.recipes[fingerprint].make for fingerprint in (own, *texts)):
-            if "family" in make:
-                return [family_named(str(make["family"]))]
-            if alike := families_of_pipeline(str(make.get("pipeline"))):
-                return alike
-        return families_of_vae(self.catalog.recipes[own])
 
     def named(self, row: int, column: KeyColumn, index: int) -> Named:
         """Return what the name of a cell's file is made from."""
@@ -214,6 +204,17 @@ class ExportLayout:
         return range(first, first + each, sides if "flips" in self.leave_out else 1) if column.count(row) else ()
 
 
+def families_of(catalog: Catalog, column: KeyColumn) -> Sequence[Family]:
+    """Return the families that a column may be of; empty if none is sure. Text says it of latents too."""
+    own, texts = column.fingerprint, [one.fingerprint for one in catalog.columns if one.role == CAPTION]
+    for make in (catalog.recipes[fingerprint].make for fingerprint in (own, *texts)):
+        if "family" in make:
+            return [family_named(str(make["family"]))]
+        if alike := families_of_pipeline(str(make.get("pipeline"))):
+            return alike
+    return families_of_vae(catalog.recipes[own])
+
+
 def families_of_vae(recipe: Recipe) -> Sequence[Family]:
     """Return the families whose VAE has the class, the channels and the constants of this recipe."""
     scale, own = scale_of(recipe.read), recipe.read.get("channels")
@@ -226,11 +227,13 @@ def families_of_vae(recipe: Recipe) -> Sequence[Family]:
 
 
 def families_with_vae(recipe: Recipe) -> Sequence[Family]:
-    """Return the families whose VAE has the class and the channels of this recipe, as far as it says them; text says neither."""
+    """Return the families whose VAE has the class of this recipe, and its channels, if any of them has these; all for text.
+
+    A small stand-in of a VAE has fewer channels than the released one.
+    """
     classes, channels = _classes(recipe), recipe.read.get("channels")
-    if channels is None:
-        return FAMILIES
-    return [one for one in FAMILIES if one.channels == channels and (not classes or one.vae_class in classes)]
+    alike = [one for one in FAMILIES if channels is None or not classes or one.vae_class in classes]
+    return [one for one in alike if one.channels == channels] or alike
 
 
 def _classes(recipe: Recipe) -> set[str]:

@@ -108,7 +108,9 @@ def test_text_of_hunyuanvideo15_is_refused_because_it_is_made_of_another_templat
 
 def test_the_size_of_flux2_klein_must_be_named_because_both_have_one_pipeline():
     recipe, own = Recipe("text", {"pipeline": "Flux2KleinPipeline"}), SimpleNamespace(fingerprint="1")
-    layout: Any = SimpleNamespace(given=None, catalog=SimpleNamespace(columns=[], recipes={"1": recipe}))
+    layout: Any = SimpleNamespace(
+        given=None, format=SimpleNamespace(name="musubi"), catalog=SimpleNamespace(columns=[], recipes={"1": recipe})
+    )
     with pytest.raises(BadInput, match="may be flux2-klein-4b or flux2-klein-9b: pass"):
         ExportLayout.family(layout, cast("Any", own))
 

@@ -67,7 +67,7 @@ class TestCreating:
 
     def test_a_folder_that_holds_something_else_is_left_alone(self, tmp_path):
         (tmp_path / "photo.jpg").touch()
-        with pytest.raises(BadInput, match=r"photo\.jpg.*--store"):
+        with pytest.raises(BadInput, match=r"photo\.jpg.*another folder"):
             create_store(tmp_path)
         assert names_in(tmp_path) == ["photo.jpg"]
 
