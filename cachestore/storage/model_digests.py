@@ -30,7 +30,8 @@ def load_digests(layout: Layout, host: str) -> dict[str, str]:
         if name.startswith(prefix) and name.endswith(".json"):
             with suppress(FormatError, OSError):
                 for key, digest in read_record(layout.digests / name, FORMAT, VERSION).items():
-                    found.setdefault(key, set()).add(digest)
+                    if isinstance(digest, str):
+                        found.setdefault(key, set()).add(digest)
     return {key: digests.pop() for key, digests in found.items() if len(digests) == 1}
 
 

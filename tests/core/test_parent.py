@@ -15,6 +15,7 @@ from cachestore.core.parent import leave_with
 leave_with({starter}, seconds={seconds}, gone={gone})
 time.sleep(50)
 """
+IGNORES_ALL = "from cachestore.core.signals import STOPPING; [signal.signal(number, signal.SIG_IGN) for number in STOPPING]"
 
 
 @pytest.mark.processes
@@ -24,7 +25,7 @@ time.sleep(50)
         ({"starter": "os.getppid() + 1"}, -signal.SIGTERM),
         ({"starter": "os.getppid()", "before": "gone = threading.Event(); gone.set()", "gone": "gone"}, -signal.SIGTERM),
         (
-            {"starter": "1", "before": "signal.signal(signal.SIGTERM, signal.SIG_IGN)", "seconds": "0.05"},
+            {"starter": "1", "before": IGNORES_ALL, "seconds": "0.05"},
             128 + signal.SIGTERM,
         ),
     ],

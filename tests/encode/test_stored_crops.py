@@ -13,7 +13,7 @@ from PIL import Image
 
 import cachestore as cs
 from cachestore.cli import OK, main
-from tests.encode import tiny
+from tests.encode import tiny, tiny_families
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
 
@@ -34,8 +34,18 @@ def rows_of(parts):
 
 @pytest.fixture(scope="module")
 def vae(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("vae")
-    tiny.vae().save_pretrained(folder)
+    """Of SDXL, by its factor."""
+    folder, made = tmp_path_factory.mktemp("vae"), tiny.vae()
+    made.register_to_config(scaling_factor=0.13025)
+    made.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def flux_vae(tmp_path_factory):
+    """Z-Image has the same one."""
+    folder = tmp_path_factory.mktemp("flux")
+    tiny_families.flux_vae().save_pretrained(folder)
     return folder
 
 
@@ -133,10 +143,10 @@ def test_why_and_the_report_say_which_part_of_the_picture_it_is(tmp_path, data, 
     assert ["48x80 of [60, 10, 120, 90]" in page, "64x48 of" in page] == [True, False]
 
 
-def test_latents_of_a_part_are_exported_with_its_offset_from_the_left_and_of_the_mirrored_side(tmp_path, data, vae):
+def test_latents_of_a_part_are_exported_with_its_offset_from_the_left_and_of_the_mirrored_side(tmp_path, data, flux_vae):
     """The part's bucket of 48x80 begins 66 pixels from the left of 120; mirrored, it begins 6 from it."""
     store, out = tmp_path / "store", tmp_path / "out"
-    encode(write_rows(data, rows_of({"right": PARTS["right"]})), vae, store)
+    encode(write_rows(data, rows_of({"right": PARTS["right"]})), flux_vae, store)
     cs.export_cache(store, format="sd-scripts", folder=out, family="flux")
     [path] = Path(out).glob("*.npz")
     npz = np.load(path)
@@ -145,9 +155,9 @@ def test_latents_of_a_part_are_exported_with_its_offset_from_the_left_and_of_the
 
 
 @pytest.mark.parametrize("kind", ["musubi", "ai-toolkit"])
-def test_a_sample_with_a_crop_of_its_own_is_a_failure_where_the_trainer_knows_whole_pictures_alone(tmp_path, data, vae, kind):
+def test_a_sample_with_a_crop_of_its_own_is_a_failure_where_the_trainer_knows_whole_pictures_alone(tmp_path, data, flux_vae, kind):
     store, out = tmp_path / "store", tmp_path / "out"
-    encode(write_rows(data, rows_of({"whole": None, "right": PARTS["right"]})), vae, store)
+    encode(write_rows(data, rows_of({"whole": None, "right": PARTS["right"]})), flux_vae, store)
     report = cs.export_cache(store, format=kind, folder=out, family="z-image" if kind == "musubi" else "flux")
     assert [(one["sample"], "its own crop" in one["reason"]) for one in report.failures] == [("right", True)]
     assert report.written == 1
