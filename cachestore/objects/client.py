@@ -11,9 +11,11 @@ thread may call it.
 import os
 import random
 import re
+import stat
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
 
 from cachestore.core.errors import BadInput, CacheStoreError, RemoteFailed, naming_extras
@@ -189,14 +191,14 @@ class _ObstoreClient:
 
     def head(self, key: str) -> int | None:
         try:
-            return self._call("look up", key, lambda: self._obstore.head(self._store, self._address.key(key))["size"])
+            return self._call("look up", key, lambda: self._obstore.head(self._store, self._readable(key))["size"])
         except RemoteFailed as error:
             if error.errno == 2:
                 return None
             raise
 
     def get(self, key: str) -> bytes:
-        return self._call("read", key, lambda: bytes(self._obstore.get(self._store, self._address.key(key)).bytes()))
+        return self._call("read", key, lambda: bytes(self._obstore.get(self._store, self._readable(key)).bytes()))
 
     def get_range(self, key: str, start: int, size: int) -> bytes:
         if size == 0:  # HTTP has no empty range
@@ -204,13 +206,20 @@ class _ObstoreClient:
 
         def read() -> bytes:
             try:
-                return bytes(self._obstore.get_range(self._store, self._address.key(key), start=start, length=size))
+                return bytes(self._obstore.get_range(self._store, self._readable(key), start=start, length=size))
             except self._obstore.exceptions.BaseError as error:
                 if _failure_of(error).status == 416:  # the object ends before it
                     return b""
                 raise
 
         return self._call("read", key, read)
+
+    def _readable(self, key: str) -> str:
+        """Return where an object lies. Raises RemoteFailed for a file that obstore would wait for, such as a fifo."""
+        whole = self._address.key(key)
+        if self._address.scheme == "file" and _would_wait(Path("/") / whole):
+            raise RemoteFailed(f"{self._address.of(key)} is a fifo, a socket or a device, not a regular file: move it away")
+        return whole
 
     def put_new(self, key: str, data: bytes) -> bool:
         def create() -> bool:
@@ -332,6 +341,15 @@ def _failure_of(error: Exception) -> _Failure:
     return _Failure(
         int(status[1]) if status else 0, code[1] if code else "", int(system[1]) if system and not status else 0, redirect, not lacks
     )
+
+
+def _would_wait(path: Path) -> bool:
+    """Return whether a path leads to something other than a file or folder. False if there is nothing: obstore says why."""
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except OSError:
+        return False
+    return kind not in {stat.S_IFREG, stat.S_IFDIR}
 
 
 def _error_of(what: str, address: Address, failure: _Failure, tries: int, seconds: float) -> RemoteFailed:

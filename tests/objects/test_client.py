@@ -241,3 +241,10 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(RemoteFailed, match=r"Not a directory|check the folder"):
         client_of(address=f"file://{tmp_path}/file").put_new("a", b"x")
+
+
+@pytest.mark.parametrize("name", ["get", "get_range", "head"])
+def test_a_fifo_in_a_folder_is_refused_at_once(tmp_path, name):
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(RemoteFailed):
+        CALLS[name](connect(parse_address("address", f"file://{tmp_path}"), limits=SHORT))
