@@ -49,7 +49,7 @@ def here(tmp_path):
 
 def run_there(here, program, *arguments):
     """Run a program in the folder, with fake encoders."""
-    own = {**os.environ, "PYTHONPATH": fakes.PATHS, "FAKE_ENCODERS": "1", "TMPDIR": str(here)}
+    own = {**os.environ, "PYTHONPATH": fakes.PATHS, "FAKE_ENCODERS": "1"}
     command = [sys.executable, str(here / "bin" / program), *map(str, arguments)]
     return subprocess.run(command, cwd=here / "hostile", env=own, capture_output=True, text=True, timeout=200, check=False)
 
