@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, Self, get_args
@@ -13,6 +13,7 @@ from cachestore.core.arguments import as_mapping, as_switch, as_whole, as_word
 from cachestore.core.errors import BadInput
 from cachestore.core.ranks import RankInfo, discover
 from cachestore.core.words import first_of, noun, plural
+from cachestore.loading.epoch import PlannedBatch
 from cachestore.loading.order import Order, Tail, count_batches, count_even, even_out, order_batches
 
 _log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ class Bucketed(Protocol):
 
     If it has `set_epoch`, the sampler passes on the epoch. If it has `announce`, the sampler passes the batches of each iteration on this
     process, and holds the returned context during the iteration. So with `reading`, which also gets the batches of all ranks. If it has
-    `workers`, and that is not 0, the batches are `PlannedBatch`es for so many workers of a DataLoader.
+    `workers`, and that is not 0, each batch says what the same one of so many workers of a DataLoader gets next.
     """
 
     @property
@@ -53,15 +54,6 @@ class _Shard:
     world: int
     rank: int | None
     """The number of this process among the ranks, for any `split`. None if unknown."""
-
-
-class PlannedBatch(list[int]):
-    """A batch's indices, which also say what the same worker of a DataLoader gets next: workers take turns."""
-
-    def __init__(self, indices: Iterable[int], upcoming: Sequence[Sequence[int]]) -> None:
-        super().__init__(indices)
-        self.upcoming = upcoming
-        """The worker's next batches, in order."""
 
 
 class BucketBatchSampler:
@@ -157,7 +149,8 @@ class BucketBatchSampler:
         self._yielded = 0
         self._is_resumed = False
         self._tell_data()
-        batches = order_batches(self._data.buckets, self._order, self._epoch)
+        epoch = self._epoch
+        batches = order_batches(self._data.buckets, self._order, epoch)
         rounds = even_out(batches[self._start :], shard.world, self._order.tail, whole=batches)
         ours = rounds[shard.first :: shard.step]
         announce: Any = getattr(self._data, "announce", nullcontext)
@@ -170,7 +163,8 @@ class BucketBatchSampler:
                 self._yielded += 1
                 # A caller that takes exactly len(sampler) batches never sees the end, but wants the next epoch next.
                 self._is_finished = self._yielded == len(ours)
-                yield PlannedBatch(batch.tolist(), ours[number + turn :: turn][:_UPCOMING].tolist()) if turn else batch.tolist()
+                upcoming = ours[number + turn :: turn][:_UPCOMING].tolist() if turn else ()
+                yield PlannedBatch(batch.tolist(), upcoming, epoch=epoch)
         self._is_finished = self._is_over = True
 
     @property

@@ -151,10 +151,13 @@ class CachedDataset(Dataset[SampleDict]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[SampleDict]:
-        """Return the samples of a batch, read in the order in which they lie on disk. A DataLoader calls this; the list may be empty."""
-        rows = self._selection.rows_at(indices)
+        """Return the samples of a batch, read in the order in which they lie on disk. A DataLoader calls this; the list may be empty.
+
+        They are of the epoch that a BucketBatchSampler gave the indices, else of the data set's.
+        """
+        rows, epoch = self._selection.rows_at(indices), self._selection.epoch.of(indices)
         with self._named:
-            return self._read.samples(rows)
+            return self._read.samples(rows, epoch)
 
     def collate(self, samples: Sequence[SampleDict]) -> dict[str, Any]:
         """Make a batch: a plain dict of contiguous writable tensors and lists. Raises BadInput for no samples, or for mixed buckets."""
@@ -166,13 +169,14 @@ class CachedDataset(Dataset[SampleDict]):
         With `into` the tensors are views of those buffers, valid until the next batch; without, they are the caller's own. Several threads
         may read, each into its own buffers. Raises as `collate` and `__getitems__`; the contents of the buffers are then undefined.
         """
-        rows = self._selection.rows_at(indices)
+        rows, epoch = self._selection.rows_at(indices), self._selection.epoch.of(indices)
         with self._named:
-            return read_or(self._read.batch_slice(rows) if rows else None, into, lambda: self.collate(self._read.samples(rows)))
+            batch_slice = self._read.batch_slice(rows, epoch) if rows else None
+            return read_or(batch_slice, into, lambda: self.collate(self._read.samples(rows, epoch)))
 
     def prefetch(self, indices: Sequence[SupportsIndex]) -> None:
         """Ask the system to load the entries of these samples, without waiting. Use it for the next batch. Only a hint."""
-        self._read.prefetch(self._selection.rows_at(indices))
+        self._read.prefetch(self._selection.rows_at(indices), self._selection.epoch.of(indices))
 
     def can_prefetch(self, batches: int) -> bool:
         """Whether `prefetch` may be called for a batch that is so many batches later. Never for a store in a folder."""
@@ -189,12 +193,12 @@ class CachedDataset(Dataset[SampleDict]):
 
     def batch_slice(self, indices: Sequence[SupportsIndex]) -> BatchSlice | None:
         """Return the batch slice of these samples, at least one. None if they differ in their fields. Raises IndexError."""
-        rows = self._selection.rows_at(indices)
+        rows, epoch = self._selection.rows_at(indices), self._selection.epoch.of(indices)
         with self._named:
-            return self._read.batch_slice(rows)
+            return self._read.batch_slice(rows, epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch whose latents are drawn, here and in all DataLoader workers."""
+        """Set the epoch whose latents are drawn, here and in all DataLoader workers. Batches of a BucketBatchSampler have its epoch."""
         self._selection.epoch.set(epoch)
 
     @property

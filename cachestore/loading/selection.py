@@ -83,7 +83,7 @@ class Chosen(NamedTuple):
     rows: Sequence[int]
     ids: list[str]
     texts: Sequence[int | None]
-    """Index of the caption of each sample in this epoch; None for the empty one."""
+    """Index of the caption of each sample in an epoch; None for the empty one."""
     variants: Sequence[int]
     """Number of the picture's variant for each sample."""
 
@@ -263,26 +263,27 @@ class Selection:
         listed = f"`data.ids` lists them, the first is {next(iter(self.ids), None)!r}"
         raise BadInput(f"{whose}{self.options.called} has no sample {sample_id!r}; {listed}")
 
-    def choose(self, rows: Sequence[int]) -> Chosen:
-        """The ids, captions and variants of these rows in this epoch."""
+    def choose(self, rows: Sequence[int], epoch: int | None = None) -> Chosen:
+        """The ids, captions and variants of these rows in an epoch, by default the data set's."""
         ids = take(self.catalog.ids, rows)
-        return Chosen(rows, ids, self._chosen_texts(rows, ids), self._chosen_variants(rows, ids))
+        epoch = self.epoch.get() if epoch is None else epoch
+        return Chosen(rows, ids, self._chosen_texts(rows, ids, epoch), self._chosen_variants(rows, ids, epoch))
 
-    def _chosen_texts(self, rows: Sequence[int], ids: Sequence[str]) -> Sequence[int | None]:
+    def _chosen_texts(self, rows: Sequence[int], ids: Sequence[str], epoch: int) -> Sequence[int | None]:
         policy, at = self.options.captions, self.catalog.captions_at
         if policy is None:
             return [0] * len(rows)
-        seed, epoch = self.options.seed, self.epoch.get()
+        seed = self.options.seed
         return [
             policy.index(at[row + 1] - at[row], self.encoded, seed=seed, epoch=epoch, sample_id=sample_id)
             for row, sample_id in zip(rows, ids, strict=True)
         ]
 
-    def _chosen_variants(self, rows: Sequence[int], ids: Sequence[str]) -> Sequence[int]:
+    def _chosen_variants(self, rows: Sequence[int], ids: Sequence[str], epoch: int) -> Sequence[int]:
         if isinstance(self.variants, int) and self.variants == 1:
             return [0] * len(rows)
         each: list[int] = [self.variants] * len(rows) if isinstance(self.variants, int) else self.variants[list(rows)].tolist()
-        seed, epoch = str(self.options.seed), self.epoch.get()
+        seed = str(self.options.seed)
         return [turn_of(variants, epoch, "views", seed, sample_id) for variants, sample_id in zip(each, ids, strict=True)]
 
     def row_keys(self, chosen: Chosen) -> list[list[Key | None]]:
