@@ -3,6 +3,7 @@
 A sample is complete only if its columns for other resolutions are complete too. Masks and control images have the variant of their picture.
 """
 
+import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +23,7 @@ from cachestore.loading.batch_slice import BatchSlice, read_or
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.cast import as_dtype
 from cachestore.loading.check import check_model
-from cachestore.loading.collate import SampleDict, collate
+from cachestore.loading.collate import SampleDict, collate, refuse_foreign
 from cachestore.loading.columns import Bucket, complete_rows
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.features import Feature, features_of
@@ -155,6 +156,7 @@ class CachedDataset(Dataset[SampleDict]):
 
         They are of the epoch that a BucketBatchSampler gave the indices, else of the data set's.
         """
+        refuse_foreign(inspect.currentframe())
         rows, epoch = self._selection.rows_at(indices), self._selection.epoch.of(indices)
         with self._named:
             return self._read.samples(rows, epoch)
@@ -276,6 +278,11 @@ class CachedDataset(Dataset[SampleDict]):
     def digest(self) -> str:
         """Digest of the catalog's rows and recipes, and of the chosen resolution and samples, if any."""
         return self._selection.digest
+
+    @property
+    def content(self) -> Mapping[str, Any]:
+        """What decides the values of its samples, by name, as JSON. Equal for equal stores, wherever they lie."""
+        return self._selection.content | {"digest": self.digest}
 
     @property
     def epoch(self) -> int:

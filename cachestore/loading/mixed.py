@@ -4,6 +4,7 @@ An index of the mix has the same bucket in every epoch, so a sampler has equally
 may change from epoch to epoch, as a pure function of (seed, epoch).
 """
 
+import inspect
 import logging
 import math
 import operator
@@ -21,7 +22,7 @@ from cachestore.core.keys import canonical, digest_parts
 from cachestore.core.words import plural
 from cachestore.loading.batch_slice import join_slices, read_or
 from cachestore.loading.buffers import BatchBuffers
-from cachestore.loading.collate import SampleDict, collate
+from cachestore.loading.collate import SampleDict, collate, refuse_foreign
 from cachestore.loading.dataset import Bucket, CachedDataset
 from cachestore.loading.epoch import Epoch, same_epoch
 from cachestore.loading.order import Indices, permutation
@@ -163,6 +164,7 @@ class MixedDataset(Dataset[SampleDict]):
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[SampleDict]:
         """Return many samples of this epoch, with one read for each data set. No indices give an empty list."""
+        refuse_foreign(inspect.currentframe())
         found: dict[int, SampleDict] = {}
         for number, wanted, inner in self._by_owner(indices):
             found |= zip(wanted, self.datasets[number].__getitems__(inner), strict=True)
@@ -245,6 +247,12 @@ class MixedDataset(Dataset[SampleDict]):
         """A digest of the data sets in order, the weights and the seed."""
         settings = canonical([self._weights, self._seed])
         return digest_parts("cachestore-mixed", settings, *(data.digest for data in self.datasets)).hex()
+
+    @property
+    def content(self) -> Mapping[str, Any]:
+        """As `CachedDataset.content`, of the mix and of each data set in it."""
+        parts = {f"{name} of part {at}": value for at, data in enumerate(self.datasets) for name, value in data.content.items()}
+        return {"digest": self.digest, "weights": self._weights, "seed": self._seed, **parts}
 
     @property
     def generation(self) -> tuple[int, ...]:

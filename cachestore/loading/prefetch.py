@@ -134,6 +134,14 @@ class Prefetcher(Dataset[Any]):
         """The digest of the data set."""
         return self._data.digest
 
+    @property
+    def content(self) -> Mapping[str, Any]:
+        """What decides the values of the data set's samples, by name: as the data set's, if it has it, else its digest."""
+        return getattr(self._data, "content", None) or {"digest": self._data.digest}
+
+    def __repr__(self) -> str:
+        return repr(self._data)
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the data set, if it has one."""
         tell = getattr(self._data, "set_epoch", None)

@@ -8,7 +8,7 @@ import operator
 import shlex
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple, SupportsIndex
 
@@ -210,6 +210,21 @@ class Selection:
         if options.selection is not None:
             digest = digest_parts("cachestore-selection", digest, options.selection.astype("<i8").tobytes()).hex()
         return digest
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What decides the values of its samples, by name, as JSON."""
+        options = self.options
+        policy = None if options.captions is None else {one.name: getattr(options.captions, one.name) for one in fields(options.captions)}
+        return {
+            "digest": self.digest,
+            "resolution": options.resolution,
+            "captions": policy,
+            "latents": options.latents,
+            "fields": sorted(self.fields),
+            "dtype": None if options.dtype is None else str(options.dtype),
+            "seed": options.seed,
+        }
 
     def source_weights(self) -> tuple[list[float], list[list[int]]]:
         """As `CachedDataset.source_weights`."""
