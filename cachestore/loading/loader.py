@@ -132,11 +132,13 @@ def make_loader(
     pin_memory = as_switch("pin_memory", pin_memory)
     if not_encoded := getattr(data, "not_encoded", ""):
         _log.warning("%s", not_encoded)
-    is_given = rank is not None or num_replicas is not None or (mesh is not None and framework != "accelerate")
-    if is_given and framework not in {"auto", "ddp"}:
+    is_numbered = rank is not None or num_replicas is not None
+    if (is_numbered and framework not in {"auto", "ddp"}) or (mesh is not None and framework == "single"):
         raise BadInput(f'framework="{framework}" says itself which batches a rank takes: leave rank, num_replicas and mesh out')
-    split = None if is_given else _choose_split(framework)
-    is_shared = is_given or split is not None
+    split = None if is_numbered else _choose_split(framework)
+    is_shared = is_numbered or framework != "single"
+    if mesh is not None and split == "found":
+        split = None
     if is_shared and find_ranks().world_size > 1:
         _refuse_unpinned(data)
     pins = pin_memory and torch.accelerator.is_available()

@@ -31,6 +31,11 @@ _TURN_SECONDS: Final = 1.0
 """A wait is cut into turns, so that Ctrl-C is heard and other users of the store are not kept waiting."""
 _GRACE_SECONDS: Final = 5.0
 """So long a rank that found a difference waits for others to read of it: rank 0 may hold the store, which ends with it."""
+_LAUNCHING: Final = {
+    "cachestore", "torch", "accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers", "ray",
+    "multiprocessing", "concurrent", "threading", "runpy",
+}  # fmt: skip
+"""Packages whose lines say nothing of where a sampler is made: they start ranks, some of them rank 0 in another way than the others."""
 _KEPT: Final = 64
 """So many of its latest records a rank leaves in the store."""
 _NAMED: Final = 3
@@ -112,10 +117,10 @@ class _ProcessGroup:
 
 
 def origin_of(frame: FrameType | None) -> str:
-    """A name for the lines of a script that make a sampler, equal on all ranks that run the same lines; a number tells further ones."""
+    """A name for the lines of a script that make a sampler, equal on all ranks that run the same lines."""
     lines: list[str] = []
     while frame is not None:
-        if package_of(frame) != "cachestore":
+        if package_of(frame) not in _LAUNCHING:
             name = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
             lines.append(f"{name}:{frame.f_lineno}")
         frame = frame.f_back
@@ -153,12 +158,12 @@ def compare(origin: str, turn: str, common: Mapping[str, Any], seat: Seat | None
         BadInput: there is no process group, and ranks must be compared.
     """
     group = _find_group(f"{origin}/{turn}")
-    if group is None:
-        if is_required:
-            raise BadInput(
-                "check_ranks=True compares the ranks by the process group of torch.distributed, but there is none: begin it before the"
-                " first batch, or leave check_ranks out"
-            )
+    if group is None and is_required:
+        raise BadInput(
+            "check_ranks=True compares the ranks by the process group of torch.distributed, but there is none: begin it before the"
+            " first batch, or leave check_ranks out"
+        )
+    if group is None or group.world == 1:
         return
     ours = _Record(digest_parts(canonical(dict(common))).hex(), socket.gethostname(), seat)
     try:
@@ -180,9 +185,9 @@ def compare(origin: str, turn: str, common: Mapping[str, Any], seat: Seat | None
 
 
 def _find_group(name: str) -> _ProcessGroup | None:
-    """The process group with its store, or None if there is none, or of one process."""
+    """The process group with its store, or None if there is none."""
     distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() < 2:
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     core = getattr(distributed, "distributed_c10d", None)
     # There is no public way to the group's own store; torch's elastic agents and FSDP take it from here.
@@ -207,10 +212,10 @@ def _exchange(group: _ProcessGroup, ours: _Record, origin: str) -> tuple[dict[in
 
 def _difference(group: _ProcessGroup, records: Mapping[int, _Record], pair: tuple[int, int], ours: Mapping[str, Any]) -> str:
     """The message for two ranks that differ. Each of them says here what its record is the digest of."""
-    if group.rank in pair:
-        group.say("whole", json.dumps(ours))
     values: list[dict[str, Any]] = []
     try:
+        if group.rank in pair:
+            group.say("whole", json.dumps(ours))
         if not group.wait("whole", pair, _GRACE_SECONDS):
             values = [json.loads(text) for text in group.read("whole", pair)]
     except RuntimeError:

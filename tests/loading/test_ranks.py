@@ -1,5 +1,6 @@
 """Ranks that would train on batches that do not belong together are told so, on every rank, before the first batch."""
 
+import inspect
 from importlib.util import find_spec
 from itertools import count
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 import cachestore as cs
+from cachestore.loading import peers
 from tests.loading import ranks
 from tests.loading.ranks import BATCH_SIZE
 from tests.scenarios.crowd import Crowd
@@ -187,6 +189,16 @@ def test_without_a_process_group_ranks_that_must_be_compared_are_an_error(store)
         next(iter(loader))
 
 
+def test_a_loader_is_the_one_of_the_same_lines_however_a_rank_was_started():
+    """Lightning calls rank 0 through its launcher, and the others not."""
+    origins, lines = [], "def call(make):\n    return make()\n"
+    for started_by in ("lightning.fabric.launchers", "lightning.pytorch.trainer.call", "__main__"):
+        module: dict[str, Any] = {"__name__": started_by}
+        exec(lines, module)
+        origins.append(module["call"](lambda: peers.origin_of(inspect.currentframe())))
+    assert origins[0] == origins[1] != origins[2]
+
+
 # Who deals
 
 
@@ -297,6 +309,11 @@ def test_a_mesh_whose_data_dimension_is_unclear_is_an_error(train, mesh):
 def test_what_is_no_mesh_or_half_a_rank_is_an_error(store, options):
     with pytest.raises(cs.BadInput):
         cs.make_loader(cs.CachedDataset(store, generation=1), BATCH_SIZE, **options)
+
+
+def test_a_process_that_takes_all_has_no_mesh(store):
+    with pytest.raises(cs.BadInput):
+        cs.make_loader(cs.CachedDataset(store, generation=1), BATCH_SIZE, "single", mesh=object())
 
 
 @pytest.mark.parametrize("framework", ["single", "accelerate", "fabric", "lightning"])

@@ -72,7 +72,7 @@ class Point:
 
 
 def choose(number: int, draw: random.Random) -> Point:
-    """A training; three of five have a fault, if there are ranks that can differ."""
+    """A training; three of four have a fault, if there are ranks that can differ."""
     world = draw.choice((1, 2, 2, 3, 4, 4, 6, 8))
     shape = draw.choice(SHAPES[world])
     way = draw.choice(("loader", "by hand", "numbers" if shape[0] > 1 else "loader", "accelerate" if shape[1] == 1 else "loader"))
