@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import redirect_stdout
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
@@ -37,6 +38,10 @@ def begin(body: Mapping[str, Any]):
     comparing.DEADLINE_SECONDS = body.get("deadline", 20.0)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     torch.distributed.init_process_group("gloo", init_method=f"file://{body['meeting']}", rank=rank, world_size=world)
+    # A rank that ends at once with an error must not do so while others still connect to it.
+    store = torch.distributed.distributed_c10d._get_default_store()
+    store.set(f"connected/{rank}", "")
+    store.wait([f"connected/{other}" for other in range(world)], timedelta(seconds=60))
 
 
 def open_data(body: Mapping[str, Any]):
