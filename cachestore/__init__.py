@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cachestore.core.errors import LockTimeout as LockTimeout
     from cachestore.core.errors import MissingEntry as MissingEntry
     from cachestore.core.errors import MissingExtra as MissingExtra
+    from cachestore.core.errors import RanksDiffer as RanksDiffer
     from cachestore.core.errors import ReadFailed as ReadFailed
     from cachestore.core.errors import RecipeMismatch as RecipeMismatch
     from cachestore.core.errors import RemoteFailed as RemoteFailed
@@ -79,7 +80,7 @@ _NAMES = {
     "core.captions": "CaptionPolicy",
     "core.errors": (
         "BadInput BadUsage CacheStoreError CorruptEntry EncodeFailed FormatError Incomplete LockTimeout "
-        "MissingEntry MissingExtra ReadFailed RecipeMismatch RemoteFailed StoreNotFound Superseded WriteFailed"
+        "MissingEntry MissingExtra RanksDiffer ReadFailed RecipeMismatch RemoteFailed StoreNotFound Superseded WriteFailed"
     ),
     "core.keys": "Key Recipe key",
     "core.samples": "Sample Source",

@@ -14,6 +14,7 @@
     ├── WriteFailed       make room, or fix the file system, then run the same command again
     ├── LockTimeout       wait, or see who holds the lock
     ├── EncodeFailed      this input cannot be encoded: fix or remove it
+    ├── RanksDiffer       open the same data set, with the same options, on every rank of the training
     ├── Superseded        run the same command again: it lists the source anew
     └── Incomplete        run the same command again: it continues where it stopped
 
@@ -91,6 +92,10 @@ class MissingExtra(BadInput, ImportError):
 
 class EncodeFailed(CacheStoreError):
     """An encoder refused an input for good, or returned something unusable."""
+
+
+class RanksDiffer(CacheStoreError):
+    """The ranks of a training are about to read batches that do not belong together. Raised on every rank, before the first batch."""
 
 
 class Superseded(CacheStoreError):

@@ -1,12 +1,13 @@
 """Batches of one bucket each, the same number on every rank."""
 
 import atexit
+import inspect
 import logging
 import os
 import sys
 import threading
 from bisect import bisect_left
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, Self, get_args
@@ -14,9 +15,14 @@ from weakref import WeakKeyDictionary
 
 from cachestore.core.arguments import as_mapping, as_switch, as_whole, as_word
 from cachestore.core.errors import BadInput
+from cachestore.core.keys import digest_parts
 from cachestore.core.ranks import RankInfo, discover
 from cachestore.core.words import first_of, noun, plural
-from cachestore.loading.order import Order, Tail, count_batches, count_even, even_out, order_batches
+from cachestore.loading import peers
+from cachestore.loading.callers import Callers, find_callers, refuse_options
+from cachestore.loading.epoch import PlannedBatch
+from cachestore.loading.mesh import seat_in
+from cachestore.loading.order import Indices, Order, Tail, count_batches, count_even, even_out, order_batches
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +39,8 @@ class Bucketed(Protocol):
 
     If it has `set_epoch`, the sampler passes on the epoch. If it has `announce`, the sampler passes the batches of each iteration on this
     process, and holds the returned context during the iteration. So with `reading`, which also gets the batches of all ranks. If it has
-    `workers`, and that is not 0, the batches are `PlannedBatch`es for so many workers of a DataLoader.
+    `workers`, and that is not 0, each batch says what the same one of so many workers of a DataLoader gets next. If it has `content`, ranks
+    compare that before the first batch, else the digest.
     """
 
     @property
@@ -58,15 +65,6 @@ class _Shard:
     """The number of this process among the ranks, for any `split`. None if unknown."""
 
 
-class PlannedBatch(list[int]):
-    """A batch's indices, which also say what the same worker of a DataLoader gets next: workers take turns."""
-
-    def __init__(self, indices: Iterable[int], upcoming: Sequence[Sequence[int]]) -> None:
-        super().__init__(indices)
-        self.upcoming = upcoming
-        """The worker's next batches, in order."""
-
-
 class BucketBatchSampler:
     """A `batch_sampler` for a DataLoader: yields lists of indices into the data set, each a full batch of one bucket.
 
@@ -78,12 +76,12 @@ class BucketBatchSampler:
     With accelerate, which shards itself:  BucketBatchSampler(data, batch_size=8, split="outside")
     With Fabric and Lightning's Trainer:   explicit ranks, and use_distributed_sampler=False
 
+    Before its first batch, and the first one after a state was loaded, ranks compare what they are about to read (`check_ranks`).
+
     It is deliberately no subclass of torch's BatchSampler, has no `drop_last`, and its `batch_size` is None: otherwise accelerate would
     lose or mix short batches, and Fabric would replace the sampler. Use one sampler for one data set object, in one thread of one process.
     It starts no thread or process.
     """
-
-    batch_size: Final = None
 
     def __init__(
         self,
@@ -96,6 +94,8 @@ class BucketBatchSampler:
         rank: int | None = None,
         num_replicas: int | None = None,
         split: Split | None = None,
+        mesh: object = None,
+        check_ranks: bool | None = None,
     ) -> None:
         """Prepare the batches of a data set.
 
@@ -112,10 +112,14 @@ class BucketBatchSampler:
             split: "outside" yields the batches of all ranks everywhere, a multiple of their number, for accelerate, which splits them.
                 "found" takes rank and number from torch.distributed, else from the launcher's environment, whenever the sampler is
                 used: for samplers that are made before the trainer starts its ranks.
+            mesh: instead of `rank` and `num_replicas`, for ranks that share batches, as in `make_loader`.
+            check_ranks: as in `make_loader`.
 
         Raises:
             BadInput: wrong options; an epoch without a batch, over all ranks; or several processes were found, but neither ranks nor
-                `split` were given. The last two are also raised by an iteration, if the ranks are found only then.
+                `split` were given. The last two are also raised by an iteration, if the ranks are found only then, and that somebody
+                else deals the batches too, or nobody does.
+            RanksDiffer: by an iteration: the ranks are about to read batches that do not belong together.
         """
         check_buckets(data)
         batch_size, seed = as_whole("batch_size", batch_size, least=1), as_whole("seed", seed, least=0)
@@ -123,8 +127,17 @@ class BucketBatchSampler:
         as_word("tail", tail, get_args(Tail))
         if split is not None:
             as_word("split", split, get_args(Split))
-        self._given = _given_ranks(rank, num_replicas, split)
+        if mesh is not None and (rank is not None or num_replicas is not None):
+            raise BadInput("mesh says which batches this rank takes: pass it without rank and num_replicas")
+        self._given = _given_ranks(rank, num_replicas, split) if mesh is None else seat_in(mesh)
+        self._is_mesh = mesh is not None
         self._split = split
+        self._check_ranks = None if check_ranks is None else as_switch("check_ranks", check_ranks)
+        self._origin = peers.origin_of(inspect.currentframe())
+        self._number = peers.next_number(self._origin)
+        self._comparisons = 0
+        self._is_compared = False
+        """Whether nothing has changed since the ranks were compared but the epoch."""
         self._data = data
         self._order = Order(batch_size, shuffle, seed, tail)
         self._epoch = 0
@@ -165,8 +178,13 @@ class BucketBatchSampler:
         self._yielded = 0
         self._is_resumed = False
         self._tell_data()
-        batches = order_batches(self._data.buckets, self._order, self._epoch)
+        epoch = self._epoch
+        batches = order_batches(self._data.buckets, self._order, epoch)
         rounds = even_out(batches[self._start :], shard.world, self._order.tail, whole=batches)
+        callers = find_callers(inspect.currentframe())
+        _check_dealing(callers, shard, is_mesh=self._is_mesh)
+        if not self._is_compared:
+            self._compare(callers, shard, rounds)
         ours = rounds[shard.first :: shard.step]
         announce: Any = getattr(self._data, "announce", nullcontext)
         reading: Any = getattr(self._data, "reading", None)
@@ -178,13 +196,20 @@ class BucketBatchSampler:
                 self._yielded += 1
                 # A caller that takes exactly len(sampler) batches never sees the end, but wants the next epoch next.
                 self._is_finished = self._yielded == len(ours)
-                yield PlannedBatch(batch.tolist(), ours[number + turn :: turn][:_UPCOMING].tolist()) if turn else batch.tolist()
+                upcoming = ours[number + turn :: turn][:_UPCOMING].tolist() if turn else ()
+                yield PlannedBatch(batch.tolist(), upcoming, epoch=epoch)
         self._is_finished = self._is_over = True
 
     @property
     def sampler(self) -> Self:
-        """This object, as accelerate and Fabric call `batch_sampler.sampler.set_epoch`."""
+        """This object, as accelerate and Fabric call `batch_sampler.sampler.set_epoch`. Raises BadInput as `batch_size`."""
+        refuse_options(inspect.currentframe())
         return self
+
+    @property
+    def batch_size(self) -> None:
+        """None, see the class. Raises BadInput if accelerate asks, with options under which batches would be wrong."""
+        refuse_options(inspect.currentframe())
 
     @property
     def epoch(self) -> int:
@@ -263,6 +288,7 @@ class BucketBatchSampler:
     def _resume_at(self, epoch: int, consumed: int) -> None:
         self._go_to(epoch, consumed)
         self._is_resumed = True
+        self._is_compared = False
         self._epochs_before = 0
         self._tell_data()
         shard = self._shard()
@@ -287,7 +313,7 @@ class BucketBatchSampler:
         """The batches of this process. Raises BadInput if several ranks are found, but not how they share batches."""
         if self._given is not None:
             rank, world = self._given
-            return _Shard(rank, world, world, rank)
+            return _Shard(0, 1, world, rank) if self._split == "outside" else _Shard(rank, world, world, rank)
         found = find_ranks()
         if self._split == "outside":
             return _Shard(0, 1, found.world_size, found.rank)
@@ -298,6 +324,20 @@ class BucketBatchSampler:
                 ' num_replicas=... (Fabric, plain torchrun), or split="outside" (accelerate, which splits them itself)'
             )
         return _Shard(found.rank or 0, found.world_size, found.world_size, found.rank)
+
+    def _compare(self, callers: Callers, shard: _Shard, rounds: Indices) -> None:
+        """Check that the ranks agree. Raises RanksDiffer, or BadInput if there is no process group."""
+        if self._check_ranks is not False:
+            content: Mapping[str, Any] = getattr(self._data, "content", None) or {"digest": self._data.digest}
+            common = {f"the data set's {name}": value for name, value in content.items()} | self._settings()
+            common |= {"epoch": self._epoch, "batches read before": self._start, "batches to come": len(rounds)}
+            common |= {"num_replicas": shard.world, "dealt by": _dealer(callers, shard)}
+            common |= {"the first batches": digest_parts(rounds[: shard.world].tobytes()).hex()}
+            turn = f"{self._number}/{self._comparisons}"
+            self._comparisons += 1
+            seat, about = _seat(callers, shard, is_mesh=self._is_mesh), repr(self._data)
+            peers.compare(self._origin, turn, common, seat, about, is_required=bool(self._check_ranks))
+        self._is_compared = True
 
     def _tell_data(self) -> None:
         tell = getattr(self._data, "set_epoch", None)
@@ -315,6 +355,46 @@ def _end_iterations() -> None:
     for iteration, thread in list(_iterations.items()):
         if thread is threading.current_thread() or not thread.is_alive():
             iteration.close()
+
+
+def _dealer(callers: Callers, shard: _Shard) -> str:
+    if callers.dealt is not None:
+        return "accelerate"
+    return "each rank itself" if shard.step == shard.world else "the caller"
+
+
+def _seat(callers: Callers, shard: _Shard, *, is_mesh: bool) -> peers.Seat | None:
+    """Which batches this process takes. None if the caller deals them in a way that is not known."""
+    if callers.dealt is not None:
+        return peers.Seat(*callers.dealt, is_joint=True)  # accelerate has a mesh of its own
+    if shard.step != shard.world or shard.rank is None:
+        return None
+    return peers.Seat(shard.rank, shard.world, is_joint=is_mesh)
+
+
+def _check_dealing(callers: Callers, shard: _Shard, *, is_mesh: bool) -> None:
+    """Raise BadInput if the batches are dealt to ranks twice, by nobody, or among other ranks than was said."""
+    if shard.world == 1:
+        return
+    if callers.dealt is None:
+        if shard.step == 1 and callers.is_direct:
+            raise BadInput(
+                f"this loader yields the batches of all {shard.world} ranks, and nothing deals them: pass it to `accelerator.prepare`, and"
+                ' iterate over what that returns. Without accelerate, leave split="outside" (framework="accelerate") out'
+            )
+        return
+    if shard.step > 1:
+        raise BadInput(
+            f"the batches are dealt to {shard.world} ranks twice, by this sampler and by accelerate, so most of the samples would be left"
+            ' out: pass split="outside" instead of ranks (make_loader: framework="accelerate"), or do not pass the loader to'
+            " `accelerator.prepare`"
+        )
+    if callers.dealt[1] != shard.world:
+        named = "its mesh has" if is_mesh else "it found"
+        raise BadInput(
+            f"accelerate deals the batches to {callers.dealt[1]} ranks, but this sampler expects {shard.world}, as {named}: pass"
+            " mesh=accelerator.torch_device_mesh, so that both count the same"
+        )
 
 
 def check_buckets(data: object) -> None:

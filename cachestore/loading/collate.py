@@ -1,6 +1,7 @@
 """Put samples into a batch: a plain dict of contiguous writable tensors and lists."""
 
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -9,6 +10,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map  # pyright: i
 from cachestore.core.errors import BadInput
 from cachestore.core.forked import in_one_thread
 from cachestore.core.read_block import TextBlock
+from cachestore.loading.callers import package_of
 from cachestore.loading.texts import make_constant, pad_rows
 
 SampleDict = dict[str, Any]
@@ -62,6 +64,25 @@ def _refuse_default(samples: Sequence[SampleDict], **_registry: object) -> NoRet
 
 
 default_collate_fn_map[ReadSample] = _refuse_default
+
+
+def refuse_foreign(frame: FrameType | None) -> None:
+    """Raise BadInput if samples are read, in this frame, for a DataLoader that would make the batch by a collate of transformers.
+
+    That one drops values, and neither pads captions nor makes masks and constants, even where it can stack.
+    """
+    while frame is not None and package_of(frame) == "cachestore":
+        frame = frame.f_back
+    if frame is None or frame.f_globals.get("__name__") != "torch.utils.data._utils.fetch":
+        return
+    makes = getattr(frame.f_locals.get("self"), "collate_fn", None)
+    makes = getattr(makes, "data_collator", makes)  # inside what the Trainer removes columns with
+    if str(getattr(makes, "__module__", "")).partition(".")[0] == "transformers":
+        raise BadInput(
+            "a collate of transformers cannot make a batch of these samples: pass data_collator=data.collate and"
+            " remove_unused_columns=False to the Trainer, and let its get_train_dataloader return"
+            " self.accelerator.prepare(cachestore.make_loader(data, batch_size=...)), as a batch must come from one bucket"
+        )
 
 
 def constants_of(batch: Mapping[str, Any], blocks: Sequence[TextBlock]) -> dict[str, torch.Tensor]:

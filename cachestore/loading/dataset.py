@@ -3,6 +3,7 @@
 A sample is complete only if its columns for other resolutions are complete too. Masks and control images have the variant of their picture.
 """
 
+import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +23,7 @@ from cachestore.loading.batch_slice import BatchSlice, read_or
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.cast import as_dtype
 from cachestore.loading.check import check_model
-from cachestore.loading.collate import SampleDict, collate
+from cachestore.loading.collate import SampleDict, collate, refuse_foreign
 from cachestore.loading.columns import Bucket, complete_rows
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.features import Feature, features_of
@@ -151,10 +152,14 @@ class CachedDataset(Dataset[SampleDict]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[SampleDict]:
-        """Return the samples of a batch, read in the order in which they lie on disk. A DataLoader calls this; the list may be empty."""
-        rows = self._selection.rows_at(indices)
+        """Return the samples of a batch, read in the order in which they lie on disk. A DataLoader calls this; the list may be empty.
+
+        They are of the epoch that a BucketBatchSampler gave the indices, else of the data set's.
+        """
+        refuse_foreign(inspect.currentframe())
+        rows, epoch = self._selection.rows_at(indices), self._selection.epoch.of(indices)
         with self._named:
-            return self._read.samples(rows)
+            return self._read.samples(rows, epoch)
 
     def collate(self, samples: Sequence[SampleDict]) -> dict[str, Any]:
         """Make a batch: a plain dict of contiguous writable tensors and lists. Raises BadInput for no samples, or for mixed buckets."""
@@ -166,13 +171,14 @@ class CachedDataset(Dataset[SampleDict]):
         With `into` the tensors are views of those buffers, valid until the next batch; without, they are the caller's own. Several threads
         may read, each into its own buffers. Raises as `collate` and `__getitems__`; the contents of the buffers are then undefined.
         """
-        rows = self._selection.rows_at(indices)
+        rows, epoch = self._selection.rows_at(indices), self._selection.epoch.of(indices)
         with self._named:
-            return read_or(self._read.batch_slice(rows) if rows else None, into, lambda: self.collate(self._read.samples(rows)))
+            batch_slice = self._read.batch_slice(rows, epoch) if rows else None
+            return read_or(batch_slice, into, lambda: self.collate(self._read.samples(rows, epoch)))
 
     def prefetch(self, indices: Sequence[SupportsIndex]) -> None:
         """Ask the system to load the entries of these samples, without waiting. Use it for the next batch. Only a hint."""
-        self._read.prefetch(self._selection.rows_at(indices))
+        self._read.prefetch(self._selection.rows_at(indices), self._selection.epoch.of(indices))
 
     def can_prefetch(self, batches: int) -> bool:
         """Whether `prefetch` may be called for a batch that is so many batches later. Never for a store in a folder."""
@@ -189,12 +195,12 @@ class CachedDataset(Dataset[SampleDict]):
 
     def batch_slice(self, indices: Sequence[SupportsIndex]) -> BatchSlice | None:
         """Return the batch slice of these samples, at least one. None if they differ in their fields. Raises IndexError."""
-        rows = self._selection.rows_at(indices)
+        rows, epoch = self._selection.rows_at(indices), self._selection.epoch.of(indices)
         with self._named:
-            return self._read.batch_slice(rows)
+            return self._read.batch_slice(rows, epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch whose latents are drawn, here and in all DataLoader workers."""
+        """Set the epoch whose latents are drawn, here and in all DataLoader workers. Batches of a BucketBatchSampler have its epoch."""
         self._selection.epoch.set(epoch)
 
     @property
@@ -272,6 +278,11 @@ class CachedDataset(Dataset[SampleDict]):
     def digest(self) -> str:
         """Digest of the catalog's rows and recipes, and of the chosen resolution and samples, if any."""
         return self._selection.digest
+
+    @property
+    def content(self) -> Mapping[str, Any]:
+        """What decides the values of its samples, by name, as JSON. Equal for equal stores, wherever they lie."""
+        return self._selection.content | {"digest": self.digest}
 
     @property
     def epoch(self) -> int:

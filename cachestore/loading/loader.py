@@ -27,20 +27,16 @@ class Loader(DataLoader[Any]):
 
     batch_sampler: BucketBatchSampler  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, data: Batched, source: Prefetcher, sampler: BucketBatchSampler, *, split: Split | None, **options: Any) -> None:
+    def __init__(self, data: Batched, source: Prefetcher, sampler: BucketBatchSampler, *, is_shared: bool, **options: Any) -> None:
         """Use `make_loader` instead. `source` reads `data`, and `sampler` is one over `source`."""
         super().__init__(source, batch_sampler=sampler, collate_fn=source.collate, **options)  # pyright: ignore[reportUnknownMemberType]
         self._cached = data
-        self._split = split
+        self._is_shared = is_shared
 
     def __iter__(self) -> Iterator[Batch]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Yield the batches of this rank. Raises BadInput if the ranks would all get every batch, or might read different catalogs."""
-        if find_ranks().world_size > 1 and self._split is not None:
+        """Yield the batches of this rank. Raises BadInput if ranks might read different catalogs, and as the sampler's iteration."""
+        if self._is_shared and find_ranks().world_size > 1:
             _refuse_unpinned(self._cached)
-            if self._split == "outside":
-                raise BadInput(
-                    "this loader yields the batches of all ranks: pass it to `accelerator.prepare`, and iterate over what that returns"
-                )
         sampler = self.batch_sampler
         batches: Iterator[Batch] = super().__iter__() if not self._encodes_here() else map(self._read_here, sampler)
         for number, batch in enumerate(batches, 1):
@@ -79,6 +75,10 @@ def make_loader(
     shuffle: bool = True,
     seed: int = 0,
     tail: Tail = "drop",
+    rank: int | None = None,
+    num_replicas: int | None = None,
+    mesh: object = None,
+    check_ranks: bool | None = None,
     dtype: torch.dtype | None = None,
     num_workers: int = 0,
     ahead: int = 2,
@@ -104,6 +104,16 @@ def make_loader(
         seed: the seed of the order.
         tail: "drop" samples that do not fill a batch, and batches that are not enough for all ranks; or fill up by repeating
             them ("pad") or with the first ones ("wrap").
+        rank: which of the `num_replicas` equal parts of the batches this process takes, if it is not to be found: ranks with the same
+            number read the same batches.
+        num_replicas: the number of such parts; needs `rank`.
+        mesh: the same for ranks that share batches, as in context, sequence, tensor and pipeline parallelism: a DeviceMesh whose
+            dimensions for data are called "dp..." or "data", `(mesh, "name")`, `(mesh, ("name", ...))`, or the process group of the ranks
+            that read different batches.
+        check_ranks: before the first batch, and the first one after a state was loaded, ranks compare what they are about to read,
+            through the key-value store of torch.distributed's process group. By default, a rank that does not begin the same loader (made
+            at the same lines of the script) within 30 s is only a warning; True makes that an error, False compares nothing. With
+            "single", False is the default.
         dtype: cast floating point tensors to this one, as `CachedDataset(..., dtype=)`; by default as the data set has them.
         num_workers: processes that read, as in DataLoader; 0 reads in this process. An epoch that encodes is read in this process.
         ahead: batches that this process prefetches; 0 reads each one when it is needed. Has no effect with workers.
@@ -111,7 +121,9 @@ def make_loader(
 
     Raises:
         BadInput: options that do not fit; an epoch without a batch for each rank; several ranks and a data set opened without
-            `generation=`; or with "auto", several ranks while it is unclear whether accelerate deals the batches.
+            `generation=`; or with "auto", several ranks while it is unclear whether accelerate deals the batches. The iteration also
+            raises it if batches are dealt to ranks twice, or by nobody.
+        RanksDiffer: by the iteration, on every rank: the ranks are about to read batches that do not belong together.
     """
     check_buckets(data)
     data = data if dtype is None else _with_dtype(data, dtype)
@@ -120,16 +132,24 @@ def make_loader(
     pin_memory = as_switch("pin_memory", pin_memory)
     if not_encoded := getattr(data, "not_encoded", ""):
         _log.warning("%s", not_encoded)
-    split = _choose_split(framework)
-    if split is not None and find_ranks().world_size > 1:
+    is_numbered = rank is not None or num_replicas is not None
+    if (is_numbered and framework not in {"auto", "ddp"}) or (mesh is not None and framework == "single"):
+        raise BadInput(f'framework="{framework}" says itself which batches a rank takes: leave rank, num_replicas and mesh out')
+    split = None if is_numbered else _choose_split(framework)
+    is_shared = is_numbered or framework != "single"
+    if mesh is not None and split == "found":
+        split = None
+    if is_shared and find_ranks().world_size > 1:
         _refuse_unpinned(data)
     pins = pin_memory and torch.accelerator.is_available()
     if pin_memory and not pins:
         _log.warning("pin_memory=True has no effect without an accelerator: leave it out")
     source = Prefetcher(data, batches=0 if num_workers else ahead, pin_memory=pins and num_workers == 0, workers=num_workers)
-    ranks = {"rank": 0, "num_replicas": 1} if split is None else {}
-    sampler = BucketBatchSampler(source, batch_size, shuffle=shuffle, seed=seed, tail=tail, split=split, **ranks)
-    return Loader(data, source, sampler, split=split, num_workers=num_workers, pin_memory=pins and num_workers > 0)
+    options: dict[str, Any] = {"rank": rank, "num_replicas": num_replicas, "mesh": mesh, "check_ranks": check_ranks}
+    if not is_shared:  # every process takes all batches, and may have a data set of its own
+        options |= {"rank": 0, "num_replicas": 1, "check_ranks": bool(check_ranks)}
+    sampler = BucketBatchSampler(source, batch_size, shuffle=shuffle, seed=seed, tail=tail, split=split, **options)
+    return Loader(data, source, sampler, is_shared=is_shared, num_workers=num_workers, pin_memory=pins and num_workers > 0)
 
 
 def _choose_split(framework: Framework) -> Split | None:

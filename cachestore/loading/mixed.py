@@ -4,6 +4,7 @@ An index of the mix has the same bucket in every epoch, so a sampler has equally
 may change from epoch to epoch, as a pure function of (seed, epoch).
 """
 
+import inspect
 import logging
 import math
 import operator
@@ -21,9 +22,9 @@ from cachestore.core.keys import canonical, digest_parts
 from cachestore.core.words import plural
 from cachestore.loading.batch_slice import join_slices, read_or
 from cachestore.loading.buffers import BatchBuffers
-from cachestore.loading.collate import SampleDict, collate
+from cachestore.loading.collate import SampleDict, collate, refuse_foreign
 from cachestore.loading.dataset import Bucket, CachedDataset
-from cachestore.loading.epoch import Epoch
+from cachestore.loading.epoch import Epoch, same_epoch
 from cachestore.loading.order import Indices, permutation
 
 _log = logging.getLogger(__name__)
@@ -163,6 +164,7 @@ class MixedDataset(Dataset[SampleDict]):
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[SampleDict]:
         """Return many samples of this epoch, with one read for each data set. No indices give an empty list."""
+        refuse_foreign(inspect.currentframe())
         found: dict[int, SampleDict] = {}
         for number, wanted, inner in self._by_owner(indices):
             found |= zip(wanted, self.datasets[number].__getitems__(inner), strict=True)
@@ -204,20 +206,20 @@ class MixedDataset(Dataset[SampleDict]):
     def where(self, index: SupportsIndex) -> tuple[int, int]:
         """Return (number of the data set, index in it) of a sample in this epoch. Raises IndexError."""
         at = range(len(self))[operator.index(index)]
-        return int(self._owners[at]), int(self._at([at])[0])
+        return int(self._owners[at]), int(self._at([at], self._epoch.get())[0])
 
     def _by_owner(self, indices: Sequence[SupportsIndex]) -> Iterator[tuple[int, list[int], list[int]]]:
         """Yield for each data set that is needed: its number, the positions in `indices` that it answers, and its own indices for them."""
         at = [range(len(self))[operator.index(index)] for index in indices]
-        owners, inner = self._owners[at], self._at(at)
+        owners, inner = self._owners[at], self._at(at, self._epoch.of(indices))
         for number in np.unique(owners).tolist():
             wanted = np.flatnonzero(owners == number)
-            yield number, wanted.tolist(), inner[wanted].tolist()
+            yield number, wanted.tolist(), same_epoch(inner[wanted].tolist(), indices)
 
-    def _at(self, indices: Sequence[int]) -> Indices:
-        """Return the index in its data set of each of these samples in this epoch."""
+    def _at(self, indices: Sequence[int], epoch: int) -> Indices:
+        """Return the index in its data set of each of these samples in an epoch."""
         found = self._samples[indices]
-        epoch, wanted = self._epoch.get(), np.asarray(indices, dtype=np.int64)
+        wanted = np.asarray(indices, dtype=np.int64)
         for turns in self._turns:
             inside = np.flatnonzero((wanted >= turns.start) & (wanted < turns.start + turns.count))
             if len(inside):
@@ -245,6 +247,12 @@ class MixedDataset(Dataset[SampleDict]):
         """A digest of the data sets in order, the weights and the seed."""
         settings = canonical([self._weights, self._seed])
         return digest_parts("cachestore-mixed", settings, *(data.digest for data in self.datasets)).hex()
+
+    @property
+    def content(self) -> Mapping[str, Any]:
+        """As `CachedDataset.content`, of the mix and of each data set in it."""
+        parts = {f"{name} of part {at}": value for at, data in enumerate(self.datasets) for name, value in data.content.items()}
+        return {"digest": self.digest, "weights": self._weights, "seed": self._seed, **parts}
 
     @property
     def generation(self) -> tuple[int, ...]:

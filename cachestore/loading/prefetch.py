@@ -18,7 +18,8 @@ from torch.utils.data import Dataset, get_worker_info
 
 import cachestore.storage.index  # noqa: F401  # pyright: ignore[reportUnusedImport] - see _before_fork
 from cachestore.core.forked import in_one_thread
-from cachestore.loading.batches import Bucketed, PlannedBatch
+from cachestore.loading.batches import Bucketed
+from cachestore.loading.epoch import PlannedBatch, same_epoch
 from cachestore.loading.order import Indices
 
 Batch = dict[str, Any]
@@ -103,7 +104,7 @@ class Prefetcher(Dataset[Any]):
         read = self._begin_reads(indices)
         if read is None:
             if isinstance(indices, PlannedBatch):
-                self._request([indices, *indices.upcoming])
+                self._request([indices, *(same_epoch(following, indices) for following in indices.upcoming)])
             return [self._read(indices)]
         try:
             return [read.result()]
@@ -134,6 +135,14 @@ class Prefetcher(Dataset[Any]):
     def digest(self) -> str:
         """The digest of the data set."""
         return self._data.digest
+
+    @property
+    def content(self) -> Mapping[str, Any]:
+        """What decides the values of the data set's samples, by name: as the data set's, if it has it, else its digest."""
+        return getattr(self._data, "content", None) or {"digest": self._data.digest}
+
+    def __repr__(self) -> str:
+        return repr(self._data)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the data set, if it has one."""
@@ -181,17 +190,21 @@ class Prefetcher(Dataset[Any]):
                     if self._pool is None:
                         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=_READER)
                     with suppress(RuntimeError):  # the interpreter ends, and takes no more work
-                        self._reads[number] = self._pool.submit(self._read_next, number, self._plan)
+                        self._reads[number] = self._pool.submit(self._read_next, number, self._plan, indices)
             return self._reads.pop(at, None)
 
-    def _read_next(self, number: int, plan: Indices) -> Batch:
-        """Read a batch of the plan. Before that, request it and later ones, if they come from an object store."""
+    def _read_next(self, number: int, plan: Indices, asked: Sequence[int]) -> Batch:
+        """Read a batch of the plan, in the epoch of the batch that was asked for.
+
+        Before that, request it and later ones, if they come from an object store.
+        """
         if self._failure is not None:
             raise self._failure
         first = max(number, self._requested)
         try:
-            self._requested = first + self._request(plan[first : first + _REQUESTED_AT_ONCE].tolist(), distance=first - number)
-            return self._read(plan[number].tolist())
+            upcoming = [same_epoch(row, asked) for row in plan[first : first + _REQUESTED_AT_ONCE].tolist()]
+            self._requested = first + self._request(upcoming, distance=first - number)
+            return self._read(same_epoch(plan[number].tolist(), asked))
         except Exception as error:
             self._failure = error
             raise

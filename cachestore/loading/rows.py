@@ -32,24 +32,25 @@ class Rows:
         self._selection = selection
 
     @in_one_thread
-    def samples(self, rows: Sequence[int]) -> list[SampleDict]:
-        """Return one sample for each row, with tensors of its own. Raises MissingEntry, CorruptEntry."""
-        chosen = self._selection.choose(rows)
+    def samples(self, rows: Sequence[int], epoch: int | None = None) -> list[SampleDict]:
+        """Return one sample for each row in an epoch (default: the data set's). Raises MissingEntry, CorruptEntry."""
+        epoch = self._selection.epoch.get() if epoch is None else epoch
+        chosen = self._selection.choose(rows, epoch)
         keys = self._selection.row_keys(chosen)
         uses = Counter(key for row_keys in keys for key in row_keys if key is not None)
         entries = dict(zip(uses, self._reader.get_raw(list(uses)), strict=True))
         stored = ([None if key is None else own_tensors(entries[key], copy=uses[key] > 1) for key in row_keys] for row_keys in keys)
-        return [self._sample(*each) for each in zip(*chosen, stored, strict=True)]
+        return [self._sample(*each, epoch=epoch) for each in zip(*chosen, stored, strict=True)]
 
-    def prefetch(self, rows: Sequence[int]) -> None:
-        """Ask the system to load the entries of these rows, without waiting."""
-        keys = self._selection.row_keys(self._selection.choose(rows))
+    def prefetch(self, rows: Sequence[int], epoch: int) -> None:
+        """Ask the system to load the entries of these rows in an epoch, without waiting."""
+        keys = self._selection.row_keys(self._selection.choose(rows, epoch))
         self._reader.prefetch([key for row_keys in keys for key in row_keys if key is not None])
 
-    def batch_slice(self, rows: Sequence[int]) -> BatchSlice | None:
-        """Return the batch slice of these rows, at least one. None if they differ in their fields."""
-        selection, chosen = self._selection, self._selection.choose(rows)
-        parts = self._parts(chosen)
+    def batch_slice(self, rows: Sequence[int], epoch: int) -> BatchSlice | None:
+        """Return the batch slice of these rows in an epoch, at least one. None if they differ in their fields."""
+        selection, chosen = self._selection, self._selection.choose(rows, epoch)
+        parts = self._parts(chosen, epoch)
         is_alike = all(len(part.keys) == len(rows) for part in parts if not isinstance(part, MaskPart | ControlsPart))
         made = {part.name for part in parts if not isinstance(part, TextPart)}
         pairs: Mapping[str, Sequence[int]] | None = {}
@@ -86,16 +87,16 @@ class Rows:
             found |= read_outputs(text.block, own_tensors(raw, copy=False))
         return cast(found, self._selection.options.dtype)
 
-    def _parts(self, chosen: Chosen) -> list[Part]:
+    def _parts(self, chosen: Chosen, epoch: int) -> list[Part]:
         """What each column adds to the batch. A column without cells in these rows adds nothing."""
         selection, (rows, ids, texts, variants) = self._selection, chosen
         parts: list[Part] = []
         if (latents := selection.latents) is not None:
-            seed, epoch = selection.options.seed, selection.epoch.get()
+            seed = selection.options.seed
             noise = [noise_seed(seed, epoch, sample_id) if latents.form == "sample" else 0 for sample_id in ids]
             parts.append(LatentsPart(LATENTS, latents.block, latents.form, variant_keys(latents.column, rows, variants), noise))
         for one in selection.conditions:
-            noise = [self._noise(one, sample_id) for sample_id in ids]
+            noise = [self._noise(one, sample_id, epoch) for sample_id in ids]
             parts.append(LatentsPart(one.name, one.block, one.form, variant_keys(one.column, rows, variants), noise))
         if selection.masks is not None and (masks := self._mask_part(selection.masks, rows, variants)) is not None:
             parts.append(masks)
@@ -104,9 +105,9 @@ class Rows:
         parts += [TextPart(text.block, selection.text_keys(text, rows, texts)) for text in selection.texts]
         return [part for part in parts if part.keys or isinstance(part, MaskPart | ControlsPart)]
 
-    def _noise(self, latents: LatentsColumn, sample_id: str) -> int:
+    def _noise(self, latents: LatentsColumn, sample_id: str, epoch: int) -> int:
         """The seed of a condition's noise, which is not that of the sample's own latents."""
-        return noise_seed(self._selection.options.seed, self._selection.epoch.get(), f"{sample_id}/{latents.name}")
+        return noise_seed(self._selection.options.seed, epoch, f"{sample_id}/{latents.name}")
 
     def _shown_part(self, shown: LatentsColumn, rows: Sequence[int], variants: Sequence[int]) -> Part:
         """Control images: stacked if every sample of the data set has exactly one, else a list for each sample."""
@@ -126,20 +127,20 @@ class Rows:
         return MaskPart(MASK, masks.patch, masks.temporal_factor > 1, cells, shapes.pop() if len(shapes) == 1 else None)
 
     def _sample(
-        self, row: int, sample_id: str, text: int | None, variant: int, stored: Sequence[Mapping[str, torch.Tensor] | None]
+        self, row: int, sample_id: str, text: int | None, variant: int, stored: Sequence[Mapping[str, torch.Tensor] | None], *, epoch: int
     ) -> SampleDict:
         """Make a sample. `stored` has the entries of the keys that `Selection.row_keys` gives for this row."""
         selection, rest = self._selection, iter(stored[len(self._selection.texts) :])
         sample: SampleDict = {}
         sizes: dict[str, torch.Tensor] = {}
         if selection.latents is not None and (tensors := next(rest)) is not None:
-            seed = noise_seed(selection.options.seed, selection.epoch.get(), sample_id)
+            seed = noise_seed(selection.options.seed, epoch, sample_id)
             sample[LATENTS] = read_latents(selection.latents.block, selection.latents.form, tensors, seed)
             sizes = sizes_of(selection.latents.column, row, variant)
         if selection.masks is not None and (mask := self._mask(selection.masks, row, next(rest))) is not None:
             sample[MASK] = mask
         for one, found in zip(selection.conditions, rest, strict=False):
-            sample |= {} if found is None else {one.name: read_latents(one.block, one.form, found, self._noise(one, sample_id))}
+            sample |= {} if found is None else {one.name: read_latents(one.block, one.form, found, self._noise(one, sample_id, epoch))}
         for one, found in zip(selection.embeds, rest, strict=False):
             sample |= {} if found is None else read_outputs(one.block, found)
         for one in selection.shown:

@@ -8,7 +8,7 @@ import operator
 import shlex
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple, SupportsIndex
 
@@ -83,7 +83,7 @@ class Chosen(NamedTuple):
     rows: Sequence[int]
     ids: list[str]
     texts: Sequence[int | None]
-    """Index of the caption of each sample in this epoch; None for the empty one."""
+    """Index of the caption of each sample in an epoch; None for the empty one."""
     variants: Sequence[int]
     """Number of the picture's variant for each sample."""
 
@@ -211,6 +211,21 @@ class Selection:
             digest = digest_parts("cachestore-selection", digest, options.selection.astype("<i8").tobytes()).hex()
         return digest
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """What decides the values of its samples, by name, as JSON."""
+        options = self.options
+        policy = None if options.captions is None else {one.name: getattr(options.captions, one.name) for one in fields(options.captions)}
+        return {
+            "digest": self.digest,
+            "resolution": options.resolution,
+            "captions": policy,
+            "latents": options.latents,
+            "fields": sorted(self.fields),
+            "dtype": None if options.dtype is None else str(options.dtype),
+            "seed": options.seed,
+        }
+
     def source_weights(self) -> tuple[list[float], list[list[int]]]:
         """As `CachedDataset.source_weights`."""
         indices: dict[tuple[str, float], list[int]] = {}
@@ -263,26 +278,27 @@ class Selection:
         listed = f"`data.ids` lists them, the first is {next(iter(self.ids), None)!r}"
         raise BadInput(f"{whose}{self.options.called} has no sample {sample_id!r}; {listed}")
 
-    def choose(self, rows: Sequence[int]) -> Chosen:
-        """The ids, captions and variants of these rows in this epoch."""
+    def choose(self, rows: Sequence[int], epoch: int | None = None) -> Chosen:
+        """The ids, captions and variants of these rows in an epoch, by default the data set's."""
         ids = take(self.catalog.ids, rows)
-        return Chosen(rows, ids, self._chosen_texts(rows, ids), self._chosen_variants(rows, ids))
+        epoch = self.epoch.get() if epoch is None else epoch
+        return Chosen(rows, ids, self._chosen_texts(rows, ids, epoch), self._chosen_variants(rows, ids, epoch))
 
-    def _chosen_texts(self, rows: Sequence[int], ids: Sequence[str]) -> Sequence[int | None]:
+    def _chosen_texts(self, rows: Sequence[int], ids: Sequence[str], epoch: int) -> Sequence[int | None]:
         policy, at = self.options.captions, self.catalog.captions_at
         if policy is None:
             return [0] * len(rows)
-        seed, epoch = self.options.seed, self.epoch.get()
+        seed = self.options.seed
         return [
             policy.index(at[row + 1] - at[row], self.encoded, seed=seed, epoch=epoch, sample_id=sample_id)
             for row, sample_id in zip(rows, ids, strict=True)
         ]
 
-    def _chosen_variants(self, rows: Sequence[int], ids: Sequence[str]) -> Sequence[int]:
+    def _chosen_variants(self, rows: Sequence[int], ids: Sequence[str], epoch: int) -> Sequence[int]:
         if isinstance(self.variants, int) and self.variants == 1:
             return [0] * len(rows)
         each: list[int] = [self.variants] * len(rows) if isinstance(self.variants, int) else self.variants[list(rows)].tolist()
-        seed, epoch = str(self.options.seed), self.epoch.get()
+        seed = str(self.options.seed)
         return [turn_of(variants, epoch, "views", seed, sample_id) for variants, sample_id in zip(each, ids, strict=True)]
 
     def row_keys(self, chosen: Chosen) -> list[list[Key | None]]:

@@ -1,6 +1,7 @@
 """A data set whose samples are encoded when they are first read. Later epochs read as CachedDataset does."""
 
 import logging
+import operator
 import os
 import threading
 from collections import deque
@@ -24,7 +25,7 @@ from cachestore.loading.cast import as_dtype
 from cachestore.loading.collate import SampleDict
 from cachestore.loading.columns import complete_rows
 from cachestore.loading.dataset import CachedDataset
-from cachestore.loading.epoch import Epoch
+from cachestore.loading.epoch import Epoch, same_epoch
 from cachestore.loading.order import Indices
 from cachestore.loading.selection import DataOptions, Selection
 from cachestore.loading.wanted import check_variants, chosen_resolution
@@ -250,10 +251,11 @@ class EncodingDataset(CachedDataset):
         good = [index for index, has_failed in zip(indices, failed, strict=True) if not has_failed]
         if not good:
             raise EncodeFailed(f"no sample of this batch could be encoded: {self._why(rows)}. Mend or remove them, then run it again")
-        return [
+        others = [
             good[number % len(good)] if has_failed else index
             for number, (index, has_failed) in enumerate(zip(indices, failed, strict=True))
         ]
+        return same_epoch(map(operator.index, others), indices)
 
     def _encode_rows(self, rows: Sequence[int]) -> None:
         """Encode these rows and, until there are enough, those that will be read next. No rows encode the empty caption."""

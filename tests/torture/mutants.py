@@ -35,6 +35,7 @@ _ANSWERS: Final = ("answers", 150)
 _CRASHES: Final = ("crashes", 400)
 _EXCHANGE: Final = ("exchange", 100)
 _OVERTAKING: Final = ("overtaking", 120)
+_TRAINING: Final = ("training", 16)
 _TRANSFERS: Final = ("transfers", 100)
 
 MUTANTS: Final[Mapping[str, Mutant]] = {
@@ -94,6 +95,11 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         *_ANSWERS,
     ),
     "second look at an object": Mutant("store/outline.py", "LOOKS: Final = 3\n", "LOOKS: Final = 1\n", *_ANSWERS),
+    "comparison of ranks": Mutant(
+        "loading/batches.py", "        if not self._is_compared:\n", "        if self._is_compared is None:\n", *_TRAINING
+    ),
+    "epoch of a loader": Mutant("loading/epoch.py", "return self.get() if own is None else own\n", "return self.get()\n", *_TRAINING),
+    "one who deals": Mutant("loading/batches.py", "    if shard.step > 1:\n", "    if shard.step < 1:\n", *_TRAINING),
     "link refusal": Mutant("files/opening.py", '= READ_FLAGS | getattr(os, "O_NOFOLLOW", 0)\n', "= READ_FLAGS\n", *_EXCHANGE),
 }
 
