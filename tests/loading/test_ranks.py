@@ -305,7 +305,11 @@ def test_a_mesh_whose_data_dimension_is_unclear_is_an_error(train, mesh):
     assert errors(train(mesh=mesh)) == ["BadInput"] * 2
 
 
-@pytest.mark.parametrize("options", [{"mesh": "dp"}, {"mesh": (1, 2, 3)}, {"mesh": object(), "rank": 0}, {"rank": 0}], ids=lambda options: "-".join(options))
+@pytest.mark.parametrize(
+    "options",
+    [{"mesh": "dp"}, {"mesh": (1, 2, 3)}, {"mesh": object(), "rank": 0}, {"rank": 0}],
+    ids=["a name", "three numbers", "a mesh and a rank", "a rank alone"],
+)
 def test_what_is_no_mesh_or_half_a_rank_is_an_error(store, options):
     with pytest.raises(cs.BadInput):
         cs.make_loader(cs.CachedDataset(store, generation=1), BATCH_SIZE, **options)
