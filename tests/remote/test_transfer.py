@@ -3,6 +3,7 @@ import json
 import os
 import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -83,10 +84,10 @@ def test_requests_follow_from_the_size(size, up, down):
 
 def test_a_generation_is_the_newest_unless_one_is_given():
     there = {"train": [1, 3], "other": [2]}
-    assert choose(there, None, None, where="here") == {"other": [2], "train": [1, 3]}
-    assert choose(there, "train", None, where="here") == {"train": [3]}
-    assert choose(there, "train", 1, where="here") == {"train": [1]}
-    assert choose({}, None, None, where="here") == {}
+    assert choose(there, None, None, where=Path("here")) == {"other": [2], "train": [1, 3]}
+    assert choose(there, "train", None, where=Path("here")) == {"train": [3]}
+    assert choose(there, "train", 1, where=Path("here")) == {"train": [1]}
+    assert choose({}, None, None, where=Path("here")) == {}
 
 
 @pytest.mark.parametrize(

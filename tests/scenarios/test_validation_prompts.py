@@ -109,7 +109,9 @@ def test_a_catalog_that_moves_takes_the_segments_of_its_prompts_with_it(root):
     run(root, prompts=TWO)
     catalog = fakes.catalog(root / "store")
     with closing(load_snapshot(Layout(root / "store"))) as snapshot:
-        with_prompts, without = (segments_of(one, snapshot, where="here", command="") for one in (catalog, replace(catalog, prompts=())))
+        with_prompts, without = (
+            segments_of(one, snapshot, where=Path("here"), command="") for one in (catalog, replace(catalog, prompts=()))
+        )
     assert without < with_prompts
 
 
