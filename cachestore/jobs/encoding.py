@@ -176,7 +176,7 @@ class Encoding:
     def rescue(self) -> None:
         """Publish what is encoded after an error, such as one of the caller's `on_progress`, which is not called again. Raises nothing."""
         self._job = replace(self._job, on_progress=None)
-        with suppress(Exception):
+        with suppress(Exception):  # the error that ended the work is raised next, and counts
             self.publish_pending()
 
     def _publish_rest(self) -> None:

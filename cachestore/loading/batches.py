@@ -20,9 +20,9 @@ from cachestore.core.ranks import RankInfo, discover
 from cachestore.core.words import first_of, noun, plural
 from cachestore.loading import peers
 from cachestore.loading.callers import Callers, find_callers, refuse_options
-from cachestore.loading.epoch import PlannedBatch
 from cachestore.loading.mesh import seat_in
 from cachestore.loading.order import Indices, Order, Tail, count_batches, count_even, even_out, order_batches
+from cachestore.loading.planned import PlannedBatch
 
 _log = logging.getLogger(__name__)
 

@@ -24,8 +24,9 @@ from cachestore.loading.batch_slice import join_slices, read_or
 from cachestore.loading.buffers import BatchBuffers
 from cachestore.loading.collate import SampleDict, collate, refuse_foreign
 from cachestore.loading.dataset import Bucket, CachedDataset
-from cachestore.loading.epoch import Epoch, same_epoch
+from cachestore.loading.epoch import Epoch
 from cachestore.loading.order import Indices, permutation
+from cachestore.loading.planned import same_epoch
 
 _log = logging.getLogger(__name__)
 

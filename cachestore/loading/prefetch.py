@@ -19,8 +19,8 @@ from torch.utils.data import Dataset, get_worker_info
 import cachestore.storage.index  # noqa: F401  # pyright: ignore[reportUnusedImport] - see _before_fork
 from cachestore.core.forked import in_one_thread
 from cachestore.loading.batches import Bucketed
-from cachestore.loading.epoch import PlannedBatch, same_epoch
 from cachestore.loading.order import Indices
+from cachestore.loading.planned import PlannedBatch, same_epoch
 
 Batch = dict[str, Any]
 

@@ -25,8 +25,9 @@ from cachestore.loading.cast import as_dtype
 from cachestore.loading.collate import SampleDict
 from cachestore.loading.columns import complete_rows
 from cachestore.loading.dataset import CachedDataset
-from cachestore.loading.epoch import Epoch, same_epoch
+from cachestore.loading.epoch import Epoch
 from cachestore.loading.order import Indices
+from cachestore.loading.planned import same_epoch
 from cachestore.loading.selection import DataOptions, Selection
 from cachestore.loading.wanted import check_variants, chosen_resolution
 from cachestore.storage.catalog import Catalog, read_catalog
