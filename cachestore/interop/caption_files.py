@@ -10,8 +10,9 @@ from cachestore.core.words import first_of, plural
 from cachestore.interop.formats.families import SD_SCRIPTS
 from cachestore.interop.formats.matching import Added, same_words, visual_of
 from cachestore.interop.formats.table import Format
-from cachestore.source.captions import CaptionLines, captions_in
+from cachestore.source.captions import captions_in
 from cachestore.source.files import Files
+from cachestore.source.reading import CaptionLines
 from cachestore.source.remarks import Remarks
 
 SUFFIXES: Final = (".txt", ".caption")

@@ -10,7 +10,7 @@ from cachestore.core.words import in_short
 from cachestore.files.paths import Access
 from cachestore.jobs.declared_model import IMPORTED
 from cachestore.jobs.pass_loop import Report
-from cachestore.source.captions import CaptionLines
+from cachestore.source.reading import CaptionLines
 
 
 @dataclass(frozen=True, slots=True, repr=False)

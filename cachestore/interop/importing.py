@@ -34,8 +34,8 @@ from cachestore.jobs.option_types import RATE
 from cachestore.jobs.options import python_call
 from cachestore.jobs.pass_loop import run_pass
 from cachestore.jobs.task import Cancel, Job, OnProgress
-from cachestore.source.captions import CaptionLines
 from cachestore.source.combined import list_path
+from cachestore.source.reading import CaptionLines, Reading
 from cachestore.source.remarks import Remarks
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.commit import create_store
@@ -152,7 +152,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
     wanted = format_named(request.format)
     _check(request)
     seen = Remarks()
-    listing = list_path(request.data, caption_lines=request.caption_lines, caption=request.caption, videos=wanted.has_videos)
+    listing = list_path(request.data, Reading(request.caption_lines, request.caption, wanted.has_videos))
     found = look_for(request, wanted, listing, seen)
     if wanted.is_beside:
         found.check_roots()

@@ -50,9 +50,9 @@ from cachestore.jobs.option_types import (
     read_device,
     whole_from,
 )
-from cachestore.source.captions import CaptionLines
 from cachestore.source.combined import IN_MEMORY, labelled
 from cachestore.source.prompts import Prompts
+from cachestore.source.reading import CaptionLines, Reading
 from cachestore.source.tars import SUFFIX
 
 _OPTION: Final = re.compile(r"(?<![\w-])--(?P<option>[a-z][a-z-]*)(?:(?P<space> )(?P<value>[^\s;:()]*[^\s;:(),.]))?")
@@ -260,6 +260,11 @@ class PrecomputeRequest:
         """What is listed, for a person: the path, or how many sources there are."""
         data = [str(source.data) for source in self.sources] or [self.data]
         return "samples in memory" if data[0] == IN_MEMORY else data[0] if len(data) == 1 else f"{len(data)} sources"
+
+    @property
+    def reading(self) -> Reading:
+        """How the sources are read into samples."""
+        return Reading(self.caption_lines, self.caption, bool(self.frames), self.roles)
 
     def check(self) -> None:
         """Raise BadInput for options that are malformed or cannot be combined."""

@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from cachestore.core.captions import CaptionPolicy, has_wildcards
 from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
@@ -73,9 +73,8 @@ class Wanted:
 
 def list_request(request: PrecomputeRequest, in_memory: InMemory | None = None) -> Listing:
     """Return the listing of a request's sources; `in_memory` are those in memory. Raises BadInput."""
-    how: dict[str, Any] = {"caption_lines": request.caption_lines, "caption": request.caption}
-    how |= {"videos": bool(request.frames), "roles": request.roles}
-    return list_sources(request.sources, in_memory or {}, **how) if request.sources else list_path(request.data, **how)
+    how = request.reading
+    return list_sources(request.sources, in_memory or {}, how) if request.sources else list_path(request.data, how)
 
 
 def _announce(layout: Layout, heartbeat: Heartbeat, intent: Intent) -> None:

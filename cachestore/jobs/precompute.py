@@ -133,7 +133,7 @@ def precompute(
     observer = Observer(Layout.at(request.store))
     tell = observer.following(on_progress) if on_progress else None
     with number_if_there(Layout.at(request.store), request.name) as number:
-        in_memory = list_in_memory(request.sources, held, caption_lines=request.caption_lines, caption=request.caption, roles=request.roles)
+        in_memory = list_in_memory(request.sources, held, request.reading)
         if loaded is not None:
             with loaded.evaluating(), _as_it_was(os.environ):
                 report = precompute_here(request, on_progress=tell, cancel=cancel, loaded=loaded, in_memory=in_memory, number=number)
@@ -169,7 +169,7 @@ def plan(
     asked = {"encode": encode, "encode_arg": encode_args, **options}
     request, held, loaded = read_arguments("plan", data, model, store, asked)
     with _as_it_was(os.environ):
-        in_memory = list_in_memory(request.sources, held, caption_lines=request.caption_lines, caption=request.caption, roles=request.roles)
+        in_memory = list_in_memory(request.sources, held, request.reading)
         return forecast_of(request, loaded, in_memory)
 
 

@@ -3,15 +3,14 @@
 import codecs
 import os
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from cachestore.core.errors import BadInput
 from cachestore.files.opening import FOREIGN_LIMIT_BYTES, open_foreign, read_foreign
+from cachestore.source.reading import CaptionLines, Reading
 from cachestore.source.remarks import Remarks
-
-CaptionLines = Literal["whole", "each", "first"]
 
 CAPTION_SUFFIXES: Final = (".txt", ".caption")
 MANIFEST_BYTES: Final = 16 << 30
@@ -20,17 +19,16 @@ _TEXT_BYTES: Final = 16 << 20
 """The most bytes of a caption file, or of one line of a manifest: far more than any text encoder reads."""
 
 
-def side_car(path: Path, caption_lines: CaptionLines, sample: str, remarks: Remarks) -> tuple[str, ...]:
-    """The captions in the file beside an image: none if there is no such file, the empty caption if it is empty."""
-    for suffix in CAPTION_SUFFIXES:
-        beside = path.with_suffix(suffix)
+def side_car(files: Sequence[Path], how: Reading, sample: str, remarks: Remarks) -> tuple[str, ...]:
+    """The captions in the first of these files that exists: none if there is no such file, the empty caption if it is empty."""
+    for beside in files:
         try:
             text = read_text(beside, limit_bytes=_TEXT_BYTES)
         except OSError as error:
             if os.path.isdir(beside) or not os.path.lexists(beside):  # noqa: PTH112 - Path's raise if access is refused
                 continue
             raise BadInput(f"the captions {beside} cannot be read: {error.strerror or error}; let this user read it") from error
-        return captions_in(text, caption_lines, sample, remarks)
+        return captions_in(text, how.caption_lines, sample, remarks)
     return ()
 
 

@@ -18,12 +18,12 @@ from cachestore.core.keys import Json, canonical, digest_parts, digest_text
 from cachestore.core.samples import Sample, Source
 from cachestore.core.words import first_of
 from cachestore.files.paths import is_temporary
-from cachestore.source.captions import CaptionLines
 from cachestore.source.files import Files, Folder, Routed
 from cachestore.source.folders import list_source
 from cachestore.source.listing import Listing
 from cachestore.source.memory import list_objects, list_rows
 from cachestore.source.pipe import pipe_files
+from cachestore.source.reading import PLAIN, Reading
 from cachestore.source.remarks import Problems, Remarks
 from cachestore.source.tars import list_tars, tars_at
 
@@ -34,24 +34,14 @@ InMemory = Mapping[int, Listing]
 """By number of the source, the listings of sources in memory."""
 
 
-def list_path(
-    data: str | Path,
-    *,
-    caption_lines: CaptionLines = "whole",
-    caption: str | None = None,
-    videos: bool = False,
-    roles: Sequence[str] = (),
-) -> Listing:
-    """List what a path names: a folder, a manifest, a prompt list, or tars; also their `videos` if that is set. Raises BadInput.
-
-    `roles` are the user's own, beside those of the table.
-    """
+def list_path(data: str | Path, how: Reading = PLAIN) -> Listing:
+    """List what a path names: a folder, a manifest, a prompt list, or tars. Raises BadInput."""
     tars = tars_at(data)
     if tars is not None:
-        return list_tars(tars, caption_lines=caption_lines, caption=caption, videos=videos, roles=roles)
+        return list_tars(tars, how)
     if is_temporary(Path(data).name) and Path(data).is_file():
         return list_rows(Path(data), pipe_files(os.environ))
-    return list_source(data, caption_lines=caption_lines, caption=caption, videos=videos, roles=roles)
+    return list_source(data, how)
 
 
 def files_of(data: str | Path) -> Files:
@@ -81,17 +71,14 @@ def as_sources(data: object) -> tuple[str, tuple[Source, ...], dict[int, object]
     return "", tuple(replace(source, data=index) for source, index in zip(sources, paths, strict=True)), held
 
 
-def list_in_memory(
-    sources: Sequence[Source],
-    held: Mapping[int, object],
-    *,
-    caption_lines: CaptionLines,
-    caption: str | None,
-    roles: Sequence[str] = (),
-) -> InMemory:
+def list_in_memory(sources: Sequence[Source], held: Mapping[int, object], how: Reading = PLAIN) -> InMemory:
     """List the sources in memory. Raises BadInput."""
-    own = [caption if source.caption is None else source.caption for source in sources]
-    return {number: list_objects(data, caption_lines=caption_lines, caption=own[number], roles=roles) for number, data in held.items()}
+    return {number: list_objects(data, _of(sources[number], how)) for number, data in held.items()}
+
+
+def _of(source: Source, how: Reading) -> Reading:
+    """How one of several sources is read: with its own caption, if it has one."""
+    return how if source.caption is None else replace(how, caption=source.caption)
 
 
 def labels_of(sources: Sequence[Source]) -> list[str]:
@@ -120,23 +107,14 @@ def resolutions_of(sources: Sequence[Source], resolution: int) -> tuple[int, Map
     return resolution, dict(zip(labels_of(sources), own, strict=True))
 
 
-def list_sources(
-    sources: Sequence[Source],
-    in_memory: InMemory,
-    *,
-    caption_lines: CaptionLines = "whole",
-    caption: str | None = None,
-    videos: bool = False,
-    roles: Sequence[str] = (),
-) -> Listing:
+def list_sources(sources: Sequence[Source], in_memory: InMemory, how: Reading = PLAIN) -> Listing:
     """List several sources as one. `in_memory` are listings by number. Raises BadInput, also if two samples have the same id."""
     labels = labels_of(sources)
     listings: list[Listing] = []
     problems = Problems()
     for number, source in enumerate(sources):
-        own = caption if source.caption is None else source.caption
         try:
-            there = in_memory.get(number) or list_path(source.data, caption_lines=caption_lines, caption=own, videos=videos, roles=roles)
+            there = in_memory.get(number) or list_path(source.data, _of(source, how))
         except BadInput as error:
             problems.add(error)
         else:

@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -12,28 +12,19 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_text
 from cachestore.core.samples import BESIDE, IMAGE, VIDEO, Sample, goes_with
 from cachestore.files.paths import MARKER
-from cachestore.source.captions import CAPTION_SUFFIXES, CaptionLines, by_spelling, lines_of, normal, side_car
+from cachestore.source.captions import CAPTION_SUFFIXES, by_spelling, lines_of, normal, side_car
 from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Folder
 from cachestore.source.listing import Listing, list_manifest, list_samples
+from cachestore.source.reading import PLAIN, Reading
 from cachestore.source.remarks import Problems, Remarks
 from cachestore.source.rows import METADATA, from_manifest
 
 _SUFFIXES: Final = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 
 
-def list_source(
-    data: str | Path,
-    *,
-    caption_lines: CaptionLines = "whole",
-    caption: str | None = None,
-    videos: bool = False,
-    roles: Sequence[str] = (),
-) -> Listing:
+def list_source(data: str | Path, how: Reading = PLAIN) -> Listing:
     """List a folder, a manifest (`.jsonl`) or a prompt list (`.txt`). The listing may be empty.
 
-    `caption_lines` says how to read a caption file: "whole" as one caption, "each" as one caption a line, "first" as its first line.
-    Samples without a caption get `caption`, by default the empty one. Without `videos` the videos of a folder are only counted.
-    `roles` are the user's own, beside those of the table.
     Raises BadInput for a missing path, an unknown kind of file, a malformed row, or two samples with one id.
     """
     path = Path(data)
@@ -43,15 +34,13 @@ def list_source(
         manifest = next((found for name in METADATA if (found := path / name).exists() and not found.is_dir()), None)
         if manifest is None:
             _refuse_arrow(path)
-            return list_samples(
-                Folder(path.absolute()), partial(_from_folder, path, caption_lines, videos=videos, roles=roles), path, caption
-            )
+            return list_samples(Folder(path.absolute()), partial(_from_folder, path, how), path, how.caption)
     else:
         manifest = path if path.suffix.lower() in {".jsonl", ".txt"} and os.path.isfile(path) else None  # noqa: PTH113
     if manifest is not None and manifest.suffix.lower() == ".txt":
-        return list_manifest(manifest, partial(_from_prompts, manifest), "whole", caption)
+        return list_manifest(manifest, partial(_from_prompts, manifest), replace(how, caption_lines="whole", roles=()))
     if manifest is not None:
-        return list_manifest(manifest, partial(from_manifest, manifest, caption_lines, roles=roles), caption_lines, caption, roles)
+        return list_manifest(manifest, partial(from_manifest, manifest, how), how)
     if not os.path.exists(path):  # noqa: PTH110 - Path's raises if access is refused
         raise BadInput(f"{path} does not exist, or this user may not read it: check the path")
     if path.suffix.lower() in {".parquet", ".arrow"}:
@@ -67,7 +56,7 @@ def _refuse_arrow(folder: Path) -> None:
         raise BadInput(f"{folder} was written by save_to_disk of datasets: pass datasets.load_from_disk({str(folder)!r}) to cs.precompute")
 
 
-def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, videos: bool, roles: Sequence[str]) -> Iterator[Sample]:
+def _from_folder(root: Path, how: Reading, remarks: Remarks) -> Iterator[Sample]:
     walk = _Walk(remarks)
     found = sorted(walk.files_below(root), key=lambda item: by_spelling(item[0]))
     kinds: dict[str, set[str]] = {}
@@ -75,8 +64,8 @@ def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, v
         kinds.setdefault(_stem(reference), set()).add(VIDEO if path.suffix.lower() in VIDEO_SUFFIXES else IMAGE)
     beside: dict[str, dict[str, list[str]]] = {}
     for reference, path in found:
-        may_be_beside = videos or path.suffix.lower() in IMAGE_SUFFIXES
-        if may_be_beside and (named := _named_role(_stem(reference), roles)) is not None and named[0] in kinds:
+        may_be_beside = how.videos or path.suffix.lower() in IMAGE_SUFFIXES
+        if may_be_beside and (named := _named_role(_stem(reference), how.roles)) is not None and named[0] in kinds:
             beside.setdefault(named[0], {}).setdefault(named[1], []).append(reference)
             remarks.beside.append(reference)
     others = set(remarks.beside)
@@ -84,12 +73,12 @@ def _from_folder(root: Path, caption_lines: CaptionLines, remarks: Remarks, *, v
         role = VIDEO if path.suffix.lower() in VIDEO_SUFFIXES else IMAGE
         if reference in others:
             continue
-        if role == VIDEO and not videos:
+        if role == VIDEO and not how.videos:
             remarks.videos += 1
             continue
         sample = normal(reference)
         try:
-            captions = side_car(path, caption_lines, sample, remarks)
+            captions = side_car([path.with_suffix(suffix) for suffix in CAPTION_SUFFIXES], how, sample, remarks)
         except BadInput as error:
             walk.problems.add(error)
             continue

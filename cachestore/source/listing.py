@@ -3,7 +3,7 @@
 Equal listings have equal digests, whatever the order of the directory, the modification times or the absolute path of the root.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +14,9 @@ from cachestore.core.inputs import Stat
 from cachestore.core.keys import canonical, digest_opened, digest_parts
 from cachestore.core.samples import IMAGE, VIDEO, Sample
 from cachestore.files.opening import open_foreign
-from cachestore.source.captions import MANIFEST_BYTES, CaptionLines, normal
+from cachestore.source.captions import MANIFEST_BYTES, normal
 from cachestore.source.files import Files, Folder
+from cachestore.source.reading import Reading
 from cachestore.source.remarks import Remarks
 from cachestore.source.rows import METADATA, look_at_columns
 
@@ -70,19 +71,20 @@ def list_samples(files: Files, parse: Parse, where: Path | str, caption: str | N
     return Listing(files, digest_parts("cachestore-content", *rows).hex(), walk)
 
 
-def list_manifest(path: Path, parse: Parse, caption_lines: CaptionLines, caption: str | None, roles: Sequence[str] = ()) -> Listing:
+def list_manifest(path: Path, parse: Parse, how: Reading) -> Listing:
     """List a manifest by the digest of its bytes. So no row is read if there is already a plan for it."""
     before = _digest(path)
 
     def walk(remarks: Remarks) -> Iterator[Sample]:
-        yield from _checked(parse, path, caption, remarks)
+        yield from _checked(parse, path, how.caption, remarks)
         if _digest(path) != before:
             raise BadInput(f"{path} changed while it was read; run the same command again")
 
     kind = path.name.lower() if path.name in METADATA else path.suffix.lower()
     version = "" if kind == ".txt" else f" {_ROWS_VERSION}"
-    parts = [kind + version, before, b"" if caption is None else canonical(caption), *([caption_lines] * (caption_lines != "whole"))]
-    parts += [canonical(["roles", *roles])] if roles else []
+    parts = [kind + version, before, b"" if how.caption is None else canonical(how.caption)]
+    parts += [how.caption_lines] if how.caption_lines != "whole" else []
+    parts += [canonical(["roles", *how.roles])] if how.roles else []
     return Listing(Folder(path.parent.absolute()), digest_parts("cachestore-content", *parts).hex(), walk)
 
 

@@ -23,9 +23,9 @@ from cachestore.core.words import first_of
 from cachestore.files.opening import open_foreign
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder
-from cachestore.source.captions import CaptionLines
 from cachestore.source.files import Files, Folder, Routed
 from cachestore.source.listing import Listing, list_samples
+from cachestore.source.reading import PLAIN, Reading
 from cachestore.source.remarks import Remarks, taken
 from cachestore.source.rows import check_row, from_row, named_row
 
@@ -123,10 +123,10 @@ def _as_tiff(picture: Any) -> bytes:
 # Sequences of samples
 
 
-def list_objects(data: object, *, caption_lines: CaptionLines = "whole", caption: str | None = None, roles: Sequence[str] = ()) -> Listing:
+def list_objects(data: object, how: Reading = PLAIN) -> Listing:
     """List a sequence of `Sample`, or a Hugging Face data set with `Image(decode=False)`. Raises BadInput, also if two ids are equal."""
     if hasattr(data, "features") and hasattr(data, "column_names"):
-        return _list_columns(data, caption_lines, caption, roles)
+        return _list_columns(data, how)
     if not isinstance(data, Sequence) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise BadInput(
             f"a source must be a path, a cs.Source, a sequence of cs.Sample or a Hugging Face data set, not {type(data).__name__}"
@@ -147,31 +147,29 @@ def list_objects(data: object, *, caption_lines: CaptionLines = "whole", caption
         return those[ref.number]
 
     memory = Memory(fetch)
-    return list_samples(memory, partial(_from_samples, samples, memory, caption_lines, roles=roles), "the samples given", caption)
+    return list_samples(memory, partial(_from_samples, samples, memory, how), "the samples given", how.caption)
 
 
 def _several(value: object) -> Sequence[object]:
     return cast("Sequence[object]", value) if isinstance(value, tuple | list) else (value,)
 
 
-def _from_samples(
-    samples: Sequence[Sample], memory: Memory, caption_lines: CaptionLines, remarks: Remarks, *, roles: Sequence[str]
-) -> Iterator[Sample]:
+def _from_samples(samples: Sequence[Sample], memory: Memory, how: Reading, remarks: Remarks) -> Iterator[Sample]:
     def parse(row: int) -> Iterator[Sample]:
         sample = samples[row]
         if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's
-            how = ": make each with cs.Sample(id, {'image': picture}, (caption,))" if row == 0 else ""  # once in the error for all rows
-            raise BadInput(f"sample {row} is {type(sample).__name__}, not a cs.Sample{how}")
+            advice = ": make each with cs.Sample(id, {'image': picture}, (caption,))" if row == 0 else ""  # once in the error for all rows
+            raise BadInput(f"sample {row} is {type(sample).__name__}, not a cs.Sample{advice}")
         where = f"sample {row} ({sample.id!r})"
         shown = as_mapping(f"{where}: images", sample.images, "a mapping from roles to pictures")
         images = {role: _references(memory, _PictureRef(row, role, 0, sample.id), value) for role, value in shown.items()}
-        if unknown := next((role for role in images if role not in {*ROLES, *roles}), None):
-            known = ", ".join((*ROLES, *roles))
+        if unknown := next((role for role in images if role not in {*ROLES, *how.roles}), None):
+            known = ", ".join((*ROLES, *how.roles))
             raise BadInput(f"{where}: images of the unknown role {unknown!r} cannot be encoded; roles are {known}; roles= names your own")
         captions = [sample.captions] if isinstance(sample.captions, str) else list(as_many(f"{where}: captions", sample.captions, "texts"))
         extras = as_mapping(f"{where}: extras", sample.extras, "a mapping of columns")
         sizes = {name: list(value) for name, value in (("size", sample.size), ("crop", sample.crop)) if value is not None}
-        yield _from_columns({**extras, **sizes, **images, "id": sample.id, "caption": captions}, where, caption_lines, remarks, roles)
+        yield _from_columns({**extras, **sizes, **images, "id": sample.id, "caption": captions}, where, how, remarks)
 
     return taken(range(len(samples)), parse, "the samples given")
 
@@ -197,12 +195,12 @@ def _named(memory: Memory, ref: _PictureRef) -> str:
     return reference
 
 
-def _from_columns(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks, roles: Sequence[str]) -> Sample:
+def _from_columns(row: Mapping[str, Any], where: str, how: Reading, remarks: Remarks) -> Sample:
     """As `from_row`, for values of any type. Raises BadInput for values that JSON cannot hold."""
     if why := _why_not_json(dict(row)):
         column = next((column for column, value in row.items() if _why_not_json(value)), "")
         raise BadInput(f"{where}: the column {column!r} cannot be kept beside the sample ({why}); leave it out, or make it a text")
-    return from_row(row, where, caption_lines, remarks, roles)
+    return from_row(row, where, how, remarks)
 
 
 def _why_not_json(value: Json) -> str:
@@ -216,11 +214,11 @@ def _why_not_json(value: Json) -> str:
 # Hugging Face
 
 
-def _list_columns(data: Any, caption_lines: CaptionLines, caption: str | None, own: Sequence[str]) -> Listing:
+def _list_columns(data: Any, how: Reading) -> Listing:
     if not hasattr(data, "__len__"):
         raise BadInput("a streamed data set has no length, and may be different each time; load it (streaming=False), or save it as tars")
     plain = data.with_format(None)
-    columns = _picture_columns(plain.features, own)
+    columns = _picture_columns(plain.features, how.roles)
     pictures = {role: plain.select_columns([column]) for role, column in columns.items()}
 
     def fetch(ref: _PictureRef) -> object:
@@ -241,14 +239,14 @@ def _list_columns(data: Any, caption_lines: CaptionLines, caption: str | None, o
             # Reads pictures only if a column holds several in a row.
             several: Any = pictures[role][row][column] if role in of_lists else (None,)
             found[role] = [_named(memory, _PictureRef(row, role, number, str(found["id"]))) for number in range(len(several or ()))]
-        check_row(found, where, dict.fromkeys(plain.column_names), own)
-        yield _from_columns(found, where, caption_lines, remarks, own)
+        check_row(found, where, dict.fromkeys(plain.column_names), how.roles)
+        yield _from_columns(found, where, how, remarks)
 
     def parse_all(remarks: Remarks) -> Iterator[Sample]:
         remarks.columns.update(dict.fromkeys(plain.column_names if len(plain) else ()))
         return taken(enumerate(texts), partial(parse, remarks), "the data set given")
 
-    return list_samples(memory, parse_all, "the data set given", caption)
+    return list_samples(memory, parse_all, "the data set given", how.caption)
 
 
 def _picture_columns(features: Mapping[str, Any], own: Sequence[str]) -> dict[str, str]:

@@ -7,15 +7,28 @@ from typing import Final, TypeVar
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import Sample
 from cachestore.core.words import first_of, plural
+from cachestore.source.unused import Unused
 
 Item = TypeVar("Item")
 
 _NAMED: Final = 20
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row, member or file that cannot be used. It fails alone, and the other samples go on."""
+
+    sample: str
+    """The sample's id; where it has none, its place: the file and the line."""
+    reason: str
+
+
 @dataclass(slots=True)
 class Remarks:
     """What is counted while samples are read."""
+
+    unused: Unused = field(default_factory=Unused)
+    refused: list[Refused] = field(default_factory=list[Refused])
 
     missing: list[str] = field(default_factory=list[str])
     wordless: list[str] = field(default_factory=list[str])

@@ -13,8 +13,9 @@ from cachestore.core.inputs import CROP, OWN_CAPTION, SIZE, are_whole
 from cachestore.core.keys import Json, digest_text
 from cachestore.core.samples import IMAGE, ROLES, SHOWN, VIDEO, Sample
 from cachestore.core.words import NAMED, first_of, misspelt
-from cachestore.source.captions import CaptionLines, captions_in, lines_of, normal, read_text
+from cachestore.source.captions import captions_in, lines_of, normal, read_text
 from cachestore.source.files import VIDEO_SUFFIXES
+from cachestore.source.reading import Reading
 from cachestore.source.remarks import Remarks, taken
 
 METADATA: Final = ("metadata.jsonl", "metadata.csv")
@@ -32,23 +33,20 @@ _BATCH_NAMES: Final = frozenset(
 _VIDEO_BATCH_NAMES: Final = frozenset({"num_frames", "fps"})
 
 
-def from_manifest(path: Path, caption_lines: CaptionLines, remarks: Remarks, *, roles: Sequence[str] = ()) -> Iterator[Sample]:
-    """Read the rows of a manifest or of a metadata file. In a metadata file every row must name a file. Raises BadInput.
-
-    `roles` are the user's own, beside those of the table.
-    """
+def from_manifest(path: Path, how: Reading, remarks: Remarks) -> Iterator[Sample]:
+    """Read the rows of a manifest or of a metadata file. In a metadata file every row must name a file. Raises BadInput."""
     rows = _csv_rows(path) if path.suffix == ".csv" else ((number, text) for number, text in lines_of(path) if text.strip())
     is_metadata = path.name in METADATA
 
     def parse(line: tuple[int, Any]) -> tuple[Sample]:
         number, content = line
         where = f"{path}, line {number}"
-        row = _cells(cast("dict[Any, Any]", content), where, roles) if isinstance(content, dict) else json_row(content, where)
+        row = _cells(cast("dict[Any, Any]", content), where, how.roles) if isinstance(content, dict) else json_row(content, where)
         if is_metadata and not any(row.get(column) for column in (*_FILES, IMAGE, VIDEO)):
             raise BadInput(f"{where}: a row needs `file_name`; its columns are {_listed_columns(row)}")
         named = _with_file(named_row(row, where, remarks), where)
-        check_row(named, where, row, roles)
-        return (from_row(named, where, caption_lines, remarks, roles),)
+        check_row(named, where, row, how.roles)
+        return (from_row(named, where, how, remarks),)
 
     return taken(rows, parse, path)
 
@@ -148,12 +146,9 @@ def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) ->
     return named
 
 
-def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, remarks: Remarks, roles: Sequence[str] = ()) -> Sample:
-    """Make a sample from one row. Unknown columns become extra columns. `where` names the row in errors. Raises BadInput.
-
-    `roles` are the user's own, beside those of the table.
-    """
-    known = (*ROLES, *roles)
+def from_row(row: Mapping[str, Any], where: str, how: Reading, remarks: Remarks) -> Sample:
+    """Make a sample from one row. Unknown columns become extra columns. `where` names the row in errors. Raises BadInput."""
+    known = (*ROLES, *how.roles)
     captions = _texts(row.get("caption"), f"{where}: caption")
     images = {role: references for role in known if (references := _texts(row.get(role), f"{where}: {role}"))}
     if empty := next((role for role, references in images.items() if "" in references), None):
@@ -166,12 +161,12 @@ def from_row(row: Mapping[str, Any], where: str, caption_lines: CaptionLines, re
     default = next((images[role][0] for role in (IMAGE, VIDEO) if role in images), digest_text("\n".join(captions)))
     others: dict[str, Json] = {column: value for column, value in row.items() if column not in {"id", "caption", *known}}
     extras = _with_framing(others, where, has_picture=IMAGE in images)
-    ours = {*_BATCH_NAMES, *(f"{role}_latents" for role in roles), *(_VIDEO_BATCH_NAMES if VIDEO in images else ())}
+    ours = {*_BATCH_NAMES, *(f"{role}_latents" for role in how.roles), *(_VIDEO_BATCH_NAMES if VIDEO in images else ())}
     if taken := sorted(ours & extras.keys()):
         raise BadInput(f"{where}: a batch uses the name {taken[0]!r} itself; give the column another name")
     sample = normal(default if given is None else str(given))
-    if caption_lines != "whole":
-        captions = tuple(one for caption in captions for one in captions_in(caption, caption_lines, sample, remarks))
+    if how.caption_lines != "whole":
+        captions = tuple(one for caption in captions for one in captions_in(caption, how.caption_lines, sample, remarks))
     elif any("\n" in caption.strip() for caption in captions):
         remarks.multi_line.append(sample)
     return Sample(sample, images, captions, extras=extras)

@@ -20,9 +20,10 @@ from cachestore.core.inputs import NO_STAT, Stat
 from cachestore.core.samples import BESIDE, IMAGE, VIDEO, Sample, goes_with
 from cachestore.files.opening import FOREIGN_LIMIT_BYTES, open_foreign, refuse_size
 from cachestore.files.stat_record import proof_of, stat_of
-from cachestore.source.captions import CaptionLines, by_spelling, captions_in, decode_text
+from cachestore.source.captions import by_spelling, captions_in, decode_text
 from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cachestore.source.listing import Listing, list_samples
+from cachestore.source.reading import PLAIN, Reading
 from cachestore.source.remarks import Problems, Remarks, taken
 from cachestore.source.rows import from_row, json_row, named_row
 
@@ -188,14 +189,7 @@ def _expanded(name: str) -> Iterator[str]:
         yield from _expanded(f"{name[: found.start()]}{number:0{len(first)}}{name[found.end() :]}")
 
 
-def list_tars(
-    paths: Sequence[Path],
-    *,
-    caption_lines: CaptionLines = "whole",
-    caption: str | None = None,
-    videos: bool = False,
-    roles: Sequence[str] = (),
-) -> Listing:
+def list_tars(paths: Sequence[Path], how: Reading = PLAIN) -> Listing:
     """List the samples in tars. Ids are the names of pictures and videos, after their tar's name if there are several tars.
 
     Without `videos` the videos are only counted. Reads every header and the bytes of captions, but no picture. Raises BadInput for files
@@ -215,16 +209,16 @@ def list_tars(
             reference = prefix + name
             replaced += [reference] if reference in members else []
             members[reference] = member  # the later of two members of one name counts, as in unpacking
-            _sort_in(groups, reference, roles, videos=videos)
+            _sort_in(groups, reference, how.roles, videos=how.videos)
     problems.refuse(where)
 
     def parse(remarks: Remarks) -> Iterator[Sample]:
         remarks.replaced += replaced
-        remarks.videos += 0 if videos else sum(len(group.videos) for group in groups.values())
+        remarks.videos += 0 if how.videos else sum(len(group.videos) for group in groups.values())
         ordered = [groups[key] for key in sorted(groups, key=by_spelling)]
-        yield from taken(ordered, partial(_samples, members, caption_lines, remarks, videos=videos, roles=roles), where)
+        yield from taken(ordered, partial(_samples, members, how, remarks), where)
 
-    return list_samples(_Members(members), parse, where, caption)
+    return list_samples(_Members(members), parse, where, how.caption)
 
 
 @dataclass(slots=True)
@@ -258,10 +252,8 @@ def _sort_in(groups: dict[str, _Group], reference: str, roles: Sequence[str], *,
         group.pictures.add(reference)
 
 
-def _samples(
-    members: Mapping[str, Member], caption_lines: CaptionLines, remarks: Remarks, group: _Group, *, videos: bool, roles: Sequence[str]
-) -> Iterator[Sample]:
-    of_roles = dict.fromkeys(group.videos if videos else (), VIDEO) | dict.fromkeys(group.pictures, IMAGE)
+def _samples(members: Mapping[str, Member], how: Reading, remarks: Remarks, group: _Group) -> Iterator[Sample]:
+    of_roles = dict.fromkeys(group.videos if how.videos else (), VIDEO) | dict.fromkeys(group.pictures, IMAGE)
     if not of_roles:
         return
     row: Mapping[str, Any] = {}
@@ -276,8 +268,8 @@ def _samples(
         where = f"{reference} in {members[reference].tar}"
         own = {role: those for role, those in beside.items() if goes_with(role, of_roles[reference], {*of_roles.values()})}
         named = {**row, **name, of_roles[reference]: reference, **own}
-        sample = from_row(named, where, caption_lines, remarks if raw is None else Remarks(), roles)
-        yield sample if raw is None else replace(sample, captions=captions_in(raw, caption_lines, sample.id, remarks))
+        sample = from_row(named, where, how, remarks if raw is None else Remarks())
+        yield sample if raw is None else replace(sample, captions=captions_in(raw, how.caption_lines, sample.id, remarks))
 
 
 def members_of(path: Path) -> Iterator[tuple[tarfile.TarInfo, Member]]:

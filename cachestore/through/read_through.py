@@ -247,7 +247,7 @@ class ModelReadThrough:
         from cachestore.through.joined_pass import JoinedPass
 
         request, held, loaded = self._read(data)
-        in_memory = list_in_memory(request.sources, held, caption_lines=request.caption_lines, caption=request.caption, roles=request.roles)
+        in_memory = list_in_memory(request.sources, held, request.reading)
         seen = SeenAs(latents, captions, fields, dtype, resolution, seed, verify, io)
         return EncodingDataset(JoinedPass(replace(request), loaded, in_memory), seen)
 

@@ -3,6 +3,7 @@
 import json
 
 from cachestore.source.folders import list_source
+from cachestore.source.reading import Reading
 from cachestore.source.remarks import Remarks
 
 
@@ -33,7 +34,7 @@ class Listed:
 
 
 def listed(path, **options):
-    return Listed(list_source(path, **options))
+    return Listed(list_source(path, Reading(**options)))
 
 
 def ids(listing):

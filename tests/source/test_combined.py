@@ -9,6 +9,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_text
 from cachestore.core.samples import Sample, Source
 from cachestore.source.combined import as_sources, files_of_sources, list_in_memory, list_path, list_sources, resolutions_of
+from cachestore.source.reading import Reading
 from cachestore.source.remarks import Remarks
 from tests.source.test_tars import pack
 
@@ -23,7 +24,7 @@ def folder(path, **captions):
 
 def together(*sources, **options):
     given = [one if isinstance(one, Source) else Source(str(one)) for one in sources]
-    return list_sources(given, options.pop("in_memory", {}), **options)
+    return list_sources(given, options.pop("in_memory", {}), Reading(**options))
 
 
 def rows(listing):
@@ -161,7 +162,7 @@ def test_samples_and_sources_may_be_mixed_as_sources():
     held = [Sample("x", {"image": (b"1",)})]
     path, sources, found = as_sources(["a", Source(held, name="held"), Path("b")])
     assert (path, [source.data for source in sources], found) == ("", ["a", "(in memory)", "b"], {1: held})
-    in_memory = list_in_memory(sources, found, caption_lines="whole", caption=None)
+    in_memory = list_in_memory(sources, found)
     assert [sample.id for sample in in_memory[1].samples()] == ["x"]
 
 

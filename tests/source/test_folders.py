@@ -12,6 +12,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_text
 from cachestore.source.combined import list_path
 from cachestore.source.folders import list_source
+from cachestore.source.reading import Reading
 from cachestore.source.remarks import Remarks
 from tests import fakes
 from tests.source.sources import captions, folder, ids, listed, remarks_of
@@ -304,7 +305,7 @@ def test_a_files_name_gives_it_a_role_of_the_picture_or_video_of_the_same_name(t
     )
     folder(tmp_path, dict.fromkeys((*names, "sub/b.first_frame.png", "sub/b.last_frame.png", "alone.mask.png", "a.masked.png"), "x"))
     remarks = Remarks()
-    samples = {sample.id: dict(sample.images) for sample in list_source(tmp_path, videos=True).samples(remarks)}
+    samples = {sample.id: dict(sample.images) for sample in list_source(tmp_path, Reading(videos=True)).samples(remarks)}
     assert samples == {
         "a.png": {
             "image": ("a.png",),
@@ -331,5 +332,5 @@ def test_a_files_name_gives_it_a_role_of_the_picture_or_video_of_the_same_name(t
 
 def test_where_a_picture_and_a_video_have_one_name_each_gets_the_roles_that_follow_it(tmp_path):
     folder(tmp_path, dict.fromkeys(("a.png", "a.mkv", "a.mask.png", "a.first_frame.png"), "x"))
-    samples = {sample.id: set(sample.images) for sample in list_source(tmp_path, videos=True).samples()}
+    samples = {sample.id: set(sample.images) for sample in list_source(tmp_path, Reading(videos=True)).samples()}
     assert samples == {"a.png": {"image", "mask"}, "a.mkv": {"video", "first_frame"}}

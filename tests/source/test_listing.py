@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_parts
 from cachestore.source.folders import list_source
+from cachestore.source.reading import Reading
 from tests import fakes
 from tests.fakes import raising
 from tests.source.sources import folder, ids, listed, manifest, remarks_of
@@ -86,7 +87,7 @@ def test_the_content_of_a_manifest_is_that_of_its_bytes_its_kind_and_what_a_miss
     for name in ("m.jsonl", "m.txt"):
         for text in ("", "{}\n"):
             (tmp_path / name).write_text(text)
-            contents |= {list_source(tmp_path / name, caption=caption).content for caption in (None, "", "x")}
+            contents |= {list_source(tmp_path / name, Reading(caption=caption)).content for caption in (None, "", "x")}
     assert len(contents) == 12
 
 
@@ -104,7 +105,7 @@ def test_captions_of_which_none_has_any_text_are_reported(tmp_path):
     for path in folder.glob("*.txt"):
         path.write_text(" \n")
     assert remarks_of(list_source(folder)) == (f"1 source ({folder}) has no caption with any text: its samples get the empty caption",)
-    assert remarks_of(list_source(folder, caption="")) == ()
+    assert remarks_of(list_source(folder, Reading(caption=""))) == ()
     rows = manifest(tmp_path / "rows.jsonl", {"image": "a.png", "text": ""}, {"image": "b.png", "caption": " "})
     assert any("has no caption with any text" in words for words in remarks_of(list_source(rows)))
 
