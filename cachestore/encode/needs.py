@@ -58,7 +58,7 @@ _ROWS: Final = (
     _Row(r"Upscale|SuperResolution|ImageRefiner", (Need("the small picture that is scaled up"),)),
     _Row(r"Depth2Img", (Need("depth maps"),), depends_on_channels=True),
     _Row(r"InstructPix2Pix|(Flux|CogView4)Control(?!Net)", (_CONTROL,), depends_on_channels=True),
-    _Row(r"^(JoyImageEdit|BriaFiboEdit|LongCatImageEdit)", (_CONTROL,)),
+    _Row(r"^(FluxKontext|QwenImageEdit|JoyImageEdit|BriaFiboEdit|LongCatImageEdit)", (_CONTROL,)),
     _Row(r"^QwenImageLayered", (Need("latents of each picture's layers"),)),
     _Row(r"^FluxFill|Inpaint", (_MASKED,), depends_on_channels=True),
     _Row(r"GLIGEN", (Need("boxes and phrases"),)),

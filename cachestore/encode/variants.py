@@ -101,9 +101,30 @@ def within_of(request: Mapping[str, Json], size: Size) -> Box | None:
     return None if (left, top, right, bottom) == (0, 0, *size) else (left, top, right, bottom)
 
 
-def bucket_of(request: Mapping[str, Json], size: Size) -> Size:
-    """Return the bucket of a picture of this size. Raises as `fit_box` and `within_of`."""
-    return _fitted(request, _part(size, within_of(request, size)))[0]
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a picture, or the part of it that is used, fits its bucket."""
+
+    size: Size
+    bucket: Size
+    resized: Size
+
+    @property
+    def kept(self) -> float:
+        """The share of its area that the crop keeps, 0 to 1."""
+        return self.bucket.width * self.bucket.height / (self.resized.width * self.resized.height)
+
+    @property
+    def scale(self) -> float:
+        """How many times longer its sides become; below 1 it is shrunk."""
+        return max(self.resized.width / self.size.width, self.resized.height / self.size.height)
+
+
+def fit_of(request: Mapping[str, Json], size: Size) -> Fit:
+    """Return how a picture of this size fits the bucket that a request gives it. Raises as `fit_box` and `within_of`."""
+    part = _part(size, within_of(request, size))
+    bucket, box = _fitted(request, part)
+    return Fit(part, bucket, box.resized)
 
 
 def _fitted(request: Mapping[str, Json], size: Size, at: Fraction | None = None) -> tuple[Size, CropBox]:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,11 +14,12 @@ from cachestore.core.errors import EncodeFailed, FormatError
 from cachestore.core.inputs import LIKE, is_trained_on, references_of
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO, role_of
-from cachestore.core.words import human_bytes, in_short, noun, plural
+from cachestore.core.words import NAMED, first_of, human_bytes, in_short, noun, plural
 from cachestore.encode.needs import in_words as not_made
 from cachestore.encode.unit import Encoder
 from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
+from cachestore.jobs.fits import Fits, fits_of, samples_of
 from cachestore.jobs.pass_counts import recheck_in_words
 from cachestore.jobs.planning import Wanted
 from cachestore.jobs.reconcile import Reconciler
@@ -32,6 +33,7 @@ from cachestore.work.workers import lived, read_heartbeats
 
 if TYPE_CHECKING:
     from cachestore.encode.buckets import Size
+    from cachestore.encode.variants import Fit
     from cachestore.encode.videos import Video
 
 HEADER_BYTES: Final = 256 * 1024
@@ -83,12 +85,18 @@ class Forecast:
     """Prompts for validation. Their texts are among the units."""
     rechecked: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """With `recheck`: as in the report of `precompute`."""
+    fits: Fits = field(default_factory=Fits)
+    """The samples of those to encode that lose much to the crop, and those that are scaled up much."""
+    truncated_samples: tuple[str, ...] = ()
+    """The first samples whose captions are truncated."""
 
     __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
         """Return the forecast as JSON."""
-        return asdict(self) | {"remarks": list(self.remarks), "not_made_here": list(self.not_made_here)}
+        lists = {name: list(getattr(self, name)) for name in ("remarks", "not_made_here", "truncated_samples")}
+        fits = {"cut": self.fits.cut.as_json(), "scaled_up": self.fits.scaled_up.as_json()}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "fits"} | lists | fits
 
 
 def make_forecast(
@@ -108,18 +116,20 @@ def make_forecast(
     captions = _units_by(plan, missing, "text")
     images = {name: _units_by(plan, missing, name) for name in dict.fromkeys(recipe.encoder for recipe in plan.recipes) if name != "text"}
     measures = cache(partial(_measure, wanted.listing)), cache(partial(_glance, wanted.listing))  # cached, as one file may have many units
-    facts = {name: _buckets_of(plan, units, limit, *measures) for name, units in images.items()}
+    facts = {name: _fits_of(plan, units, limit, *measures) for name, units in images.items()}
     is_trained_on = _first_units_of(plan)
-    buckets = Counter(bucket for found in facts.values() for index, bucket in found.items() if is_trained_on[index])
+    trained_on = [(index, fit) for found in facts.values() for index, fit in found.items() if is_trained_on[index]]
+    buckets = Counter((*fit.bucket, *frames) for _index, (fit, *frames) in trained_on)
     buckets.update(_known_buckets(reconciler, missing, is_trained_on))
     tokens = _count(by_encoder.get("text"), [plan.unit(index).request for index in captions[:limit]])
+    limit_tokens = getattr(by_encoder.get("text"), "max_tokens", 0)
+    truncated = [index for index, count in zip(captions, tokens, strict=False) if count > limit_tokens]
     # The bytes of the units that were looked at, scaled up to all.
     size = sum(_bytes_of_pictures(by_encoder.get(name), list(facts[name].values()), len(units)) for name, units in images.items())
     if tokens:
         size += sum(by_encoder["text"].entry_bytes(count) for count in tokens) * len(captions) // len(tokens)
     published, ignored = _published(layout, reconciler), reconciler.ignored_launch
     left = min(len(missing), plan.unit_count - published - len(held)) if published else len(missing)
-    limit_tokens = getattr(by_encoder.get("text"), "max_tokens", 0)
     return Forecast(
         samples=len(plan.ids),
         wanted=plan.unit_count,
@@ -129,7 +139,7 @@ def make_forecast(
         estimated_seconds=_seconds(layout, left, ignored),
         free_bytes=free_bytes(layout.root),
         buckets={"x".join(map(str, bucket)): count for bucket, count in sorted(buckets.items())},
-        truncated_captions=sum(1 for count in tokens if count > limit_tokens),
+        truncated_captions=len(truncated),
         distinct_captions=_distinct_captions(plan),
         is_estimate=len(missing) > limit,
         remarks=(*wanted.remarks, *(wanted.unlike_scripts if missing else ())),
@@ -140,6 +150,8 @@ def make_forecast(
         is_bound=any(images.values()),
         prompts=len(plan.prompts),
         rechecked=rechecked or {},
+        fits=fits_of(plan, ((index, fit) for index, (fit, *_frames) in trained_on)),
+        truncated_samples=tuple(sample for names in samples_of(plan, truncated[:NAMED]).values() for sample in names)[:NAMED],
     )
 
 
@@ -190,16 +202,16 @@ def _marked(plan: Plan, *cells: "Sequence[int] | Numbers") -> Mask:
     return is_used
 
 
-def _buckets_of(
+def _fits_of(
     plan: Plan, indices: Iterable[int], limit: int, measure: "Callable[[str], Size]", glance: "Callable[[str], Video]"
-) -> dict[int, tuple[int, ...]]:
-    """The buckets of pictures and videos to encode, from their headers, by unit index; a mask has its picture's bucket.
+) -> "dict[int, tuple[Fit] | tuple[Fit, int]]":
+    """How pictures and videos to encode fit their buckets, from their headers, by unit index; for a clip also its frames.
 
-    A video's header is trusted here; the pass itself checks all packets.
+    A mask has its picture's bucket. A video's header is trusted here; the pass itself checks all packets.
     """
-    from cachestore.encode.variants import bucket_of
+    from cachestore.encode.variants import fit_of
 
-    found: dict[int, tuple[int, ...]] = {}
+    found: dict[int, tuple[Fit] | tuple[Fit, int]] = {}
     for index in indices:
         request = plan.unit(index).request
         if len(found) >= limit:
@@ -212,9 +224,9 @@ def _buckets_of(
                 from cachestore.encode.clips import clip_of
 
                 video = glance(decides)
-                found[index] = (*bucket_of(request, video.size), clip_of(request, video.timeline)[0])
+                found[index] = (fit_of(request, video.size), clip_of(request, video.timeline)[0])
             else:
-                found[index] = bucket_of(request, measure(decides))
+                found[index] = (fit_of(request, measure(decides)),)
         except (EncodeFailed, OSError):
             continue
     return found
@@ -260,10 +272,8 @@ def _count(encoder: Encoder | None, requests: Sequence[Mapping[str, Json]]) -> l
     return [tokens + image_tokens * len(references_of(request)) for tokens, request in zip(counted, requests, strict=True)]
 
 
-def _bytes_of_pictures(encoder: Any, buckets: Sequence[tuple[int, ...]], images: int) -> int:
-    from cachestore.encode.buckets import Size
-
-    return sum(encoder.entry_bytes(Size(*bucket[:2]), *bucket[2:]) for bucket in buckets) * images // len(buckets) if buckets else 0
+def _bytes_of_pictures(encoder: Any, fits: "Sequence[tuple[Fit] | tuple[Fit, int]]", images: int) -> int:
+    return sum(encoder.entry_bytes(fit.bucket, *frames) for fit, *frames in fits) * images // len(fits) if fits else 0
 
 
 def _seconds(layout: Layout, units: int, ignored: str) -> float | None:
@@ -297,10 +307,11 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
         if any(count for _size, count in left):
             shown = ", ".join(f"{count} at {size}" for size, count in left)
             lines.append(f"samples that fill no batch of their bucket, so an epoch leaves them out, by batch size: {about}{shown}")
+    lines += forecast.fits.in_words(about)
     if forecast.truncated_captions:
-        lines.append(
-            f"{about}{plural(forecast.truncated_captions, 'caption is', 'captions are')} longer than the encoder reads, and truncated"
-        )
+        long = plural(forecast.truncated_captions, "caption is", "captions are")
+        named = f" ({first_of(forecast.truncated_samples)})" if forecast.truncated_samples else ""
+        lines.append(f"{about}{long} longer than the encoder reads, and truncated{named}")
     if forecast.left:
         seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate of earlier passes"
         lines.append(f"{room_in_words(forecast, root)}{seconds}")

@@ -12,7 +12,7 @@ from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra
 from cachestore.core.inputs import companions
 from cachestore.core.keys import Json, Recipe, canonical, canonical_text, digest_parts
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample, role_of
-from cachestore.core.words import first_of, listed, plural
+from cachestore.core.words import first_of, listed, noun, plural
 from cachestore.encode.bucket_rules import RULES, STEP
 from cachestore.encode.resamplers import FIRST, NEW, RESAMPLERS, Resample, check_resampler
 from cachestore.encode.unit import Encoder
@@ -148,6 +148,7 @@ def look_at_request(
                 *(texts.in_words() if _asks_for_text(request) else ()),
                 *_own_captions(plan),
                 *_what_lacks(plan, request, seen),
+                *_partly(plan, needs),
                 *_unread(plan),
             ),
         )
@@ -239,6 +240,25 @@ def _not_made(needs: "Sequence[Need]", plan: Plan) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _partly(plan: Plan, needs: "Sequence[Need]") -> tuple[str, ...]:
+    """Remarks on images that some samples have and others lack, as a name may be misspelt. Those that the model needs are named there."""
+    named = {role for need in needs for role in (need.role, *need.wants)}
+    remarks: list[str] = []
+    for role, (at, _references) in plan.images.items():
+        if role in {IMAGE, VIDEO, *named} or role_of(role).is_own or role not in _read_roles(plan):
+            continue
+        lacking = rows_without_picture([at])
+        then = "the whole picture counts" if role == MASK else f"its list of {role}s in the batch is empty"
+        which = f"{len(lacking)} of {plural(len(plan.ids), 'sample')} {noun(len(lacking), 'has', 'have')} no {role}"
+        remarks += [f"{which} ({first_of(plan.ids[row] for row in lacking)}): {then}"] if lacking else []
+    return tuple(remarks)
+
+
+def _read_roles(plan: Plan) -> set[str]:
+    """The roles that the model's encoders read."""
+    return {one for column in plan.columns for one in (column.role, column.encoder, *companions(column.role, column.options))}
+
+
 def _starts(plan: Plan, *roles: str | None) -> list[Sequence[int]]:
     """Where the cells of each row start, in the columns of these roles."""
     return [starts for column, (starts, _units) in zip(plan.columns, plan.cells, strict=True) if column.role in roles]
@@ -246,7 +266,7 @@ def _starts(plan: Plan, *roles: str | None) -> list[Sequence[int]]:
 
 def _unread(plan: Plan) -> tuple[str, ...]:
     """Remarks on images that the model's encoders do not read, if they read any."""
-    read = {one for column in plan.columns for one in (column.role, *companions(column.role, column.options))}
+    read = _read_roles(plan)
     if read.isdisjoint((IMAGE, VIDEO)):
         return ()
     left = {role: int(rows_with_any([at]).sum()) for role, (at, _references) in plan.images.items() if role not in read}

@@ -13,7 +13,7 @@ from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.inputs import OWN, Buckets
 from cachestore.encode.bucket_rules import RULES, BucketSettings, find_settings, fit_box, rule_named
 from cachestore.encode.buckets import Size, choose, crop_box
-from cachestore.encode.variants import Variant, bucket_of, variant_of
+from cachestore.encode.variants import Variant, fit_of, variant_of
 
 TABLES = Path(__file__).with_name("buckets")
 TRAINERS = [name for name in get_args(Buckets) if name != OWN]
@@ -139,4 +139,4 @@ def test_a_transform_has_the_resized_size_if_it_is_not_the_usual_one():
     assert variant.box.resized == (598, 448)
     assert variant.transform() == {"bucket": [576, 448], "crop": [11, 0, 587, 448], "resized": [598, 448]}
     assert variant.transform() != Variant.centred(size, variant.bucket).transform()
-    assert bucket_of({"resolution": 512, "step": 16, "buckets": "ai-toolkit"}, size) == (576, 448)
+    assert fit_of({"resolution": 512, "step": 16, "buckets": "ai-toolkit"}, size).bucket == (576, 448)

@@ -25,15 +25,12 @@ CHANNELS = {
     "StableDiffusionXLPipeline": [(4, 4)],
     "StableDiffusion3Pipeline": [(16, 16)],
     "FluxPipeline": [(64, 16)],
-    "FluxKontextPipeline": [(64, 16)],
     "Flux2KleinPipeline": [(128, 32)],
     "PixArtSigmaPipeline": [(4, 4)],
     "SanaPipeline": [(32, 32)],
     "Lumina2Pipeline": [(16, 16)],
     "WanPipeline": [(16, 16), (48, 48)],
     "QwenImagePipeline": [(64, 16)],
-    "QwenImageEditPipeline": [(64, 16)],
-    "QwenImageEditPlusPipeline": [(64, 16)],
     "LTXPipeline": [(128, 128)],
     "CogVideoXPipeline": [(16, 16)],
     "ZImagePipeline": [(16, 16)],
@@ -57,7 +54,15 @@ CHANNELS = {
     "SanaVideoPipeline": [(16, 16), (128, 128)],
 }
 """What the denoiser and the VAE of published models take and give: the channels."""
-WITH_NEEDS = {"FluxFillPipeline", "FluxControlPipeline", "LTX2Pipeline", "HunyuanVideoImageToVideoPipeline"}
+WITH_NEEDS = {
+    "FluxFillPipeline",
+    "FluxControlPipeline",
+    "FluxKontextPipeline",
+    "QwenImageEditPipeline",
+    "QwenImageEditPlusPipeline",
+    "LTX2Pipeline",
+    "HunyuanVideoImageToVideoPipeline",
+}
 PLAIN_PARTS = {"text_encoder": "A", "tokenizer": "B", "vae": "C", "transformer": "D", "scheduler": "E", "feature_extractor": "F"}
 
 
@@ -98,6 +103,8 @@ def test_nothing_is_reported_of_a_loaded_pipeline_of_any_family(built, name):
         ("HunyuanVideo15ImageToVideoPipeline", (65, 32), {"image_encoder": "SiglipVisionModel"}, ("first frame", "image embeddings")),
         ("FluxFillPipeline", (384, 16), {}, ("masked picture",)),
         ("FluxControlPipeline", (128, 16), {}, ("control picture",)),
+        ("FluxKontextPipeline", (64, 16), {}, ("control picture",)),
+        ("QwenImageEditPlusPipeline", (64, 16), {}, ("control picture",)),
         ("FluxControlNetPipeline", (64, 16), {"controlnet": "FluxControlNetModel"}, ("control pictures (controlnet",)),
         ("StableDiffusionXLInpaintPipeline", (9, 4), {}, ("masked picture",)),
         ("StableDiffusionInpaintPipeline", None, {}, ("masked picture",)),

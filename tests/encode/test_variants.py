@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import digest_bytes
 from cachestore.encode.buckets import Size, crop_box
-from cachestore.encode.variants import Variant, bucket_of, variant_of
+from cachestore.encode.variants import Variant, fit_of, variant_of
 
 SIZE, DIGEST = Size(100, 70), digest_bytes(b"a picture")
 PLAIN = {"image": "a.png", "role": "image", "resolution": 64, "step": 16}
@@ -65,7 +65,7 @@ def test_what_was_cut_of_a_mirrored_picture_is_given_in_the_mirrored_picture():
 @given(width=st.integers(1, 3000), height=st.integers(1, 3000), fraction=st.fractions(0, Fraction(999, 1000)))
 def test_a_crop_lies_inside_the_resized_picture_wherever_it_is_taken(width, height, fraction):
     size = Size(width, height)
-    box = crop_box(size, bucket_of({**PLAIN, "resolution": 512, "step": 64}, size), fraction)
+    box = crop_box(size, fit_of({**PLAIN, "resolution": 512, "step": 64}, size).bucket, fraction)
     left, top, right, bottom = box.crop
     assert 0 <= left < right <= box.resized.width
     assert 0 <= top < bottom <= box.resized.height
@@ -74,7 +74,7 @@ def test_a_crop_lies_inside_the_resized_picture_wherever_it_is_taken(width, heig
 @pytest.mark.parametrize(("size", "bucket"), [((700, 500), (640, 448)), ((2000, 1400), (1216, 832)), ((50, 600), (64, 576))])
 def test_without_upscaling_a_small_picture_goes_to_a_bucket_of_its_own_size(size, bucket):
     """A side shorter than a step has no smaller bucket."""
-    assert bucket_of({"resolution": 1024, "upscale": False}, Size(*size)) == bucket
+    assert fit_of({"resolution": 1024, "upscale": False}, Size(*size)).bucket == bucket
 
 
 def framed(within, size=SIZE, **more):
@@ -85,7 +85,7 @@ def test_a_part_of_a_picture_has_the_bucket_and_the_crop_of_a_picture_of_its_siz
     variant = framed((30, 10, 80, 60))
     assert (variant.bucket, variant.box) == (Size(64, 64), crop_box(Size(50, 50), Size(64, 64)))
     assert variant.transform() == {"bucket": [64, 64], "crop": "center", "within": [30, 10, 80, 60]}
-    assert bucket_of({**PLAIN, "within": [30, 10, 80, 60]}, SIZE) == variant.bucket
+    assert fit_of({**PLAIN, "within": [30, 10, 80, 60]}, SIZE).bucket == variant.bucket
 
 
 def test_sizes_and_crop_of_a_part_are_given_in_the_whole_picture():

@@ -1,0 +1,108 @@
+"""What a data set loses before it is encoded: pictures of which the crop cuts off much, and those that are scaled up much."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from cachestore.core.keys import Json
+from cachestore.core.words import plural
+from cachestore.encode.variants import Fit
+from cachestore.jobs.columns import numbers
+from cachestore.work.plan import Plan
+
+LEAST_KEPT: Final = 2 / 3
+"""The share of a picture's area that the crop must keep, else it is said."""
+MOST_SCALED: Final = 1.5
+"""How many times longer the sides of a picture may become before it is said."""
+_WORST: Final = 5
+
+
+class Worst(NamedTuple):
+    """How badly a sample fits its bucket."""
+
+    sample: str
+    amount: float
+    """The share of the area that is cut off, 0 to 1; or how many times longer its sides become."""
+    fit: Fit
+
+    def as_json(self) -> dict[str, Json]:
+        """Return the sample, the amount, and the sizes [width, height] in pixels of its picture and its bucket."""
+        return {"sample": self.sample, "amount": round(self.amount, 3), "size": list(self.fit.size), "bucket": list(self.fit.bucket)}
+
+
+@dataclass(frozen=True, slots=True)
+class Misfits:
+    """Samples that fit their bucket badly in one way: how many, and the worst five."""
+
+    count: int = 0
+    worst: tuple[Worst, ...] = ()
+
+    def as_json(self) -> dict[str, Json]:
+        """Return the count and the worst ones as JSON."""
+        return {"count": self.count, "worst": [one.as_json() for one in self.worst]}
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """How the pictures and clips that a pass encodes fit their buckets."""
+
+    cut: Misfits = field(default_factory=Misfits)
+    """Samples that lose more than a third of their area to the crop."""
+    scaled_up: Misfits = field(default_factory=Misfits)
+    """Samples whose sides become more than 1.5 times as long."""
+
+    def in_words(self, about: str = "") -> list[str]:
+        """Return a line for each way in which samples fit badly. `about` comes before a count that is an estimate."""
+        lines: list[str] = []
+        if self.cut.count:
+            worst = ", ".join(f"{one.sample} {one.amount:.0%} {_sizes(one.fit)}" for one in self.cut.worst)
+            many = plural(self.cut.count, "sample loses", "samples lose")
+            lines.append(f"{about}{many} more than a third of the picture to the crop, the most: {worst}; `cachestore why` shows each crop")
+        if self.scaled_up.count:
+            worst = ", ".join(f"{one.sample} {one.amount:.1f} times {_sizes(one.fit)}" for one in self.scaled_up.worst)
+            many = plural(self.scaled_up.count, "sample is", "samples are")
+            most = f"{about}{many} scaled up more than {MOST_SCALED} times, the most: {worst}"
+            lines.append(f"{most}; --no-upscale gives small pictures small buckets")
+        return lines
+
+
+def _sizes(fit: Fit) -> str:
+    return f"({fit.size.width}x{fit.size.height} to {fit.bucket.width}x{fit.bucket.height})"
+
+
+def fits_of(plan: Plan, found: Iterable[tuple[int, Fit]]) -> Fits:
+    """Return how samples fit their buckets, from the fits of units by index. A sample with several units counts once, by its worst."""
+    cut: dict[int, Fit] = {}
+    scaled: dict[int, Fit] = {}
+    for index, fit in found:
+        if fit.kept < LEAST_KEPT:
+            cut[index] = fit
+        if fit.scale > MOST_SCALED:
+            scaled[index] = fit
+    return Fits(
+        _misfits(plan, [(index, 1 - fit.kept, fit) for index, fit in cut.items()]),
+        _misfits(plan, [(index, fit.scale, fit) for index, fit in scaled.items()]),
+    )
+
+
+def _misfits(plan: Plan, found: Sequence[tuple[int, float, Fit]]) -> Misfits:
+    worst: dict[str, Worst] = {}
+    names = samples_of(plan, [index for index, _amount, _fit in found])
+    for index, amount, fit in sorted(found, key=lambda one: -one[1]):
+        for sample in names.get(index, ()):
+            worst.setdefault(sample, Worst(sample, amount, fit))
+    return Misfits(len(worst), tuple(list(worst.values())[:_WORST]))
+
+
+def samples_of(plan: Plan, units: Sequence[int]) -> dict[int, list[str]]:
+    """Return the ids of the samples that each of these units belongs to, in the order of the rows."""
+    names: dict[int, list[str]] = {}
+    for at, of in plan.cells if units else ():
+        for cell in np.flatnonzero(np.isin(numbers(of), units)).tolist():
+            row = int(np.searchsorted(numbers(at), cell, side="right")) - 1
+            listed = names.setdefault(of[cell], [])
+            if plan.ids[row] not in listed[-1:]:
+                listed.append(plan.ids[row])
+    return names
