@@ -84,7 +84,7 @@ def inputs(root):
     return {found.ids[row]: cell.input.hex() if cell.key else None for row in range(len(found)) for cell in column.row_cells(row)}
 
 
-@pytest.mark.parametrize("source", [manifest, table, tar, samples, hugging_face])
+@pytest.mark.parametrize("source", [manifest, table, tar, samples, pytest.param(hugging_face, marks=pytest.mark.torch)])
 def test_every_source_makes_the_same_of_the_columns(two_encoders, tmp_path, root, source):
     expected = tmp_path / "expected"
     run(manifest(tmp_path / "rows"), expected)

@@ -2,7 +2,10 @@
 
 import ast
 
+import pytest
 import trainer_simpletuner_live as live
+
+pytestmark = pytest.mark.torch
 
 
 def test_the_code_of_the_page_has_at_most_60_lines_and_replaces_both_classes_of_the_factory():
