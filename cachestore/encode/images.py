@@ -1,28 +1,34 @@
 """Decode picture files to upright RGB, and resize by Pillow, which is the reference for every format. Knows no torch.
 
-The rules are part of every key, through the name of the transform (`resamplers`):
+The rules are part of every key, through the name of the transform (`resamplers`), and through `transform_of` where they have changed since.
+docs/numerics.md has them whole:
 
 * EXIF orientation is applied. The first frame of an animated file is used.
 * Transparency is composited on white, as on a web page. Dropping the alpha channel would show the hidden colour of transparent pixels,
-  often black or noise.
+  often black or noise. Alpha that is zero everywhere in a BMP, TIFF or WebP was not set by its writer, and hides nothing.
+* Colours are converted to sRGB in every mode and depth, by what the file says of them (`profiles`). HDR is refused.
 * 16-bit grey is scaled to 8 bits, not clipped. Floating-point and 32-bit pictures have no defined range and are refused.
-* A usable ICC profile other than sRGB is converted to sRGB. An unusable one is ignored, as viewers do.
-* A file that ends early is refused.
+* Metadata that is damaged or large fails no picture. Damage to pixels does, and so does a file that ends early.
 """
 
 import importlib
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from io import BytesIO
 from math import sqrt
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import numpy as np
-from PIL import Image, ImageCms, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from cachestore.core.errors import EncodeFailed
+from cachestore.core.keys import Json
+from cachestore.core.plugins import picture_plugins
 from cachestore.encode.buckets import CropBox, Size
+from cachestore.encode.colours import in_srgb
+from cachestore.encode.headers import PNG_START, mended, tiff_without_alpha, webp_may_be_blank
+from cachestore.encode.profiles import DAMAGED_EXIF, Conversion, conversion_of, is_sixteen_bit
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Picture = Image.Image | Pixels
@@ -36,6 +42,9 @@ VIDEO_MASK_TRANSFORM = "pyav-swscale-601-pillow-box/1"
 
 AREA_TRANSFORM = "pillow-lanczos-area/1"
 """The same for pictures that keep their aspect ratio (`fit_area`)."""
+
+RULES: Final = 2
+"""The number of the rules for pixels. It stands in the keys of those pictures alone whose pixels are not what rule 1 made of them."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000")
 """The formats that are opened. EPS and similar ones are left out on purpose, as Pillow would run Ghostscript on them."""
@@ -52,15 +61,14 @@ _TURNS: Mapping[int, Callable[[Any], Any]] = {
 }
 """What sets a picture upright, by its EXIF orientation."""
 _LATE_PNG_MARKS = (b"eXIf", b"Raw profile type", b"com.adobe.xmp")
-_SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
-_COLOUR_SPACES = {"RGB": "RGB", "RGBA": "RGB", "L": "GRAY", "CMYK": "CMYK"}
-_SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
+_OFTEN_BLANK: Final = ("BMP", "DIB", "TIFF", "WEBP")
+"""Formats whose writers may leave alpha at zero. A PNG, a GIF or an AVIF that is transparent everywhere is meant to be."""
+_PLUGIN_FORMATS: Final = {"pillow_heif": ("HEIF",), "pillow_jxl": ("JXL",)}
 
 
 def measure(data: bytes) -> Size:
     """Return the upright (width, height) of a picture, from its header alone. Raises EncodeFailed if it cannot be read."""
-    with _opened(data) as image:
-        size = Size(*(reversed(image.size) if _orientation(image, data) >= 5 else image.size))
+    size = _with_opened(data, _upright_size)
     if min(size) < 1:
         raise EncodeFailed(f"the picture has no pixels: its header says {size.width} x {size.height}; copy it again, or remove its sample")
     return size
@@ -68,8 +76,16 @@ def measure(data: bytes) -> Size:
 
 def measure_stored(data: bytes) -> Size:
     """Return the size as `measure`, but before the EXIF orientation is applied. Raises EncodeFailed."""
-    with _opened(data) as image:
-        return Size(*image.size)
+    return _with_opened(data, lambda image, _data: Size(*image.size))
+
+
+def transform_of(*pictures: bytes) -> dict[str, Json]:
+    """Return what pictures add to the key of their value: nothing, unless the rules for the pixels of one have changed (`RULES`).
+
+    Reads headers; where alpha may be zero everywhere, it decodes. Raises EncodeFailed, also for HDR.
+    """
+    read_anew = [_with_opened(data, _is_read_anew) for data in pictures]
+    return {"colour": RULES} if any(read_anew) else {}
 
 
 def decode(data: bytes) -> Image.Image:
@@ -79,10 +95,15 @@ def decode(data: bytes) -> Image.Image:
 
 def decode_picture(data: bytes) -> Picture:
     """Decode as `decode`, but leave the pixels where the decoder put them. Raises EncodeFailed."""
-    with _opened(data) as image:
-        orientation = _orientation(image, data)
-        picture = _rgb(_decoded(image, data), image.info)
-    return _turned(picture, orientation) if orientation in _TURNS else picture
+    return _with_opened(data, _upright_rgb)
+
+
+def open_upright(data: bytes) -> Image.Image:
+    """Return the picture, upright, in 8-bit sRGB: RGBA with its own alpha if it has one, else RGB. Raises EncodeFailed.
+
+    Transparent pixels have the colours that the file has there.
+    """
+    return _with_opened(data, _upright_layers)
 
 
 def as_image(picture: Picture) -> Image.Image:
@@ -146,20 +167,36 @@ def fit_area(image: Image.Image, area: int, step: int) -> Image.Image:
     return image.resize(sides, Image.Resampling.LANCZOS)
 
 
-@contextmanager
-def _opened(data: bytes) -> Generator[Image.Image]:
-    """Yield an opened picture, not yet decoded. Any error inside the block becomes an EncodeFailed with the reason."""
+_Found = TypeVar("_Found")
+
+
+def _with_opened(data: bytes, use: Callable[[Image.Image, bytes], _Found]) -> _Found:
+    """Open a picture and return what `use` makes of it and its file. If that fails, try once more without metadata that may be damaged.
+
+    Any error becomes an EncodeFailed with the reason.
+    """
+    try:
+        return _opened(data, data, use)
+    except EncodeFailed as error:
+        whole = None if error.__cause__ is None else mended(data)  # without a cause it is not damaged, but refused
+        if whole is None:
+            raise
+    return _opened(whole, data, use)
+
+
+def _opened(read: bytes, data: bytes, use: Callable[[Image.Image, bytes], _Found]) -> _Found:
+    """Open a picture from bytes that Pillow can read, which may be less than its file."""
     if not data:
         raise EncodeFailed("the file is empty (0 bytes): copy it again, or remove its sample")
     try:
-        Image.init()
-        with Image.open(BytesIO(data), formats=FORMATS) as image:
-            yield image
+        formats = _formats()
+        with Image.open(BytesIO(read), formats=formats) as image:
+            return use(image, data)
     except (EncodeFailed, MemoryError):
         raise
     except UnidentifiedImageError as error:
         raise EncodeFailed(
-            f"not a picture that can be read: its {len(data):,} bytes begin with {data[:12]!r}; formats are {', '.join(FORMATS)}"
+            f"not a picture that can be read: its {len(data):,} bytes begin with {data[:12]!r}; formats are {', '.join(_formats())}"
         ) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise EncodeFailed(
@@ -171,13 +208,35 @@ def _opened(data: bytes) -> Generator[Image.Image]:
         ) from error
 
 
+@cache
+def _formats() -> tuple[str, ...]:
+    """Return the formats that are opened, with those of the plugins that are installed."""
+    Image.init()
+    found = list(FORMATS)
+    for module in sorted(set(picture_plugins().values())):
+        with suppress(Exception):  # a plugin that does not work here counts as not installed
+            plugin: Any = importlib.import_module(module)
+            if module == "pillow_heif":
+                plugin.register_heif_opener()
+            found += [name for name in _PLUGIN_FORMATS[module] if name in Image.OPEN]
+    return tuple(found)
+
+
+def _upright_size(image: Image.Image, data: bytes) -> Size:
+    return Size(*(reversed(image.size) if _orientation(image, data) >= 5 else image.size))
+
+
 def _orientation(image: Image.Image, data: bytes) -> int:
-    """Return the EXIF orientation (1 to 8) that is still to be applied; an invalid one counts as 1, upright."""
+    """Return the EXIF orientation (1 to 8) that is still to be applied; an invalid or unreadable one counts as 1, upright."""
     if image.format == "TIFF":
         return 1  # Pillow applies it itself when it decodes them, and reports the upright size
     if image.format == "PNG" and not any(mark in data for mark in _LATE_PNG_MARKS):
         return 1  # else Pillow would decode all pixels to look for a chunk behind them: 20 files a second instead of thousands
-    value = image.getexif().get(_ORIENTATION)
+    if image.format == "PNG" and "exif" not in image.info:
+        image.load()
+    value: object = None
+    with suppress(*DAMAGED_EXIF):
+        value = image.getexif().get(_ORIENTATION)
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
@@ -223,33 +282,92 @@ def _sample_pixels() -> "np.ndarray[Any, np.dtype[np.uint8]]":
 
 
 def _turned(picture: Picture, orientation: int) -> Pixels:
-    """Set a picture upright. Each pixel is moved as a whole, which takes half the time of moving its three bytes."""
-    whole = as_pixels(picture).view("V3")[..., 0]
-    turned = np.ascontiguousarray(_TURNS[orientation](whole))
-    return turned.view(np.uint8).reshape(*turned.shape, 3)
+    """Set a picture upright. Each pixel is moved as a whole, which takes half the time of moving its bytes."""
+    pixels = as_pixels(picture)
+    turned = np.ascontiguousarray(_TURNS[orientation](pixels.view(f"V{pixels.shape[2]}")[..., 0]))
+    return turned.view(np.uint8).reshape(*turned.shape, pixels.shape[2])
 
 
-def _rgb(picture: Picture, info: Mapping[Any, Any]) -> Picture:
-    """Convert a decoded picture of any mode to 8-bit sRGB without alpha. `info` is what Pillow read beside the pixels."""
-    profile = info.get("icc_profile")
+def _upright_rgb(image: Image.Image, data: bytes) -> Picture:
+    picture = _layers(image, data)
+    picture = on_white(picture) if isinstance(picture, Image.Image) and picture.mode == "RGBA" else picture
+    orientation = _orientation(image, data)
+    return _turned(picture, orientation) if orientation in _TURNS else picture
+
+
+def _upright_layers(image: Image.Image, data: bytes) -> Image.Image:
+    picture, orientation = _layers(image, data), _orientation(image, data)
+    return as_image(_turned(picture, orientation) if orientation in _TURNS else picture)
+
+
+def _layers(image: Image.Image, data: bytes) -> Picture:
+    """Decode a picture of any mode to 8-bit sRGB: RGB, or RGBA if it has alpha."""
+    how = conversion_of(image, data)
+    picture = _decoded(image, data)
     if not isinstance(picture, Image.Image):
-        return picture if _foreign_profile("RGB", profile) is None else _in_srgb(Image.fromarray(picture), profile, "RGB")
-    if picture.mode in _SIXTEEN_BIT or (picture.mode == "I" and picture.format in ("PNG", "PPM")):
-        return _from_sixteen_bit(picture)
+        return picture if how.profile is None else in_srgb(Image.fromarray(picture), how.profile, "RGB")
+    if is_sixteen_bit(picture):
+        return _from_sixteen_bit(picture, how)
     if picture.mode in ("I", "F"):
         raise EncodeFailed(
             f"pictures of mode {picture.mode!r} (32 bits a pixel) have no defined brightness; save it with 8 or 16 bits a channel"
         )
     if picture.has_transparency_data:
-        return on_white(_in_srgb(picture.convert("RGBA"), profile, "RGBA"))
-    found = _in_srgb(picture.convert("RGB") if picture.mode == "P" else picture, profile, "RGB")
+        if "transparency" in picture.info:
+            picture.info["transparency"] = _key_colour(picture, data)
+        is_opaque = _has_blank_alpha(picture, data)
+        whole = tiff_without_alpha(data) if is_opaque and picture.format == "TIFF" else None
+        return _with_alpha(picture.convert("RGBA"), how, is_opaque=is_opaque) if whole is None else _opened(whole, whole, _layers)
+    if how.profile is None:
+        return picture if picture.mode == "RGB" else picture.convert("RGB")
+    mode = {"RGB": "RGB", "GRAY": "L"}.get(how.space, picture.mode)
+    plain = picture if picture.mode == mode else picture.convert(mode)
+    found = in_srgb(plain, how.profile, "RGB", is_exact=how.space == "GRAY" and how.is_new)
     return found if found.mode == "RGB" else found.convert("RGB")
 
 
-def _from_sixteen_bit(image: Image.Image) -> Image.Image:
+def _with_alpha(layers: Image.Image, how: Conversion, *, is_opaque: bool) -> Image.Image:
+    """Convert RGBA to sRGB; to RGB if its alpha says nothing."""
+    if how.profile is None or how.space == "RGB":
+        made = layers if how.profile is None else in_srgb(layers, how.profile, "RGBA")
+        return made.convert("RGB") if is_opaque else made
+    made = in_srgb(layers.getchannel("R"), how.profile, "RGB", is_exact=True).convert("RGB")
+    if not is_opaque:
+        made.putalpha(layers.getchannel("A"))
+    return made
+
+
+def _from_sixteen_bit(image: Image.Image, how: Conversion) -> Image.Image:
     """Scale 0..65535 to 0..255. Pillow's own conversion would clip everything above 255 to white."""
     levels = np.asarray(image).astype(np.uint32)
-    return Image.fromarray(((levels * 255 + 32_767) // 65_535).astype(np.uint8)).convert("RGB")
+    made = Image.fromarray(((levels * 255 + 32_767) // 65_535).astype(np.uint8)).convert("RGB")
+    if how.profile is not None and how.space == "GRAY":  # lcms has 16 bits; 8 would be too coarse for a linear curve
+        made = in_srgb(Image.fromarray(levels.astype(np.uint16)), how.profile, "RGB", is_exact=True)
+    elif how.profile is not None:
+        made = in_srgb(made, how.profile, "RGB")
+    if "transparency" in image.info:
+        made.putalpha(Image.fromarray(np.where(levels == image.info["transparency"], 0, 255).astype(np.uint8)))
+    return made
+
+
+def _key_colour(image: Image.Image, data: bytes) -> Any:
+    """Return the transparent colour of a PNG in the 8 bits of the decoded pixels. Pillow leaves it in the bits of the file."""
+    given, depth = image.info["transparency"], _png_depth(data)
+    if depth == 16 and isinstance(given, tuple):
+        return tuple(level >> 8 for level in given)
+    most = 2**depth - 1
+    return (given & most) * (255 // most) if image.mode == "L" and depth in (2, 4) else given
+
+
+def _png_depth(data: bytes) -> int:
+    return data[24] if data.startswith(PNG_START) else 8
+
+
+def _has_blank_alpha(image: Image.Image, data: bytes) -> bool:
+    """Whether the alpha of a picture is zero everywhere because its writer did not set it. Decodes where that is possible."""
+    if image.format not in _OFTEN_BLANK or image.mode not in ("LA", "RGBA") or (image.format == "WEBP" and not webp_may_be_blank(data)):
+        return False
+    return image.getchannel("A").getextrema() == (0, 0)
 
 
 def on_white(image: Image.Image) -> Image.Image:
@@ -257,24 +375,12 @@ def on_white(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
 
 
-def _in_srgb(image: Image.Image, profile: object, mode: str) -> Image.Image:
-    """Convert a picture to sRGB by its ICC profile; return it unchanged if there is no usable profile for its colour mode."""
-    source = _foreign_profile(image.mode, profile)
-    try:
-        converted = None if source is None else ImageCms.profileToProfile(image, source, _SRGB, outputMode=mode)
-    except (ImageCms.PyCMSError, OSError):
-        return image
-    return image if converted is None else converted
-
-
-def _foreign_profile(mode: str, profile: object) -> Any:
-    """Return a usable ICC profile for pictures of this mode, unless it is sRGB; else None."""
-    space = _COLOUR_SPACES.get(mode)
-    if not isinstance(profile, bytes) or space is None:
-        return None
-    try:
-        source: Any = ImageCms.ImageCmsProfile(BytesIO(profile))
-        is_foreign = source.profile.xcolor_space.strip() == space and "sRGB" not in ImageCms.getProfileDescription(source)
-    except (ImageCms.PyCMSError, OSError):
-        return None
-    return source if is_foreign else None
+def _is_read_anew(image: Image.Image, data: bytes) -> bool:
+    """Whether the pixels differ from those that older versions made."""
+    if conversion_of(image, data).is_new:
+        return True
+    if "transparency" in image.info and image.format == "PNG":
+        given = image.info["transparency"]
+        if is_sixteen_bit(image) or _key_colour(image, data) != (tuple(one & 255 for one in given) if isinstance(given, tuple) else given):
+            return True
+    return _has_blank_alpha(image, data)

@@ -309,7 +309,8 @@ def look_at_input(request: Mapping[str, Json], read: Read, resample: Resample) -
     inputs = digests_of(request, [digest, *([digest_bytes(read(str(request[LIKE])))] if LIKE in request else [])])
     variant = variant_of(request, images.measure(data), inputs[role_of(role).follows or IMAGE] if LIKE in request else digest)
     # the role is not part of the key: a picture that is both image and control is encoded once
-    return Examined(Still(data, variant), inputs, {IMAGE: digest}, variant.transform(), variant.facts())
+    transform = variant.transform() | images.transform_of(data)
+    return Examined(Still(data, variant), inputs, {IMAGE: digest}, transform, variant.facts())
 
 
 def _look_at_video(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
@@ -330,7 +331,8 @@ def look_at_masked(request: Mapping[str, Json], read: Read, resample: Resample) 
     """Look at a mask and its picture, of which the part that the mask leaves is encoded."""
     del resample
     picture, mask, inputs = _picture_and_mask(request, read)
-    return Examined(Masked(picture, mask), inputs, inputs, picture.variant.transform(), picture.variant.facts())
+    transform = picture.variant.transform() | images.transform_of(picture.data, mask.data)
+    return Examined(Masked(picture, mask), inputs, inputs, transform, picture.variant.facts())
 
 
 def look_at_mask(request: Mapping[str, Json], read: Read) -> Examined:
@@ -338,14 +340,16 @@ def look_at_mask(request: Mapping[str, Json], read: Read) -> Examined:
     if VIDEO not in request:
         _picture, mask, inputs = _picture_and_mask(request, read)
         variant = mask.variant
-        transform = _exactly(variant) | ({} if variant.within is None else {"size": list(variant.size)})
+        transform = _exactly(variant) | ({} if variant.within is None else {"size": list(variant.size)}) | images.transform_of(mask.data)
         return Examined(mask, inputs, {MASK: inputs[MASK]}, transform, variant.facts())
     video = _look_at_video(request, read, FIRST)
     shots, digests = _all_beside((MASK,), request, video, read)
     inputs = digests_of(request, [digests[reference] for reference in references_of(request)])
     mask, clip = shots[MASK], video.shot.clip
     transform = _exactly(mask.variant) | {"bucket": list(clip.shape)}
-    if isinstance(mask, Footage):
+    if isinstance(mask, Still):
+        transform |= images.transform_of(mask.data)
+    else:
         transform |= {"pixels": images.VIDEO_MASK_TRANSFORM, "start": clip.start, "fps": clip.transform()["fps"]}
     return Examined(mask, inputs, {MASK: inputs[MASK]}, transform, video.facts)
 
@@ -394,6 +398,7 @@ class LookAtEnds:
             keyed = {role: digest for role, digest in inputs.items() if role != VIDEO}
             transform = {name: value for name, value in video.transform.items() if name in {"bucket", "flip", "pixels"}}
         transform["ends"] = [None if one is None else one.variant.transform()["crop"] for one in given]
+        transform |= images.transform_of(*(one.data for one in given if one is not None))
         return Examined(ClipEnds(footage, given), inputs, keyed, transform, video.facts)
 
 
@@ -420,6 +425,7 @@ def look_at_guided(request: Mapping[str, Json], read: Read, resample: Resample) 
         references.append(data)
     inputs = digests_of(request, [digests[reference] for reference in references_of(request)])
     transform = {**video.transform, "beside": {role: shot.variant.transform()["crop"] for role, shot in shots.items()}}
+    transform |= images.transform_of(*references, *(shot.data for shot in shots.values() if isinstance(shot, Still)))
     shot = Guided(video.shot, shots.get(CONTROL), shots.get(MASK), references)
     return Examined(shot, inputs, inputs, transform, video.facts)
 

@@ -80,7 +80,7 @@ class TextEncoder:
         texts = {CAPTION: first, **{f"{OWN_CAPTION}{name}": text for name, text in own.items()}}
         meta |= {name: text for name, text in texts.items() if len(text) <= CAPTION_IN_META}
         caption: Caption = OwnCaptions((first, *others)) if own else first
-        transform = shown[0].transform() if shown else {}
+        transform = (shown[0].transform() if shown else {}) | images.transform_of(*(one.data for one in shown if one.data))
         return Resolved(input_key(self._fingerprint, inputs, transform), (caption, shown), inputs, meta)
 
     def _captions_of(self, request: Mapping[str, Json]) -> list[str]:

@@ -1,6 +1,7 @@
 """Encoded bytes to upright RGB: every oddity that trainers' folders hold."""
 
 import contextlib
+import struct
 import sys
 import zlib
 from io import BytesIO
@@ -13,10 +14,15 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageOps
 
 from cachestore.core.errors import EncodeFailed
+from cachestore.core.keys import input_key
 from cachestore.encode import images
 from cachestore.encode.buckets import Size, crop_box
 from cachestore.encode.images import decode, measure
 from cachestore.encode.resizing import fit
+from cachestore.encode.shots import look_at_input
+from tests.encode import drawn_pictures
+from tests.encode.drawn_pictures import scene
+from tests.encode.encoders import Files
 from tests.fakes import examples
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
@@ -350,3 +356,173 @@ def test_a_decoder_that_is_missing_or_makes_other_pixels_is_not_used(missing, mo
 
     monkeypatch.setitem(sys.modules, "simplejpeg", Other if missing == "other pixels" else None)
     assert images._fast_decoder.__wrapped__() is None
+
+
+# Alpha, and colours that count as transparent
+
+
+def half(channels=4, alpha=0):
+    levels = scene(np.random.default_rng(3), channels, 256)
+    levels[..., -1] = alpha
+    return levels
+
+
+def nothing_opaque(name):
+    """A picture whose alpha is zero everywhere, and its colours."""
+    levels = half()
+    whole = {
+        "BMP": lambda: drawn_pictures.bmp(levels),
+        "TIFF": lambda: drawn_pictures.tiff(levels, 8, 2, extra=2),
+        "TIFF, colours times alpha": lambda: drawn_pictures.tiff(levels, 8, 2, extra=1),
+        "TIFF, 16 bits": lambda: drawn_pictures.tiff(levels * 257, 16, 2, extra=2),
+        "TIFF, packed": lambda: drawn_pictures.by_pillow(levels, "RGBA", "TIFF", compression="tiff_adobe_deflate"),
+        "WEBP": lambda: drawn_pictures.by_pillow(levels, "RGBA", "WEBP", lossless=True, exact=True),
+        "PNG": lambda: drawn_pictures.by_pillow(levels, "RGBA", "PNG"),
+        "AVIF": lambda: drawn_pictures.by_pillow(levels, "RGBA", "AVIF"),
+        "JPEG2000": lambda: drawn_pictures.by_pillow(levels, "RGBA", "JPEG2000"),
+    }[name]()
+    return whole, levels[..., :3]
+
+
+@pytest.mark.parametrize("name", ["BMP", "TIFF", "TIFF, colours times alpha", "TIFF, 16 bits", "TIFF, packed", "WEBP"])
+def test_alpha_that_its_writer_left_at_zero_hides_nothing(name):
+    data, colours = nothing_opaque(name)
+    assert (pixels(decode(data)) == colours).all()
+    assert images.open_upright(data).mode == "RGB"
+    assert images.transform_of(data) == {"colour": images.RULES}
+
+
+@pytest.mark.parametrize("name", ["PNG", "AVIF", "JPEG2000"])
+def test_a_picture_of_another_format_that_is_transparent_everywhere_is_white(name):
+    data, _colours = nothing_opaque(name)
+    assert (pixels(decode(data)) == 255).all()
+    assert images.transform_of(data) == {}
+
+
+def test_a_lossy_webp_with_alpha_left_at_zero_keeps_its_colours():
+    opaque = drawn_pictures.by_pillow(half()[..., :3], "RGB", "WEBP", quality=90)
+    blank = drawn_pictures.by_pillow(half(), "RGBA", "WEBP", quality=90, exact=True)
+    assert b"ALPH" in blank
+    assert far(decode(blank), decode(opaque)) < 4
+    assert images.transform_of(blank) == {"colour": images.RULES}
+
+
+@pytest.mark.parametrize("name", ["BMP", "TIFF", "WEBP"])
+def test_one_pixel_that_is_not_transparent_makes_alpha_count(name):
+    levels = half()
+    levels[4, 5, 3] = 1
+    options = {"lossless": True, "exact": True} if name == "WEBP" else {}
+    write = {"BMP": lambda: drawn_pictures.bmp(levels), "TIFF": lambda: drawn_pictures.tiff(levels, 8, 2, extra=2)}
+    data = write.get(name, lambda: drawn_pictures.by_pillow(levels, "RGBA", name, **options))()
+    assert (pixels(decode(data))[0] == 255).all()
+    assert images.transform_of(data) == {}
+
+
+@pytest.mark.parametrize(("depth", "colour", "key"), [(2, 0, [2]), (4, 0, [11]), (16, 0, [0x1234]), (16, 2, [0x1234, 0x5678, 0x9ABC])])
+def test_the_transparent_colour_of_a_png_is_found_at_every_depth(depth, colour, key):
+    levels = np.zeros((3, 4, len(key)), int)
+    levels[1, 2] = key
+    data = drawn_pictures.png(levels, depth, colour, drawn_pictures.chunk(b"tRNS", np.array(key, ">u2").tobytes()))
+    assert (pixels(decode(data)) == np.where((levels == key).all(axis=-1, keepdims=True), 255, 0)).all()
+    assert images.transform_of(data) == {"colour": images.RULES}
+
+
+def test_a_picture_can_be_had_with_its_alpha():
+    levels = half(alpha=90)
+    exif = drawn_pictures.chunk(b"eXIf", drawn_pictures.exif_of(6))
+    upright = images.open_upright(drawn_pictures.png(levels, 8, 6, exif))
+    assert (upright.mode, upright.size) == ("RGBA", (levels.shape[0], levels.shape[1]))
+    assert (pixels(upright) == np.rot90(levels, -1)).all()
+    assert images.open_upright(encoded(flag())).mode == "RGB"
+
+
+# Keys
+
+SRGB_PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+ORDINARY = {
+    "a plain JPEG": lambda: encoded(noise(), "JPEG", quality=90),
+    "a JPEG with sRGB": lambda: encoded(noise(), "JPEG", quality=90, icc_profile=SRGB_PROFILE),
+    "a grey JPEG": lambda: encoded(noise().convert("L"), "JPEG"),
+    "a grey JPEG with sRGB": lambda: encoded(noise().convert("L"), "JPEG", icc_profile=SRGB_PROFILE),
+    "a CMYK JPEG": lambda: encoded(noise().convert("CMYK"), "JPEG"),
+    "a turned JPEG": lambda: encoded(noise(), "JPEG", exif=b"Exif\0\0" + drawn_pictures.exif_of(6)),
+    "a plain PNG": lambda: encoded(noise()),
+    "a PNG with sRGB": lambda: encoded(noise(), icc_profile=SRGB_PROFILE),
+    "a PNG with another profile": lambda: encoded(noise(), icc_profile=swapped_profile()),
+    "a PNG with alpha": lambda: encoded(noise().convert("RGBA"), icc_profile=SRGB_PROFILE),
+    "a PNG with the gamma of sRGB": lambda: drawn_pictures.png(half(), 8, 6, *drawn_pictures.CHUNKS["gAMA 0.45455"][0]),
+    "a PNG of 16 bits": lambda: drawn_pictures.png(half(1, 7) * 257, 16, 0),
+    "a palette with transparency": lambda: encoded(noise().quantize(16), transparency=3),
+    "a plain WebP": lambda: encoded(noise(), "WEBP"),
+    "a WebP with sRGB": lambda: encoded(noise(), "WEBP", icc_profile=SRGB_PROFILE),
+    "a lossy WebP with alpha": lambda: drawn_pictures.by_pillow(scene(np.random.default_rng(1), 4, 256), "RGBA", "WEBP"),
+    "a lossless WebP with alpha": lambda: drawn_pictures.by_pillow(scene(np.random.default_rng(1), 4, 256), "RGBA", "WEBP", lossless=True),
+    "a plain AVIF": lambda: encoded(noise(), "AVIF"),
+    "a plain TIFF": lambda: encoded(noise(), "TIFF"),
+    "a TIFF with alpha": lambda: drawn_pictures.tiff(scene(np.random.default_rng(1), 4, 256), 8, 2, extra=2),
+    "a plain BMP": lambda: encoded(noise(), "BMP"),
+    "a plain GIF": lambda: encoded(noise(), "GIF"),
+    "a plain JPEG 2000": lambda: encoded(noise(), "JPEG2000"),
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_the_key_of_a_picture_is_what_it_was_where_its_pixels_are(name):
+    assert images.transform_of(ORDINARY[name]()) == {}
+
+
+def stored(data):
+    """A zlib stream of these bytes, the same whoever compresses."""
+    return b"\x78\x01\x01" + struct.pack("<HH", len(data), len(data) ^ 0xFFFF) + data + struct.pack(">I", zlib.adler32(data))
+
+
+def key_of(*middle):
+    """The key of a PNG with these chunks, in a recipe whose fingerprint is all zeros."""
+    rows = b"".join(b"\0" + bytes(range(192)) for _row in range(64))
+    parts = [(b"IHDR", struct.pack(">IIBBBBB", 64, 64, 8, 2, 0, 0, 0)), *middle, (b"IDAT", stored(rows)), (b"IEND", b"")]
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(drawn_pictures.chunk(*part) for part in parts)
+    found = look_at_input({"image": "a.png", "resolution": 64, "step": 64}, Files({"a.png": data}), "pillow")
+    return str(input_key(bytes(32).hex(), found.keyed, found.transform)), found.transform
+
+
+def profile_chunk(space):
+    return b"iCCP", b"p\0\0" + stored(drawn_pictures.icc_of(drawn_pictures.SPACES[space]))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "key"),
+    [
+        ((), "39cee69aec784a1871532a6680d15b21"),
+        ((profile_chunk("sRGB"),), "e25674b874d9cacf26288e5c067d9da2"),
+        ((profile_chunk("Display P3"),), "3b2900fb8be7e69383e3aca4518643a4"),
+        (((b"gAMA", struct.pack(">I", 45_455)),), "66f0eee731e658c337e4e1409a0f2d79"),
+    ],
+)
+def test_keys_are_those_of_earlier_versions(chunks, key):
+    assert key_of(*chunks)[0] == key
+
+
+@pytest.mark.parametrize("chunks", [((b"gAMA", struct.pack(">I", 100_000)),), (profile_chunk("linear sRGB"),)])
+def test_a_picture_whose_pixels_changed_has_a_key_of_its_own(chunks):
+    assert key_of(*chunks)[1] == {"bucket": [64, 64], "crop": "center", "colour": images.RULES}
+
+
+# Plugins
+
+
+class Plugin:
+    registered = 0
+
+    @classmethod
+    def register_heif_opener(cls):
+        cls.registered += 1
+
+
+def test_formats_of_installed_plugins_are_opened_and_no_others(monkeypatch):
+    assert images._formats.__wrapped__() == images.FORMATS or images.picture_plugins()
+    monkeypatch.setattr(images, "picture_plugins", lambda: {".heic": "pillow_heif", ".heif": "pillow_heif", ".jxl": "pillow_jxl"})
+    monkeypatch.setitem(sys.modules, "pillow_heif", Plugin)
+    monkeypatch.setitem(sys.modules, "pillow_jxl", None)  # importing it fails
+    monkeypatch.setitem(Image.OPEN, "HEIF", (lambda file, name: None, lambda start: False))
+    assert images._formats.__wrapped__() == (*images.FORMATS, "HEIF")
+    assert Plugin.registered == 1

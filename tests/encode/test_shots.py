@@ -9,7 +9,21 @@ from PIL import Image
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.encode.resamplers import FIRST
-from cachestore.encode.shots import BLANK, COVERED, GIVEN, GREY, IN_FRONT, is_video, look_at_guided, look_at_input, look_at_shown
+from cachestore.encode.shots import (
+    BLANK,
+    COVERED,
+    GIVEN,
+    GREY,
+    IN_FRONT,
+    LookAtEnds,
+    is_video,
+    look_at_guided,
+    look_at_input,
+    look_at_mask,
+    look_at_masked,
+    look_at_shown,
+)
+from tests.encode import drawn_pictures
 from tests.encode.encoders import Files
 from tests.encode.footage import moving, write
 
@@ -138,3 +152,30 @@ def test_reference_pictures_come_in_front_the_last_one_first_and_mirrored_as_the
         assert columns == [255] * 20 + [0] * 12 + [255] * 32  # as it is, on white
     with pytest.raises(EncodeFailed, match="the reference is a video, but this model takes pictures"):
         guided(files, reference=["control"])
+
+
+SIZED = {"resolution": 64, "step": 16}
+ENDS = {"role": "first_frame", "image": "asked", "like": "clip", **SIZED}
+ROLES = {
+    "image": lambda read: look_at_input({"image": "asked", **SIZED}, read, FIRST),
+    "masked": lambda read: look_at_masked({"role": "mask", "image": "other", "like": "asked", **SIZED}, read, FIRST),
+    "mask": lambda read: look_at_mask({"role": "mask", "image": "asked", "like": "other", **SIZED}, read),
+    "what masks": lambda read: look_at_masked({"role": "mask", "image": "asked", "like": "other", **SIZED}, read, FIRST),
+    "control": lambda read: guided(read, control="asked"),
+    "reference": lambda read: guided(read, reference=["asked"]),
+    "mask of a clip": lambda read: look_at_mask({**WANTED, "images": {"mask": ["asked"]}}, read),
+    "first frame": lambda read: LookAtEnds()(
+        {"role": "first_frame", "image": "asked", "like": "clip", **SIZED, "frames": [5]}, read, FIRST
+    ),
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_picture_of_any_role_whose_rules_changed_gives_its_value_a_key_of_its_own(files, role):
+    levels = drawn_pictures.scene(np.random.default_rng(0), 3, 256)[:24, :32]
+    before, now = (
+        ROLES[role](Files(**files, asked=drawn_pictures.png(levels, 8, 2, *chunks), other=png(levels))).transform
+        for chunks in ([], drawn_pictures.CHUNKS["gAMA 1.0"][0])
+    )
+    assert now == {**before, "colour": 2}
+    assert "colour" not in before
