@@ -12,8 +12,8 @@ docs/numerics.md has them whole:
 """
 
 import importlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from io import BytesIO
 from math import sqrt
@@ -171,27 +171,30 @@ _Found = TypeVar("_Found")
 
 
 def _with_opened(data: bytes, use: Callable[[Image.Image, bytes], _Found]) -> _Found:
-    """Open a picture and return what `use` makes of it and its file. If that fails, try once more without metadata that may be damaged.
+    """Return what `use` makes of a picture and its file. If that fails, try once more without metadata that may be damaged.
 
-    Any error becomes an EncodeFailed with the reason.
+    Raises EncodeFailed.
     """
     try:
-        return _opened(data, data, use)
+        with _opened(data) as image:
+            return use(image, data)
     except EncodeFailed as error:
         whole = None if error.__cause__ is None else mended(data)  # without a cause it is not damaged, but refused
         if whole is None:
             raise
-    return _opened(whole, data, use)
+    with _opened(whole) as image:
+        return use(image, data)
 
 
-def _opened(read: bytes, data: bytes, use: Callable[[Image.Image, bytes], _Found]) -> _Found:
-    """Open a picture from bytes that Pillow can read, which may be less than its file."""
+@contextmanager
+def _opened(data: bytes) -> Generator[Image.Image]:
+    """Yield an opened picture, not yet decoded. Any error inside the block becomes an EncodeFailed with the reason."""
     if not data:
         raise EncodeFailed("the file is empty (0 bytes): copy it again, or remove its sample")
     try:
         formats = _formats()
-        with Image.open(BytesIO(read), formats=formats) as image:
-            return use(image, data)
+        with Image.open(BytesIO(data), formats=formats) as image:
+            yield image
     except (EncodeFailed, MemoryError):
         raise
     except UnidentifiedImageError as error:
@@ -317,7 +320,7 @@ def _layers(image: Image.Image, data: bytes) -> Picture:
             picture.info["transparency"] = _key_colour(picture, data)
         is_opaque = _has_blank_alpha(picture, data)
         whole = tiff_without_alpha(data) if is_opaque and picture.format == "TIFF" else None
-        return _with_alpha(picture.convert("RGBA"), how, is_opaque=is_opaque) if whole is None else _opened(whole, whole, _layers)
+        return _with_alpha(picture.convert("RGBA"), how, is_opaque=is_opaque) if whole is None else _with_opened(whole, _layers)
     if how.profile is None:
         return picture if picture.mode == "RGB" else picture.convert("RGB")
     mode = {"RGB": "RGB", "GRAY": "L"}.get(how.space, picture.mode)
