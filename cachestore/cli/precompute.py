@@ -164,7 +164,7 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds
     """
     from cachestore.cli.lines import training_lines
     from cachestore.encode.needs import in_words as not_made
-    from cachestore.jobs.pass_counts import recheck_in_words
+    from cachestore.jobs.pass_counts import masks_in_words, recheck_in_words
     from cachestore.work.stages import stages_in_words
 
     others = max(report.encoded - report.encoded_here, 0)
@@ -178,6 +178,8 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds
         print(printable(stages_in_words(report.stages)))
     if report.rechecked:
         print(printable(recheck_in_words(report.rechecked)))
+    for line in masks_in_words(report.masks):
+        print(printable(line))
     for failure in report.failures:
         print(printable(f"failed: {failure['sample'] or '(the empty caption)'} ({failure['encoder']}): {failure['reason']}"))
     print(printable(f"data set {report.name!r} generation {report.generation} in {report.store}"))

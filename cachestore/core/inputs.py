@@ -7,14 +7,14 @@ a `"role"` stands for its own frame of that role. The caller reads the files.
 The options of an image column, each left out at its default, are `resolution`, `step`, `upscale` (false: small pictures are not scaled up),
 `buckets` (the trainer whose rule is used), `crop` ("random", with its `seed`), `variants` (the number of random crops) and `flip` (each is
 also encoded mirrored). Videos also have `frames` (counts to choose from), `fps` (instead of the file's own) and `clips` (the number of
-parts of each).
+parts of each); columns made from masks `alpha` ("mask": a picture or video that is its own mask gives its alpha).
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, cast
 
 from cachestore.core.keys import Json, Key, canonical, digest_parts, digest_text, input_key
-from cachestore.core.samples import CAPTION, IMAGE, ROLES, VIDEO, images_of, role_of
+from cachestore.core.samples import CAPTION, IMAGE, MASK, ROLES, VIDEO, images_of, role_of
 
 Stat = tuple[int, int]
 """The stat record of a file: (size in bytes, stamp). `files.stat_record` makes it, and says what equal records prove."""
@@ -42,6 +42,9 @@ BUCKETS: Final = "buckets"
 Buckets = Literal["cachestore", "sd-scripts", "musubi", "simpletuner", "ai-toolkit", "diffusers"]
 OWN: Final[Buckets] = "cachestore"
 """The rule of this project."""
+ALPHA: Final = "alpha"
+"""Option of a column that is made from masks: with the value "mask", a picture or video that is its own mask gives its alpha."""
+Alpha = Literal["white", "mask"]
 RANDOM: Final = "random"
 """The value of the option `crop` for random crops."""
 
@@ -170,6 +173,11 @@ def request_for(
     own = list(images.get(VIDEO, ()))
     given = {name: some for name, some in shown.items() if some and not (role_of(name).is_own and some == own)}
     return {**request, IMAGES: given} if given else request
+
+
+def is_own_mask(request: Mapping[str, Json], reference: str) -> bool:
+    """Return whether the mask of this reference stands for the alpha of the picture or video that it belongs to."""
+    return request.get(ALPHA) == MASK and reference == request.get(LIKE, request.get(VIDEO))
 
 
 def is_trained_on(role: str, options: Mapping[str, Json]) -> bool:

@@ -25,6 +25,9 @@ REFERENCE = "reference"
 MASK = "mask"
 """The role of masks: greyscale pictures or videos with the frame of what is trained on, white where it counts."""
 
+NOTHING, SOME, EVERYTHING = 0, 1, 2
+"""How much of a mask counts: the fact `weight` of its cell."""
+
 FIRST_FRAME, LAST_FRAME = "first_frame", "last_frame"
 """The roles of the pictures with which a video begins and ends. By default they are the video's own frames."""
 

@@ -12,12 +12,12 @@ docs/numerics.md has them whole:
 """
 
 import importlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from io import BytesIO
 from math import sqrt
-from typing import Any, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -49,6 +49,9 @@ RULES: Final = 2
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000")
 """The formats that are opened. EPS and similar ones are left out on purpose, as Pillow would run Ghostscript on them."""
 
+ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")
+"""Those of them whose files may be animations."""
+
 _ORIENTATION = 0x0112
 _TURNS: Mapping[int, Callable[[Any], Any]] = {
     2: lambda pixels: pixels[:, ::-1],
@@ -60,6 +63,15 @@ _TURNS: Mapping[int, Callable[[Any], Any]] = {
     8: np.rot90,
 }
 """What sets a picture upright, by its EXIF orientation."""
+_TRANSPOSES = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 _LATE_PNG_MARKS = (b"eXIf", b"Raw profile type", b"com.adobe.xmp")
 _OFTEN_BLANK: Final = ("BMP", "DIB", "TIFF", "WEBP")
 """Formats whose writers may leave alpha at zero. A PNG, a GIF or an AVIF that is transparent everywhere is meant to be."""
@@ -104,6 +116,57 @@ def open_upright(data: bytes) -> Image.Image:
     Transparent pixels have the colours that the file has there.
     """
     return _with_opened(data, _upright_layers)
+
+
+def decode_as_stored(data: bytes) -> Image.Image:
+    """Return the picture upright, in its own mode, before any profile or transparency is applied. Raises EncodeFailed."""
+    return _with_opened(data, _as_stored)
+
+
+def _as_stored(image: Image.Image, data: bytes) -> Image.Image:
+    image.load()
+    stored = transposed(image.copy(), _orientation(image, data))
+    stored.format = image.format
+    return stored
+
+
+def is_decorated(data: bytes) -> bool:
+    """Return whether a picture has an alpha or a profile, from its header. Raises EncodeFailed."""
+    return _with_opened(data, lambda image, _data: bool(image.has_transparency_data) or "icc_profile" in image.info)
+
+
+def transposed(image: Image.Image, orientation: int) -> Image.Image:
+    """Set a picture of any mode upright by its EXIF orientation."""
+    return image.transpose(_TRANSPOSES[orientation]) if orientation in _TRANSPOSES else image
+
+
+def count_frames(file: BinaryIO) -> int:
+    """Return how many frames a file of pictures has; 0 if it is none that can be opened. Leaves the file at its beginning."""
+    try:
+        Image.init()
+        with Image.open(file, formats=ANIMATED) as image:
+            return int(getattr(image, "n_frames", 1)) - int(getattr(image, "default_image", False))
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - as in `_opened`: on damaged bytes Pillow's decoders raise anything
+        return 0
+    finally:
+        file.seek(0)
+
+
+def decode_frames(data: bytes) -> Iterator[tuple[Image.Image, float]]:
+    """Yield each frame of a WebP or AVIF, upright and whole, as sRGB in RGBA, and how many milliseconds it is shown. Raises EncodeFailed.
+
+    Pillow's other animations are not for this: it restores what was before a frame of a PNG wrongly, if that was decoded.
+    """
+    with _opened(data) as image:
+        orientation, how = _orientation(image, data), conversion_of(image, data)
+        for number in range(int(getattr(image, "n_frames", 1))):
+            image.seek(number)
+            image.load()
+            frame = image.convert("RGBA")
+            frame = in_srgb(frame, how.profile, "RGBA") if how.profile is not None and how.space == "RGB" else frame
+            yield transposed(frame, orientation), float(image.info.get("duration") or 0)
 
 
 def as_image(picture: Picture) -> Image.Image:

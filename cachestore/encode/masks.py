@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from cachestore.core.keys import Json, Key, Recipe, input_key
-from cachestore.core.samples import MASK, VIDEO
+from cachestore.core.samples import EVERYTHING, MASK, NOTHING, SOME, VIDEO
 from cachestore.encode import images
 from cachestore.encode.buckets import Size
-from cachestore.encode.shots import THRESHOLD, Footage, Pixels, Still, covered, look_at_mask
+from cachestore.encode.shots import THRESHOLD, Footage, Pixels, Still, look_at_mask
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 
 VERSION = 1
@@ -36,6 +36,7 @@ class MaskEncoder:
     """Implements `unit.Encoder` for masks.
 
     A request is as for pictures, with the picture that the mask belongs to in `"like"`; or as for videos, with the mask in `"images"`.
+    With `"alpha": "mask"` a picture or video that is its own mask gives its alpha. `levels` says what is read of a mask.
     Makes the tensor `mask`, uint8 [1, height, width] in latent pixels, of a clip [1, frames, height, width] in latent frames. 255 means
     that this part is trained on. With `is_input` it is an input of the denoiser: 255 where the picture is painted anew, else 0, as the
     pipelines for inpainting make it.
@@ -66,13 +67,15 @@ class MaskEncoder:
         shot: Still | Footage = resolved.item[0]
         bucket: tuple[int, ...] = resolved.item[1]
         frames = bucket[2:]
-        if self._is_input and isinstance(shot, Still):
-            made = covered(shot)[None, :: self._factor, :: self._factor].astype(np.uint8) * 255
-        else:
-            made = shot.greys(self._latents_size(Size(*bucket[:2])))
+        is_sampled = self._is_input and isinstance(shot, Still)
+        made, has_colours = shot.greys(Size(*bucket[:2]) if is_sampled else self._latents_size(Size(*bucket[:2])))
+        if is_sampled:
+            made = (made >= THRESHOLD)[:, :: self._factor, :: self._factor].astype(np.uint8) * 255
         if frames:
             made = self._in_latent_frames(np.broadcast_to(made, (*frames, *made.shape[1:])))[None]
-        return Prepared(np.ascontiguousarray(made), bucket, cost=prod(made.shape))
+        weight = NOTHING if not made.any() else EVERYTHING if made.min(initial=255) == 255 else SOME
+        facts: dict[str, Json] = {"weight": [weight], **({"coloured": [1]} if has_colours else {})}
+        return Prepared(np.ascontiguousarray(made), bucket, facts, prod(made.shape))
 
     def _in_latent_frames(self, greys: Pixels) -> Pixels:
         """Return the mean of the frames that each latent frame is made of: the first alone, then `temporal_factor` at a time."""

@@ -7,25 +7,29 @@ pixels have a fourth channel say there what is given (255); the rest is encoded 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.core.inputs import IMAGES, LIKE, digests_of, references_of
+from cachestore.core.inputs import IMAGES, LIKE, digests_of, is_own_mask, references_of
 from cachestore.core.keys import Json, digest_bytes, digest_opened
 from cachestore.core.samples import CONTROL, IMAGE, LAST_FRAME, MASK, REFERENCE, VIDEO, role_of
 from cachestore.core.words import plural
-from cachestore.encode import images
+from cachestore.encode import animations, images
 from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.clips import Clip, Shape, as_rate, clip_of
+from cachestore.encode.levels import read_alpha, read_levels
 from cachestore.encode.resamplers import FIRST, RESAMPLERS, Resample
-from cachestore.encode.resizing import fit, letterbox, mirror
+from cachestore.encode.resizing import Picture, fit, letterbox, mirror
 from cachestore.encode.unit import Read
 from cachestore.encode.variants import Variant, same_part, variant_of
 
 if TYPE_CHECKING:
     from PIL import Image
+
+    from cachestore.encode import video_masks
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -39,9 +43,18 @@ BLANK: Final = 2
 """In the fourth channel: there is nothing at all."""
 GREY: Final = 128
 """What stands in a clip for pixels that are made anew, as in the example of Wan VACE's pipeline."""
-HEAD_BYTES: Final = 12
+HEAD_BYTES: Final = 200
 """How many bytes `is_video` needs."""
 _PICTURE_BRANDS: Final = (b"avif", b"avis", b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
+_VIDEO_HEADS: Final = (
+    b"\x1aE\xdf\xa3",  # Matroska, WebM
+    b"FLV",
+    b"OggS",
+    b"DKIF",
+    b"\x30\x26\xb2\x75\x8e\x66\xcf\x11",  # ASF, WMV
+    b"\0\0\1\xba",  # MPEG program stream
+    b"\0\0\1\xb3",  # MPEG-1 and 2 alone
+)
 THRESHOLD: Final = 128
 """A mask counts as white from this level on, as in diffusers' pipelines (0.5)."""
 
@@ -74,12 +87,23 @@ class Examined:
     facts: Mapping[str, Json]
 
 
+class Greys(NamedTuple):
+    """The levels of a mask, cut and scaled."""
+
+    pixels: Pixels
+    """uint8 [frames, height, width]."""
+    has_colours: bool
+    """Whether the mask is the luminance of colours (`levels`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Still:
     """A picture."""
 
     data: bytes
     variant: Variant
+    is_own_alpha: bool = False
+    """Of a mask: whether it is the alpha of the picture that it belongs to."""
 
     @property
     def bucket(self) -> Size:
@@ -93,11 +117,18 @@ class Still:
         pixels = fit(picture, self.variant.bucket, self.variant.box, resample)
         return mirror(pixels) if self.variant.is_flipped else pixels
 
-    def greys(self, size: Size) -> Pixels:
-        """Decode a mask, crop it and shrink it to this size: uint8 [1, height, width], each pixel the mean of the area that it covers."""
+    def greys(self, size: Size) -> Greys:
+        """Decode a mask, crop it and shrink it to this size: [1, height, width], each pixel the mean of the area that it covers."""
         within = None if self.variant.within is None else (self.variant.within, self.variant.size)
-        made = images.fit_mask(images.decode(self.data), size, self.variant.box, within)
-        return np.ascontiguousarray(made[:, ::-1] if self.variant.is_flipped else made)[None]
+        found = (read_alpha if self.is_own_alpha else read_levels)(self.data)
+        made = images.fit_mask(found.grey, size, self.variant.box, within)
+        return Greys(np.ascontiguousarray(made[:, ::-1] if self.variant.is_flipped else made)[None], found.has_colours)
+
+    def mask_transform(self) -> dict[str, Json]:
+        """Return a mask's part of a key: how its levels are read, if older versions read them otherwise. Raises EncodeFailed."""
+        if self.is_own_alpha:
+            return {"levels": "own-alpha"}
+        return read_levels(self.data).transform if images.is_decorated(self.data) else {}  # others need not be decoded here
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +140,11 @@ class Footage:
     clip: Clip
     times: tuple[int, ...]
     """When each frame of the clip is shown, in ticks of the file."""
+    has_alpha: bool = False
+    decoding: Mapping[str, str] = field(default_factory=dict[str, str])
+    """As `Video.decoding`."""
+    is_own_alpha: bool = False
+    """Of a mask: whether it is the alpha of the video that it belongs to."""
 
     @property
     def bucket(self) -> Shape:
@@ -133,14 +169,33 @@ class Footage:
             pixels = videos.take(file, times, variant.bucket, variant.box, resample)
         return mirror(pixels) if variant.is_flipped else pixels
 
-    def greys(self, size: Size) -> Pixels:
-        """As `Still.greys`, of each frame: uint8 [frames, height, width]."""
-        from cachestore.encode import videos
+    def greys(self, size: Size) -> Greys:
+        """As `Still.greys`, of each frame: [frames, height, width]."""
+        return self._greys(lambda picture: images.fit_mask(images.as_image(picture), size, self.variant.box))
 
-        variant = self.variant
+    def levels(self, resample: Resample) -> Pixels:
+        """Return the levels of a mask at the size of the bucket, scaled as a picture: uint8 [frames, height, width]."""
+        return self._greys(partial(self._scaled, resample)).pixels
+
+    def _greys(self, shrink: "video_masks.Shrink") -> Greys:
+        made = self._levels(shrink)
+        return Greys(np.ascontiguousarray(made.levels[..., ::-1]) if self.variant.is_flipped else made.levels, made.has_colours)
+
+    def _scaled(self, resample: Resample, picture: Picture) -> Pixels:
+        rgb = picture if isinstance(picture, np.ndarray) else picture.convert("RGB")
+        return fit(rgb, self.variant.bucket, self.variant.box, resample)[..., 0]
+
+    def mask_transform(self) -> dict[str, Json]:
+        """As `Still.mask_transform`. Decodes only videos with an alpha."""
+        if self.is_own_alpha:
+            return {"levels": "own-alpha"}
+        return dict(self._levels(lambda _picture: np.zeros((1, 1), np.uint8)).transform) if self.has_alpha else {}
+
+    def _levels(self, shrink: "video_masks.Shrink") -> "video_masks.MaskFrames":
+        from cachestore.encode import video_masks
+
         with self.read.open(self.reference) as file:
-            made = videos.take_masks(file, self.times, size, variant.box)
-        return np.ascontiguousarray(made[..., ::-1]) if variant.is_flipped else made
+            return video_masks.take_masks(file, self.times, shrink, is_own_alpha=self.is_own_alpha)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +208,13 @@ class Shown:
     read: Read
     reference: str
     rate: Fraction | None
+    decoding: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """As `videos.decoding_of`; empty for a picture."""
 
     def transform(self) -> dict[str, Json]:
         """Return what the key of a frame has besides the digest of its video; nothing for a picture."""
         rate = None if self.rate is None else str(self.rate)
-        return {} if self.data else {"start": 0, "fps": rate, "pixels": RESAMPLERS[FIRST].videos}
+        return {} if self.data else {"start": 0, "fps": rate, "pixels": RESAMPLERS[FIRST].videos, **self.decoding}
 
     def picture(self) -> "Image.Image":
         """Decode it."""
@@ -173,8 +230,14 @@ class Shown:
 
 def look_at_shown(reference: str, read: Read, fps: float | None = None) -> Shown:
     """Look at what a text encoder is shown. `fps` is the rate of a video's clip, if it is not the file's own."""
-    data, digest = _content(reference, read)
-    return Shown(data, digest, read, reference, None if fps is None else as_rate(fps))
+    from cachestore.encode import videos
+
+    # without a rate, the first frame of an animation is that of the picture
+    data, digest = _content(reference, read, may_be_animated=fps is not None)
+    if data:
+        return Shown(data, digest, read, reference, None if fps is None else as_rate(fps))
+    with read.open(reference) as file:
+        return Shown(data, digest, read, reference, None if fps is None else as_rate(fps), videos.decoding_of(file))
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +344,7 @@ class Guided:
             return np.ones(self._sides, np.bool_)
         if isinstance(self.mask, Still):
             return np.broadcast_to(covered(self.mask), self._sides)
-        return self.mask.pixels(resample)[..., 0] >= THRESHOLD
+        return self.mask.levels(resample) >= THRESHOLD
 
 
 def _with_mask(pixels: Pixels, is_covered: "np.ndarray[Any, np.dtype[np.bool_]]") -> Pixels:
@@ -294,7 +357,7 @@ def _marked(pixels: Pixels, mark: int) -> Pixels:
 
 def covered(mask: Still) -> "np.ndarray[Any, np.dtype[np.bool_]]":
     """Return where a mask is white, at the size of the bucket: [height, width]."""
-    return mask.greys(mask.bucket)[0] >= THRESHOLD
+    return mask.greys(mask.bucket).pixels[0] >= THRESHOLD
 
 
 def look_at_input(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
@@ -322,8 +385,8 @@ def _look_at_video(request: Mapping[str, Json], read: Read, resample: Resample) 
         video = videos.look(file)
     frames, start, rate = clip_of(request, video.timeline)
     clip = Clip(variant_of(request, video.size, digest), frames, start, rate, video.rate)
-    footage = Footage(read, reference, clip, tuple(video.timeline.take(rate, start, frames)))
-    transform = clip.transform() | {"pixels": RESAMPLERS[resample].videos}
+    footage = Footage(read, reference, clip, tuple(video.timeline.take(rate, start, frames)), has_alpha=video.has_alpha)
+    transform = clip.transform() | {"pixels": RESAMPLERS[resample].videos, **video.decoding}
     return Examined(footage, {VIDEO: digest}, {VIDEO: digest}, transform, clip.facts())
 
 
@@ -331,7 +394,7 @@ def look_at_masked(request: Mapping[str, Json], read: Read, resample: Resample) 
     """Look at a mask and its picture, of which the part that the mask leaves is encoded."""
     del resample
     picture, mask, inputs = _picture_and_mask(request, read)
-    transform = picture.variant.transform() | images.transform_of(picture.data, mask.data)
+    transform = picture.variant.transform() | images.transform_of(picture.data) | mask.mask_transform()
     return Examined(Masked(picture, mask), inputs, inputs, transform, picture.variant.facts())
 
 
@@ -340,17 +403,16 @@ def look_at_mask(request: Mapping[str, Json], read: Read) -> Examined:
     if VIDEO not in request:
         _picture, mask, inputs = _picture_and_mask(request, read)
         variant = mask.variant
-        transform = _exactly(variant) | ({} if variant.within is None else {"size": list(variant.size)}) | images.transform_of(mask.data)
+        transform = _exactly(variant) | ({} if variant.within is None else {"size": list(variant.size)}) | mask.mask_transform()
         return Examined(mask, inputs, {MASK: inputs[MASK]}, transform, variant.facts())
     video = _look_at_video(request, read, FIRST)
     shots, digests = _all_beside((MASK,), request, video, read)
     inputs = digests_of(request, [digests[reference] for reference in references_of(request)])
     mask, clip = shots[MASK], video.shot.clip
     transform = _exactly(mask.variant) | {"bucket": list(clip.shape)}
-    if isinstance(mask, Still):
-        transform |= images.transform_of(mask.data)
-    else:
+    if isinstance(mask, Footage):
         transform |= {"pixels": images.VIDEO_MASK_TRANSFORM, "start": clip.start, "fps": clip.transform()["fps"]}
+    transform |= mask.mask_transform()
     return Examined(mask, inputs, {MASK: inputs[MASK]}, transform, video.facts)
 
 
@@ -365,7 +427,8 @@ def _picture_and_mask(request: Mapping[str, Json], read: Read) -> tuple[Still, S
     size, digest = images.measure(picture), digest_bytes(picture)
     _check_alike(images.measure(mask), size, "picture")
     variant = variant_of(request, size, digest)
-    return Still(picture, variant), Still(mask, variant), digests_of(request, [digest_bytes(mask), digest])
+    shot = Still(mask, variant, is_own_alpha=is_own_mask(request, str(request["image"])))
+    return Still(picture, variant), shot, digests_of(request, [digest_bytes(mask), digest])
 
 
 def _check_alike(own: Size, size: Size, what: str) -> None:
@@ -425,7 +488,10 @@ def look_at_guided(request: Mapping[str, Json], read: Read, resample: Resample) 
         references.append(data)
     inputs = digests_of(request, [digests[reference] for reference in references_of(request)])
     transform = {**video.transform, "beside": {role: shot.variant.transform()["crop"] for role, shot in shots.items()}}
-    transform |= images.transform_of(*references, *(shot.data for shot in shots.values() if isinstance(shot, Still)))
+    stills = [shot.data for role, shot in shots.items() if role != MASK and isinstance(shot, Still)]
+    transform |= images.transform_of(*references, *stills) | (shots[MASK].mask_transform() if MASK in shots else {})
+    if decoding := {role: dict(shot.decoding) for role, shot in shots.items() if isinstance(shot, Footage) and shot.decoding}:
+        transform["decoding"] = decoding
     shot = Guided(video.shot, shots.get(CONTROL), shots.get(MASK), references)
     return Examined(shot, inputs, inputs, transform, video.facts)
 
@@ -441,16 +507,17 @@ def _all_beside(
         if len(shown.get(role, ())) > 1:
             raise EncodeFailed(f"a video has one {role}, but this sample has {len(shown[role])}: leave the others out")
         for reference in shown.get(role, ()):
-            shots[role], digests[reference] = _beside(role, reference, footage, read)
+            is_own_alpha = role == MASK and is_own_mask(request, reference)
+            shots[role], digests[reference] = _beside(role, reference, footage, read, is_own_alpha=is_own_alpha)
     return shots, digests
 
 
-def _beside(role: str, reference: str, footage: Footage, read: Read) -> tuple[Footage | Still, str]:
+def _beside(role: str, reference: str, footage: Footage, read: Read, *, is_own_alpha: bool) -> tuple[Footage | Still, str]:
     """Return what belongs to a clip, cut in the same way, and its digest."""
     from cachestore.encode import videos
 
     own = footage.clip.variant
-    data, digest = _content(reference, read)
+    data, digest = _content(reference, read, may_be_animated=True)
     found = None
     if not data:
         with read.open(reference) as file:
@@ -459,25 +526,31 @@ def _beside(role: str, reference: str, footage: Footage, read: Read) -> tuple[Fo
     if role == MASK:
         _check_alike(size, own.size, "video")
     if found is None:  # a mask is measured as a part of its picture, at any resolution
-        return Still(data, own if role == MASK else same_part(size, own)), digest
+        return Still(data, own if role == MASK else same_part(size, own), is_own_alpha=is_own_alpha), digest
     clip = replace(footage.clip, variant=same_part(size, own), own_rate=found.rate)
     last, there = clip.start + clip.frames, found.timeline.count(clip.rate)
     if there < last:
         raise EncodeFailed(f"the {role} video is too short: it has {plural(there, 'frame')}, but the clip of its sample ends after {last}")
-    return Footage(read, reference, clip, tuple(found.timeline.take(clip.rate, clip.start, clip.frames))), digest
+    times = tuple(found.timeline.take(clip.rate, clip.start, clip.frames))
+    return Footage(read, reference, clip, times, found.has_alpha, found.decoding, is_own_alpha=is_own_alpha), digest
 
 
-def _content(reference: str, read: Read) -> tuple[bytes, str]:
-    """Return the bytes of a picture, but none of a video, which may have gigabytes; and the file's digest."""
+def _content(reference: str, read: Read, *, may_be_animated: bool = False) -> tuple[bytes, str]:
+    """Return the bytes of a picture, but none of a video, which may have gigabytes; and the file's digest.
+
+    An animation is a video if `may_be_animated`, else its first frame is a picture.
+    """
     with read.open(reference) as file:
-        if is_video(file.read(HEAD_BYTES)):
-            file.seek(0)
+        head = file.read(HEAD_BYTES)
+        file.seek(0)
+        if is_video(head) or (may_be_animated and animations.is_one(file)):
             return b"", digest_opened(file)
     data = read(reference)
     return data, digest_bytes(data)
 
 
 def is_video(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is a video: Matroska, AVI, or MP4 and the like, but no picture (AVIF, HEIF)."""
+    """Return whether a file that begins with these bytes is a video in one of `videos.FORMATS`, but no picture (AVIF, HEIF)."""
     is_mp4 = head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free") and head[8:12] not in _PICTURE_BRANDS
-    return head.startswith(b"\x1aE\xdf\xa3") or (head[:4] == b"RIFF" and head[8:12] == b"AVI ") or is_mp4
+    is_stream = any(head[at : at + 1] == head[at + 188 + at : at + 189 + at] == b"G" for at in (0, 4))  # packets of 188 or 192 bytes
+    return head.startswith(_VIDEO_HEADS) or (head[:4] == b"RIFF" and head[8:12] == b"AVI ") or is_mp4 or is_stream

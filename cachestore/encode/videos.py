@@ -5,19 +5,21 @@ The rules are part of every video's key, through the name of the transform (`res
 * The frames are those of the best video stream that is no cover picture, in the order and at the times of its time stamps. Frames that an
   edit list hides are left out.
 * A frame is upright 8-bit RGB. Quarter turns and mirroring of the display matrix are applied. Pixels that are not square are as wide as
-  they are shown. Transparency is composited on white. Colours are converted by the frame's own matrix and range, or, if it has none, as
-  FFmpeg does it (BT.601). High dynamic range is refused.
+  they are shown. Transparency is composited on white; that of VP8 and VP9 is a second picture beside each, which libvpx decodes. Colours
+  are converted by the frame's own matrix and range, or, if it has none, as FFmpeg does it (BT.601). High dynamic range is refused.
 * Interlaced frames are not deinterlaced.
 * A file that ends early is refused, and so is one in which a needed frame is damaged.
+* Animated GIF, PNG, WebP and AVIF files are videos too; the last two are read by Pillow (`animations`).
 
 No other file is ever opened: playlists, references to other files and network names are refused. FFmpeg runs in the calling thread alone.
 """
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
+from os import SEEK_END
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 import av
@@ -31,7 +33,7 @@ from PIL import Image
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.words import plural
-from cachestore.encode import images
+from cachestore.encode import animations, images
 from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.clips import Timeline
 from cachestore.encode.images import Picture
@@ -44,9 +46,11 @@ if TYPE_CHECKING:
 Frames = np.ndarray[Any, np.dtype[np.uint8]]
 """[F, H, W, 3]."""
 
-FORMATS: Final = "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,ivf"
+FORMATS: Final = "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,ivf,gif,apng"
 """FFmpeg's demuxers that may open a file. Playlists (hls, concat, dash) and devices are left out on purpose."""
 
+_HEAD_BYTES: Final = 4096
+_EBML, _SEGMENT = b"\x1aE\xdf\xa3", b"\x18S\x80g"
 _BUFFER_BYTES: Final = 1 << 17
 _OPTIONS: Final = {"format_whitelist": FORMATS, "protocol_whitelist": ""}
 _MOST_PIXELS: Final = 178_956_970
@@ -70,6 +74,12 @@ _TURNS: Final = {
 _ON_THEIR_SIDE: Final = frozenset(turn for signs, turn in _TURNS.items() if signs[0] == 0)
 _HIGH_RANGE: Final = {16: "PQ, smpte2084", 18: "HLG, arib-std-b67"}
 _MEND: Final = "copy it again, or remove its sample"
+_LIBVPX: Final[Mapping[str, str]] = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
+"""The decoders that read the alpha of a WebM, by codec. FFmpeg's own leave it out in silence."""
+_BY_PILLOW: Final = {"animation": "pillow"}
+"""As `Video.decoding`."""
+_INDEXED: Final = frozenset({"mov", "matroska", "webm", "avi"})
+"""Formats that say where their key frames are. In others FFmpeg looks for a time, and may begin within a group of pictures."""
 _LATEST_SECONDS: Final = 1.0
 """A Matroska file is incomplete if its packets end more than this before the duration in its header."""
 
@@ -83,10 +93,17 @@ class Video:
     timeline: Timeline
     rate: Fraction
     """The average number of frames a second; 0 if it is not known."""
+    has_alpha: bool = False
+    """Whether its frames have an alpha."""
+    decoding: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Its part of its keys: how an animation is read, and how an alpha is decoded that FFmpeg's own decoder leaves out."""
 
 
 def look(file: BinaryIO) -> Video:
     """Return a video's size and times, from its packets and its first frame. Other frames are not decoded. Raises EncodeFailed."""
+    if animations.is_read_here(file):
+        size, timeline = animations.look(file)
+        return Video(size, timeline, timeline.rate, has_alpha=True, decoding=_BY_PILLOW)
     with _opened(file) as container:
         stream = _stream_of(container)
         timeline = _timeline(container, stream)
@@ -95,26 +112,54 @@ def look(file: BinaryIO) -> Video:
         first = next(_decoded(container, stream), None)
         if first is None:
             raise EncodeFailed(f"the video has no frame that can be decoded: {_MEND}")
-        if (transfer := _HIGH_RANGE.get(int(first.color_trc))) is not None:
-            raise EncodeFailed(
-                f"the video has high dynamic range ({transfer}), which would look pale: convert it to standard range first, with a tone"
-                " mapping that you choose, such as FFmpeg's filter `tonemap`"
-            )
-        return Video(_size_of(first, stream), timeline, _rate_of(stream, timeline))
+        _refuse_high_range(first)
+        return Video(_size_of(first, stream), timeline, _rate_of(stream, timeline), _has_alpha(first), _decoding_of(stream))
 
 
 def glance(file: BinaryIO) -> Video:
     """Return an estimate of `look` from the header and the first frame: times are evenly spaced. Raises EncodeFailed."""
+    if animations.is_read_here(file):
+        size, timeline = animations.glance(file)
+        return Video(size, timeline, timeline.rate, has_alpha=True, decoding=_BY_PILLOW)
     with _opened(file) as container:
         stream = _stream_of(container)
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
         seconds = Fraction(container.duration or 0, av.time_base)
         frames = min(max(1, stream.frames or round(seconds * rate)), _MOST_FRAMES)
         first = next(_decoded(container, stream), None)
+        if first is not None:
+            _refuse_high_range(first)
         size = Size(stream.width, stream.height) if first is None else _size_of(first, stream)
         if min(size) < 1:
             raise EncodeFailed(f"the video has no pixels ({size.width} x {size.height}): {_MEND}")
+        says_nothing, promised = not (stream.frames or container.duration), _promised_bytes(file, stream)
+    if says_nothing or promised > file.seek(0, SEEK_END):
+        return look(file)  # a file that seems to end early is counted too
     return Video(size, Timeline(np.arange(frames, dtype=np.int64), frames, 1 / rate), rate)
+
+
+def _refuse_high_range(frame: VideoFrame) -> None:
+    if (transfer := _HIGH_RANGE.get(int(frame.color_trc))) is not None:
+        raise EncodeFailed(
+            f"the video has high dynamic range ({transfer}), which would look pale: convert it to standard range first, with a tone"
+            " mapping that you choose, such as FFmpeg's filter `tonemap`"
+        )
+
+
+def _promised_bytes(file: BinaryIO, stream: VideoStream) -> int:
+    """Return how long a file is at least, by its header; 0 if that does not say."""
+    last = stream.index_entries[-1] if len(stream.index_entries) else None
+    file.seek(0)
+    head = file.read(_HEAD_BYTES)
+    if head.startswith(b"RIFF"):
+        return 8 + int.from_bytes(head[4:8], "little")
+    at = head.find(_SEGMENT) if head.startswith(_EBML) else -1
+    if at < 0:
+        return 0 if last is None else last.pos + last.size
+    at += len(_SEGMENT)
+    length = 9 - head[at : at + 1][0].bit_length() if head[at : at + 1] else 0
+    size = int.from_bytes(head[at : at + length], "big") & ((1 << 7 * length) - 1)
+    return 0 if size == (1 << 7 * length) - 1 else at + length + size  # all ones: not known
 
 
 def take(file: BinaryIO, times: Sequence[int], bucket: Size, box: CropBox, resample: Resample = FIRST) -> Frames:
@@ -124,21 +169,22 @@ def take(file: BinaryIO, times: Sequence[int], bucket: Size, box: CropBox, resam
     EncodeFailed if a needed frame cannot be decoded, or if the size of frames changes.
     """
     made, at = np.empty((len(times), bucket.height, bucket.width, 3), np.uint8), 0
-    for picture, uses in _shown_at(file, times):
-        made[at : at + uses] = fit(picture, bucket, box, resample)
+    for picture, uses in shown_at(file, times):
+        made[at : at + uses] = fit(_without_alpha(picture), bucket, box, resample)
         at += uses
     return made
 
 
-def take_masks(file: BinaryIO, times: Sequence[int], size: Size, box: CropBox) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    """Return frames as `take`, but shrunk like a mask (`fit_mask`): uint8 [F, height, width]."""
-    shown = ((images.fit_mask(images.as_image(picture), size, box), uses) for picture, uses in _shown_at(file, times))
-    return np.stack([mask for mask, uses in shown for _use in range(uses)])
+def _without_alpha(picture: Picture) -> Picture:
+    return images.on_white(picture) if isinstance(picture, Image.Image) and picture.mode == "RGBA" else picture
 
 
-def _shown_at(file: BinaryIO, times: Sequence[int]) -> Iterator[tuple[Picture, int]]:
-    """Yield the frames that are shown at these times, each once, and at how many of the times."""
+def shown_at(file: BinaryIO, times: Sequence[int]) -> Iterator[tuple[Picture, int]]:
+    """Yield the frames that are shown at these times, each once, and at how many of the times. Those with alpha are in RGBA."""
     uses, size = Counter(times), None
+    if animations.is_read_here(file):
+        yield from ((frame, uses[time]) for time, frame in animations.frames_at(file, uses))
+        return
     for frame in _frames_at(file, list(uses)):
         picture = _upright(frame)
         if size not in (None, size_of(picture)):
@@ -185,8 +231,8 @@ def _frames_from(file: BinaryIO, time: int) -> Generator[VideoFrame]:
 
 
 def _seek(container: InputContainer, stream: VideoStream, time: int) -> bool:
-    """Seek to the last key frame before `time`. Returns False if `time` is at the beginning, or seeking fails."""
-    if time <= (stream.start_time or 0):
+    """Seek to the last key frame before `time`. Returns False if `time` is at the beginning, the file has no index, or seeking fails."""
+    if time <= (stream.start_time or 0) or _INDEXED.isdisjoint(container.format.name.split(",")):
         return False
     try:
         container.seek(time, stream=stream)
@@ -233,6 +279,8 @@ def _stream_of(container: InputContainer) -> VideoStream:
     if stream is None:
         others = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
         raise EncodeFailed(f"the file holds no video, but {others}: give a video, or remove its sample")
+    if cast("object", stream.codec_context) is None:
+        raise EncodeFailed("the video has a codec that this PyAV does not know: convert it, such as to H.264")
     stream.codec_context.thread_count = 1
     stream.codec_context.options = {"err_detect": "explode", "threads": "1", "max_pixels": str(_MOST_PIXELS)}
     return stream
@@ -301,21 +349,64 @@ def _check_whole(container: InputContainer, stream: VideoStream, packets: int, u
         )
 
 
+def decoding_of(file: BinaryIO) -> dict[str, str]:
+    """Return `Video.decoding` from the header alone. Raises EncodeFailed."""
+    if animations.is_read_here(file):
+        return _BY_PILLOW
+    with _opened(file) as container:
+        return _decoding_of(_stream_of(container))
+
+
+def _decoding_of(stream: VideoStream) -> dict[str, str]:
+    decoder = _alpha_decoder(stream)
+    is_animation = stream.container.format.name in ("gif", "apng")
+    return {**({"animation": "ffmpeg"} if is_animation else {}), **({} if decoder is None else {"alpha": decoder})}
+
+
+def _alpha_decoder(stream: VideoStream) -> str | None:
+    """Return the decoder for a stream of Matroska whose alpha is a second picture beside each; None without. Raises EncodeFailed."""
+    if ("alpha_mode", "1") not in {(name.lower(), value) for name, value in stream.metadata.items()}:
+        return None
+    codec = stream.codec_context.name
+    coded = stream.codec_context.codec.canonical_name
+    if (decoder := _LIBVPX.get(coded)) in av.codecs_available:
+        return decoder
+    raise EncodeFailed(
+        f"the video has an alpha beside its {codec} pictures, which this PyAV cannot decode: convert it, such as to ProRes 4444, or to a"
+        " video without alpha"
+    )
+
+
 def _decoded(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
-    for frame in container.decode(stream):
+    """Yield the frames of a stream. Raises EncodeFailed for a damaged one."""
+    decoder = _alpha_decoder(stream)
+    for frame in container.decode(stream) if decoder is None else _by_decoder(container, stream, decoder):
         if frame.is_corrupt:
             raise EncodeFailed(f"the video is damaged at {float(frame.time or 0):.2f} s: {_MEND}")
         yield frame
 
 
+def _by_decoder(container: InputContainer, stream: VideoStream, name: str) -> Iterator[VideoFrame]:
+    """Decode a stream by a decoder of this name instead of FFmpeg's own."""
+    decoder = cast("av.VideoCodecContext", av.CodecContext.create(name, "r"))
+    decoder.extradata, decoder.thread_count = stream.codec_context.extradata, 1
+    decoder.options = dict(stream.codec_context.options)
+    for packet in container.demux(stream):
+        yield from decoder.decode(packet)
+
+
+def _has_alpha(frame: VideoFrame) -> bool:
+    return any(component.is_alpha for component in frame.format.components)
+
+
 def _upright(frame: VideoFrame) -> Picture:
-    """Convert a frame to upright 8-bit RGB without alpha. Its pixels may still not be square."""
-    has_alpha = any(component.is_alpha for component in frame.format.components)
-    form = "rgba" if has_alpha else "rgb24"
+    """Convert a frame to upright 8-bit RGB, or to RGBA if it has an alpha. Its pixels may still not be square."""
+    form = "rgba" if (has_alpha := _has_alpha(frame)) else "rgb24"
     converted = VideoReformatter().reformat(frame, format=form, interpolation=_SCALING, threads=1)
     pixels, turn = cast("images.Pixels", converted.to_ndarray()), _turn_of(frame)
-    picture: Picture = images.on_white(Image.fromarray(pixels, "RGBA")) if has_alpha else pixels
-    return picture if turn is None else images.as_image(picture).transpose(turn)
+    if turn is not None:
+        return images.as_image(pixels).transpose(turn)
+    return images.as_image(pixels) if has_alpha else pixels
 
 
 def _turn_of(frame: VideoFrame) -> Image.Transpose | None:

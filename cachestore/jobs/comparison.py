@@ -12,7 +12,7 @@ from typing import Final, cast
 import numpy as np
 
 from cachestore.core.errors import RecipeMismatch
-from cachestore.core.inputs import RESOLUTIONS, SOURCE, options_for
+from cachestore.core.inputs import ALPHA, RESOLUTIONS, SOURCE, options_for
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION
 from cachestore.core.words import first_of, noun, plural
@@ -123,9 +123,10 @@ def _sources_in(extras: Sequence[str]) -> set[str]:
 
 
 def _covers(plan: Plan, now: Mapping[str, Json], previous: Catalog, before: Mapping[str, Json]) -> bool:
-    """Whether a column with options `now` contains all of one with options `before`; more variants or a flip only add to it."""
-    one, other = ({name: option for name, option in some.items() if name not in {"variants", "flip"}} for some in (now, before))
-    is_no_less = int(now.get("variants", 1)) >= int(before.get("variants", 1)) and bool(now.get("flip")) >= bool(before.get("flip"))
+    """Whether a column with options `now` contains all of one with options `before`; more variants, a flip or alphas only add to it."""
+    one, other = ({name: option for name, option in some.items() if name not in {"variants", "flip", ALPHA}} for some in (now, before))
+    is_no_less = int(now.get("variants", 1)) >= int(before.get("variants", 1))
+    is_no_less = is_no_less and all(bool(now.get(name)) >= bool(before.get(name)) for name in ("flip", ALPHA))
     if is_no_less and one != other and (RESOLUTIONS in now or RESOLUTIONS in before):
         # Only sources that are in both are compared.
         both = _sources_in(plan.extras) & _sources_in(previous.extras)

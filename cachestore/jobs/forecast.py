@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,9 +19,10 @@ from cachestore.encode.needs import in_words as not_made
 from cachestore.encode.unit import Encoder
 from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
-from cachestore.jobs.pass_counts import recheck_in_words
+from cachestore.jobs.pass_counts import list_failures, recheck_in_words
 from cachestore.jobs.planning import Wanted
 from cachestore.jobs.reconcile import Reconciler
+from cachestore.jobs.task import words_of
 from cachestore.source.listing import Listing
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.outcomes import FAILED, Mask, Numbers
@@ -42,6 +43,8 @@ _BATCH_SIZES: Final = (2, 4, 8, 16)
 
 MAX_INSPECTED: Final = 2000
 """The most captions and picture headers that are read before a run; the rest is estimated."""
+_NAMED_FAILURES: Final = 100
+_SHOWN_FAILURES: Final = 5
 MAX_LOOKUPS: Final = 100_000
 """The most captions that are looked up by their keys, which takes about a second."""
 
@@ -83,12 +86,17 @@ class Forecast:
     """Prompts for validation. Their texts are among the units."""
     rechecked: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """With `recheck`: as in the report of `precompute`."""
+    will_fail: tuple[Mapping[str, Json], ...] = ()
+    """Up to 100 samples whose files cannot be opened, or are too short for every count of `--frames`: `sample` and `reason` of each."""
+    will_fail_count: int = 0
+    """How many such samples there are among those that were looked at."""
 
     __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
         """Return the forecast as JSON."""
-        return asdict(self) | {"remarks": list(self.remarks), "not_made_here": list(self.not_made_here)}
+        several = {name: list(getattr(self, name)) for name in ("remarks", "not_made_here", "will_fail")}
+        return asdict(self) | several
 
 
 def make_forecast(
@@ -98,7 +106,7 @@ def make_forecast(
 
     The workers of the launch that the reconciler ignores are left out: while rank 0 makes the forecast, other ranks work already.
 
-    Files that cannot be read are skipped: the pass itself reports them.
+    Files that cannot be opened are named (`will_fail`). One that is damaged further on is found by the pass alone.
     """
     layout, plan = wanted.layout, wanted.plan
     by_encoder: dict[str, Any] = {encoder.recipe.encoder: encoder for encoder in wanted.encoders}
@@ -107,8 +115,9 @@ def make_forecast(
     missing = [index for index in missing if index not in held]
     captions = _units_by(plan, missing, "text")
     images = {name: _units_by(plan, missing, name) for name in dict.fromkeys(recipe.encoder for recipe in plan.recipes) if name != "text"}
-    measures = cache(partial(_measure, wanted.listing)), cache(partial(_glance, wanted.listing))  # cached, as one file may have many units
-    facts = {name: _buckets_of(plan, units, limit, *measures) for name, units in images.items()}
+    files, refused = _Glances(wanted.listing), dict[int, str]()
+    facts = {name: _buckets_of(plan, units, limit, files, refused) for name, units in images.items()}
+    will_fail = list({(one["sample"], one["reason"]): one for one in list_failures(plan, refused)}.values())
     is_trained_on = _first_units_of(plan)
     buckets = Counter(bucket for found in facts.values() for index, bucket in found.items() if is_trained_on[index])
     buckets.update(_known_buckets(reconciler, missing, is_trained_on))
@@ -140,6 +149,8 @@ def make_forecast(
         is_bound=any(images.values()),
         prompts=len(plan.prompts),
         rechecked=rechecked or {},
+        will_fail=tuple({"sample": one["sample"], "reason": one["reason"]} for one in will_fail[:_NAMED_FAILURES]),
+        will_fail_count=len({one["sample"] for one in will_fail}),
     )
 
 
@@ -190,52 +201,66 @@ def _marked(plan: Plan, *cells: "Sequence[int] | Numbers") -> Mask:
     return is_used
 
 
-def _buckets_of(
-    plan: Plan, indices: Iterable[int], limit: int, measure: "Callable[[str], Size]", glance: "Callable[[str], Video]"
-) -> dict[int, tuple[int, ...]]:
+def _buckets_of(plan: Plan, indices: Iterable[int], limit: int, files: "_Glances", refused: dict[int, str]) -> dict[int, tuple[int, ...]]:
     """The buckets of pictures and videos to encode, from their headers, by unit index; a mask has its picture's bucket.
 
-    A video's header is trusted here; the pass itself checks all packets.
+    Puts why a unit will fail into `refused`. A video's header is trusted if it says nothing against the file; the pass checks all packets.
     """
+    from cachestore.encode.clips import clip_of
     from cachestore.encode.variants import bucket_of
 
     found: dict[int, tuple[int, ...]] = {}
     for index in indices:
         request = plan.unit(index).request
-        if len(found) >= limit:
+        if len(found) + len(refused) >= limit:
             break
         try:
             # a mask has the bucket of its picture, and a first frame that of its video; any other image one by its own size
             role = role_of(str(request.get("role", IMAGE)))
             decides = str(request[VIDEO if VIDEO in request else LIKE if role.is_cut_alike else "image"])
             if VIDEO in request or (role.is_cut_alike and role.follows == VIDEO):
-                from cachestore.encode.clips import clip_of
-
-                video = glance(decides)
-                found[index] = (*bucket_of(request, video.size), clip_of(request, video.timeline)[0])
+                video = files.glance(decides)
+                try:
+                    frames = clip_of(request, video.timeline)[0]
+                except EncodeFailed:  # by its header it is too short: what counts are its frames
+                    video = files.look(decides)
+                    frames = clip_of(request, video.timeline)[0]
+                found[index] = (*bucket_of(request, video.size), frames)
             else:
-                found[index] = bucket_of(request, measure(decides))
-        except (EncodeFailed, OSError):
-            continue
+                found[index] = bucket_of(request, files.measure(decides))
+        except (EncodeFailed, OSError) as error:
+            refused[index] = words_of(error)
     return found
 
 
-def _glance(listing: Listing, reference: str) -> "Video":
-    from cachestore.encode import videos
+class _Glances:
+    """What the headers of files say, each read once, as one file may have many units."""
 
-    with listing.open(reference) as (file, _stat):
-        return videos.glance(file)
+    def __init__(self, listing: Listing) -> None:
+        self._files = listing
+        self.glance, self.look, self.measure = cache(self._glance), cache(self._look), cache(self._measure)
 
+    def _glance(self, reference: str) -> "Video":
+        from cachestore.encode import videos
 
-def _measure(listing: Listing, reference: str) -> "Size":
-    """A picture's size from the first 256 KiB of its file, or from the whole file if its header is longer."""
-    from cachestore.encode.images import measure
+        with self._files.open(reference) as (file, _stat):
+            return videos.glance(file)
 
-    try:
-        with listing.open(reference) as (file, _stat):
-            return measure(file.read(HEADER_BYTES))
-    except EncodeFailed:
-        return measure(listing.read(reference)[0])
+    def _look(self, reference: str) -> "Video":
+        from cachestore.encode import videos
+
+        with self._files.open(reference) as (file, _stat):
+            return videos.look(file)
+
+    def _measure(self, reference: str) -> "Size":
+        """A picture's size from the first 256 KiB of its file, or from the whole file if its header is longer."""
+        from cachestore.encode.images import measure
+
+        try:
+            with self._files.open(reference) as (file, _stat):
+                return measure(file.read(HEADER_BYTES))
+        except EncodeFailed:
+            return measure(self._files.read(reference)[0])
 
 
 def _known_buckets(reconciler: Reconciler, missing: Sequence[int], is_trained_on: Mask) -> Counter[tuple[int, ...]]:
@@ -301,6 +326,10 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
         lines.append(
             f"{about}{plural(forecast.truncated_captions, 'caption is', 'captions are')} longer than the encoder reads, and truncated"
         )
+    if forecast.will_fail:
+        named = "; ".join(f"{one['sample']}: {one['reason']}" for one in forecast.will_fail[:_SHOWN_FAILURES])
+        more = f"; and {forecast.will_fail_count - _SHOWN_FAILURES} more" if forecast.will_fail_count > _SHOWN_FAILURES else ""
+        lines.append(f"{about}{plural(forecast.will_fail_count, 'sample')} will fail: {named}{more}")
     if forecast.left:
         seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate of earlier passes"
         lines.append(f"{room_in_words(forecast, root)}{seconds}")

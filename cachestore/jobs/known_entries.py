@@ -1,7 +1,10 @@
 """What a worker knows of the store while it works: its snapshot, and the segments it has published itself."""
 
+from typing import Final
+
 from cachestore.core.errors import CorruptEntry, FormatError
 from cachestore.core.keys import Json, Key
+from cachestore.core.samples import MASK
 from cachestore.encode.unit import Resolved
 from cachestore.files.paths import Layout
 from cachestore.jobs.task import outcome_of
@@ -12,6 +15,9 @@ from cachestore.storage.snapshot import Snapshot, load_snapshot
 from cachestore.work.ledgers import Outcome
 from cachestore.work.passes import PassRef
 from cachestore.work.plan import Unit
+
+_OF_PREPARED: Final = ("tokens", "weight", "coloured")
+"""Facts that are known only once an input is prepared: an entry has them in its JSON value."""
 
 
 class KnownEntries:
@@ -27,7 +33,7 @@ class KnownEntries:
         """Segments that this worker has published since the snapshot was taken."""
         self._stale: list[Snapshot] = []
         """Earlier snapshots that threads may still use."""
-        self._tokens: dict[str, dict[Key, Json]] = {}
+        self._recorded: dict[str, dict[Key, dict[str, Json]]] = {}
 
     def close(self) -> None:
         """Close all snapshots."""
@@ -37,7 +43,7 @@ class KnownEntries:
     def forget(self) -> None:
         """Forget all that was remembered, and take a new snapshot."""
         self._own.clear()
-        self._tokens.clear()
+        self._recorded.clear()
         self.look_again()
 
     def look_again(self) -> None:
@@ -62,19 +68,23 @@ class KnownEntries:
         if not own and not segments:
             return None
         was_made_here = own is not None or any(segment.origin == self._ref.origin for segment in segments)
-        facts = resolved.facts or self._stored_facts(resolved.key, own or segments[0].digest)
+        is_in_entry = not resolved.facts or resolved.meta.get("encoder") == MASK
+        facts = {**resolved.facts, **(self._stored_facts(resolved.key, own or segments[0].digest) if is_in_entry else {})}
         return outcome_of(unit, "made" if was_made_here else "found", resolved, stat, facts)
 
     def _stored_facts(self, key: Key, digest: str) -> dict[str, Json]:
-        """Return the facts that are known only after a caption was encoded, from its entry's JSON value."""
-        if digest not in self._tokens:
+        """Return the facts that are known only after an input was prepared, from its entry's JSON value."""
+        if digest not in self._recorded:
             try:
                 contents = self.snapshot.uncovered.get(digest) or read_contents(self._layout.segment(digest))
             except (FormatError, CorruptEntry, OSError):
                 return {}
-            self._tokens[digest] = {entry.key: entry.meta["tokens"] for entry in contents.entries if "tokens" in entry.meta}
-        tokens = self._tokens[digest].get(key)
-        return {} if tokens is None else {"tokens": tokens}
+            self._recorded[digest] = {
+                entry.key: kept
+                for entry in contents.entries
+                if (kept := {name: entry.meta[name] for name in _OF_PREPARED if name in entry.meta})
+            }
+        return dict(self._recorded[digest].get(key, {}))
 
     def commit_if_due(self) -> None:
         """Commit if the index lacks many segments. The old snapshot is closed later, as threads may still use it."""

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypedDict, cast, get_args
 from cachestore.core.arguments import refuse_address
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, CacheStoreError, naming_extras
-from cachestore.core.inputs import OWN, RANDOM, Buckets
+from cachestore.core.inputs import OWN, RANDOM, Alpha, Buckets
 from cachestore.core.keys import Json
 from cachestore.core.samples import Source
 from cachestore.encode.family import DTYPES, encoder_of
@@ -61,7 +61,7 @@ _DATA: Final = re.compile(r"\bDATA\b")
 _OTHER_NAMES: Final = {"encode-arg": "encode_args", "claim": "claims"}
 """Python's names for options that may be repeated: their values are mappings."""
 
-_LEFT_OUT: Final = ("sources", "prompts")
+_LEFT_OUT: Final = ("sources", "prompts", "alpha")
 """Options that a catalog records only if they are given, so that the catalogs of older versions compare equal."""
 
 LOADED: Final = "(loaded "
@@ -135,6 +135,13 @@ class PrecomputeRequest:
         "data",
         "names of other kinds of images: `--roles depth` makes depth_latents from cat.depth.png, or from the column depth",
         "LIST",
+    )
+    alpha: Alpha = make_option(
+        "white",
+        one_of(*get_args(Alpha)),
+        "pictures",
+        "what the transparency of pictures and videos is for: nothing but to put them on white, or also their mask",
+        "white|mask",
     )
     replace: bool = make_switch(
         "",
@@ -319,7 +326,8 @@ class PrecomputeRequest:
         """Return the options that a catalog's header keeps, so that `repair --refill` can encode the same again. Paths are absolute."""
         body = replace(self, sources=tuple(labelled(self.sources))).absolute().as_json()
         is_hint = {
-            one.name: option_of(one).is_hint and (one.name not in _LEFT_OUT or bool(getattr(self, one.name))) for one in fields(self)
+            one.name: option_of(one).is_hint and (one.name not in _LEFT_OUT or getattr(self, one.name) != one.default)
+            for one in fields(self)
         }
         return {name: value for name, value in body.items() if is_hint[name]}
 
@@ -349,6 +357,7 @@ class SharedOptions(TypedDict, total=False):
     caption_lines: CaptionLines
     caption: str | None
     roles: str | Sequence[str]
+    alpha: Alpha
     prompts: str | os.PathLike[str] | Sequence[str | tuple[str, str]]
     replace: bool
     recheck: bool

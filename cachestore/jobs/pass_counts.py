@@ -6,12 +6,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from cachestore.core.inputs import references_of
+from cachestore.core.inputs import ALPHA, references_of
 from cachestore.core.keys import KEY_BYTES, Json, Key
-from cachestore.core.samples import CAPTION
+from cachestore.core.samples import CAPTION, IMAGE, MASK, NOTHING, SOME, VIDEO
 from cachestore.core.words import first_of, named_prompt, plural
 from cachestore.files.table import Digests
-from cachestore.jobs.columns import as_text, numbers
+from cachestore.jobs.columns import as_text, images_in, numbers
 from cachestore.jobs.presence import Presence
 from cachestore.storage.snapshot import Snapshot
 from cachestore.work.outcomes import MADE, Mask, Outcomes
@@ -52,6 +52,57 @@ def _rows_of(plan: Plan, units: Mask) -> list[int]:
     """The rows with a cell of one of these units."""
     each = [np.repeat(np.arange(len(plan.ids)), np.diff(numbers(at)))[units[numbers(of)]] for at, of in plan.cells]
     return np.unique(np.concatenate(each)).tolist() if each else []
+
+
+def count_masks(plan: Plan, outcomes: Outcomes) -> dict[str, Json]:
+    """Return the samples of whose mask nothing counts (`empty`), and those whose mask has colours (`coloured`): up to 100 names of each.
+
+    With `--alpha mask` also of how many samples the `alpha` is the mask, and how many of these are `varying`. Empty without masks.
+    """
+    weights = outcomes.facts.get("weight")
+    if weights is None:
+        return {}
+    colours = outcomes.facts.get("coloured", np.zeros_like(weights))
+    empty, coloured, alpha, varying = set[int](), set[int](), set[int](), set[int]()
+    is_asked = False
+    for column, (at, units) in zip(plan.columns, plan.cells, strict=True):
+        if column.encoder != MASK:
+            continue
+        rows = np.repeat(np.arange(len(plan.ids)), np.diff(numbers(at)))
+        found = weights[numbers(units), 0]
+        empty.update(rows[found == NOTHING].tolist())
+        coloured.update(rows[colours[numbers(units), 0] > 0].tolist())
+        if column.options.get(ALPHA) == MASK:
+            is_asked = True
+            own = np.array([_is_own(plan, row) for row in range(len(plan.ids))], np.bool_)
+            alpha.update(rows[own[rows] & (found >= 0)].tolist())
+            varying.update(rows[own[rows] & ((found == NOTHING) | (found == SOME))].tolist())
+    named: dict[str, Json] = {}
+    for name, those in (("empty", empty), ("coloured", coloured)):
+        named |= {name: len(those), f"{name}_names": [plan.ids[row] for row in sorted(those)[:_NAMED_CHANGES]]}
+    return named | ({"alpha": len(alpha), "varying": len(varying)} if is_asked else {})
+
+
+def _is_own(plan: Plan, row: int) -> bool:
+    """Whether a row's mask is its own picture or video."""
+    own = images_in(plan, row, VIDEO) or images_in(plan, row, IMAGE)
+    return bool(own) and images_in(plan, row, MASK) == own
+
+
+def masks_in_words(found: Mapping[str, Any]) -> list[str]:
+    """Return what `count_masks` found as lines for a person."""
+    lines: list[str] = []
+    if found.get("empty"):
+        mask = plural(int(found["empty"]), "mask is", "masks are")
+        lines.append(f"{mask} black everywhere, so nothing of these samples counts ({first_of(found['empty_names'])})")
+    if found.get("coloured"):
+        mask = plural(int(found["coloured"]), "mask has", "masks have")
+        lines.append(f"{mask} colours, of which the luminance counts: red is 0.3 ({first_of(found['coloured_names'])})")
+    if "alpha" in found:
+        of = plural(int(found["alpha"]), "picture or clip", "pictures and clips")
+        none = " so all of each counts: is --alpha mask meant?" if found["alpha"] and not found["varying"] else ""
+        lines.append(f"the alpha of {found['varying'] or 'none'} of {of} leaves a part out{',' if none else ''}{none}")
+    return lines
 
 
 def recheck_in_words(found: Mapping[str, Any]) -> str:

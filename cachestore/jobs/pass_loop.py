@@ -61,6 +61,10 @@ class Report:
     """Descriptions of inputs that the model is trained with but that are not made here."""
     without_picture: str = ""
     """How many samples have no picture, and which; empty if none, or if only text was asked for."""
+    masks: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """If there are masks: of how many samples the mask is black everywhere (`empty`), or has colours (`coloured`), with up to 100 names
+    of each (`empty_names`, `coloured_names`). With `alpha="mask"` also of how many samples the picture's or video's own `alpha` is the
+    mask, and how many of these are `varying`: they leave a part out."""
     rechecked: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """With `recheck`: `samples` whose files were read again, and how many of them had `changed`, with up to 100 `names`; `model_files`
     that were read again, and `model_files_changed`: those with other bytes than the data set was made with. Otherwise empty."""

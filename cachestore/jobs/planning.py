@@ -25,7 +25,7 @@ from cachestore.jobs.recorded_paths import gone_paths
 from cachestore.jobs.wanted_columns import NAMED_ROLES, picture_role, wanted_columns
 from cachestore.source.combined import IN_MEMORY, InMemory, files_of, files_of_sources, list_path, list_sources
 from cachestore.source.files import IMAGE_SUFFIXES, Files
-from cachestore.source.listing import Listing
+from cachestore.source.listing import Listing, with_alpha
 from cachestore.source.remarks import Remarks
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
@@ -74,7 +74,8 @@ class Wanted:
 def list_request(request: PrecomputeRequest, in_memory: InMemory | None = None) -> Listing:
     """Return the listing of a request's sources; `in_memory` are those in memory. Raises BadInput."""
     how = request.reading
-    return list_sources(request.sources, in_memory or {}, how) if request.sources else list_path(request.data, how)
+    listing = list_sources(request.sources, in_memory or {}, how) if request.sources else list_path(request.data, how)
+    return with_alpha(listing) if request.alpha == MASK else listing
 
 
 def _announce(layout: Layout, heartbeat: Heartbeat, intent: Intent) -> None:

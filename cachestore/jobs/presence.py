@@ -150,18 +150,18 @@ class Presence:
 
     def stat(self, references: Sequence[str]) -> Stat | None:
         """Return the combined stat record of these files now; None if one is gone."""
-        stats = [self.files.stat(reference) for reference in references]
+        stats = [self.files.stat(reference) for reference in dict.fromkeys(references)]
         there = [stat for stat in stats if stat is not None]
         return combined_stat(there) if len(there) == len(stats) else None
 
     def digest(self, request: Mapping[str, Json]) -> tuple[bytes, Stat]:
         """Return the digest of a request's files as they are now, and their combined stat record. Raises OSError."""
-        found: list[tuple[str, Stat]] = []
-        for reference in references_of(request):
+        found: dict[str, tuple[str, Stat]] = {}
+        for reference in dict.fromkeys(references_of(request)):
             with self.files.open(reference) as (file, stat):
-                found.append((digest_opened(file), stat))
-        inputs = digests_of(request, [digest for digest, _stat in found])
-        return bytes.fromhex(combined_digest(inputs)), combined_stat([stat for _digest, stat in found])
+                found[reference] = digest_opened(file), stat
+        inputs = digests_of(request, [found[reference][0] for reference in references_of(request)])
+        return bytes.fromhex(combined_digest(inputs)), combined_stat([stat for _digest, stat in found.values()])
 
     def has_other_bytes(self, index: int, outcomes: Outcomes) -> bool:
         """Return whether the files of a unit contain other bytes now. If not, keep their new stat record."""

@@ -19,7 +19,7 @@ from cachestore.encode.pipeline import prefetch
 from cachestore.files.failpoints import failpoint
 from cachestore.jobs.catalog_maker import make_catalog
 from cachestore.jobs.columns import count_complete, lists_the_same, numbers
-from cachestore.jobs.pass_counts import count_made, list_changed, list_failures, recheck_of
+from cachestore.jobs.pass_counts import count_made, count_masks, list_changed, list_failures, recheck_of
 from cachestore.jobs.presence import Presence, held_keys
 from cachestore.jobs.recorded_paths import gone_paths
 from cachestore.jobs.task import Job
@@ -312,4 +312,5 @@ class Reconciler:
             "catalog_digest": digest,
             "failures": list_failures(self.job.plan, failed),
             "changed": list_changed(self._presence, outcomes),
+            "masks": count_masks(self.job.plan, outcomes),
         }

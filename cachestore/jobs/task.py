@@ -128,13 +128,12 @@ class UnitReader:
     def __init__(self, files: FileReader) -> None:
         self._files = files
         self._opened: dict[str, tuple[int, int] | None] = {}
-        self.stats: list[tuple[int, int]] = []
-        """The stat records of the files that were read, in order; a file that is opened twice counts once."""
+        self._stats: dict[str, tuple[int, int]] = {}
 
     def __call__(self, reference: str, /) -> bytes:
         """Return all bytes of a file."""
         data, stat = self._files.read(reference)
-        self.stats.append(stat)
+        self._stats[reference] = self._stats.get(reference, stat)
         return data
 
     @contextmanager
@@ -146,8 +145,13 @@ class UnitReader:
         with self._files.open(reference) as (file, stat):
             if reference not in self._opened:
                 self._opened[reference] = found
-                self.stats.append(stat)
+                self._stats[reference] = self._stats.get(reference, stat)
             yield file
+
+    @property
+    def stats(self) -> list[tuple[int, int]]:
+        """The stat records of the files that were read, in order; a file that is read twice counts once."""
+        return list(self._stats.values())
 
 
 def words_of(error: Exception) -> str:

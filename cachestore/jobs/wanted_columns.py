@@ -6,6 +6,7 @@ from typing import Final
 
 from cachestore.core.errors import BadInput, BadUsage
 from cachestore.core.inputs import (
+    ALPHA,
     BUCKETS,
     IMAGES,
     OWN,
@@ -49,7 +50,8 @@ def _columns_of(number: int, encoder: Encoder, request: PrecomputeRequest, taken
         wanted = [(CAPTION, {} if shown is None else {IMAGES: shown, **_rate(request, shown)})]
     else:
         wanted = [(role, _options(request, role, size)) for role in _roles(encoder, request, taken) for size in request.resolutions]
-        wanted = [(role, {**options, **_also_read(encoder, role)}) for role, options in wanted]
+        of_masks = {ALPHA: request.alpha} if request.alpha == MASK and MASK in {name, *(encoder.recipe.make.get("roles") or ())} else {}
+        wanted = [(role, {**options, **_also_read(encoder, role), **of_masks}) for role, options in wanted]
     requests = partial(requests_of_masks if name == MASK else requests_of, taken=taken, captioned=getattr(encoder, "captioned", ()))
     return [
         ColumnRequest(PlanColumn(number, name, role, options), partial(requests, role, options), needs_cells=role not in FIRST_COLUMNS)

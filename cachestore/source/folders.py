@@ -12,6 +12,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_text
 from cachestore.core.samples import BESIDE, IMAGE, VIDEO, Sample, goes_with
 from cachestore.files.paths import MARKER
+from cachestore.source.animated import is_animated_path
 from cachestore.source.captions import CAPTION_SUFFIXES, by_spelling, lines_of, normal, side_car
 from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Folder
 from cachestore.source.listing import Listing, list_manifest, list_samples
@@ -60,8 +61,9 @@ def _from_folder(root: Path, how: Reading, remarks: Remarks) -> Iterator[Sample]
     walk = _Walk(remarks)
     found = sorted(walk.files_below(root), key=lambda item: by_spelling(item[0]))
     kinds: dict[str, set[str]] = {}
-    for reference, path in found:
-        kinds.setdefault(_stem(reference), set()).add(VIDEO if path.suffix.lower() in VIDEO_SUFFIXES else IMAGE)
+    kind = {reference: _kind_of(path, how) for reference, path in found}
+    for reference, _path in found:
+        kinds.setdefault(_stem(reference), set()).add(kind[reference])
     beside: dict[str, dict[str, list[str]]] = {}
     for reference, path in found:
         may_be_beside = how.videos or path.suffix.lower() in IMAGE_SUFFIXES
@@ -70,7 +72,7 @@ def _from_folder(root: Path, how: Reading, remarks: Remarks) -> Iterator[Sample]
             remarks.beside.append(reference)
     others = set(remarks.beside)
     for reference, path in found:
-        role = VIDEO if path.suffix.lower() in VIDEO_SUFFIXES else IMAGE
+        role = kind[reference]
         if reference in others:
             continue
         if role == VIDEO and not how.videos:
@@ -86,6 +88,11 @@ def _from_folder(root: Path, how: Reading, remarks: Remarks) -> Iterator[Sample]
         own = {name: tuple(those) for name, those in beside.get(stem, {}).items() if goes_with(name, role, kinds[stem])}
         yield Sample(sample, {role: (reference,), **own}, captions)
     walk.problems.refuse(root)
+
+
+def _kind_of(path: Path, how: Reading) -> str:
+    """Whether a file is a picture or a video; an animation is a video where videos are asked for."""
+    return VIDEO if path.suffix.lower() in VIDEO_SUFFIXES or (how.videos and is_animated_path(path)) else IMAGE
 
 
 def _stem(reference: str) -> str:

@@ -12,7 +12,7 @@ from typing import BinaryIO, Final
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import Stat
 from cachestore.core.keys import canonical, digest_opened, digest_parts
-from cachestore.core.samples import IMAGE, VIDEO, Sample
+from cachestore.core.samples import IMAGE, MASK, VIDEO, Sample
 from cachestore.files.opening import open_foreign
 from cachestore.source.captions import MANIFEST_BYTES, normal
 from cachestore.source.files import Files, Folder
@@ -56,6 +56,21 @@ class Listing:
     def stat(self, reference: str) -> Stat | None:
         """As `Files.stat`."""
         return self.files.stat(reference)
+
+
+def with_alpha(listing: Listing) -> Listing:
+    """Return the listing with each picture or video that has no mask as its own mask; its alpha is then read."""
+
+    def walk(remarks: Remarks) -> Iterator[Sample]:
+        masked: list[str] = []
+        for sample in listing.walk(remarks):
+            own = sample.images.get(VIDEO) or sample.images.get(IMAGE)
+            given = sample.images.get(MASK)
+            masked += [sample.id] if given and given != own else []
+            yield sample if given or not own else replace(sample, images={**sample.images, MASK: own})
+        remarks.masks = masked
+
+    return Listing(listing.files, digest_parts("cachestore-alpha", listing.content).hex(), walk)
 
 
 def list_samples(files: Files, parse: Parse, where: Path | str, caption: str | None) -> Listing:

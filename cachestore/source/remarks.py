@@ -57,6 +57,8 @@ class Remarks:
     """Where the first rows without a picture or video are, with their columns."""
     misspelt: list[str] = field(default_factory=list[str])
     """One sentence for each column that is nearly called as a known one."""
+    masks: list[str] = field(default_factory=list[str])
+    """With `--alpha mask`: samples that bring a mask, which counts instead of an alpha."""
     wildcards: list[str] = field(default_factory=list[str])
     """Samples whose captions have wildcards that are not expanded."""
     combinations: list[str] = field(default_factory=list[str])
@@ -103,6 +105,11 @@ class Remarks:
                 self.combinations,
                 "sample has more combinations of wildcards than `wildcards` in --captions ({}): that many are drawn and encoded",
                 "samples have more combinations of wildcards than `wildcards` in --captions ({}): that many are drawn and encoded",
+            ),
+            (
+                self.masks,
+                "sample brings a mask ({}): it counts, and not an alpha of the picture itself",
+                "samples bring masks ({}): these count, and not an alpha of the pictures themselves",
             ),
             (range(self.collapsed), "duplicate prompt line is encoded once", "duplicate prompt lines are encoded once"),
             (self.empty, "source lists no samples ({})", "sources list no samples ({})"),

@@ -13,6 +13,7 @@ from cachestore.core.inputs import CROP, OWN_CAPTION, SIZE, are_whole
 from cachestore.core.keys import Json, digest_text
 from cachestore.core.samples import IMAGE, ROLES, SHOWN, VIDEO, Sample
 from cachestore.core.words import NAMED, first_of, misspelt
+from cachestore.source.animated import is_animated_path
 from cachestore.source.captions import captions_in, lines_of, normal, read_text
 from cachestore.source.files import VIDEO_SUFFIXES
 from cachestore.source.reading import Reading
@@ -44,7 +45,7 @@ def from_manifest(path: Path, how: Reading, remarks: Remarks) -> Iterator[Sample
         row = _cells(cast("dict[Any, Any]", content), where, how.roles) if isinstance(content, dict) else json_row(content, where)
         if is_metadata and not any(row.get(column) for column in (*_FILES, IMAGE, VIDEO)):
             raise BadInput(f"{where}: a row needs `file_name`; its columns are {_listed_columns(row)}")
-        named = _with_file(named_row(row, where, remarks), where)
+        named = _with_file(named_row(row, where, remarks), where, path.parent if how.videos else None)
         check_row(named, where, row, how.roles)
         return (from_row(named, where, how, remarks),)
 
@@ -94,12 +95,16 @@ def named_row(row: Mapping[str, Any], where: str, remarks: Remarks) -> Mapping[s
     return _under_one_name(row, _CAPTIONS, where)
 
 
-def _with_file(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The row with its picture under `image`, or its video under `video`. The suffix decides for `file_name` and `path`."""
+def _with_file(row: Mapping[str, Any], where: str, folder: Path | None) -> Mapping[str, Any]:
+    """The row with its picture under `image`, or its video under `video`. The suffix decides for `file_name` and `path`.
+
+    With the `folder` of the files, an animation is a video.
+    """
     if row.keys().isdisjoint(_FILES):
         return row
-    references = (reference for column in _FILES for reference in _texts(row.get(column), f"{where}: {column}"))
-    role = VIDEO if any(Path(reference).suffix.lower() in VIDEO_SUFFIXES for reference in references) else IMAGE
+    references = [Path(reference) for column in _FILES for reference in _texts(row.get(column), f"{where}: {column}")]
+    is_clip = any(one.suffix.lower() in VIDEO_SUFFIXES or (folder is not None and is_animated_path(folder / one)) for one in references)
+    role = VIDEO if is_clip else IMAGE
     return _under_one_name(row, (role, *_FILES), where)
 
 

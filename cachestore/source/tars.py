@@ -20,6 +20,8 @@ from cachestore.core.inputs import NO_STAT, Stat
 from cachestore.core.samples import BESIDE, IMAGE, VIDEO, Sample, goes_with
 from cachestore.files.opening import FOREIGN_LIMIT_BYTES, open_foreign, refuse_size
 from cachestore.files.stat_record import proof_of, stat_of
+from cachestore.source.animated import SUFFIXES as ANIMATED
+from cachestore.source.animated import is_animated
 from cachestore.source.captions import by_spelling, captions_in, decode_text
 from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cachestore.source.listing import Listing, list_samples
@@ -209,7 +211,7 @@ def list_tars(paths: Sequence[Path], how: Reading = PLAIN) -> Listing:
             reference = prefix + name
             replaced += [reference] if reference in members else []
             members[reference] = member  # the later of two members of one name counts, as in unpacking
-            _sort_in(groups, reference, how.roles, videos=how.videos)
+            _sort_in(groups, reference, how.roles, videos=how.videos, is_clip=how.videos and _is_animated(member, name))
     problems.refuse(where)
 
     def parse(remarks: Remarks) -> Iterator[Sample]:
@@ -230,7 +232,14 @@ class _Group:
     row: str | None = None
 
 
-def _sort_in(groups: dict[str, _Group], reference: str, roles: Sequence[str], *, videos: bool) -> None:
+def _is_animated(member: Member, name: str) -> bool:
+    if Path(name).suffix.lower() not in ANIMATED:
+        return False
+    with member.open_tar() as (file, _stat), BufferedReader(_Part(file, member.offset, member.size)) as part:
+        return is_animated(part)
+
+
+def _sort_in(groups: dict[str, _Group], reference: str, roles: Sequence[str], *, videos: bool, is_clip: bool) -> None:
     folder, slash, name = reference.rpartition("/")
     stem, dot, rest = name.partition(".")
     if not dot or not stem:
@@ -246,7 +255,7 @@ def _sort_in(groups: dict[str, _Group], reference: str, roles: Sequence[str], *,
         return
     elif kind and role in {*BESIDE, *roles} and (videos or suffix in IMAGE_SUFFIXES):
         group.roles.setdefault(role, set()).add(reference)
-    elif suffix in VIDEO_SUFFIXES:
+    elif suffix in VIDEO_SUFFIXES or is_clip:
         group.videos.add(reference)
     else:
         group.pictures.add(reference)

@@ -32,6 +32,8 @@ FACTS: Final[Mapping[str, int]] = {
     "resized": 2,
     "crop": 4,
     "tokens": 1,
+    "weight": 1,
+    "coloured": 1,
     "variant": 1,
     "flip": 1,
     "fps": 2,
@@ -39,7 +41,8 @@ FACTS: Final[Mapping[str, int]] = {
 }
 """The facts of a cell, and how many numbers each has. In pixels: size (width, height), bucket (width, height, frames), resized (width,
 height), crop (left, top, right, bottom; of the resized picture). tokens: their count before truncation. variant: its number. flip: 1 if
-mirrored. Of clips: fps (numerator, denominator), and start, the number of the first frame in its video at that rate."""
+mirrored. Of masks: weight, 0 if nothing counts, 2 if all does, else 1; coloured, 1 if it is the luminance of colours. Of clips: fps
+(numerator, denominator), and start, the number of the first frame in its video at that rate."""
 
 
 @dataclass(frozen=True, slots=True)
