@@ -120,7 +120,14 @@ def open_upright(data: bytes) -> Image.Image:
 
 def decode_as_stored(data: bytes) -> Image.Image:
     """Return the picture upright, in its own mode, before any profile or transparency is applied. Raises EncodeFailed."""
-    return _with_opened(data, _upright_as_stored)
+    return _with_opened(data, _as_stored)
+
+
+def _as_stored(image: Image.Image, data: bytes) -> Image.Image:
+    image.load()
+    stored = transposed(image.copy(), _orientation(image, data))
+    stored.format = image.format
+    return stored
 
 
 def is_decorated(data: bytes) -> bool:
@@ -152,12 +159,13 @@ def decode_frames(data: bytes) -> Iterator[tuple[Image.Image, float]]:
 
     Pillow's other animations are not for this: it restores what was before a frame of a PNG wrongly, if that was decoded.
     """
-    with _with_reasons(data), Image.open(BytesIO(data), formats=_formats()) as image:
+    with _opened(data) as image:
         orientation, how = _orientation(image, data), conversion_of(image, data)
         for number in range(int(getattr(image, "n_frames", 1))):
             image.seek(number)
             image.load()
-            frame = _with_alpha(image.convert("RGBA"), how, is_opaque=False)
+            frame = image.convert("RGBA")
+            frame = in_srgb(frame, how.profile, "RGBA") if how.profile is not None and how.space == "RGB" else frame
             yield transposed(frame, orientation), float(image.info.get("duration") or 0)
 
 
@@ -226,32 +234,30 @@ _Found = TypeVar("_Found")
 
 
 def _with_opened(data: bytes, use: Callable[[Image.Image, bytes], _Found]) -> _Found:
-    """Open a picture and return what `use` makes of it and its file. If that fails, try once more without metadata that may be damaged.
+    """Return what `use` makes of a picture and its file. If that fails, try once more without metadata that may be damaged.
 
-    Any error becomes an EncodeFailed with the reason.
+    Raises EncodeFailed.
     """
     try:
-        return _opened(data, data, use)
+        with _opened(data) as image:
+            return use(image, data)
     except EncodeFailed as error:
         whole = None if error.__cause__ is None else mended(data)  # without a cause it is not damaged, but refused
         if whole is None:
             raise
-    return _opened(whole, data, use)
-
-
-def _opened(read: bytes, data: bytes, use: Callable[[Image.Image, bytes], _Found]) -> _Found:
-    """Open a picture from bytes that Pillow can read, which may be less than its file."""
-    with _with_reasons(data), Image.open(BytesIO(read), formats=_formats()) as image:
+    with _opened(whole) as image:
         return use(image, data)
 
 
 @contextmanager
-def _with_reasons(data: bytes) -> Generator[None]:
-    """Turn any error inside the block into an EncodeFailed with the reason."""
+def _opened(data: bytes) -> Generator[Image.Image]:
+    """Yield an opened picture, not yet decoded. Any error inside the block becomes an EncodeFailed with the reason."""
     if not data:
         raise EncodeFailed("the file is empty (0 bytes): copy it again, or remove its sample")
     try:
-        yield
+        formats = _formats()
+        with Image.open(BytesIO(data), formats=formats) as image:
+            yield image
     except (EncodeFailed, MemoryError):
         raise
     except UnidentifiedImageError as error:
@@ -385,7 +391,7 @@ def _layers(image: Image.Image, data: bytes) -> Picture:
             picture.info["transparency"] = _key_colour(picture, data)
         is_opaque = _has_blank_alpha(picture, data)
         whole = tiff_without_alpha(data) if is_opaque and picture.format == "TIFF" else None
-        return _with_alpha(picture.convert("RGBA"), how, is_opaque=is_opaque) if whole is None else _opened(whole, whole, _layers)
+        return _with_alpha(picture.convert("RGBA"), how, is_opaque=is_opaque) if whole is None else _with_opened(whole, _layers)
     if how.profile is None:
         return picture if picture.mode == "RGB" else picture.convert("RGB")
     mode = {"RGB": "RGB", "GRAY": "L"}.get(how.space, picture.mode)

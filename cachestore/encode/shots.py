@@ -488,8 +488,8 @@ def look_at_guided(request: Mapping[str, Json], read: Read, resample: Resample) 
         references.append(data)
     inputs = digests_of(request, [digests[reference] for reference in references_of(request)])
     transform = {**video.transform, "beside": {role: shot.variant.transform()["crop"] for role, shot in shots.items()}}
-    transform |= images.transform_of(*references, *(shot.data for role, shot in shots.items() if role != MASK and isinstance(shot, Still)))
-    transform |= shots[MASK].mask_transform() if MASK in shots else {}
+    stills = [shot.data for role, shot in shots.items() if role != MASK and isinstance(shot, Still)]
+    transform |= images.transform_of(*references, *stills) | (shots[MASK].mask_transform() if MASK in shots else {})
     if decoding := {role: dict(shot.decoding) for role, shot in shots.items() if isinstance(shot, Footage) and shot.decoding}:
         transform["decoding"] = decoding
     shot = Guided(video.shot, shots.get(CONTROL), shots.get(MASK), references)

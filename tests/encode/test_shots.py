@@ -19,7 +19,6 @@ from cachestore.encode.shots import (
     is_video,
     look_at_guided,
     look_at_input,
-    look_at_mask,
     look_at_masked,
     look_at_shown,
 )
@@ -159,11 +158,8 @@ ENDS = {"role": "first_frame", "image": "asked", "like": "clip", **SIZED}
 ROLES = {
     "image": lambda read: look_at_input({"image": "asked", **SIZED}, read, FIRST),
     "masked": lambda read: look_at_masked({"role": "mask", "image": "other", "like": "asked", **SIZED}, read, FIRST),
-    "mask": lambda read: look_at_mask({"role": "mask", "image": "asked", "like": "other", **SIZED}, read),
-    "what masks": lambda read: look_at_masked({"role": "mask", "image": "asked", "like": "other", **SIZED}, read, FIRST),
     "control": lambda read: guided(read, control="asked"),
     "reference": lambda read: guided(read, reference=["asked"]),
-    "mask of a clip": lambda read: look_at_mask({**WANTED, "images": {"mask": ["asked"]}}, read),
     "first frame": lambda read: LookAtEnds()(
         {"role": "first_frame", "image": "asked", "like": "clip", **SIZED, "frames": [5]}, read, FIRST
     ),
