@@ -50,13 +50,17 @@ def _columns_of(number: int, encoder: Encoder, request: PrecomputeRequest, taken
         wanted = [(CAPTION, {} if shown is None else {IMAGES: shown, **_rate(request, shown)})]
     else:
         wanted = [(role, _options(request, role, size)) for role in _roles(encoder, request, taken) for size in request.resolutions]
-        of_masks = {ALPHA: request.alpha} if request.alpha == MASK and MASK in {name, *(encoder.recipe.make.get("roles") or ())} else {}
-        wanted = [(role, {**options, **_also_read(encoder, role), **of_masks}) for role, options in wanted]
+        wanted = [(role, {**options, **_also_read(encoder, role)}) for role, options in wanted]
+        wanted = [(role, {**options, ALPHA: MASK} if _is_of_own_masks(request, role, options) else options) for role, options in wanted]
     requests = partial(requests_of_masks if name == MASK else requests_of, taken=taken, captioned=getattr(encoder, "captioned", ()))
     return [
         ColumnRequest(PlanColumn(number, name, role, options), partial(requests, role, options), needs_cells=role not in FIRST_COLUMNS)
         for role, options in wanted
     ]
+
+
+def _is_of_own_masks(request: PrecomputeRequest, role: str, options: Mapping[str, Json]) -> bool:
+    return request.alpha == MASK and MASK in (role, *options.get(IMAGES, ()))
 
 
 def _roles(encoder: Encoder, request: PrecomputeRequest, taken: Collection[str]) -> tuple[str, ...]:

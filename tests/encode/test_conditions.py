@@ -363,6 +363,26 @@ def as_bytes(tensor):
     return tensor.contiguous().numpy().tobytes()
 
 
+def test_what_of_a_picture_is_opaque_is_painted_anew_where_its_alpha_is_the_mask(tiny, tmp_path):
+    """As with the alpha as a mask of its own, and with nothing else than latents from the picture."""
+    import torch
+
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 4), np.uint8)
+    pixels[..., 3] = np.where(np.arange(64) < 32, 255, 0)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    Image.fromarray(np.ascontiguousarray(pixels[..., 3])).save(tmp_path / "m.png")
+    stores = []
+    for row, more in (({}, {"alpha": "mask"}), ({"mask": "m.png"}, {})):
+        (tmp_path / "rows.jsonl").write_text(json.dumps({"image": "a.png", **row}) + "\n")
+        options: dict[str, Any] = {**PAINTING, **more, "encode": ["latents"], "vae_dtype": "float32"}
+        report, data = encoded(tmp_path / "rows.jsonl", tiny("sdxl-inpaint"), tmp_path / f"of-{len(stores)}", **options)
+        assert (report.failed, report.not_made_here) == (0, ())
+        stores.append(data[0])
+    for field in ("mask", "masked_image_latents", "latents"):
+        torch.testing.assert_close(stores[0][field], stores[1][field], rtol=1e-4, atol=1e-5)
+    assert stores[0]["mask"].unique().tolist() == [0, 1]
+
+
 @pytest.mark.parametrize(
     "name", ["wan-flf2v", "wan-vace", pytest.param("hunyuan15-i2v", marks=pytest.mark.slow), "sdxl-inpaint", "flux-fill"]
 )

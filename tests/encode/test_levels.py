@@ -264,6 +264,10 @@ def test_the_alpha_of_a_picture_is_its_mask_where_that_is_asked_for():
         assert (made(b"", plain, **own) == 255).all()
     with pytest.raises(EncodeFailed, match="up to 1 of 255"):
         read_alpha(png(np.concatenate([colours, LEFT[..., None] // 255], axis=-1)))
+    request = {"image": "p", "like": "p", "role": "mask", "resolution": 56, "step": 16, "alpha": "mask"}
+    read: Any = {"p": cut}.__getitem__
+    given = look_at_masked(request, read, "pillow").shot.pixels("pillow")[..., 3]
+    np.testing.assert_array_equal(given, 255 - LEFT)  # of an inpainting model, what is opaque is painted anew
     with pytest.raises(EncodeFailed, match="either may be the mask"):  # without the option it is a mask like any other
         made(b"", cut, image="picture.png")
     assert (made(png(FLAT * 0), cut, alpha="mask") == 0).all()  # a mask of its own wins

@@ -6,6 +6,7 @@ import pytest
 
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import Sample
+from cachestore.encode.masks import MaskEncoder
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.wanted_columns import requests_of, wanted_columns
 from tests.fakes import FakeEncoder
@@ -46,6 +47,14 @@ def test_further_images_that_an_encoder_reads_come_with_those_that_the_sample_br
     assert "images" not in requests_of("first_frame", options, Sample("x", {"video": ("a.mkv",)}))[0]
     [both] = requests_of("first_frame", options, Sample("x", {"video": ("a.mkv",), "last_frame": ("l.png",)}))
     assert both == {"video": "a.mkv", "role": "first_frame", "resolution": 64, "frames": [5], "images": {"last_frame": ["l.png"]}}
+
+
+def test_columns_that_are_made_from_masks_say_that_an_alpha_may_be_one(tmp_path):
+    def options(**more):
+        request = PrecomputeRequest(data=str(tmp_path), model="m", store=str(tmp_path / "store"), frames=(5,), **more)
+        return [dict(column.column.options).get("alpha") for column in wanted_columns([MaskEncoder(8)], request)]
+
+    assert (options(), options(alpha="mask")) == ([None, None], ["mask", "mask"])
 
 
 def text_columns(tmp_path, **options):
