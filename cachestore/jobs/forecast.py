@@ -19,7 +19,7 @@ from cachestore.encode.needs import in_words as not_made
 from cachestore.encode.unit import Encoder
 from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
-from cachestore.jobs.pass_counts import recheck_in_words
+from cachestore.jobs.pass_counts import list_refused, recheck_in_words
 from cachestore.jobs.planning import Wanted
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.source.listing import Listing
@@ -40,6 +40,8 @@ TRAINING_BATCH: Final = 8
 _BATCH_SIZES: Final = (2, 4, 8, 16)
 """The batch sizes for which a forecast says how many samples are left out; only the user knows the real one."""
 
+_NAMED_FAILURES: Final = 5
+"""How many rows that fail alone are named before a run."""
 MAX_INSPECTED: Final = 2000
 """The most captions and picture headers that are read before a run; the rest is estimated."""
 MAX_LOOKUPS: Final = 100_000
@@ -83,12 +85,16 @@ class Forecast:
     """Prompts for validation. Their texts are among the units."""
     rechecked: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """With `recheck`: as in the report of `precompute`."""
+    failed: int = 0
+    """Rows and files of the source that cannot be used. They count in `samples` and `wanted`: `wanted = present + to_encode + failed`."""
+    failures: tuple[Mapping[str, Json], ...] = ()
+    """These, as in the report of `precompute`."""
 
     __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
         """Return the forecast as JSON."""
-        return asdict(self) | {"remarks": list(self.remarks), "not_made_here": list(self.not_made_here)}
+        return asdict(self) | {"remarks": list(self.remarks), "not_made_here": list(self.not_made_here), "failures": list(self.failures)}
 
 
 def make_forecast(
@@ -121,8 +127,8 @@ def make_forecast(
     left = min(len(missing), plan.unit_count - published - len(held)) if published else len(missing)
     limit_tokens = getattr(by_encoder.get("text"), "max_tokens", 0)
     return Forecast(
-        samples=len(plan.ids),
-        wanted=plan.unit_count,
+        samples=len(plan.ids) + plan.refused_count,
+        wanted=plan.unit_count + plan.refused_count,
         present=plan.unit_count - len(missing),
         to_encode=len(missing),
         estimated_bytes=size,
@@ -140,6 +146,8 @@ def make_forecast(
         is_bound=any(images.values()),
         prompts=len(plan.prompts),
         rechecked=rechecked or {},
+        failed=plan.refused_count,
+        failures=tuple(list_refused(plan)),
     )
 
 
@@ -278,18 +286,19 @@ def _seconds(layout: Layout, units: int, ignored: str) -> float | None:
 def in_words(forecast: Forecast, root: Path) -> list[str]:
     """Return the forecast as lines for a person."""
     about, most = "about " if forecast.is_estimate else "", "at most " if forecast.left and forecast.is_bound else ""
-    there = forecast.wanted - forecast.left
+    wanted = forecast.wanted - forecast.failed
+    there = wanted - forecast.left
     unfinished = ""
     if forecast.published > forecast.present:
         unfinished = f",{'' if forecast.published >= there else f' {forecast.published} of them'} from a run that did not finish"
     units = (
-        f"{plural(forecast.wanted, 'unit')}: {there} {noun(there, 'is', 'are')} in the store already{unfinished};"
-        f" {most}{forecast.left} to encode"
+        f"{plural(wanted, 'unit')}: {there} {noun(there, 'is', 'are')} in the store already{unfinished}; {most}{forecast.left} to encode"
     )
     lines = [not_made(forecast.not_made_here)] if forecast.not_made_here else []
     counts = [plural(forecast.samples, "sample"), plural(forecast.distinct_captions, "distinct caption")]
     counts += [f"{plural(forecast.prompts, 'prompt')} for validation"] if forecast.prompts else []
     lines += [recheck_in_words(forecast.rechecked)] if forecast.rechecked else []
+    lines += _failures_in_words(forecast)
     lines += [*forecast.remarks, ", ".join([*counts, units])]
     if forecast.buckets:
         lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))
@@ -305,6 +314,16 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
         seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate of earlier passes"
         lines.append(f"{room_in_words(forecast, root)}{seconds}")
     return lines
+
+
+def _failures_in_words(forecast: Forecast) -> list[str]:
+    """A line for each of the first rows that fail alone, below their count."""
+    if not forecast.failed:
+        return []
+    cannot = f"{plural(forecast.failed, 'row or file', 'rows or files')} of the source cannot be used and will be listed as failed:"
+    shown = [f"  {failure['sample']}: {failure['reason']}" for failure in forecast.failures[:_NAMED_FAILURES]]
+    more = forecast.failed - len(shown)
+    return [cannot, *shown, *([f"  and {more} more (--plan-only --json names them)"] if more else [])]
 
 
 def room_in_words(forecast: Forecast, root: Path) -> str:

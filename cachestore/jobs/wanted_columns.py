@@ -156,7 +156,7 @@ def _check_own_captions(sample: Sample, captioned: Sequence[str]) -> None:
                 f"sample {sample.id!r} has a column {column!r}, but for this model there are {listed(known)}{did_you_mean(column, known)}"
             )
         if text is not None and not isinstance(text, str):
-            raise BadUsage(f"sample {sample.id!r}: the column {column} must be one text, not {text!r:.200}")
+            raise BadInput(f"sample {sample.id!r}: the column {column} must be one text, not {text!r:.200}")
 
 
 def _check_companions(role: str, sample: Sample) -> None:
@@ -180,7 +180,7 @@ def _check_video(options: Mapping[str, Json], sample: Sample, taken: Collection[
         )
     shown = [role for role in sample.images if role not in taken and role_of(role).follows == IMAGE and role != MASK]
     if shown and (options.get("crop") == RANDOM or "clips" in options):
-        raise BadInput(
+        raise BadUsage(
             f"sample {sample.id!r} has a video with control images, which --crop random and --clips cannot cut in the same way as"
             " the video: leave these options out"
         )

@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from cachestore.core.errors import BadInput
 from cachestore.source.captions import read_text
-from cachestore.source.rows import json_row
+from cachestore.source.tables import json_row
 
 Prompts = tuple[tuple[str, str], ...]
 """(prompt, negative prompt) of each."""

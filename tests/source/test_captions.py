@@ -70,9 +70,10 @@ def test_other_separators_than_line_ends_are_part_of_a_caption(tmp_path):
 
 
 def test_a_line_that_is_not_utf_8_is_named_by_its_byte(tmp_path):
-    (tmp_path / "p.txt").write_bytes(b"\xef\xbb\xbfa\nb\xff\n")
-    with pytest.raises(BadInput, match="byte 6"):
-        list(list_source(tmp_path / "p.txt").samples())
+    (tmp_path / "p.txt").write_bytes(b"\xef\xbb\xbfa\nb\xff\nc")
+    listing = listed(tmp_path / "p.txt")
+    assert [sample.captions for sample in listing.samples] == [("a",), ("c",)]
+    assert listing.refused == {f"{tmp_path}/p.txt, line 2": "it is not UTF-8 (byte 6 of the file): save it as UTF-8"}
 
 
 @given(st.lists(st.sampled_from(["a", "\r", "\n", "\r\n", "\u2028", " "]), max_size=8).map("".join))

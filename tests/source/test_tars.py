@@ -267,8 +267,12 @@ def test_a_row_that_says_two_captions_is_refused_and_a_name_of_a_file_stays_a_co
 
 def test_everything_that_cannot_be_taken_of_tars_is_named_at_once(tmp_path):
     bad = {"a.png": "", "a.json": "{", "b.png": "", "b.txt": b"\xff", "c.png": "", "c.txt": "fine"}
-    with pytest.raises(BadInput, match=r"2 problems in .*a\.tar: a\.json in .*not JSON.*; b\.txt in .*not UTF-8"):
-        listed(pack(tmp_path / "a.tar", bad))
+    seen = Remarks()
+    assert [one.id for one in list_tars([pack(tmp_path / "a.tar", bad)]).samples(seen)] == ["c.png"]
+    assert [(one.sample, "not JSON" in one.reason, "not UTF-8" in one.reason) for one in seen.refused] == [
+        ("a.png", True, False),
+        ("b.png", False, True),
+    ]
     for name in ("1.tar", "2.tar"):
         (tmp_path / name).write_bytes(b"no tar" * 200)
     with pytest.raises(BadInput, match=r"2 problems in 3 tars in .*: .*1\.tar is not a plain tar.*; .*2\.tar is not a plain tar"):
