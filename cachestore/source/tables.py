@@ -217,13 +217,33 @@ class _Lines:
         self._again += self.record[:0:-1]
         self.number -= len(self.record) - 1
 
-    def skip_quoted(self) -> int:
+    def skip_quoted(self, delimiter: str) -> int:
         """Skip the rest of a record in a quote that is still open, up to the line that closes it, or the end. Returns its first line."""
-        quotes, first = sum(line.count('"') for line in self.record), self.number - len(self.record) + 1
-        while quotes % 2 and (line := next(self, None)) is not None:
+        first, is_open = self.number - len(self.record) + 1, False
+        for line in self.record:
+            is_open = _ends_in_quote(line, delimiter, is_open=is_open)
+        while is_open and (line := next(self, None)) is not None:
             self.record.clear()
-            quotes += line.count('"')
+            is_open = _ends_in_quote(line, delimiter, is_open=True)
         return first
+
+
+def _ends_in_quote(line: str, delimiter: str, *, is_open: bool) -> bool:
+    """Whether a quote is open at the end of a line. One opens only at the beginning of a cell; `is_open` says if one is open before."""
+    at = 0
+    while at < len(line):
+        if is_open or line[at] == '"':
+            at += not is_open
+            while (close := line.find('"', at)) >= 0 and line.startswith('"', close + 1):
+                at = close + 2
+            if close < 0:
+                return True
+            at, is_open = close + 1, False
+        end = line.find(delimiter, at)
+        if end < 0:
+            return False
+        at = end + 1
+    return is_open
 
 
 def _cells_of(path: Path, known: Iterable[str]) -> Rows:
@@ -242,7 +262,7 @@ def _cells_of(path: Path, known: Iterable[str]) -> Rows:
                 record = next(cells, None)
             except csv.Error as error:
                 if "larger than" in str(error):  # else the rest of a long cell would be taken for rows
-                    first = lines.skip_quoted()
+                    first = lines.skip_quoted(delimiter)
                     place = place if first == lines.number else f"{path}, lines {first} to {lines.number}"
                 yield place, BadInput(f"{place}: {error}; correct this line")
                 continue
