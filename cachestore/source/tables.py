@@ -7,6 +7,7 @@ of the mapping. Only a `.json` is in memory as a whole.
 import csv
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ _TAGS: Final = "tags"
 _DELIMITERS: Final = {".csv": ",;\t|", ".tsv": "\t,;|"}
 """What may stand between cells, by suffix; of equal ones the first."""
 _LINE_CHARACTERS: Final = 16 << 20
+_NO_BOUNDARY: Final = re.compile(r'[^",;\t|\r\n]+')
 _BATCH_ROWS: Final = 1024
 _KEYS: Final = 40
 
@@ -205,9 +207,12 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        line = self._again.pop() if self._again else self.file.readline(_LINE_CHARACTERS)
+        line = part = self._again.pop() if self._again else self.file.readline(_LINE_CHARACTERS)
         if not line:
             raise StopIteration
+        while len(part) == _LINE_CHARACTERS and not part.endswith(("\n", "\r")):  # only where its cells end is of interest
+            part = self.file.readline(_LINE_CHARACTERS)
+            line += _NO_BOUNDARY.sub("x", part)
         self.number += 1
         self.record.append(line)
         return line
@@ -217,33 +222,38 @@ class _Lines:
         self._again += self.record[:0:-1]
         self.number -= len(self.record) - 1
 
-    def skip_quoted(self, delimiter: str) -> int:
-        """Skip the rest of a record in a quote that is still open, up to the line that closes it, or the end. Returns its first line."""
-        first, is_open = self.number - len(self.record) + 1, False
+    def skip_long(self, delimiter: str) -> int:
+        """Skip the rest of a record with a cell that is too long, if it is quoted and goes on in further lines. Returns its first line."""
+        first, quoted = self.number - len(self.record) + 1, -1
         for line in self.record:
-            is_open = _ends_in_quote(line, delimiter, is_open=is_open)
+            quoted = _quoted_at_end(line, delimiter, is_open=quoted >= 0)
+        is_open = quoted > csv.field_size_limit() or (quoted >= 0 and len(self.record) > 1)
         while is_open and (line := next(self, None)) is not None:
             self.record.clear()
-            is_open = _ends_in_quote(line, delimiter, is_open=True)
+            is_open = _quoted_at_end(line, delimiter, is_open=True) >= 0
         return first
 
 
-def _ends_in_quote(line: str, delimiter: str, *, is_open: bool) -> bool:
-    """Whether a quote is open at the end of a line. One opens only at the beginning of a cell; `is_open` says if one is open before."""
+def _quoted_at_end(line: str, delimiter: str, *, is_open: bool) -> int:
+    """How many characters at the end of a line are in a quote that is still open, or -1. `is_open` says if one is open before the line.
+
+    A quote opens only at the beginning of a cell.
+    """
     at = 0
     while at < len(line):
         if is_open or line[at] == '"':
             at += not is_open
+            start = at
             while (close := line.find('"', at)) >= 0 and line.startswith('"', close + 1):
                 at = close + 2
             if close < 0:
-                return True
+                return len(line) - start
             at, is_open = close + 1, False
         end = line.find(delimiter, at)
         if end < 0:
-            return False
+            return -1
         at = end + 1
-    return is_open
+    return 0 if is_open else -1
 
 
 def _cells_of(path: Path, known: Iterable[str]) -> Rows:
@@ -262,7 +272,7 @@ def _cells_of(path: Path, known: Iterable[str]) -> Rows:
                 record = next(cells, None)
             except csv.Error as error:
                 if "larger than" in str(error):  # else the rest of a long cell would be taken for rows
-                    first = lines.skip_quoted(delimiter)
+                    first = lines.skip_long(delimiter)
                     place = place if first == lines.number else f"{path}, lines {first} to {lines.number}"
                 yield place, BadInput(f"{place}: {error}; correct this line")
                 continue

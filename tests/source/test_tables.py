@@ -184,6 +184,19 @@ def test_a_cell_of_megabytes_costs_its_own_row_alone_also_with_lines_in_it(tmp_p
     assert [place.rpartition("/")[2] for place in listing.refused] == ["metadata.csv, lines 3 to 6"]
 
 
+def test_a_long_cell_before_an_open_quote_costs_its_own_line_alone(tmp_path):
+    folder(tmp_path, {"metadata.csv": f'file_name,text,note\na.png,one,\nx.png,{"x" * 200_000},"\nb.png,two,\n'})
+    listing = listed(tmp_path)
+    assert (captions(listing), len(listing.refused)) == (EXPECTED, 1)
+
+
+def test_a_line_of_more_characters_than_are_read_is_one_row(tmp_path):
+    long = "x" * (17 << 20)
+    folder(tmp_path, {"metadata.csv": f'text,file_name\none,a.png\n{long},x.png\n"{long},\n"",",y.png\ntwo,b.png\n'})
+    listing = listed(tmp_path)
+    assert (captions(listing), len(listing.refused)) == (EXPECTED, 2)
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [

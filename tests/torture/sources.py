@@ -55,6 +55,8 @@ A_PROCESS: Final = 250
 BY_COMMAND: Final = 1000
 """Of so many points one is given to the command itself."""
 COMMAND_SECONDS: Final = 120
+LONGEST: Final = 255
+"""The longest name of a file, in bytes."""
 PICTURE: Final = picture()
 WORDS: Final = ("a cat", "un café, s'il vous plaît", "猫と犬", 'he said "no"', "two\nlines", "a; b | c\td", " spaces ", "🦊 fox")
 NAMES: Final = (
@@ -175,7 +177,7 @@ def a_folder(folder: Path, draw: random.Random) -> Source:
         path.write_bytes(PICTURE)
         beside = path.with_suffix(draw.choice((".txt", ".caption")))
         text = draw.choice(WORDS)
-        if len(os.fsencode(beside.name)) > 255:
+        if len(os.fsencode(beside.name)) > LONGEST:
             expected[name] = ("",)
             continue
         if name in touched:
@@ -198,8 +200,9 @@ def _strike_captions(path: Path, beside: Path, draw: random.Random) -> None:
             path.unlink()
             path.symlink_to("nowhere")
         case 4:
-            beside.with_suffix(".txt").write_bytes(hostile_caption(draw))
-            beside.with_suffix(".caption").write_bytes(hostile_caption(draw))
+            for suffix in (".txt", ".caption"):
+                if len(os.fsencode(path.with_suffix(suffix).name)) <= LONGEST:
+                    path.with_suffix(suffix).write_bytes(hostile_caption(draw))
         case _:
             beside.write_bytes(hostile_caption(draw))
 
@@ -212,7 +215,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
 def rows_in(folder: Path, draw: random.Random, write: Callable[[Path, list[Any], set[int], random.Random], Path], name: str) -> Source:
     """A folder with metadata, or with a manifest that is DATA itself. Some rows are touched."""
     rows = [row_of(number, draw) for number in range(draw.randint(2, 8))]
-    most = 1 if name.endswith(("csv", "tsv")) else 3
+    most = 1 if name.lower().endswith(("csv", "tsv")) else 3  # rows between two stray quotes are one cell
     touched = set(draw.sample(range(len(rows)), draw.randint(1, min(most, len(rows) - 1))))
     below = draw.choice(("", "", "train/")) if name.startswith("metadata") else ""
     path = write(folder / below / name, rows, touched, draw)
