@@ -231,7 +231,7 @@ def _list_columns(data: Any, how: Reading) -> Listing:
         if isinstance(values, BadInput):
             raise values
         where, refs = remarks.place, dict[str, _PictureRef]()
-        found = dict(named_row(values, where, how, remarks))
+        found = dict(named_row(values, where, how))
         if found.get("id") is None:
             found["id"] = found.pop("file_name", None) or str(row)
         for role, column in columns.items():

@@ -84,9 +84,11 @@ def from_manifest(path: Path, how: Reading, remarks: Remarks, below: str = "") -
         cells = _cells(row, how.roles) if path.suffix.lower() in {".csv", ".tsv"} else row
         if needs_file and not any(row.get(column) for column in (*_FILES, IMAGE, VIDEO, *(f"{IMAGE}{end}" for end in _OF_ROLE))):
             raise BadInput(f"{where}: a row needs `{FILE_COLUMN}`; its columns are {_listed_columns(row)}")
-        named = _with_files(named_row(cells, where, how, remarks), where, how.roles)
+        named = _with_files(named_row(cells, where, how), where, how.roles)
         check_row(named, where, row, how.roles)
-        return (from_row(_placed(named, where, how.roles, below), where, how, remarks),)
+        sample = from_row(_placed(named, where, how.roles, below), where, how, remarks)
+        note_columns(cells, remarks)
+        return (sample,)
 
     try:
         rows = rows_of(path, ("id", *_KNOWN, *how.roles, CROP, SIZE, *filter(None, [how.caption_column])))
@@ -179,14 +181,18 @@ def _placed(row: Mapping[str, Any], where: str, roles: Sequence[str], below: str
     return {**row, **placed} if placed else row
 
 
-def named_row(row: Mapping[str, Any], where: str, how: Reading, remarks: Remarks) -> Mapping[str, Any]:
+def named_row(row: Mapping[str, Any], where: str, how: Reading) -> Mapping[str, Any]:
     """The row with its caption under `caption`, whichever name the column has. Raises BadInput if two of the names differ in value."""
-    if not row.keys() <= remarks.columns.keys():
-        remarks.columns.update(dict.fromkeys(row))
     if how.caption_column is None:
         return _under_one_name(row, _CAPTIONS, where)
     others = {column: value for column, value in row.items() if column not in {how.caption_column, "caption"}}
     return {**others, "caption": row.get(how.caption_column)}
+
+
+def note_columns(row: Iterable[str], remarks: Remarks) -> None:
+    """Note the columns of a row that can be used: those of a row that fails say nothing of its source."""
+    for column in row:
+        remarks.columns.setdefault(column)
 
 
 def _with_files(row: Mapping[str, Any], where: str, roles: Sequence[str]) -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cachestore.source.listing import Listing, list_samples
 from cachestore.source.reading import PLAIN, Reading
 from cachestore.source.remarks import Problems, Refused, Remarks, taken
-from cachestore.source.rows import from_row, named_row
+from cachestore.source.rows import from_row, named_row, note_columns
 from cachestore.source.tables import is_metadata, json_row
 
 _COMPRESSED: Final[Mapping[str, str]] = {
@@ -279,9 +279,11 @@ def _samples(members: Mapping[str, Member], how: Reading, remarks: Remarks, grou
     if not of_roles:
         return
     row: Mapping[str, Any] = {}
+    given: Mapping[str, Any] = {}
     if group.row is not None:
         where = f"{group.row} in {members[group.row].tar}"
-        row = named_row(json_row(_text_of(members, group.row), where), where, how, remarks)
+        given = json_row(_text_of(members, group.row), where)
+        row = named_row(given, where, how)
     text = next((group.texts[suffix] for suffix in _TEXTS if suffix in group.texts), None)
     raw = None if text is None else _text_of(members, text)
     beside = {role: sorted(references, key=by_spelling) for role, references in group.roles.items()}
@@ -297,6 +299,7 @@ def _samples(members: Mapping[str, Member], how: Reading, remarks: Remarks, grou
             remarks.compare(sample.id, captions, text, others.copy)
             sample = replace(sample, captions=captions)
         yield sample
+    note_columns(given, remarks)
 
 
 def _text_of(members: Mapping[str, Member], reference: str) -> str:

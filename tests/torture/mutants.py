@@ -121,8 +121,6 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "        return\n",
         *_SOURCES,
     ),
-        "source/unused.py", "        self.counts[reason] = self.counts.get(reason, 0) + 1\n", "        return\n", *_SOURCES
-    ),
     "link refusal": Mutant("files/opening.py", '= READ_FLAGS | getattr(os, "O_NOFOLLOW", 0)\n', "= READ_FLAGS\n", *_EXCHANGE),
 }
 
