@@ -120,7 +120,8 @@ def requests_of(
 
     `taken` are the roles from which conditions are made, `captioned` the text encoders that may read captions of their own.
 
-    Raises BadInput for images that cannot be combined, BadUsage for a caption of a text encoder that is not in `captioned`.
+    Raises BadInput for images that cannot be combined and for a caption of a text encoder that is not in `captioned`, with which the
+    sample fails alone; BadUsage if no text encoder may read captions of its own.
     """
     if role == CAPTION:
         _check_own_captions(sample, captioned)
@@ -152,7 +153,7 @@ def _check_own_captions(sample: Sample, captioned: Sequence[str]) -> None:
                 f"sample {sample.id!r} has a column {column!r}, but all text encoders of this model read one caption: rename the column"
             )
         if column not in known:
-            raise BadUsage(
+            raise BadInput(
                 f"sample {sample.id!r} has a column {column!r}, but for this model there are {listed(known)}{did_you_mean(column, known)}"
             )
         if text is not None and not isinstance(text, str):

@@ -16,7 +16,7 @@ import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -447,9 +447,8 @@ def _violations(source: Source, layout: Layout) -> Iterator[str]:
 def _wrong_plan(samples: Sequence[Sample], seen: Remarks, layout: Layout) -> Iterator[str]:
     """Plan the samples, and read what is published of them."""
     encoder = FakeEncoder("text")
-    made = plan_of(samples, [encoder])
     refused = [(one.sample, one.reason) for one in seen.refused]
-    plan = type(made)(**{name: getattr(made, name) for name in made.__slots__} | {"refused": refused, "refused_count": len(refused)})
+    plan = replace(plan_of(samples, [encoder]), refused=refused, refused_count=len(refused))
     publish_plan(layout, plan)
     read = read_plan(layout, plan.name)
     if (list(read.ids), list(read.refused), read.refused_count) != ([sample.id for sample in samples], refused, len(refused)):
