@@ -114,7 +114,7 @@ def _checked(parse: Parse, where: Path | str, how: Reading, remarks: Remarks) ->
     has_captions, has_files, has_text = caption is not None, False, caption is not None
     for sample in parse(remarks):
         if sample.id in ids:
-            again.append((sample.id, remarks.place or _what_of(sample), _place_of(sample, remarks)))
+            again.append((sample.id, remarks.origin or _what_of(sample), _origin_of(sample, remarks)))
             continue
         has_captions |= bool(sample.captions)
         has_text = has_text or any(text.strip() for text in sample.captions)
@@ -134,21 +134,21 @@ def _checked(parse: Parse, where: Path | str, how: Reading, remarks: Remarks) ->
 
 def _refuse_again(parse: Parse, again: Sequence[tuple[str, str, str]], remarks: Remarks) -> None:
     """Let each later sample of an id fail alone, and name the first one. To find these, the source is read once more."""
-    wanted, first = {name for name, *_places in again}, dict[str, str]()
+    wanted, first = {name for name, *_origins in again}, dict[str, str]()
     seen = Remarks()
     for sample in parse(seen):
         if sample.id in wanted:
-            first.setdefault(sample.id, _place_of(sample, seen))
-    for name, place, other in again:
+            first.setdefault(sample.id, _origin_of(sample, seen))
+    for name, origin, other in again:
         one = first.get(name, "an earlier one")
         shown = ascii if one != other and normal(one) == normal(other) else str  # two spellings of one letter look the same
         reason = f"two samples have the id {name!r}: {shown(one)}, which is taken, and {shown(other)}; give one of them another id"
-        remarks.refused.append(Refused(place, f"{reason}, in a column id", has_id=False))
+        remarks.refused.append(Refused(origin, f"{reason}, in a column id", has_id=False))
 
 
-def _place_of(sample: Sample, remarks: Remarks) -> str:
+def _origin_of(sample: Sample, remarks: Remarks) -> str:
     """Where a sample is from: file and line, and what it is made of."""
-    return f"{remarks.place} ({_what_of(sample)!r})" if remarks.place else _what_of(sample)
+    return f"{remarks.origin} ({_what_of(sample)!r})" if remarks.origin else _what_of(sample)
 
 
 def _what_of(sample: Sample) -> str:

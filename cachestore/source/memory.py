@@ -230,7 +230,7 @@ def _list_columns(data: Any, how: Reading) -> Listing:
         row, values = numbered
         if isinstance(values, BadInput):
             raise values
-        where, refs = remarks.place, dict[str, _PictureRef]()
+        where, refs = remarks.origin, dict[str, _PictureRef]()
         found = dict(named_row(values, where, how))
         if found.get("id") is None:
             found["id"] = found.pop("file_name", None) or str(row)

@@ -59,7 +59,8 @@ class Refusals:
 
     def refuse_all(self, where: object) -> None:
         """Raise one BadInput that names the first twenty, if there are any. For a source of which nothing else is left."""
-        named = [one.reason if one.has_id else f"{one.sample}: {one.reason}" for one in self.named[:_NAMED]]
+        first = self.named[:_NAMED]
+        named = [one.reason if one.has_id or one.sample in one.reason else f"{one.sample}: {one.reason}" for one in first]
         problems = Problems(named, self.count)
         problems.refuse(where)
 
@@ -70,7 +71,7 @@ class Remarks:
 
     unused: Unused = field(default_factory=Unused)
     refused: Refusals = field(default_factory=Refusals)
-    place: str = ""
+    origin: str = ""
     """Where the sample that was yielded last is from: its file and line. Empty if its reference says that."""
     differing: list[str] = field(default_factory=list[str])
     """Samples with captions in two places that differ, with the place that is taken."""
@@ -250,12 +251,12 @@ def taken(
 
     `names` returns the ids that the samples of such an item would have, as far as that can be told.
     """
-    for place, item in items:
-        remarks.place = place
+    for origin, item in items:
+        remarks.origin = origin
         try:
             samples = list(parse(item))
         except BadInput as error:
-            alone = Refused(place, str(error).removeprefix(f"{place}: "), has_id=False)
+            alone = Refused(origin, str(error).removeprefix(f"{origin}: "), has_id=False)
             refused = [Refused(name, str(error)) for name in names(item)] or [alone]
             for one in refused:
                 remarks.refused.append(one)

@@ -19,7 +19,7 @@ from cachestore.source.captions import CAPTION_SUFFIXES, captions_in, lines_of, 
 from cachestore.source.files import VIDEO_SUFFIXES
 from cachestore.source.reading import Reading
 from cachestore.source.remarks import Remarks, taken
-from cachestore.source.tables import FILE_COLUMN, Metadata, Row, is_metadata, rows_of
+from cachestore.source.tables import FILE_COLUMN, MetadataFile, Row, is_metadata, rows_of
 
 _CAPTIONS: Final = ("caption", "text")
 """Names of the caption column."""
@@ -35,7 +35,7 @@ _BATCH_NAMES: Final = frozenset(
     {"latents", "prompt_embeds", "sample_id", "original_size", "crop_top_left", "target_size", *(f"{role}_latents" for role in SHOWN)}
 )
 _VIDEO_BATCH_NAMES: Final = frozenset({"num_frames", "fps"})
-_LOOKED_AT: Final = 300
+_FIRST_ROWS: Final = 300
 """Beside the pictures of so many rows another caption is looked for."""
 _NAME_BYTES: Final = 255
 """The longest name of a file that file systems take."""
@@ -46,7 +46,7 @@ _DEEPEST: Final = 50
 """How deep lists and objects in a column may lie in each other. Python's own limit depends on who reads them."""
 
 
-def from_metadata(found: Sequence[Metadata], how: Reading, remarks: Remarks) -> Iterator[Sample]:
+def from_metadata(found: Sequence[MetadataFile], how: Reading, remarks: Remarks) -> Iterator[Sample]:
     """Read the metadata of a folder or of its sub-folders. Of several files side by side the first is taken, and the others are named."""
     for one in found:
         others = {
@@ -63,7 +63,7 @@ def from_metadata(found: Sequence[Metadata], how: Reading, remarks: Remarks) -> 
 
 def _first_rows(path: Path, how: Reading, below: str) -> Iterator[Sample]:
     with suppress(BadInput, OSError):
-        yield from islice(from_manifest(path, how, Remarks(), below), _LOOKED_AT)
+        yield from islice(from_manifest(path, how, Remarks(), below), _FIRST_ROWS)
 
 
 def _captions_of(sample: str, others: Mapping[str, Mapping[str, tuple[str, ...]]]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -75,26 +75,26 @@ def from_manifest(path: Path, how: Reading, remarks: Remarks, below: str = "") -
 
     `below` is put before ids and references: the folder of the file, in the source. Raises BadInput for a file that cannot be read.
     """
-    needs_file, looked_at = is_metadata(path), 0
+    needs_file, compared = is_metadata(path), 0
 
     def parse(row: "Row | BadInput") -> tuple[Sample]:
         if isinstance(row, BadInput):
             raise row
-        where = remarks.place
+        where = remarks.origin
         cells = _cells(row, how.roles) if path.suffix.lower() in {".csv", ".tsv"} else row
         if needs_file and not any(row.get(column) for column in (*_FILES, IMAGE, VIDEO, *(f"{IMAGE}{end}" for end in _OF_ROLE))):
             raise BadInput(f"{where}: a row needs `{FILE_COLUMN}`; its columns are {_listed_columns(row)}")
         named = _with_files(named_row(cells, where, how), where, how.roles)
         check_row(named, where, row, how.roles)
-        sample = from_row(_placed(named, where, how.roles, below), where, how, remarks)
+        sample = from_row(_located(named, where, how.roles, below), where, how, remarks)
         note_columns(cells, remarks)
         return (sample,)
 
     try:
         rows = rows_of(path, ("id", *_KNOWN, *how.roles, CROP, SIZE, *filter(None, [how.caption_column])))
         for sample in taken(rows, parse, lambda row: [f"{below}{name}" for name in names_of(row)], remarks):
-            if looked_at < _LOOKED_AT and (shown := sample.images.get(IMAGE) or sample.images.get(VIDEO)):
-                looked_at += 1
+            if compared < _FIRST_ROWS and (shown := sample.images.get(IMAGE) or sample.images.get(VIDEO)):
+                compared += 1
                 beside = path.parent / shown[0].removeprefix(below)
                 files = [beside.with_suffix(suffix) for suffix in CAPTION_SUFFIXES]
                 remarks.compare(sample.id, sample.captions, path.name, other_captions(files, how, sample.id))
@@ -114,7 +114,7 @@ def from_prompts(path: Path, remarks: Remarks) -> Iterator[Sample]:
         if prompt in seen:
             remarks.collapsed += 1
         elif prompt:
-            refuse_caption(prompt, remarks.place)
+            refuse_caption(prompt, remarks.origin)
             seen.add(prompt)
             yield Sample(digest_text(prompt), captions=(prompt,))
 
@@ -167,18 +167,18 @@ def refuse_reference(reference: str, where: str) -> None:
         raise BadInput(f"{where}: no system takes a name as long as {long[:60]!r}… in a path: shorten it")
 
 
-def _placed(row: Mapping[str, Any], where: str, roles: Sequence[str], below: str) -> Mapping[str, Any]:
+def _located(row: Mapping[str, Any], where: str, roles: Sequence[str], below: str) -> Mapping[str, Any]:
     """The row with the references and the id of a file in the folder `below`. Raises BadInput for references that are no paths."""
-    placed: dict[str, Any] = {}
+    located: dict[str, Any] = {}
     for role in (*ROLES, *roles):
         references = _texts(row.get(role), f"{where}: {role}")
         for reference in references:
             refuse_reference(reference, where)
         if below and references:
-            placed[role] = [one if os.path.isabs(one) or not one else f"{below}{one}" for one in references]  # noqa: PTH117
+            located[role] = [one if os.path.isabs(one) or not one else f"{below}{one}" for one in references]  # noqa: PTH117
     if below and isinstance(row.get("id"), str | int):
-        placed["id"] = f"{below}{row['id']}"
-    return {**row, **placed} if placed else row
+        located["id"] = f"{below}{row['id']}"
+    return {**row, **located} if located else row
 
 
 def named_row(row: Mapping[str, Any], where: str, how: Reading) -> Mapping[str, Any]:

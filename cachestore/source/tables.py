@@ -43,7 +43,7 @@ Rows = Iterator[tuple[str, "Row | BadInput"]]
 
 
 @dataclass(frozen=True, slots=True)
-class Metadata:
+class MetadataFile:
     """The metadata of a folder, or of one of its sub-folders."""
 
     below: str
@@ -61,20 +61,22 @@ def is_metadata(path: Path) -> bool:
 def metadata_in(folder: Path, names: Iterable[str]) -> list[str]:
     """Return those of the names in a folder that are its metadata, the one that is taken first. Reads a `metadata.json` to see if it is."""
     found = sorted(
-        (name for name in names if is_metadata(Path(name)) and os.path.isfile(folder / name)),  # noqa: PTH113
+        (name for name in names if is_metadata(Path(name)) and not os.path.isdir(folder / name)),  # noqa: PTH112
         key=lambda name: (TABLE_SUFFIXES.index(Path(name).suffix.lower()), name),
     )
     return [name for name in found if Path(name).suffix.lower() != ".json" or _has_rows(folder / name)]
 
 
-def metadata_of(root: Path) -> list[Metadata]:
+def metadata_of(root: Path) -> list[MetadataFile]:
     """Return the metadata of a folder: its own, else those of its sub-folders, in order. Empty if there is none."""
     names = _names_in(root)
     if own := metadata_in(root, names):
         below = [root / name / one for name in names for one in _metadata_below(root / name)]
-        return [Metadata("", root / own[0], (*(root / name for name in own[1:]), *below))]
+        return [MetadataFile("", root / own[0], (*(root / name for name in own[1:]), *below))]
     found = [(name, _metadata_below(root / name)) for name in names]
-    return [Metadata(f"{name}/", root / name / those[0], tuple(root / name / one for one in those[1:])) for name, those in found if those]
+    return [
+        MetadataFile(f"{name}/", root / name / those[0], tuple(root / name / one for one in those[1:])) for name, those in found if those
+    ]
 
 
 def _metadata_below(folder: Path) -> list[str]:
@@ -135,16 +137,16 @@ def _as_row(row: object, where: str) -> dict[str, Any]:
 
 def _json_lines(path: Path) -> Rows:
     for number, text in lines_of(path):
-        place = f"{path}, line {number}"
+        origin = f"{path}, line {number}"
         if isinstance(text, BadInput):
-            yield place, text
+            yield origin, text
         elif text.strip():
             try:
-                row = json_row(text, place)
+                row = json_row(text, origin)
             except BadInput as error:
-                yield place, error
+                yield origin, error
             else:
-                yield place, row
+                yield origin, row
 
 
 def _json_rows(path: Path) -> Rows:
@@ -152,23 +154,23 @@ def _json_rows(path: Path) -> Rows:
     found = parse_json(read_text(path), str(path))
     if isinstance(found, dict):
         for name, value in cast("dict[str, object]", found).items():
-            place = f"{path}, {name[:_KEYS]!r}"
+            origin = f"{path}, {name[:_KEYS]!r}"
             if not isinstance(value, dict | str):
                 yield (
-                    place,
-                    BadInput(f"{place}: it must be an object such as {{'caption': 'a cat'}}, or a text, not a {type(value).__name__}"),
+                    origin,
+                    BadInput(f"{origin}: it must be an object such as {{'caption': 'a cat'}}, or a text, not a {type(value).__name__}"),
                 )
                 continue
-            yield place, {FILE_COLUMN: _with_suffix(path.parent, name), **_captioned(value)}
+            yield origin, {FILE_COLUMN: _with_suffix(path.parent, name), **_captioned(value)}
         return
     if not isinstance(found, list):
         raise BadInput(f"{path} must be a list of rows, or an object with a row for each file, not a {type(found).__name__}")
     for number, row in enumerate(cast("list[object]", found), 1):
-        place = f"{path}, row {number}"
+        origin = f"{path}, row {number}"
         try:
-            yield place, _as_row(row, place)
+            yield origin, _as_row(row, origin)
         except BadInput as error:
-            yield place, error
+            yield origin, error
 
 
 def _captioned(value: Any) -> dict[str, Any]:
@@ -194,7 +196,7 @@ def _with_suffix(folder: Path, name: str) -> str:
 
 
 @dataclass(slots=True)
-class _Lines:
+class _CellLines:
     """The lines of a file with cells, for a csv.reader. Keeps those of the record that is being read, and takes some back."""
 
     file: TextIO
@@ -203,7 +205,7 @@ class _Lines:
     record: list[str] = field(default_factory=list[str])
     _again: list[str] = field(default_factory=list[str])
 
-    def __iter__(self) -> "_Lines":
+    def __iter__(self) -> "_CellLines":
         return self
 
     def __next__(self) -> str:
@@ -259,7 +261,7 @@ def _quoted_at_end(line: str, delimiter: str, *, is_open: bool) -> int:
 def _cells_of(path: Path, known: Iterable[str]) -> Rows:
     suffix = path.suffix.lower()
     with open_foreign(path, limit_bytes=MANIFEST_BYTES) as file, _as_text(file, path) as text:
-        lines = _Lines(text)
+        lines = _CellLines(text)
         header = next((line for line in lines if line.strip()), None)
         if header is None:
             return
@@ -267,22 +269,22 @@ def _cells_of(path: Path, known: Iterable[str]) -> Rows:
         cells = csv.reader(lines, delimiter=delimiter)
         while True:
             lines.record.clear()
-            place = f"{path}, line {lines.number + 1}"
+            origin = f"{path}, line {lines.number + 1}"
             try:
                 record = next(cells, None)
             except csv.Error as error:
                 if "larger than" in str(error):  # else the rest of a long cell would be taken for rows
                     first = lines.skip_long(delimiter)
-                    place = place if first == lines.number else f"{path}, lines {first} to {lines.number}"
-                yield place, BadInput(f"{place}: {error}; correct this line")
+                    origin = origin if first == lines.number else f"{path}, lines {first} to {lines.number}"
+                yield origin, BadInput(f"{origin}: {error}; correct this line")
                 continue
             if record is None:
                 return
             if len(lines.record) > 1 and not _is_whole(lines.record, delimiter):
                 lines.read_again()
-                yield place, BadInput(f"{place}: a quote in this line is not closed; correct this line")
+                yield origin, BadInput(f"{origin}: a quote in this line is not closed; correct this line")
             elif record:
-                yield place, _row(columns, record, delimiter, place)
+                yield origin, _row(columns, record, delimiter, origin)
 
 
 def _as_text(file: BinaryIO, path: Path) -> TextIO:
@@ -317,12 +319,12 @@ def _is_whole(record: Sequence[str], delimiter: str) -> bool:
         return False
 
 
-def _row(columns: Sequence[str], record: Sequence[str], delimiter: str, place: str) -> "Row | BadInput":
+def _row(columns: Sequence[str], record: Sequence[str], delimiter: str, origin: str) -> "Row | BadInput":
     if len(record) > len(columns):
         name = {",": "commas", ";": "semicolons", "\t": "tabs"}.get(delimiter, repr(delimiter))
-        return BadInput(f"{place}: more cells than the first line has columns; put cells that contain {name} into quotes")
+        return BadInput(f"{origin}: more cells than the first line has columns; put cells that contain {name} into quotes")
     if broken := next((column for column, cell in zip(columns, record, strict=False) if not cell.isascii() and is_broken(cell)), None):
-        return BadInput(f"{place}: the cell of {broken!r} is not UTF-8: save the file as UTF-8")
+        return BadInput(f"{origin}: the cell of {broken!r} is not UTF-8: save the file as UTF-8")
     return dict.fromkeys(columns) | dict(zip(columns, record, strict=False))
 
 
@@ -342,8 +344,8 @@ def _parquet_rows(path: Path) -> Rows:
             for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
                 for row in _rows_of_batch(batch):
                     number += 1
-                    place = f"{path}, row {number}"
-                    yield place, row if row is not None else BadInput(f"{place}: a text is not UTF-8; write it again")
+                    origin = f"{path}, row {number}"
+                    yield origin, row if row is not None else BadInput(f"{origin}: a text is not UTF-8; write it again")
     except BadInput:
         raise
     except (arrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:

@@ -219,7 +219,7 @@ def list_tars(paths: Sequence[Path], how: Reading = PLAIN) -> Listing:
         remarks.videos += 0 if how.videos else sum(len(group.videos) for group in groups.values())
         ordered = ((f"{key} in {where}", groups[key]) for key in sorted(groups, key=by_spelling))
         for sample in taken(ordered, partial(_samples, members, how, remarks), partial(_ids_of, how), remarks):
-            remarks.place = ""  # a sample's picture says where it is
+            remarks.origin = ""  # a sample's picture says where it is
             yield sample
 
     return list_samples(_Members(members), parse, where, how)
