@@ -40,6 +40,7 @@ FILES = {
     "pictureless.jsonl": '{"imgae": "pictures/00.png", "caption": "a cat"}\n',
     "both.jsonl": '{"image": "pictures/00.png", "caption": "a cat", "text": "a dog"}\n',
     "table.csv": "a,b\n",
+    "table.xlsx": "a,b\n",
     "none/metadata.csv": "file_name,text\n",
     "nothing.toml": "",
     "misspelt.toml": 'modle = "model"\n',

@@ -79,7 +79,7 @@ ALLOWED = {
     ("source/memory.py", "Folder(Path.cwd()).open"): "that of `source.files.Files`",
     ("source/memory.py", "path.open"): _WRITES,
     ("source/prompts.py", "read_text"): "our own, which stands on `read_foreign`",
-    ("source/rows.py", "read_text"): "our own, which stands on `read_foreign`",
+    ("source/tables.py", "read_text"): "our own, which stands on `read_foreign`",
     ("source/tars.py", "tarfile.open"): f"{_BYTES}; a header of more than 1 MiB is refused",
     ("storage/fetch.py", "mmap.mmap"): f"{_MEMORY}, or {_BYTES}",
     ("storage/fetch_parts.py", "os.open"): "it never waits (O_NONBLOCK), follows no link, and reads at offsets, which a fifo refuses",

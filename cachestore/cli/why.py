@@ -45,6 +45,8 @@ def _tell_one(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
     sample = unicodedata.normalize("NFC", arguments.sample)
     listing = [catalog for catalog in catalogs if sample in catalog.ids]
     answers = [_answer(reader, catalog, list(catalog.ids).index(sample), _Reasons(reader, catalog)) for catalog in listing]
+    asked = {sample, arguments.sample}  # the place of a row is as the disk has it
+    answers += [one for catalog in catalogs for one in _Reasons(reader, catalog).refused() if one["sample"] in asked]
     if not answers:
         lists = reader.layout.command("stats")
         message = f"no data set in {reader.layout.root} contains the sample {sample!r} ({lists} lists the data sets)"
@@ -71,12 +73,16 @@ def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
             lacking.append({"sample": catalog.ids[row], **answer})
             states = dict.fromkeys(f"{_which(cell)} {_in_words(cell)[0]}" for cell in answer["cells"])
             lines += [f"{catalog.name}  {catalog.ids[row]}: {what}" for what in (*states, *answer["lacks"])]
+        refused = reasons.refused()
+        lacking += refused
+        lines += [f"{catalog.name}  {one['sample']}: {what}" for one in refused for what in one["lacks"]]
         state = (
             f"{len(not_ready)} of {plural(len(catalog), 'sample')} {noun(len(not_ready), 'is', 'are')} not ready"
             if not_ready
             else noun(len(catalog), "its only sample is ready", f"all {len(catalog)} samples are ready")
         )
-        lines.append(f"data set {catalog.name!r} (generation {catalog.generation}): {state}")
+        cannot = f"; {plural(len(refused), 'row or file', 'rows or files')} of its source cannot be used" if refused else ""
+        lines.append(f"data set {catalog.name!r} (generation {catalog.generation}): {state}{cannot}")
     lines += [] if catalogs else ["there is no data set here"]
     unfinished = _unfinished(reader.layout)
     return tell(arguments, {"not_ready": lacking}, [*lines, *unfinished], is_ok=not lacking and not unfinished, otherwise=DAMAGE)
@@ -133,6 +139,8 @@ class _Reasons:
         self.without_picture = frozenset(rows_without_picture(pictures))
         """Rows that have no picture, in a data set in which others have one."""
         self._layout, self._catalog = reader.layout, catalog
+        self._name, self._generation = catalog.name, catalog.generation
+        self._reports: list[Any] | None = None
         self._failures: dict[tuple[str, str], str] | None = None
 
     def of(self, encoder: str, row: int, *, has_key: bool) -> str:
@@ -145,18 +153,36 @@ class _Reasons:
 
     def _read(self) -> dict[tuple[str, str], str]:
         """Return the reasons of failures by (sample, encoder), of the newest pass that reported each."""
+        failures = (failure for report in self._ended() for failure in report["failures"])
+        return {(failure["sample"], failure["encoder"]): str(failure["reason"]) for failure in failures}
+
+    def refused(self) -> list[dict[str, Any]]:
+        """Return an answer for each row or file of the source that could not be used when the data set was last listed."""
+        from cachestore.jobs.pass_counts import OF_SOURCE
+
+        newest = next(reversed(self._ended()), None)
+        rows = [] if newest is None else [one for one in newest["failures"] if one["encoder"] == OF_SOURCE]
+        whole: dict[str, Any] = {"name": self._name, "generation": self._generation, "ready": False, "cells": []}
+        return [{"sample": one["sample"], **whole, "lacks": [f"not used: {one['reason']}"]} for one in rows]
+
+    def _ended(self) -> list[Any]:
+        """The reports of the data set's passes, oldest first."""
+        if self._reports is not None:
+            return self._reports
         from cachestore.files.opening import names_in
         from cachestore.files.paths import parse_plan
         from cachestore.work.passes import PassRef, list_passes, read_done
 
-        reports: list[tuple[int, int, Any]] = []
+        reports: list[tuple[int, int, int, Any]] = []
         for plan in filter(None, map(parse_plan, names_in(self._layout.plans))):
             for number in list_passes(self._layout, plan):
                 done = read_done(self._layout, PassRef(plan, number))
                 if done is not None and done.report["name"] == self._catalog.name:
-                    reports.append((done.report["generation"], number, done.report["failures"]))
-        reports.sort(key=lambda report: report[:2])
-        return {(failure["sample"], failure["encoder"]): str(failure["reason"]) for *_which, failures in reports for failure in failures}
+                    report: Any = done.report
+                    reports.append((report["generation"], report.get("listing", 0), number, report))
+        reports.sort(key=lambda report: report[:3])
+        self._reports = [report for *_which, report in reports]
+        return self._reports
 
 
 def _which(cell: dict[str, Any]) -> str:

@@ -25,6 +25,9 @@ _COLLAPSED: Final = re.compile(
     re.IGNORECASE,
 )
 """A URL whose `//` became one slash in `pathlib`. Only known schemes count, as a folder may be called `data:`."""
+MOST_CHARACTERS: Final = 100_000
+"""The most characters of a caption. The text encoder that reads most, of 8,192 tokens, reads about 40,000; what is longer is no caption but
+another file or column, and some tokenizers take minutes for it."""
 
 _PULLED: Final = frozenset({"s3", "gs", "az"})
 """Schemes that `push` and `pull` know."""
@@ -151,3 +154,22 @@ def check_calls(on_progress: object, cancel: object) -> None:
         check_function("on_progress", on_progress)
     if cancel is not None and not callable(getattr(cancel, "is_set", None)):
         refuse("cancel", "an object with is_set()", cancel)
+
+
+def refuse_caption(text: str, where: str) -> None:
+    """Raise BadInput for a caption that cannot be encoded: with a NUL or half a character in it, or longer than any text encoder reads."""
+    if "\0" in text:
+        raise BadInput(f"{where} has a NUL character in it, as UTF-16 text has without a byte order mark: save it as UTF-8")
+    if len(text) > MOST_CHARACTERS:
+        raise BadInput(f"{where} has {len(text):,} characters, more than {MOST_CHARACTERS:,}, which is no caption: shorten it")
+    if not text.isascii() and is_broken(text):
+        raise BadInput(f"{where} has half a character in it (a lone surrogate, such as half of an emoji): write the character again")
+
+
+def is_broken(text: str) -> bool:
+    """Return whether a text has lone surrogates in it, so that it has no form in UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

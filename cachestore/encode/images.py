@@ -354,14 +354,6 @@ def _turned(picture: Picture, orientation: int) -> Pixels:
     return turned.view(np.uint8).reshape(*turned.shape, pixels.shape[2])
 
 
-def _upright_as_stored(image: Image.Image, data: bytes) -> Image.Image:
-    orientation = _orientation(image, data)
-    image.load()
-    stored = transposed(image.copy(), orientation)
-    stored.format = image.format
-    return stored
-
-
 def _upright_rgb(image: Image.Image, data: bytes) -> Picture:
     picture = _layers(image, data)
     picture = on_white(picture) if isinstance(picture, Image.Image) and picture.mode == "RGBA" else picture

@@ -1,10 +1,12 @@
 """How trainers read the caption files beside pictures. Their white space decides file names, and some trainers encode other words."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Final
 
+from cachestore.core.errors import BadInput
 from cachestore.core.samples import Sample
 from cachestore.core.words import first_of, plural
 from cachestore.interop.formats.families import SD_SCRIPTS
@@ -71,7 +73,9 @@ class EncodedCaptions:
         """Return the text of the file that a sample's captions were read from; None if they came from elsewhere."""
         reference = visual_of(sample)
         text = None if reference is None or self.files is None else text_beside(self.files, reference)
-        own = None if text is None else captions_in(text.removeprefix(_MARK), self.caption_lines, sample.id, Remarks())
+        own = None
+        with suppress(BadInput):  # a caption that cannot be encoded is not the sample's
+            own = None if text is None else captions_in(text.removeprefix(_MARK), self.caption_lines, sample.id, Remarks())
         return text if own == sample.captions else None
 
     def remarks(self) -> Iterator[str]:

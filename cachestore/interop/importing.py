@@ -173,7 +173,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
             raise BadUsage(f"{request.data} lists no pictures, so no latents can belong to it: pass --encode text")
         encoders = file_encoders(cache, found, family, made, kinds)
         cached = digest_parts("cachestore-cache", canonical([list(file) for file in (*found.files, *telling)])).hex()
-        plan = _plan(found, encoders, cached)
+        plan = _plan(found, encoders, cached, seen)
         _check_name(plan, request, newest_catalog(layout, plan.catalog))
         shared: list[str] = []
         # Only now, so that a refused import leaves no store behind.
@@ -243,12 +243,12 @@ def _requests(column: PlanColumn, spans: Mapping[str, ClipFrames], sample: Sampl
     return [request_for(column.role, own, value, {}) for value in sample.images.get(column.role, ())[:1]]
 
 
-def _plan(found: CacheScan, encoders: Sequence[FileEncoder], cached: str) -> Plan:
-    """Return the plan; `cached` digests names and stat records of the cache's files."""
+def _plan(found: CacheScan, encoders: Sequence[FileEncoder], cached: str, seen: Remarks) -> Plan:
+    """Return the plan; `cached` digests names and stat records of the cache's files, `seen` has what cannot be used of the source."""
     request, numbered = found.request, list(enumerate(encoders))
     fingerprints = [encoder.recipe.fingerprint for encoder in encoders]
     captions = canonical([list(sample.captions) for sample in found.samples])
-    return build_plan(
+    plan = build_plan(
         catalog=request.name,
         request=digest_parts("cachestore-import", request.name, request.captions, cached, str(request.fps), *fingerprints).hex(),
         content=digest_parts(found.listing.content, request.captions, captions).hex(),
@@ -258,6 +258,7 @@ def _plan(found: CacheScan, encoders: Sequence[FileEncoder], cached: str) -> Pla
         texts=CaptionPolicy.parse(request.captions).encoding(),
         extra=[(number, {"caption": ""}) for number, encoder in numbered if encoder.role == CAPTION and "" in encoder.locations],
     )
+    return replace(plan, refused=[(one.sample, one.reason) for one in seen.refused], refused_count=len(seen.refused))
 
 
 def _check_name(plan: Plan, request: ImportRequest, previous: Catalog | None) -> None:

@@ -20,7 +20,7 @@ from cachestore.encode.unit import Encoder
 from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
 from cachestore.jobs.fits import Fits, fits_of, samples_of
-from cachestore.jobs.pass_counts import list_failures, recheck_in_words
+from cachestore.jobs.pass_counts import list_failures, list_refused, recheck_in_words
 from cachestore.jobs.planning import Wanted
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.jobs.task import words_of
@@ -96,12 +96,16 @@ class Forecast:
     """Up to 100 samples whose files cannot be opened, or are too short for every count of `--frames`: `sample` and `reason` of each."""
     will_fail_count: int = 0
     """How many such samples there are among those that were looked at."""
+    failed: int = 0
+    """Rows and files of the source that cannot be used. They count in `samples` and `wanted`: `wanted = present + to_encode + failed`."""
+    failures: tuple[Mapping[str, Json], ...] = ()
+    """These, as in the report of `precompute`."""
 
     __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
         """Return the forecast as JSON."""
-        lists = {name: list(getattr(self, name)) for name in ("remarks", "not_made_here", "truncated_samples", "will_fail")}
+        lists = {name: list(getattr(self, name)) for name in ("remarks", "not_made_here", "truncated_samples", "will_fail", "failures")}
         fits = {"cut": self.fits.cut.as_json(), "scaled_up": self.fits.scaled_up.as_json()}
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "fits"} | lists | fits
 
@@ -139,8 +143,8 @@ def make_forecast(
     published, ignored = _published(layout, reconciler), reconciler.ignored_launch
     left = min(len(missing), plan.unit_count - published - len(held)) if published else len(missing)
     return Forecast(
-        samples=len(plan.ids),
-        wanted=plan.unit_count,
+        samples=len(plan.ids) + plan.refused_count,
+        wanted=plan.unit_count + plan.refused_count,
         present=plan.unit_count - len(missing),
         to_encode=len(missing),
         estimated_bytes=size,
@@ -162,6 +166,8 @@ def make_forecast(
         truncated_samples=tuple(sample for names in samples_of(plan, truncated[:NAMED]).values() for sample in names)[:NAMED],
         will_fail=tuple({"sample": one["sample"], "reason": one["reason"]} for one in will_fail[:_NAMED_FAILURES]),
         will_fail_count=len({one["sample"] for one in will_fail}),
+        failed=plan.refused_count,
+        failures=tuple(list_refused(plan)),
     )
 
 
@@ -315,18 +321,19 @@ def _seconds(layout: Layout, units: int, ignored: str) -> float | None:
 def in_words(forecast: Forecast, root: Path) -> list[str]:
     """Return the forecast as lines for a person."""
     about, most = "about " if forecast.is_estimate else "", "at most " if forecast.left and forecast.is_bound else ""
-    there = forecast.wanted - forecast.left
+    wanted = forecast.wanted - forecast.failed
+    there = wanted - forecast.left
     unfinished = ""
     if forecast.published > forecast.present:
         unfinished = f",{'' if forecast.published >= there else f' {forecast.published} of them'} from a run that did not finish"
     units = (
-        f"{plural(forecast.wanted, 'unit')}: {there} {noun(there, 'is', 'are')} in the store already{unfinished};"
-        f" {most}{forecast.left} to encode"
+        f"{plural(wanted, 'unit')}: {there} {noun(there, 'is', 'are')} in the store already{unfinished}; {most}{forecast.left} to encode"
     )
     lines = [not_made(forecast.not_made_here)] if forecast.not_made_here else []
     counts = [plural(forecast.samples, "sample"), plural(forecast.distinct_captions, "distinct caption")]
     counts += [f"{plural(forecast.prompts, 'prompt')} for validation"] if forecast.prompts else []
     lines += [recheck_in_words(forecast.rechecked)] if forecast.rechecked else []
+    lines += _failures_in_words(forecast)
     lines += [*forecast.remarks, ", ".join([*counts, units])]
     if forecast.buckets:
         lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))
@@ -347,6 +354,16 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
         seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate of earlier passes"
         lines.append(f"{room_in_words(forecast, root)}{seconds}")
     return lines
+
+
+def _failures_in_words(forecast: Forecast) -> list[str]:
+    """A line for each of the first rows that fail alone, below their count."""
+    if not forecast.failed:
+        return []
+    cannot = f"{plural(forecast.failed, 'row or file', 'rows or files')} of the source cannot be used and will be listed as failed:"
+    shown = [f"  {failure['sample']}: {failure['reason']}" for failure in forecast.failures[:_SHOWN_FAILURES]]
+    more = forecast.failed - len(shown)
+    return [cannot, *shown, *([f"  and {more} more (--plan-only --json names them)"] if more else [])]
 
 
 def room_in_words(forecast: Forecast, root: Path) -> str:

@@ -52,7 +52,7 @@ from cachestore.jobs.option_types import (
 )
 from cachestore.source.combined import IN_MEMORY, labelled
 from cachestore.source.prompts import Prompts
-from cachestore.source.reading import CaptionLines, Reading
+from cachestore.source.reading import CaptionLines, Reading, TarNames
 from cachestore.source.tars import SUFFIX
 
 _OPTION: Final = re.compile(r"(?<![\w-])--(?P<option>[a-z][a-z-]*)(?:(?P<space> )(?P<value>[^\s;:()]*[^\s;:(),.]))?")
@@ -61,7 +61,7 @@ _DATA: Final = re.compile(r"\bDATA\b")
 _OTHER_NAMES: Final = {"encode-arg": "encode_args", "claim": "claims"}
 """Python's names for options that may be repeated: their values are mappings."""
 
-_LEFT_OUT: Final = ("sources", "prompts", "alpha")
+_LEFT_OUT: Final = ("sources", "prompts", "alpha", "caption_column", "tar_names")
 """Options that a catalog records only if they are given, so that the catalogs of older versions compare equal."""
 
 LOADED: Final = "(loaded "
@@ -120,6 +120,21 @@ class PrecomputeRequest:
         "FILE",
     )
     """(prompt, negative prompt) of each: the file is read once, so that workers and `repair --refill` do not need it."""
+    caption_column: str | None = make_option(
+        None,
+        TEXT,
+        "captions",
+        "the column of rows, or the field of a .json beside a picture, that has the captions (default: caption or text; of a .json also"
+        " prompt)",
+        "NAME",
+    )
+    tar_names: TarNames = make_option(
+        "first-dot",
+        one_of(*get_args(TarNames)),
+        "data",
+        "where the name of a sample in a tar ends; last-dot is for names with dots, such as 22.05.jpg",
+        "first-dot|last-dot",
+    )
     sources: tuple[Source, ...] = make_option(
         (),
         SOURCES,
@@ -271,7 +286,14 @@ class PrecomputeRequest:
     @property
     def reading(self) -> Reading:
         """How the sources are read into samples."""
-        return Reading(self.caption_lines, self.caption, bool(self.frames), self.roles)
+        return Reading(
+            self.caption_lines,
+            self.caption,
+            bool(self.frames),
+            self.roles,
+            caption_column=self.caption_column,
+            tar_names=self.tar_names,
+        )
 
     def check(self) -> None:
         """Raise BadInput for options that are malformed or cannot be combined."""
@@ -325,10 +347,8 @@ class PrecomputeRequest:
     def hints(self) -> dict[str, Json]:
         """Return the options that a catalog's header keeps, so that `repair --refill` can encode the same again. Paths are absolute."""
         body = replace(self, sources=tuple(labelled(self.sources))).absolute().as_json()
-        is_hint = {
-            one.name: option_of(one).is_hint and (one.name not in _LEFT_OUT or getattr(self, one.name) != one.default)
-            for one in fields(self)
-        }
+        given = {one.name for one in fields(self) if one.name not in _LEFT_OUT or getattr(self, one.name) != one.default}
+        is_hint = {one.name: option_of(one).is_hint and one.name in given for one in fields(self)}
         return {name: value for name, value in body.items() if is_hint[name]}
 
     @classmethod
@@ -356,6 +376,8 @@ class SharedOptions(TypedDict, total=False):
     captions: Literal["first", "all"] | CaptionPolicy
     caption_lines: CaptionLines
     caption: str | None
+    caption_column: str | None
+    tar_names: TarNames
     roles: str | Sequence[str]
     alpha: Alpha
     prompts: str | os.PathLike[str] | Sequence[str | tuple[str, str]]

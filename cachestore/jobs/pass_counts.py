@@ -126,14 +126,26 @@ def count_made(outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot
     return count, size_bytes
 
 
+OF_SOURCE: Final = "source"
+"""In place of an encoder, in the failures of what the source has and is no sample."""
+
+
+def list_refused(plan: Plan) -> list[Json]:
+    """Return rows of sample (or place), encoder and reason for what the source has and cannot be used."""
+    return [{"sample": sample, "encoder": OF_SOURCE, "reason": reason} for sample, reason in plan.refused]
+
+
 def list_failures(plan: Plan, failed: Mapping[int, str]) -> list[Json]:
     """Return rows of sample, encoder and reason, each once: all variants of a damaged picture give one row.
+
+    What the source has and cannot be used comes first.
 
     A failed unit that no sample refers to has "" as its sample if it is the empty caption, and "(prompt) TEXT" if it is a prompt; with
     `fill` it has its key.
     """
+    refused = list_refused(plan)[:_NAMED_FAILURES]
     if not failed:
-        return []
+        return refused
     rows: dict[tuple[str, str, str], None] = {}
     named: set[int] = set()
     for column, (at, units) in zip(plan.columns, plan.cells, strict=True):
@@ -145,7 +157,7 @@ def list_failures(plan: Plan, failed: Mapping[int, str]) -> list[Json]:
         (_name_alone(plan, index), plan.recipes[plan.recipe_of(index)].encoder, failed[index]) for index in sorted(set(failed) - named)
     ]
     listed = [*rows, *alone][:_NAMED_FAILURES]
-    return [{"sample": sample, "encoder": encoder, "reason": reason} for sample, encoder, reason in listed]
+    return [*refused, *({"sample": sample, "encoder": encoder, "reason": reason} for sample, encoder, reason in listed)]
 
 
 def _name_alone(plan: Plan, index: int) -> str:

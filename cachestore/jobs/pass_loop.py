@@ -34,8 +34,9 @@ class Report:
 
     complete: bool
     samples: int
+    """Samples that the source lists, and its rows or files that cannot be used."""
     wanted: int
-    """Units of the plan: distinct captions and images, for each recipe."""
+    """Units of the plan: distinct captions and images, for each recipe; and each row or file of the source that cannot be used."""
     reused: int
     encoded: int
     failed: int

@@ -26,7 +26,7 @@ from cachestore.jobs.wanted_columns import NAMED_ROLES, picture_role, wanted_col
 from cachestore.source.combined import IN_MEMORY, InMemory, files_of, files_of_sources, list_path, list_sources
 from cachestore.source.files import IMAGE_SUFFIXES, Files
 from cachestore.source.listing import Listing, with_alpha
-from cachestore.source.remarks import Remarks
+from cachestore.source.remarks import Refused, Remarks
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
 from cachestore.work.agreement import Intent, counted, wait_for_rank_0
@@ -141,9 +141,11 @@ def look_at_request(
     if plan is None:
         seen, texts = Remarks(), Remarks()
         samples = listing.samples(seen) if heartbeat is None else counted(listing.samples(seen), heartbeat)
-        plan = _build(request, _with_texts(samples, request.policy, texts), encoders, columns, (asked, content))
+        plan = _build(request, _with_texts(samples, request.policy, texts), encoders, columns, (asked, content), seen=seen)
         plan = replace(
             plan,
+            refused=[(one.sample, one.reason) for one in seen.refused],
+            refused_count=len(seen.refused),
             remarks=(
                 *seen.in_words(),
                 *(texts.in_words() if _asks_for_text(request) else ()),
@@ -287,9 +289,11 @@ def _build(
     encoders: Sequence[Encoder],
     columns: Sequence[ColumnRequest],
     digests: tuple[str, str],
+    *,
+    seen: Remarks,
 ) -> Plan:
-    """Build the plan of a request; `digests` are those of (request, content)."""
-    return build_plan(
+    """Build the plan of a request; `digests` are those of (request, content). Raises BadInput if every sample fails alone."""
+    plan = build_plan(
         catalog=request.name,
         request=digests[0],
         content=digests[1],
@@ -305,7 +309,11 @@ def _build(
             for caption in dict.fromkeys(["", *(text for pair in request.prompts for text in pair)])
         ],
         prompts=request.prompts,
+        refuse=lambda sample, reason: seen.refused.append(Refused(sample, reason)),
     )
+    if not plan.ids:
+        seen.refused.refuse_all(request.named_data)
+    return plan
 
 
 def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> None:

@@ -109,7 +109,8 @@ def precompute(
         **options: all other options of `cachestore precompute`, with underscores: resolution (a number, or several of
             them), variants, crop, crop_seed, flip, buckets, bucket_step, no_upscale, frames (a number, or several), fps, clips, name,
             alpha ("mask": the transparency of pictures and videos is their mask),
-            captions ("first", "all", or a CaptionPolicy: all texts that it may ask for are encoded), caption_lines, caption, prompts
+            captions ("first", "all", or a CaptionPolicy: all texts that it may ask for are encoded), caption_lines, caption,
+            caption_column, tar_names ("first-dot", "last-dot"), prompts
             (a file, or a list of texts or of (prompt, negative prompt)), roles, access,
             vae, text_encoder, revision, variant, text_dtype, vae_dtype, latents, procs, device, batch_size, compile, workers, rank,
             world_size, strict, replace, recheck (read every input and every file of the model again).

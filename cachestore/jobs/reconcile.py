@@ -294,13 +294,14 @@ class Reconciler:
 
     def _report(self, outcomes: Outcomes, failed: Mapping[int, str], generation: int, digest: str, snapshot: Snapshot) -> dict[str, Json]:
         made, size_bytes = count_made(outcomes, failed, snapshot)
+        refused = self.job.plan.refused_count
         return {
-            "complete": not failed,
-            "samples": len(self.job.plan.ids),
-            "wanted": self.job.plan.unit_count,
+            "complete": not failed and not refused,
+            "samples": len(self.job.plan.ids) + refused,
+            "wanted": self.job.plan.unit_count + refused,
             "reused": self.job.plan.unit_count - made - len(failed),
             "encoded": made,
-            "failed": len(failed),
+            "failed": len(failed) + refused,
             "missing": 0,
             "seconds": round(max(self.seconds(), seconds_of_pass(self.job.layout, self.ref.plan, self.ref.number)), 3),
             "bytes": size_bytes,

@@ -126,7 +126,8 @@ def requests_of(
 
     `taken` are the roles from which conditions are made, `captioned` the text encoders that may read captions of their own.
 
-    Raises BadInput for images that cannot be combined, BadUsage for a caption of a text encoder that is not in `captioned`.
+    Raises BadInput for images that cannot be combined and for a caption of a text encoder that is not in `captioned`, with which the
+    sample fails alone; BadUsage if no text encoder may read captions of its own.
     """
     if role == CAPTION:
         _check_own_captions(sample, captioned)
@@ -158,11 +159,11 @@ def _check_own_captions(sample: Sample, captioned: Sequence[str]) -> None:
                 f"sample {sample.id!r} has a column {column!r}, but all text encoders of this model read one caption: rename the column"
             )
         if column not in known:
-            raise BadUsage(
+            raise BadInput(
                 f"sample {sample.id!r} has a column {column!r}, but for this model there are {listed(known)}{did_you_mean(column, known)}"
             )
         if text is not None and not isinstance(text, str):
-            raise BadUsage(f"sample {sample.id!r}: the column {column} must be one text, not {text!r:.200}")
+            raise BadInput(f"sample {sample.id!r}: the column {column} must be one text, not {text!r:.200}")
 
 
 def _check_companions(role: str, sample: Sample) -> None:
@@ -186,7 +187,7 @@ def _check_video(options: Mapping[str, Json], sample: Sample, taken: Collection[
         )
     shown = [role for role in sample.images if role not in taken and role_of(role).follows == IMAGE and role != MASK]
     if shown and (options.get("crop") == RANDOM or "clips" in options):
-        raise BadInput(
+        raise BadUsage(
             f"sample {sample.id!r} has a video with control images, which --crop random and --clips cannot cut in the same way as"
             " the video: leave these options out"
         )

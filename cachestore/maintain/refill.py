@@ -18,6 +18,7 @@ from cachestore.files.paths import MARKER, Layout
 from cachestore.jobs.columns import images_in
 from cachestore.jobs.comparison import compare
 from cachestore.jobs.options import PrecomputeRequest, python_call
+from cachestore.jobs.pass_counts import OF_SOURCE
 from cachestore.jobs.planning import Wanted, look_at_request
 from cachestore.jobs.precompute import precompute_here
 from cachestore.jobs.reconcile import Reconciler
@@ -196,6 +197,10 @@ def _run_again(layout: Layout, request: PrecomputeRequest, on_progress: OnProgre
     """Encode what is missing; samples and captions stay."""
     unchanged = partial(_check_unchanged, request)
     found = precompute_here(request, store_id=layout.store_id, on_progress=on_progress, cancel=cancel, compare_with=unchanged)
+    if refused := [failure for failure in found.failures if failure["encoder"] == OF_SOURCE]:
+        named = first_of(str(failure["sample"]) for failure in refused)
+        what = plural(len(refused), "row or file", "rows or files")
+        _log.warning("%s of the source of %r cannot be used (%s): `cachestore why` says why", what, request.name, named)
     return found.encoded_here
 
 

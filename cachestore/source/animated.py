@@ -21,7 +21,7 @@ def is_animated_path(path: Path) -> bool:
     try:
         with open_foreign(path) as file:
             return is_animated(file)
-    except OSError:
+    except (OSError, ValueError):  # a name with a NUL is no path
         return False
 
 

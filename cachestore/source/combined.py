@@ -24,7 +24,7 @@ from cachestore.source.listing import Listing
 from cachestore.source.memory import list_objects, list_rows
 from cachestore.source.pipe import pipe_files
 from cachestore.source.reading import PLAIN, Reading
-from cachestore.source.remarks import Problems, Remarks
+from cachestore.source.remarks import Problems, Refused, Remarks
 from cachestore.source.tars import list_tars, tars_at
 
 IN_MEMORY: Final = "(in memory)"
@@ -186,7 +186,11 @@ def _walk(listed: Sequence[tuple[str, Source, Listing]], remarks: Remarks) -> It
         seen, before = Remarks(), len(owners)
         columns: dict[str, Json] = {SOURCE: label} | ({SOURCE_WEIGHT: float(source.share)} if is_weighted else {})
         for sample in listing.samples(seen):
-            named = _of_source(sample, source, label, columns)
+            try:
+                named = _of_source(sample, source, label, columns)
+            except BadInput as error:
+                seen.refused.append(Refused(sample.id, str(error)))
+                continue
             owner = owners.setdefault(named.id, source)
             if owner is source:
                 yield named
@@ -197,7 +201,9 @@ def _walk(listed: Sequence[tuple[str, Source, Listing]], remarks: Remarks) -> It
                     f"two samples have the id {named.id!r}: one of {owner.data} and one of {source.data}; give one of these"
                     " sources a name, which is then put before the ids of its samples"
                 )
-        remarks.add(seen, f"{label}/")
+        if len(owners) == before and not seen.collapsed:
+            seen.refused.refuse_all(source.data)
+        remarks.add(seen, f"{label}/", f"{source.name}/" if source.name else "")
         remarks.empty += [label] if len(owners) == before and not seen.collapsed else []
 
 

@@ -9,45 +9,45 @@ from pathlib import Path
 from typing import Final
 
 from cachestore.core.errors import BadInput
-from cachestore.core.keys import digest_text
 from cachestore.core.samples import BESIDE, IMAGE, VIDEO, Sample, goes_with
 from cachestore.files.paths import MARKER
 from cachestore.source.animated import is_animated_path
-from cachestore.source.captions import CAPTION_SUFFIXES, by_spelling, lines_of, normal, side_car
+from cachestore.source.captions import CAPTION_SUFFIXES, by_spelling, normal, side_car
 from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Folder
-from cachestore.source.listing import Listing, list_manifest, list_samples
+from cachestore.source.listing import Listing, list_samples, list_tables
 from cachestore.source.reading import PLAIN, Reading
-from cachestore.source.remarks import Problems, Remarks
-from cachestore.source.rows import METADATA, from_manifest
+from cachestore.source.remarks import Problems, Refused, Remarks
+from cachestore.source.rows import from_manifest, from_metadata, from_prompts
+from cachestore.source.tables import TABLE_SUFFIXES, metadata_of
 
 _SUFFIXES: Final = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 
 
 def list_source(data: str | Path, how: Reading = PLAIN) -> Listing:
-    """List a folder, a manifest (`.jsonl`) or a prompt list (`.txt`). The listing may be empty.
+    """List a folder, a file of rows (such as `.jsonl`) or a prompt list (`.txt`). The listing may be empty.
 
-    Raises BadInput for a missing path, an unknown kind of file, a malformed row, or two samples with one id.
+    Raises BadInput for a missing path, an unknown kind of file, or a source of which nothing can be used.
     """
     path = Path(data)
     if os.path.isdir(path):  # noqa: PTH112 - as below
         if not os.access(path, os.R_OK | os.X_OK):
             raise BadInput(f"{path} cannot be read: let this user read and enter the folder")
-        manifest = next((found for name in METADATA if (found := path / name).exists() and not found.is_dir()), None)
-        if manifest is None:
-            _refuse_arrow(path)
-            return list_samples(Folder(path.absolute()), partial(_from_folder, path, how), path, how.caption)
-    else:
-        manifest = path if path.suffix.lower() in {".jsonl", ".txt"} and os.path.isfile(path) else None  # noqa: PTH113
-    if manifest is not None and manifest.suffix.lower() == ".txt":
-        return list_manifest(manifest, partial(_from_prompts, manifest), replace(how, caption_lines="whole", roles=()))
-    if manifest is not None:
-        return list_manifest(manifest, partial(from_manifest, manifest, how), how)
+        if found := metadata_of(path):
+            return list_tables(path, [one.path for one in found], partial(from_metadata, found, how), how)
+        _refuse_arrow(path)
+        return list_samples(Folder(path.absolute()), partial(_from_folder, path, how), path, how)
+    suffix = path.suffix.lower()
+    if suffix == ".txt" and os.path.isfile(path):  # noqa: PTH113
+        own = replace(how, caption_lines="whole", roles=(), caption_column=None)
+        return list_tables(path.parent, [path], partial(from_prompts, path), own)
+    if suffix in TABLE_SUFFIXES and os.path.isfile(path):  # noqa: PTH113
+        return list_tables(path.parent, [path], partial(from_manifest, path, how), how)
     if not os.path.exists(path):  # noqa: PTH110 - Path's raises if access is refused
         raise BadInput(f"{path} does not exist, or this user may not read it: check the path")
-    if path.suffix.lower() in {".parquet", ".arrow"}:
-        kind = path.suffix.lower()[1:]
-        raise BadInput(f"{path}: pass it to cs.precompute as datasets.load_dataset({kind!r}, data_files={str(path)!r}, split='train')")
-    raise BadInput(f"{path} is not a folder of images, a manifest (.jsonl), a list of prompts (.txt) or a tar")
+    if suffix == ".arrow":
+        raise BadInput(f"{path}: pass it to cs.precompute as datasets.load_dataset('arrow', data_files={str(path)!r}, split='train')")
+    kinds = ", ".join(TABLE_SUFFIXES)
+    raise BadInput(f"{path} is not a folder of images, a file of rows ({kinds}), a list of prompts (.txt) or a tar")
 
 
 def _refuse_arrow(folder: Path) -> None:
@@ -82,7 +82,7 @@ def _from_folder(root: Path, how: Reading, remarks: Remarks) -> Iterator[Sample]
         try:
             captions = side_car([path.with_suffix(suffix) for suffix in CAPTION_SUFFIXES], how, sample, remarks)
         except BadInput as error:
-            walk.problems.add(error)
+            remarks.refused.append(Refused(sample, str(error)))
             continue
         stem = _stem(reference)
         own = {name: tuple(those) for name, those in beside.get(stem, {}).items() if goes_with(name, role, kinds[stem])}
@@ -105,17 +105,6 @@ def _named_role(stem: str, roles: Sequence[str]) -> tuple[str, str] | None:
     if role.isdecimal():
         name, _dot, role = name.rpartition(".")
     return (name, role.lower()) if name and role.lower() in {*BESIDE, *roles} else None
-
-
-def _from_prompts(path: Path, remarks: Remarks) -> Iterator[Sample]:
-    seen: set[str] = set()
-    for _line, text in lines_of(path):
-        prompt = text.strip()
-        if prompt in seen:
-            remarks.collapsed += 1
-        elif prompt:
-            seen.add(prompt)
-            yield Sample(digest_text(prompt), {}, (prompt,))
 
 
 @dataclass(slots=True)

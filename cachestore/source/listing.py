@@ -3,7 +3,7 @@
 Equal listings have equal digests, whatever the order of the directory, the modification times or the absolute path of the root.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +17,12 @@ from cachestore.files.opening import open_foreign
 from cachestore.source.captions import MANIFEST_BYTES, normal
 from cachestore.source.files import Files, Folder
 from cachestore.source.reading import Reading
-from cachestore.source.remarks import Remarks
-from cachestore.source.rows import METADATA, look_at_columns
+from cachestore.source.remarks import Refused, Remarks
+from cachestore.source.rows import look_at_columns
+from cachestore.source.tables import is_metadata
 
-_ROWS_VERSION: Final = 3
-"""Increase it when the same bytes of a manifest or metadata file become other samples: these then have another plan."""
+_ROWS_VERSION: Final = 4
+"""Increase it when the same bytes of a manifest, metadata file or list of prompts become other samples: these then have another plan."""
 
 Parse = Callable[["Remarks"], Iterator[Sample]]
 """Yields the samples of a source. `captions` is empty for samples without a caption."""
@@ -73,34 +74,43 @@ def with_alpha(listing: Listing) -> Listing:
     return Listing(listing.files, digest_parts("cachestore-alpha", listing.content).hex(), walk)
 
 
-def list_samples(files: Files, parse: Parse, where: Path | str, caption: str | None) -> Listing:
-    """List a source by parsing it now; the samples stay in memory. Raises BadInput if two samples have the same id."""
+def list_samples(files: Files, parse: Parse, where: Path | str, how: Reading) -> Listing:
+    """List a source by parsing it now; the samples stay in memory. Raises BadInput if it has samples and none of them can be used."""
     seen = Remarks()
-    samples = tuple(_checked(parse, where, caption, seen))
+    samples = tuple(_checked(parse, where, how, seen))
 
     def walk(remarks: Remarks) -> Iterator[Sample]:
         remarks.take(seen)
         return iter(samples)
 
     rows = (canonical([s.id, list(s.captions), {role: list(refs) for role, refs in s.images.items()}, dict(s.extras)]) for s in samples)
-    return Listing(files, digest_parts("cachestore-content", *rows).hex(), walk)
+    refused = [canonical(["refused", seen.refused.count, *([one.sample, one.reason] for one in seen.refused)])] if seen.refused else []
+    return Listing(files, digest_parts("cachestore-content", *rows, *refused).hex(), walk)
 
 
-def list_manifest(path: Path, parse: Parse, how: Reading) -> Listing:
-    """List a manifest by the digest of its bytes. So no row is read if there is already a plan for it."""
-    before = _digest(path)
+def list_tables(root: Path, paths: Sequence[Path], parse: Parse, how: Reading) -> Listing:
+    """List files with rows, or a list of prompts, by the digest of their bytes. So no row is read if there is already a plan for them.
+
+    References are paths relative to `root`.
+    """
+    before = [_digest(path) for path in paths]
+    where = paths[0] if len(paths) == 1 else f"{len(paths)} metadata files in {root}"
 
     def walk(remarks: Remarks) -> Iterator[Sample]:
-        yield from _checked(parse, path, how.caption, remarks)
-        if _digest(path) != before:
-            raise BadInput(f"{path} changed while it was read; run the same command again")
+        yield from _checked(parse, where, how, remarks)
+        for path, digest in zip(paths, before, strict=True):
+            if _digest(path) != digest:
+                raise BadInput(f"{path} changed while it was read; run the same command again")
 
-    kind = path.name.lower() if path.name in METADATA else path.suffix.lower()
-    version = "" if kind == ".txt" else f" {_ROWS_VERSION}"
-    parts = [kind + version, before, b"" if how.caption is None else canonical(how.caption)]
+    parts: list[str | bytes] = []
+    for path, digest in zip(paths, before, strict=True):
+        kind = path.relative_to(root).as_posix().lower() if is_metadata(path) else path.suffix.lower()
+        parts += [f"{kind} {_ROWS_VERSION}", digest]
+    parts += [b"" if how.caption is None else canonical(how.caption)]
     parts += [how.caption_lines] if how.caption_lines != "whole" else []
     parts += [canonical(["roles", *how.roles])] if how.roles else []
-    return Listing(Folder(path.parent.absolute()), digest_parts("cachestore-content", *parts).hex(), walk)
+    parts += [canonical(["caption_column", how.caption_column])] if how.caption_column is not None else []
+    return Listing(Folder(root.absolute()), digest_parts("cachestore-content", *parts).hex(), walk)
 
 
 def _digest(path: Path) -> str:
@@ -111,28 +121,51 @@ def _digest(path: Path) -> str:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}; let this user read it") from error
 
 
-def _checked(parse: Parse, where: Path | str, caption: str | None, remarks: Remarks) -> Iterator[Sample]:
+def _checked(parse: Parse, where: Path | str, how: Reading, remarks: Remarks) -> Iterator[Sample]:
+    """Yield the samples of which each id is the first, with the caption of those that have none."""
     ids: set[str] = set()
+    again: list[tuple[str, str, str]] = []
+    caption = how.caption
     has_captions, has_files, has_text = caption is not None, False, caption is not None
     for sample in parse(remarks):
+        if sample.id in ids:
+            again.append((sample.id, remarks.origin or _what_of(sample), _origin_of(sample, remarks)))
+            continue
         has_captions |= bool(sample.captions)
         has_text = has_text or any(text.strip() for text in sample.captions)
         has_files |= not sample.images.keys().isdisjoint((IMAGE, VIDEO))
-        if sample.id in ids:
-            one, two = _what(next(other for other in parse(Remarks()) if other.id == sample.id)), _what(sample)
-            shown = ascii if normal(one) == normal(two) else repr  # two spellings of one letter look the same
-            raise BadInput(
-                f"two samples of {where} have the id {sample.id!r}: {shown(one)} and {shown(two)}; give one of them another id, in a"
-                " column id"
-            )
         ids.add(sample.id)
         remarks.missing += [sample.id] if not sample.captions and caption is None else []
         yield sample if sample.captions else replace(sample, captions=(caption or "",))
+    if again:
+        _refuse_again(parse, again, remarks)
+    if not ids:
+        remarks.refused.refuse_all(where)
     if has_captions and not has_text and not remarks.missing:
         remarks.wordless.append(str(where))
     if ids and remarks.columns:
-        look_at_columns(where, remarks, has_captions=has_captions, has_files=has_files)
+        look_at_columns(where, how, remarks, has_captions=has_captions, has_files=has_files)
 
 
-def _what(sample: Sample) -> str:
+def _refuse_again(parse: Parse, again: Sequence[tuple[str, str, str]], remarks: Remarks) -> None:
+    """Let each later sample of an id fail alone, and name the first one. To find these, the source is read once more."""
+    wanted, first = {name for name, *_origins in again}, dict[str, str]()
+    seen = Remarks()
+    for sample in parse(seen):
+        if sample.id in wanted:
+            first.setdefault(sample.id, _origin_of(sample, seen))
+    for name, origin, other in again:
+        one = first.get(name, "an earlier one")
+        shown = ascii if one != other and normal(one) == normal(other) else str  # two spellings of one letter look the same
+        reason = f"two samples have the id {name!r}: {shown(one)}, which is taken, and {shown(other)}; give one of them another id"
+        remarks.refused.append(Refused(origin, f"{reason}, in a column id", has_id=False))
+
+
+def _origin_of(sample: Sample, remarks: Remarks) -> str:
+    """Where a sample is from: file and line, and what it is made of."""
+    return f"{remarks.origin} ({_what_of(sample)!r})" if remarks.origin else _what_of(sample)
+
+
+def _what_of(sample: Sample) -> str:
+    """What a sample is made of: its first reference, else the beginning of its caption."""
     return next((refs[0] for refs in sample.images.values() if refs), (sample.captions or ("",))[0][:60])

@@ -7,7 +7,7 @@ and the pictures through its source pipe.
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final, cast
 from cachestore.core.arguments import as_many, as_mapping
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import Stat, stamp_of
-from cachestore.core.keys import Json, canonical, digest_parts
+from cachestore.core.keys import canonical, digest_parts
 from cachestore.core.samples import BESIDE, IMAGE, ROLES, VIDEO, Sample
 from cachestore.core.words import first_of
 from cachestore.files.opening import open_foreign
@@ -27,12 +27,12 @@ from cachestore.source.files import Files, Folder, Routed
 from cachestore.source.listing import Listing, list_samples
 from cachestore.source.reading import PLAIN, Reading
 from cachestore.source.remarks import Remarks, taken
-from cachestore.source.rows import check_row, from_row, named_row
+from cachestore.source.rows import check_row, from_row, named_row, names_of, refuse_reference
 
 MEMORY: Final = "memory:"
 """Prefix of the reference of a picture that is not a file. Role, number and sample follow."""
 
-_FORMAT: Final = "cachestore-rows/1"
+_FORMAT: Final = "cachestore-rows/2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,11 @@ class Memory:
     fetch: Callable[[_PictureRef], object]
     refs: dict[str, _PictureRef] = field(default_factory=dict[str, _PictureRef])
     _stats: dict[str, Stat] = field(default_factory=dict[str, Stat])
+
+    def hold(self, refs: Mapping[str, _PictureRef]) -> None:
+        """Add the pictures of a sample. Those of an earlier sample of the same id stay, as the later one fails."""
+        for reference, ref in refs.items():
+            self.refs.setdefault(reference, ref)
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
         """The bytes of a picture. One that is not a file yet is written as an uncompressed TIFF. Raises OSError."""
@@ -147,7 +152,7 @@ def list_objects(data: object, how: Reading = PLAIN) -> Listing:
         return those[ref.number]
 
     memory = Memory(fetch)
-    return list_samples(memory, partial(_from_samples, samples, memory, how), "the samples given", how.caption)
+    return list_samples(memory, partial(_from_samples, samples, memory, how), "the samples given", how)
 
 
 def _several(value: object) -> Sequence[object]:
@@ -160,55 +165,47 @@ def _from_samples(samples: Sequence[Sample], memory: Memory, how: Reading, remar
         if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's
             advice = ": make each with cs.Sample(id, {'image': picture}, (caption,))" if row == 0 else ""  # once in the error for all rows
             raise BadInput(f"sample {row} is {type(sample).__name__}, not a cs.Sample{advice}")
-        where = f"sample {row} ({sample.id!r})"
+        where = f"sample {row} ({sample.id!r:.200})"
         shown = as_mapping(f"{where}: images", sample.images, "a mapping from roles to pictures")
-        images = {role: _references(memory, _PictureRef(row, role, 0, sample.id), value) for role, value in shown.items()}
+        refs: dict[str, _PictureRef] = {}
+        images = {role: _references(refs, _PictureRef(row, role, 0, sample.id), value, where) for role, value in shown.items()}
         if unknown := next((role for role in images if role not in {*ROLES, *how.roles}), None):
             known = ", ".join((*ROLES, *how.roles))
             raise BadInput(f"{where}: images of the unknown role {unknown!r} cannot be encoded; roles are {known}; roles= names your own")
         captions = [sample.captions] if isinstance(sample.captions, str) else list(as_many(f"{where}: captions", sample.captions, "texts"))
         extras = as_mapping(f"{where}: extras", sample.extras, "a mapping of columns")
         sizes = {name: list(value) for name, value in (("size", sample.size), ("crop", sample.crop)) if value is not None}
-        yield _from_columns({**extras, **sizes, **images, "id": sample.id, "caption": captions}, where, how, remarks)
+        made = from_row({**extras, **sizes, **images, "id": sample.id, "caption": captions}, where, how, remarks)
+        memory.hold(refs)
+        yield made
 
-    return taken(range(len(samples)), parse, "the samples given")
+    def names(row: int) -> list[str]:
+        sample = samples[row]
+        return names_of({"id": sample.id}) if isinstance(sample, Sample) else []  # pyright: ignore[reportUnnecessaryIsInstance] - as above
+
+    return taken(((f"sample {row}", row) for row in range(len(samples))), parse, names, remarks)
 
 
-def _references(memory: Memory, ref: _PictureRef, value: object) -> list[str]:
+def _references(refs: dict[str, _PictureRef], ref: _PictureRef, value: object, where: str) -> list[str]:
     """The references of a sample's pictures of one role; a path is its own reference. `ref` is that of the first picture."""
     found: list[str] = []
     for number, picture in enumerate(_several(value)):
         if isinstance(picture, str | os.PathLike):
-            path = os.fspath(cast("str | os.PathLike[str]", picture))
+            path = os.fsdecode(cast("str | os.PathLike[str]", picture))
+            refuse_reference(path, where)
             found.append(f"./{path}" if path.startswith(MEMORY) else path)
         elif isinstance(picture, bytes | bytearray | memoryview | Mapping) or _is_pil(picture):
-            found.append(_named(memory, replace(ref, number=number)))
+            found.append(_named(refs, replace(ref, number=number)))
         else:
             what = f"sample {ref.row} ({ref.sample!r}): {ref.column} is {type(picture).__name__}"
             raise BadInput(f"{what}; it must be a path, bytes or (of a picture) a PIL image, or several of them")
     return found
 
 
-def _named(memory: Memory, ref: _PictureRef) -> str:
+def _named(refs: dict[str, _PictureRef], ref: _PictureRef) -> str:
     reference = f"{MEMORY}{ref.column}.{ref.number}:{ref.sample}"
-    memory.refs[reference] = ref
+    refs[reference] = ref
     return reference
-
-
-def _from_columns(row: Mapping[str, Any], where: str, how: Reading, remarks: Remarks) -> Sample:
-    """As `from_row`, for values of any type. Raises BadInput for values that JSON cannot hold."""
-    if why := _why_not_json(dict(row)):
-        column = next((column for column, value in row.items() if _why_not_json(value)), "")
-        raise BadInput(f"{where}: the column {column!r} cannot be kept beside the sample ({why}); leave it out, or make it a text")
-    return from_row(row, where, how, remarks)
-
-
-def _why_not_json(value: Json) -> str:
-    try:
-        canonical(value)
-    except BadInput as error:
-        return str(error)
-    return ""
 
 
 # Hugging Face
@@ -226,27 +223,49 @@ def _list_columns(data: Any, how: Reading) -> Listing:
 
     memory = Memory(fetch)
     others = [name for name in plain.column_names if name not in columns.values()]
-    texts: Iterable[Mapping[str, Any]] = plain.select_columns(others) if others else [dict[str, Any]()] * len(plain)
+    texts: Any = plain.select_columns(others) if others else [dict[str, Any]()] * len(plain)
     of_lists = {role for role, column in columns.items() if not hasattr(plain.features[column], "decode")}
 
-    def parse(remarks: Remarks, numbered: tuple[int, Mapping[str, Any]]) -> Iterator[Sample]:
+    def parse(remarks: Remarks, numbered: "tuple[int, Mapping[str, Any] | BadInput]") -> Iterator[Sample]:
         row, values = numbered
-        where = f"row {row} of the data set"
-        found = dict(named_row(values, where, remarks))
+        if isinstance(values, BadInput):
+            raise values
+        where, refs = remarks.origin, dict[str, _PictureRef]()
+        found = dict(named_row(values, where, how))
         if found.get("id") is None:
             found["id"] = found.pop("file_name", None) or str(row)
         for role, column in columns.items():
             # Reads pictures only if a column holds several in a row.
             several: Any = pictures[role][row][column] if role in of_lists else (None,)
-            found[role] = [_named(memory, _PictureRef(row, role, number, str(found["id"]))) for number in range(len(several or ()))]
+            found[role] = [_named(refs, _PictureRef(row, role, number, str(found["id"]))) for number in range(len(several or ()))]
         check_row(found, where, dict.fromkeys(plain.column_names), how.roles)
-        yield _from_columns(found, where, how, remarks)
+        made = from_row(found, where, how, remarks)
+        memory.hold(refs)
+        yield made
 
     def parse_all(remarks: Remarks) -> Iterator[Sample]:
         remarks.columns.update(dict.fromkeys(plain.column_names if len(plain) else ()))
-        return taken(enumerate(texts), partial(parse, remarks), "the data set given")
+        rows = ((f"row {row} of the data set", (row, values)) for row, values in enumerate(_rows_of(texts)))
+        return taken(rows, partial(parse, remarks), lambda numbered: names_of(numbered[1]) or [str(numbered[0])], remarks)
 
-    return list_samples(memory, parse_all, "the data set given", how.caption)
+    return list_samples(memory, parse_all, "the data set given", how)
+
+
+def _rows_of(texts: Any) -> "Iterator[Mapping[str, Any] | BadInput]":
+    """The rows of a data set; BadInput for one with text that is not UTF-8, which ends the iteration: the rest is read row by row."""
+    row = 0
+    try:
+        for values in texts:
+            yield values
+            row += 1
+    except UnicodeDecodeError:
+        for number in range(row, len(texts)):
+            try:
+                values = texts[number]
+            except UnicodeDecodeError:
+                yield BadInput(f"row {number} of the data set: a text is not UTF-8; write it again")
+                continue
+            yield values
 
 
 def _picture_columns(features: Mapping[str, Any], own: Sequence[str]) -> dict[str, str]:
@@ -287,9 +306,7 @@ def write_rows(layout: Layout, listing: Listing, prefix: str) -> Path:
     make_folder(layout, layout.temporary)
     path, remarks = layout.new_temporary(), Remarks()
     samples = listing.samples(remarks)
-    kept = ("missing", "multi_line", "beside", "collapsed", "uncaptioned", "pictureless", "rows_without_picture", "misspelt")
-    counts = {name: getattr(remarks, name) for name in kept}
-    head = {"format": _FORMAT, "asked_as": prefix, **counts}
+    head = {"format": _FORMAT, "asked_as": prefix, "remarks": remarks.as_json()}
     with path.open("xb") as file:
         file.write(canonical(head) + b"\n")
         for sample in samples:
@@ -306,11 +323,10 @@ def list_rows(path: Path, files: Files | None) -> Listing:
             raise BadInput(f"{path} is not a list of samples that another process of cachestore wrote")
         rows = [json.loads(line) for line in file]
     body = cast("dict[str, Any]", head)
-    prefix = body.pop("asked_as")
-    del body["format"]
+    prefix = body["asked_as"]
 
     def parse(remarks: Remarks) -> Iterator[Sample]:
-        remarks.take(Remarks(**body))
+        remarks.take(Remarks.from_json(body["remarks"]))
         for sample, images, captions, extras in rows:
             yield Sample(sample, {role: tuple(references) for role, references in images.items()}, tuple(captions), extras=extras)
 
@@ -322,4 +338,4 @@ def list_rows(path: Path, files: Files | None) -> Listing:
         return files, f"{prefix}/{reference}"
 
     folder = Folder(Path.cwd())
-    return list_samples(Routed(route), parse, path, None)
+    return list_samples(Routed(route), parse, path, PLAIN)

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, cast
 
+from cachestore.core.arguments import refuse_caption
 from cachestore.core.errors import BadInput
 from cachestore.source.captions import read_text
-from cachestore.source.rows import json_row
+from cachestore.source.tables import json_row
 
 Prompts = tuple[tuple[str, str], ...]
 """(prompt, negative prompt) of each."""
@@ -35,7 +36,7 @@ def read_prompts(path: Path) -> Prompts:
     lines = ((f"{path}, line {number}", line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip())
     match path.suffix.lower():
         case ".txt":
-            found = [_from_line(line) for _where, line in lines if not line.startswith("#")]
+            found = [as_pair(_from_line(line), where) for where, line in lines if not line.startswith("#")]
         case ".jsonl":
             found = [as_pair(json_row(line, where), where) for where, line in lines]
         case _:
@@ -62,6 +63,8 @@ def as_pair(given: object, where: str) -> tuple[str, str]:
         pair = cast("Sequence[object]", given)
     if len(pair) != len(_FIELDS) or not all(isinstance(text, str) for text in pair):
         raise BadInput(f"{where} must be a text, or an object with the fields prompt and negative_prompt, not {given!r:.200}")
+    for text in cast("Sequence[str]", pair):
+        refuse_caption(text, where)
     return cast("tuple[str, str]", tuple(pair))
 
 

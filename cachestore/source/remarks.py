@@ -1,8 +1,8 @@
-"""Remarks for the user, and problems that end the listing. Both are collected while the samples of a source are read."""
+"""What is collected while the samples of a source are read: remarks for the user, what fails alone, and problems that end the listing."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Final, TypeVar
 
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import Sample
@@ -12,6 +12,12 @@ from cachestore.source.unused import Unused
 Item = TypeVar("Item")
 
 _NAMED: Final = 20
+_KEPT: Final = 10_000
+"""How many of those that fail alone are kept by name; the rest is counted."""
+_LONGEST: Final = 500
+"""The most characters of a reason: it may quote a value."""
+_COMPARED: Final = 300
+"""Of so many samples two places with captions are compared, as each comparison reads another file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,42 @@ class Refused:
     sample: str
     """The sample's id; where it has none, its place: the file and the line."""
     reason: str
+    has_id: bool = True
+    """Whether `sample` is an id, before which the name of its source is put."""
+
+
+@dataclass(slots=True)
+class Refusals:
+    """What fails alone: the first 10,000 by name, and how many there are."""
+
+    named: list[Refused] = field(default_factory=list[Refused])
+    count: int = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Refused]:
+        return iter(self.named)
+
+    def append(self, one: Refused) -> None:
+        """Add one; a long reason is cut."""
+        self.count += 1
+        if len(self.named) < _KEPT:
+            is_long = len(one.reason) > _LONGEST
+            self.named.append(replace(one, reason=f"{one.reason[:_LONGEST]}…") if is_long else one)
+
+    def add(self, other: "Refusals", prefix: str = "") -> None:
+        """Add those of one of several sources; `prefix` is put before ids."""
+        for one in other.named:
+            self.append(replace(one, sample=f"{prefix}{one.sample}") if one.has_id else one)
+        self.count += other.count - len(other.named)
+
+    def refuse_all(self, where: object) -> None:
+        """Raise one BadInput that names the first twenty, if there are any. For a source of which nothing else is left."""
+        first = self.named[:_NAMED]
+        named = [one.reason if one.has_id or one.sample in one.reason else f"{one.sample}: {one.reason}" for one in first]
+        problems = Problems(named, self.count)
+        problems.refuse(where)
 
 
 @dataclass(slots=True)
@@ -28,7 +70,17 @@ class Remarks:
     """What is counted while samples are read."""
 
     unused: Unused = field(default_factory=Unused)
-    refused: list[Refused] = field(default_factory=list[Refused])
+    refused: Refusals = field(default_factory=Refusals)
+    origin: str = ""
+    """Where the sample that was yielded last is from: its file and line. Empty if its reference says that."""
+    differing: list[str] = field(default_factory=list[str])
+    """Samples with captions in two places that differ, with the place that is taken."""
+    compared: int = 0
+    """Of how many samples two places with captions were compared."""
+    fieldless: list[str] = field(default_factory=list[str])
+    """JSON beside pictures without a known field of captions, with the fields that it has."""
+    dotted: list[str] = field(default_factory=list[str])
+    """Captions in tars whose names have several dots, so that they belong to nothing."""
 
     missing: list[str] = field(default_factory=list[str])
     wordless: list[str] = field(default_factory=list[str])
@@ -64,21 +116,49 @@ class Remarks:
     combinations: list[str] = field(default_factory=list[str])
     """Samples with a caption whose wildcards have more combinations than are encoded."""
 
+    def compare(self, sample: str, taken: Sequence[str], name: str, others: Callable[[], Iterable[tuple[str, Sequence[str]]]]) -> None:
+        """Compare the captions that a sample has with those of other places, (name, captions) of each; `name` is the place that is taken.
+
+        Only for the first few hundred samples: `others` is not called for the rest.
+        """
+        if self.compared >= _COMPARED:
+            return
+        found = list(others())
+        self.compared += bool(found)
+        other = next((other for other, captions in found if [*map(str.strip, captions)] != [*map(str.strip, taken)]), None)
+        if other is not None:
+            self.differing.append(f"{sample}: {name} is taken, not {other}")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what a worker needs of the remarks of its caller; `from_json` is the inverse."""
+        # A worker lists the samples again, which finds anew what a source lacks as a whole.
+        return asdict(replace(self, columns={}, wordless=[]))
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> "Remarks":
+        """Return the remarks for the result of `as_json`."""
+        refused = Refusals([Refused(**one) for one in body["refused"]["named"]], body["refused"]["count"])
+        fields: dict[str, Any] = {**body, "unused": Unused(**body["unused"]), "refused": refused}
+        return cls(**fields)
+
     def take(self, other: "Remarks") -> None:
         """Replace all counts by those of an earlier listing."""
         for one in fields(self):
             setattr(self, one.name, getattr(other, one.name))
 
-    def add(self, other: "Remarks", prefix: str = "") -> None:
-        """Add the counts of one of several sources. `prefix` is put before the ids of its samples."""
-        for name in ("missing", "multi_line", "beside", "replaced", "again", "dead"):
+    def add(self, other: "Remarks", prefix: str = "", before_ids: str = "") -> None:
+        """Add the counts of one of several sources. `prefix` is put before the names of its samples, `before_ids` before their ids."""
+        self.unused.include(other.unused, prefix)
+        self.refused.add(other.refused, before_ids)
+        for name in ("missing", "multi_line", "beside", "replaced", "again", "dead", "differing", "dotted"):
             getattr(self, name).extend(f"{prefix}{one}" for one in getattr(other, name))
-        for name in ("wordless", "uncaptioned", "pictureless", "rows_without_picture", "misspelt", "collapsed", "videos"):
+        for name in ("wordless", "uncaptioned", "pictureless", "rows_without_picture", "misspelt", "collapsed", "videos", "fieldless"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def in_words(self, *, of_videos: str = "pass --frames to say how many frames of each to encode") -> tuple[str, ...]:
         """What the user should know before encoding. `of_videos` is the advice for skipped videos."""
         empty = "the empty one; --caption TEXT sets another"
+        first = f" (only the first {_COMPARED} samples with two were compared)" if self.compared >= _COMPARED else ""
         lines = (
             (self.missing, f"sample has no caption ({{}}): it gets {empty}", f"samples have no caption ({{}}): they get {empty}"),
             (
@@ -95,6 +175,21 @@ class Remarks:
                 self.beside,
                 "file is no sample of its own: by its name, as cat.mask.png to cat.png, it belongs to another file ({})",
                 "files are no samples of their own: by their names, as cat.mask.png to cat.png, they belong to other files ({})",
+            ),
+            (
+                self.differing,
+                f"sample has captions in two places that differ ({{}}){first}",
+                f"samples have captions in two places that differ ({{}}){first}",
+            ),
+            (
+                self.fieldless,
+                "file beside a picture has no field caption, text or prompt ({}): --caption-column NAME names another",
+                "files beside pictures have no field caption, text or prompt ({}): --caption-column NAME names another",
+            ),
+            (
+                self.dotted,
+                "caption in a tar belongs to nothing, as its name has several dots ({}): pass --tar-names last-dot",
+                "captions in tars belong to nothing, as their names have several dots ({}): pass --tar-names last-dot",
             ),
             (
                 self.wildcards,
@@ -153,14 +248,24 @@ class Problems:
             raise BadInput(f"{plural(self.count, 'problem')} in {where}: {named}{more}")
 
 
-def taken(items: Iterable[Item], parse: Callable[[Item], Iterable[Sample]], where: object) -> Iterator[Sample]:
-    """Yield the samples of all items. At the end raises one BadInput for all items that `parse` refused."""
-    problems = Problems()
-    for item in items:
+def taken(
+    items: Iterable[tuple[str, Item]],
+    parse: Callable[[Item], Iterable[Sample]],
+    names: Callable[[Item], Sequence[str]],
+    remarks: Remarks,
+) -> Iterator[Sample]:
+    """Yield the samples of all items, each of which comes with its place. An item that `parse` refuses fails alone.
+
+    `names` returns the ids that the samples of such an item would have, as far as that can be told.
+    """
+    for origin, item in items:
+        remarks.origin = origin
         try:
             samples = list(parse(item))
         except BadInput as error:
-            problems.add(error)
+            alone = Refused(origin, str(error).removeprefix(f"{origin}: "), has_id=False)
+            refused = [Refused(name, str(error)) for name in names(item)] or [alone]
+            for one in refused:
+                remarks.refused.append(one)
             continue
         yield from samples
-    problems.refuse(where)

@@ -1,6 +1,7 @@
 """List tars of pictures and videos with captions (in webdataset's form) as samples. Members are read inside the tar; nothing is unpacked.
 
-Members whose names agree up to the first dot belong together: `a/001.jpg`, `a/001.txt`, `a/001.json`, `a/001.mask.png`.
+Members whose names agree up to the first dot belong together: `a/001.jpg`, `a/001.txt`, `a/001.json`, `a/001.mask.png`. With the option
+`tar_names="last-dot"` they must agree up to the last one, but for a role: `22.05.jpg`, `22.05.txt`, `22.05.mask.png`.
 """
 
 import os
@@ -22,12 +23,13 @@ from cachestore.files.opening import FOREIGN_LIMIT_BYTES, open_foreign, refuse_s
 from cachestore.files.stat_record import proof_of, stat_of
 from cachestore.source.animated import SUFFIXES as ANIMATED
 from cachestore.source.animated import is_animated
-from cachestore.source.captions import by_spelling, captions_in, decode_text
+from cachestore.source.captions import TEXT_BYTES, by_spelling, captions_in, decode_text, normal
 from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cachestore.source.listing import Listing, list_samples
 from cachestore.source.reading import PLAIN, Reading
-from cachestore.source.remarks import Problems, Remarks, taken
-from cachestore.source.rows import from_row, json_row, named_row
+from cachestore.source.remarks import Problems, Refused, Remarks, taken
+from cachestore.source.rows import from_row, named_row, note_columns
+from cachestore.source.tables import is_metadata, json_row
 
 _COMPRESSED: Final[Mapping[str, str]] = {
     **dict.fromkeys((".tar.gz", ".tgz"), "gunzip"),
@@ -144,7 +146,7 @@ def tars_at(data: str | Path) -> list[Path] | None:
     if os.path.isdir(path):  # noqa: PTH112 - Path's raises if access is refused
         names = _names_in(path)
         suffixes = {Path(name).suffix.lower() for name in names}
-        has_others = suffixes & IMAGE_SUFFIXES or any(name.startswith("metadata.") for name in names)
+        has_others = suffixes & IMAGE_SUFFIXES or any(is_metadata(Path(name)) for name in names)
         for name in () if has_others else names:
             _refuse_compressed(path / name)
         return None if has_others or SUFFIX not in suffixes else [path / name for name in names if Path(name).suffix.lower() == SUFFIX]
@@ -194,33 +196,35 @@ def _expanded(name: str) -> Iterator[str]:
 def list_tars(paths: Sequence[Path], how: Reading = PLAIN) -> Listing:
     """List the samples in tars. Ids are the names of pictures and videos, after their tar's name if there are several tars.
 
-    Without `videos` the videos are only counted. Reads every header and the bytes of captions, but no picture. Raises BadInput for files
-    that are no plain tars, for damaged tars, and for members that cannot be used.
+    Without `videos` the videos are only counted. Reads every header and the bytes of captions, but no picture. A member that cannot be used
+    fails alone. Raises BadInput for files that are no plain tars, for damaged tars, and if no member can be used.
     """
     if twice := next((name for name, count in Counter(path.name for path in paths).items() if count > 1), None):
         one, other = [path for path in paths if path.name == twice][:2]
         raise BadInput(f"two tars of one source have the same name: {one} and {other}; rename one of them")
     members: dict[str, Member] = {}
     groups: dict[str, _Group] = {}
-    replaced: list[str] = []
+    listed = Remarks()
     problems = Problems()
     where = paths[0] if len(paths) == 1 else f"{len(paths)} tars in {paths[0].parent}" if paths else "no tars"
     for path in paths:
         prefix = f"{path.name}/" if len(paths) > 1 else ""
-        for name, member in _members(path, problems):
+        for name, member in _members(path, prefix, problems, listed):
             reference = prefix + name
-            replaced += [reference] if reference in members else []
+            listed.replaced += [reference] if reference in members else []
             members[reference] = member  # the later of two members of one name counts, as in unpacking
-            _sort_in(groups, reference, how.roles, videos=how.videos, is_clip=how.videos and _is_animated(member, name))
+            _sort_in(groups, reference, how, listed, is_clip=how.videos and _is_animated(member, name))
     problems.refuse(where)
 
     def parse(remarks: Remarks) -> Iterator[Sample]:
-        remarks.replaced += replaced
+        remarks.add(listed)
         remarks.videos += 0 if how.videos else sum(len(group.videos) for group in groups.values())
-        ordered = [groups[key] for key in sorted(groups, key=by_spelling)]
-        yield from taken(ordered, partial(_samples, members, how, remarks), where)
+        ordered = ((f"{key} in {where}", groups[key]) for key in sorted(groups, key=by_spelling))
+        for sample in taken(ordered, partial(_samples, members, how, remarks), partial(_ids_of, how), remarks):
+            remarks.origin = ""  # a sample's picture says where it is
+            yield sample
 
-    return list_samples(_Members(members), parse, where, how.caption)
+    return list_samples(_Members(members), parse, where, how)
 
 
 @dataclass(slots=True)
@@ -239,10 +243,23 @@ def _is_animated(member: Member, name: str) -> bool:
         return is_animated(part)
 
 
-def _sort_in(groups: dict[str, _Group], reference: str, roles: Sequence[str], *, videos: bool, is_clip: bool) -> None:
+def _split(name: str, how: Reading) -> tuple[str, str]:
+    """Split the name of a member into that of its sample and what follows, as `how` says: `jpg`, `mask.png`."""
+    if how.tar_names == "first-dot":
+        stem, _dot, rest = name.partition(".")
+        return stem, rest
+    stem, _dot, rest = name.rpartition(".")
+    parts = stem.split(".")
+    count = 2 if len(parts) > 2 and parts[-1].isdecimal() else 1
+    if len(parts) > count and parts[-count].lower() in {*BESIDE, *how.roles}:
+        return ".".join(parts[:-count]), ".".join([*parts[-count:], rest])
+    return stem, rest
+
+
+def _sort_in(groups: dict[str, _Group], reference: str, how: Reading, remarks: Remarks, *, is_clip: bool) -> None:
     folder, slash, name = reference.rpartition("/")
-    stem, dot, rest = name.partition(".")
-    if not dot or not stem:
+    stem, rest = _split(name, how)
+    if not rest or not stem:
         return
     group, rest = groups.setdefault(f"{folder}{slash}{stem}", _Group()), rest.lower()
     role, _dot, kind = rest.partition(".")
@@ -252,8 +269,8 @@ def _sort_in(groups: dict[str, _Group], reference: str, roles: Sequence[str], *,
     elif rest == "json":
         group.row = reference
     elif suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
-        return
-    elif kind and role in {*BESIDE, *roles} and (videos or suffix in IMAGE_SUFFIXES):
+        remarks.dotted += [reference] if suffix[1:] in (*_TEXTS, "json") else []
+    elif kind and role in {*BESIDE, *how.roles} and (how.videos or suffix in IMAGE_SUFFIXES):
         group.roles.setdefault(role, set()).add(reference)
     elif suffix in VIDEO_SUFFIXES or is_clip:
         group.videos.add(reference)
@@ -261,16 +278,23 @@ def _sort_in(groups: dict[str, _Group], reference: str, roles: Sequence[str], *,
         group.pictures.add(reference)
 
 
+def _ids_of(how: Reading, group: _Group) -> list[str]:
+    """The ids of a group's samples, but for one that its row gives."""
+    return [normal(reference) for reference in sorted({*group.pictures, *(group.videos if how.videos else ())}, key=by_spelling)]
+
+
 def _samples(members: Mapping[str, Member], how: Reading, remarks: Remarks, group: _Group) -> Iterator[Sample]:
     of_roles = dict.fromkeys(group.videos if how.videos else (), VIDEO) | dict.fromkeys(group.pictures, IMAGE)
     if not of_roles:
         return
     row: Mapping[str, Any] = {}
+    given: Mapping[str, Any] = {}
     if group.row is not None:
         where = f"{group.row} in {members[group.row].tar}"
-        row = named_row(json_row(decode_text(members[group.row].read()[0], where), where), where, remarks)
+        given = json_row(_text_of(members, group.row), where)
+        row = named_row(given, where, how)
     text = next((group.texts[suffix] for suffix in _TEXTS if suffix in group.texts), None)
-    raw = None if text is None else decode_text(members[text].read()[0], f"{text} in {members[text].tar}")
+    raw = None if text is None else _text_of(members, text)
     beside = {role: sorted(references, key=by_spelling) for role, references in group.roles.items()}
     for reference in sorted(of_roles, key=by_spelling):
         name = {"id": reference} if row.get("id") is None or len(of_roles) > 1 else {}
@@ -278,7 +302,25 @@ def _samples(members: Mapping[str, Member], how: Reading, remarks: Remarks, grou
         own = {role: those for role, those in beside.items() if goes_with(role, of_roles[reference], {*of_roles.values()})}
         named = {**row, **name, of_roles[reference]: reference, **own}
         sample = from_row(named, where, how, remarks if raw is None else Remarks())
-        yield sample if raw is None else replace(sample, captions=captions_in(raw, how.caption_lines, sample.id, remarks))
+        if text is not None and raw is not None:
+            captions = captions_in(raw, how.caption_lines, sample.id, remarks, f"{text} in {members[text].tar}")
+            others = [(group.row, sample.captions)] if group.row is not None and sample.captions else []
+            remarks.compare(sample.id, captions, text, others.copy)
+            sample = replace(sample, captions=captions)
+        yield sample
+    note_columns(given, remarks)
+
+
+def _text_of(members: Mapping[str, Member], reference: str) -> str:
+    """The text of a member. Raises BadInput if it cannot be read."""
+    member = members[reference]
+    where = f"{reference} in {member.tar}"
+    if member.size > TEXT_BYTES:
+        raise BadInput(f"{where} has {member.size:,} bytes, which is no text of a sample; correct it")
+    try:
+        return decode_text(member.read()[0], where)
+    except OSError as error:
+        raise BadInput(f"{where} cannot be read: {error.strerror or error}") from error
 
 
 def members_of(path: Path) -> Iterator[tuple[tarfile.TarInfo, Member]]:
@@ -313,11 +355,11 @@ class _Headers:
         return self._read(size)
 
 
-def _members(path: Path, problems: Problems) -> Iterator[tuple[str, Member]]:
+def _members(path: Path, prefix: str, problems: Problems, remarks: Remarks) -> Iterator[tuple[str, Member]]:
     """Yield (name, member) of every usable member that is not hidden. A tar that cannot be read to its end is a problem."""
     try:
         for info, member in members_of(path):
-            if name := _usable(info, path, problems):
+            if name := _usable(info, path, prefix, remarks):
                 yield name, member
     except BadInput as error:
         problems.add(error)
@@ -325,7 +367,7 @@ def _members(path: Path, problems: Problems) -> Iterator[tuple[str, Member]]:
         problems.add(f"{path} cannot be read: {error.strerror or error}")
 
 
-def _usable(member: tarfile.TarInfo, path: Path, problems: Problems) -> str:
+def _usable(member: tarfile.TarInfo, path: Path, prefix: str, remarks: Remarks) -> str:
     """The name of a member that may hold a picture or a caption, else an empty text."""
     name = member.name.removeprefix("./")
     base = name.rpartition("/")[2]
@@ -335,7 +377,8 @@ def _usable(member: tarfile.TarInfo, path: Path, problems: Problems) -> str:
         return name
     suffix = Path(base).suffix.lower()
     if suffix in IMAGE_SUFFIXES | VIDEO_SUFFIXES or suffix.removeprefix(".") in (*_TEXTS, "json"):
-        problems.add(f"{name} in {path} is a link or a file with holes: pack it as the file itself (`tar --dereference`)")
+        reason = f"{name} in {path} is a link or a file with holes: pack it as the file itself (`tar --dereference`)"
+        remarks.refused.append(Refused(normal(f"{prefix}{name}"), reason))
     return ""
 
 

@@ -27,6 +27,13 @@ class Unused:
         if len(named) < _NAMED:
             named.append(name)
 
+    def include(self, other: "Unused", prefix: str = "") -> None:
+        """Add the counts of one of several sources, with `prefix` before the names."""
+        for reason, count in other.counts.items():
+            self.counts[reason] = self.counts.get(reason, 0) + count
+            named = self.examples.setdefault(reason, [])
+            named += [f"{prefix}{name}" for name in other.examples[reason][: _NAMED - len(named)]]
+
     def as_json(self) -> list[Json]:
         """Return the table as JSON: reason, count and examples of each."""
         return [{"reason": reason, "count": count, "examples": list(self.examples[reason])} for reason, count in self.counts.items()]

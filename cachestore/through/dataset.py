@@ -108,6 +108,10 @@ class EncodingDataset(CachedDataset):
         )
         self._show(reader, Selection(catalog, complete_rows(catalog), options, Epoch()))
         self._selection.check_captions(lambda _key: True)  # what the policy drops to is encoded first
+        if joined.plan.refused_count:
+            what = plural(joined.plan.refused_count, "row or file", "rows or files")
+            named = first_of(f"{sample!r} ({reason})" for sample, reason in joined.plan.refused)
+            _log.warning("%s of the source cannot be used: %s", what, named)
         if not joined.lacking:
             self.finish()
 

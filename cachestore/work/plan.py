@@ -7,7 +7,9 @@ Every node that lists the same source builds the same plan, byte for byte, under
     units/id, units/request             sorted by recipe, then by id; the request is the JSON that the encoder resolves
     units/at                            where each recipe's units start
 
-The header repeats the number of samples and `units_at`: to count, it is enough to read the header.
+    refused/sample, refused/reason      what the source has and fails alone, as far as it is named
+
+The header repeats the number of samples and `units_at`, and counts what fails alone: to count, it is enough to read the header.
 """
 
 import json
@@ -17,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import BadInput, BadUsage, FormatError
 from cachestore.core.keys import KEY_BYTES, Json, Key, Recipe, canonical, digest_parts
 from cachestore.core.samples import Sample
 from cachestore.files.opening import names_in
@@ -107,6 +109,10 @@ class Plan:
     """How a row's captions were made from those of the source; empty if it is the first one, unchanged."""
     prompts: Sequence[tuple[str, str]] = ()
     """(prompt, negative prompt) of each prompt for validation. Their units are among the text encoder's."""
+    refused: Sequence[tuple[str, str]] = ()
+    """(sample or place, reason) of rows, members and files of the source that cannot be used. They are no samples; each fails alone."""
+    refused_count: int = 0
+    """How many there are; `refused` names only the first ones."""
     checksums: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The checksums of the columns as they were read; empty for a plan that was just built."""
 
@@ -225,8 +231,11 @@ def build_plan(
     texts: Mapping[str, Json] | None = None,
     extra: Sequence[tuple[int, Request]] = (),
     prompts: Sequence[tuple[str, str]] = (),
+    refuse: Callable[[str, str], None] | None = None,
 ) -> Plan:
     """Build a plan. `samples` is iterated over once; their captions are encoded as they are.
+
+    `refuse` gets id and reason of a sample whose parts do not go together, which is then left out. Without it, BadInput is raised for one.
 
     `extra` are (recipe, request) of units that no sample refers to, such as the empty caption; without samples they are left out.
     `prompts` are pairs of texts, whose units are among `extra`. A recipe's further columns, such as that of control images, are left out
@@ -236,20 +245,20 @@ def build_plan(
     ids, captions, extras, images = Texts(), Texts(), Texts(), _References()
     captions_at = array("q", [0])
     cells = [(array("q", [0]), array("q")) for _column in columns]
-    for sample in samples:
+    for sample, wanted in _with_requests(samples, columns, refuse):
         ids.append(sample.id)
         for caption in sample.captions:
             captions.append(caption)
         captions_at.append(len(captions))
         images.add_row(sample.images)
         extras.append(canonical(dict(sample.extras)))
-        for one, (at, numbers) in zip(columns, cells, strict=True):
-            numbers.extend(units[one.column.recipe].number(wanted) for wanted in one.requests(sample))
+        for one, (at, numbers), some in zip(columns, cells, wanted, strict=True):
+            numbers.extend(units[one.column.recipe].number(request_of_cell) for request_of_cell in some)
             at.append(len(numbers))
     optional = {one.column.recipe for one in columns} - {one.column.recipe for one in columns if not one.needs_cells}
     columns, cells = _used(columns, cells)
-    for recipe, wanted in extra if len(ids) else ():
-        units[recipe].number(wanted)
+    for recipe, of_no_sample in extra if len(ids) else ():
+        units[recipe].number(of_no_sample)
     while units and not len(units[-1]) and len(units) - 1 in optional:
         units.pop()
     starts = list(offsets_of(map(len, units)))
@@ -280,6 +289,21 @@ def build_plan(
         texts=texts or {},
         prompts=tuple(prompts) if len(ids) else (),
     )
+
+
+def _with_requests(
+    samples: Iterable[Sample], columns: Sequence[ColumnRequest], refuse: Callable[[str, str], None] | None
+) -> Iterator[tuple[Sample, list[Sequence[Request]]]]:
+    """Yield each sample with its requests for every column. `refuse` as for `build_plan`."""
+    for sample in samples:
+        try:
+            wanted = [one.requests(sample) for one in columns]
+        except BadInput as error:
+            if refuse is None or isinstance(error, BadUsage):
+                raise
+            refuse(sample.id, str(error))
+        else:
+            yield sample, wanted
 
 
 _Cells = tuple["array[int]", "array[int]"]
@@ -324,6 +348,9 @@ def publish_plan(layout: Layout, plan: Plan) -> None:
         "units/id": digest_column(plan.unit_ids, width=KEY_BYTES),
         **string_columns("units/request", plan.unit_requests),
     }
+    if plan.refused:
+        columns |= string_columns("refused/sample", [sample for sample, _reason in plan.refused])
+        columns |= string_columns("refused/reason", [reason for _sample, reason in plan.refused])
     for role, (at, references) in plan.images.items():
         columns |= {f"images/{role}/at": number_column(at), **string_columns(f"images/{role}", references)}
     for number, (at, units) in enumerate(plan.cells):
@@ -338,6 +365,7 @@ def publish_plan(layout: Layout, plan: Plan) -> None:
         "remarks": list(plan.remarks),
         "texts": dict(plan.texts),
         **({"prompts": [list(pair) for pair in plan.prompts]} if plan.prompts else {}),
+        **({"refused": plan.refused_count} if plan.refused_count else {}),
         "samples": len(plan.ids),
         "units_at": list(plan.units_at),
         "columns": [asdict(one) for one in plan.columns],
@@ -387,6 +415,8 @@ def _parse(table: Table, name: str) -> Plan:
         remarks=tuple(map(str, header["remarks"])),
         texts=dict(header.get("texts", {})),
         prompts=tuple((str(prompt), str(negative)) for prompt, negative in header.get("prompts", ())),
+        refused=tuple(zip(table.strings("refused/sample"), table.strings("refused/reason"), strict=True)),
+        refused_count=int(header.get("refused", 0)),
         checksums=table.checksums,
     )
 

@@ -621,3 +621,12 @@ def test_files_that_match_nobody_count_where_the_declared_model_has_widths_of_it
     nothing: Any = None
     found = CacheScan(request, format_named("sd-scripts"), nothing, files, nothing, (), Matches(None))
     assert list(found.kinds(family)) == ["text"]
+
+
+def test_a_picture_whose_captions_cannot_be_used_fails_alone_in_an_import_too(data, store):
+    trainers.write_sd_scripts(data, "sdxl")
+    (data / PICTURES[0].reference).with_suffix(".txt").write_bytes(b"nul \0")
+    report = bring("sd-scripts", data, store, data)
+    refused = [failure["sample"] for failure in report.report.failures if failure["encoder"] == "source"]
+    assert (refused, report.complete) == ([PICTURES[0].reference], False)
+    assert PICTURES[0].reference not in [*cs.CachedDataset(store).ids]

@@ -3,13 +3,14 @@
 import csv
 import io
 import json
+import re
 import tarfile
 
 import pytest
 
 import cachestore as cs
 from cachestore.cli import main
-from cachestore.core.errors import BadUsage
+from cachestore.core.errors import BadInput
 from cachestore.core.inputs import combined_digest
 from cachestore.core.keys import digest_text
 from cachestore.jobs.columns import cells_of
@@ -151,10 +152,17 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("column", "value", "says"), REFUSED)
-def test_a_column_of_no_encoder_and_one_that_is_no_text_are_refused(two_encoders, tmp_path, root, column, value, says):
-    path = manifest(tmp_path / "rows", [*ROWS, {"id": "x", "caption": "a", column: value}])
-    with pytest.raises(BadUsage, match=f"sample 'x'.*{says}"):
-        run(path, root)
+def test_a_row_with_a_column_of_no_encoder_or_one_that_is_no_text_fails_alone(two_encoders, tmp_path, root, column, value, says):
+    report = run(manifest(tmp_path / "rows", [*ROWS, {"id": "x", "caption": "a", column: value}]), root)
+    [failure] = report.failures
+    assert (failure["sample"], failure["encoder"], report.encoded) == ("x", "source", 4)
+    assert re.search(f"sample 'x'.*{says}", str(failure["reason"]))
+
+
+@pytest.mark.parametrize(("column", "value", "says"), REFUSED)
+def test_where_every_row_has_such_a_column_nothing_is_encoded(two_encoders, tmp_path, root, column, value, says):
+    with pytest.raises(BadInput, match=f"sample 'x'.*{says}"):
+        run(manifest(tmp_path / "rows", [{"id": "x", "caption": "a", column: value}]), root)
     assert not two_encoders.encoded()
 
 

@@ -29,6 +29,8 @@ class Listed:
         remarks = Remarks()
         self.samples = tuple(listing.samples(remarks))
         self.remarks = remarks.in_words()
+        self.refused = {one.sample: one.reason for one in remarks.refused}
+        self.unused = {reason: remarks.unused.examples[reason] for reason in remarks.unused.counts}
         self.content, self.root = listing.content, listing.files.root
         self.read, self.open, self.stat = listing.read, listing.open, listing.stat
 

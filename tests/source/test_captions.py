@@ -1,5 +1,6 @@
 """Captions beside pictures, and the lines of files."""
 
+import json
 import os
 
 import pytest
@@ -7,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.core.errors import BadInput
-from cachestore.source.captions import lines_of
+from cachestore.source.captions import lines_of, side_car
 from cachestore.source.folders import list_source
+from cachestore.source.reading import Reading
+from cachestore.source.remarks import Remarks
 from tests.source.sources import captions, folder, listed
 
 LINES = " first \n\n second\r\nthird\n"
@@ -70,9 +73,10 @@ def test_other_separators_than_line_ends_are_part_of_a_caption(tmp_path):
 
 
 def test_a_line_that_is_not_utf_8_is_named_by_its_byte(tmp_path):
-    (tmp_path / "p.txt").write_bytes(b"\xef\xbb\xbfa\nb\xff\n")
-    with pytest.raises(BadInput, match="byte 6"):
-        list(list_source(tmp_path / "p.txt").samples())
+    (tmp_path / "p.txt").write_bytes(b"\xef\xbb\xbfa\nb\xff\nc")
+    listing = listed(tmp_path / "p.txt")
+    assert [sample.captions for sample in listing.samples] == [("a",), ("c",)]
+    assert listing.refused == {f"{tmp_path}/p.txt, line 2": "it is not UTF-8 (byte 6 of the file): save it as UTF-8"}
 
 
 @given(st.lists(st.sampled_from(["a", "\r", "\n", "\r\n", "\u2028", " "]), max_size=8).map("".join))
@@ -91,3 +95,118 @@ def test_a_fifo_in_the_place_of_captions_is_refused_and_not_waited_for(tmp_path)
     os.mkfifo(tmp_path / "a.txt")
     with pytest.raises(BadInput, match=r"a\.txt cannot be read"):
         list_source(tmp_path)
+
+
+# What fails alone
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("a cat".encode("utf-16"), "UTF-16"),
+        ("a cat".encode("utf-16-be"), "NUL"),
+        ("a cat".encode("utf-16-le"), "NUL"),
+        ("a cat".encode("utf-32"), "UTF-16 or UTF-32"),
+        ("a cat".encode("utf-32-be"), "NUL"),
+        ("кот и пёс".encode("cp1251"), "not UTF-8"),
+        ("猫".encode("utf-16-le"), "UTF-8"),
+        (b"nul \0", "NUL"),
+        (b"x" * 10_000_000, "10,000,000 characters"),
+        (b"x" * (17 << 20), "cannot be read"),
+    ],
+    ids=range(10),
+)
+@pytest.mark.parametrize("lines", ["whole", "each", "first"])
+def test_a_caption_file_that_cannot_be_used_fails_alone_and_its_encoding_is_not_guessed(tmp_path, content, says, lines):
+    folder(tmp_path, {"a.png": "", "a.txt": content, "b.png": "", "b.txt": "a dog"})
+    listing = listed(tmp_path, caption_lines=lines)
+    if content == "猫".encode("utf-16-le"):  # two bytes that are UTF-8 too, as those of many short texts: nobody can tell
+        assert listing.refused == {} or says in listing.refused["a.png"]
+        return
+    assert captions(listing) == {"b.png": ("a dog",)}
+    assert list(listing.refused) == ["a.png"]
+    assert says in listing.refused["a.png"]
+    assert "a.txt" in listing.refused["a.png"]
+
+
+@pytest.mark.parametrize(("kind", "says"), [("broken link", "leads nowhere"), ("folder", "is a folder"), ("loop", "leads nowhere")])
+def test_a_caption_file_that_is_a_broken_link_or_a_folder_fails_alone_and_says_so(tmp_path, kind, says):
+    folder(tmp_path, {"a.png": "", "b.png": "", "b.txt": "a dog"})
+    if kind == "folder":
+        (tmp_path / "a.txt").mkdir()
+    else:
+        (tmp_path / "a.txt").symlink_to("a.txt" if kind == "loop" else "nowhere")
+    listing = listed(tmp_path)
+    assert captions(listing) == {"b.png": ("a dog",)}
+    assert says in listing.refused["a.png"]
+
+
+def test_prompts_that_cannot_be_encoded_fail_alone(tmp_path):
+    (tmp_path / "p.txt").write_bytes(b"a cat\nnul \0\n" + b"x" * 200_000 + b"\ncaf\xe9\na dog\n")
+    listing = listed(tmp_path / "p.txt")
+    assert [sample.captions for sample in listing.samples] == [("a cat",), ("a dog",)]
+    assert [place.rpartition(", ")[2] for place in listing.refused] == ["line 2", "line 3", "line 4"]
+
+
+def test_a_caption_for_those_without_one_must_be_one_too():
+    with pytest.raises(BadInput, match="NUL"):
+        Reading(caption="a\0b")
+
+
+# JSON beside a picture, and several files
+
+
+def beside(tmp_path, files, **options):
+    """The captions of a.png by its candidates in order, and what is said."""
+    folder(tmp_path, files)
+    seen = Remarks()
+    return side_car([tmp_path / name for name in files], Reading(**options), "a.png", seen), seen
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "expected"),
+    [
+        ({"caption": "a cat", "text": "other"}, {}, ("a cat",)),
+        ({"text": "a cat"}, {}, ("a cat",)),
+        ({"prompt": " a cat\n"}, {}, ("a cat",)),
+        ({"caption": ["a cat", "a tabby"]}, {}, ("a cat", "a tabby")),
+        ({"caption": None, "text": "a cat"}, {}, ("a cat",)),
+        ({"prompt": {"3": {"class_type": "KSampler"}}, "text": "a cat"}, {}, ("a cat",)),
+        ({"description": "a cat", "caption": "other"}, {"caption_column": "description"}, ("a cat",)),
+        ({"caption": "a cat\na dog"}, {"caption_lines": "each"}, ("a cat", "a dog")),
+    ],
+)
+def test_a_json_beside_a_picture_has_its_captions_in_a_known_field(tmp_path, content, options, expected):
+    assert beside(tmp_path, {"a.JSON": json.dumps(content)}, **options)[0] == expected
+
+
+@pytest.mark.parametrize("content", [{"title": "a cat", "tags": []}, [], 7, {"caption": 7}, {"caption": []}])
+def test_a_json_without_such_a_field_is_no_caption_and_is_named(tmp_path, content):
+    found, seen = beside(tmp_path, {"a.json": json.dumps(content), "a.caption": "a dog"})
+    assert found == ("a dog",)
+    [named] = seen.fieldless
+    assert "a.json" in named
+    assert "title" in named or "title" not in str(content)
+
+
+@pytest.mark.parametrize("content", ["{", "[" * 200_000, '{"caption": "half \\ud83d"}', '{"caption": "\\u0000"}', '{"caption": NaN}'])
+def test_a_json_beside_a_picture_that_cannot_be_used_makes_its_sample_fail(tmp_path, content):
+    with pytest.raises(BadInput, match=r"a\.json"):
+        beside(tmp_path, {"a.json": content})
+
+
+def test_of_two_files_that_differ_the_first_is_taken_and_both_are_named(tmp_path):
+    found, seen = beside(tmp_path, {"a.txt": "a cat", "a.json": json.dumps({"caption": "a dog"})})
+    assert (found, seen.differing) == (("a cat",), ["a.png: a.txt is taken, not a.json"])
+    assert beside(tmp_path, {"a.txt": "a cat\n", "a.json": json.dumps({"caption": " a cat"})})[1].differing == []
+    assert beside(tmp_path, {"a.txt": "a cat", "a.json": "{"})[1].differing == []
+
+
+def test_only_the_first_few_hundred_samples_are_compared_and_that_is_said(tmp_path):
+    folder(tmp_path, {"a.txt": "a cat", "a.caption": "a dog"})
+    seen = Remarks()
+    for number in range(400):
+        side_car([tmp_path / "a.txt", tmp_path / "a.caption"], Reading(), f"{number}.png", seen)
+    [words] = seen.in_words()
+    assert words.startswith("300 samples have captions in two places that differ")
+    assert "only the first 300" in words

@@ -122,15 +122,23 @@ def test_a_sample_without_captions_has_the_empty_one_or_a_given_one():
     ],
 )
 def test_a_malformed_sample_is_named(sample, says):
-    with pytest.raises(BadInput) as refused:
-        list_objects([Sample("fine"), sample])
-    assert says in str(refused.value)
-    assert "sample 1" in str(refused.value)
+    seen = Remarks()
+    assert [one.id for one in list_objects([Sample("fine"), sample, Sample("too")]).samples(seen)] == ["fine", "too"]
+    [refused] = seen.refused
+    assert says in refused.reason
+    assert refused.sample == (sample.id or "sample 1")
+    assert "sample 1" in refused.reason
 
 
-def test_two_samples_of_one_id_are_refused():
-    with pytest.raises(BadInput, match="two samples of the samples given have the id 'a'"):
-        list_objects([Sample("a"), Sample("a")])
+def test_of_two_samples_of_one_id_the_later_one_fails_and_the_first_keeps_its_picture():
+    seen = Remarks()
+    samples = [Sample("a", {"image": b"broken"}, ("nul \0",)), Sample("a", {"image": b"first"}), Sample("a", {"image": b"later"})]
+    listing = list_objects(samples)
+    [sample] = listing.samples(seen)
+    assert listing.read(sample.images["image"][0])[0] == b"first"
+    assert [one.sample for one in seen.refused] == ["a", "sample 2"]
+    assert "sample 1" in seen.refused.named[1].reason
+    assert "sample 2" in seen.refused.named[1].reason
 
 
 @pytest.mark.parametrize("changed", ["cba", "cab", "-bc"])
@@ -254,10 +262,12 @@ def test_a_row_of_a_data_set_says_one_caption_and_something_to_encode():
     assert [sample.captions for sample in list_objects(hugging_face(caption=["a"], text=["a"])).samples()] == [("a",)]
     with pytest.raises(BadInput, match="row 0 of the data set: caption and text mean the same but differ"):
         list_objects(hugging_face(caption=["a"], text=["b"]))
-    with pytest.raises(BadInput, match=r"row 1 of the data set: .* neither a picture, a video nor a caption: its columns are text, label"):
-        list_objects(hugging_face(text=["a", None], label=[1, 2]))
+    seen = Remarks()
+    assert len(list(list_objects(hugging_face(text=["a", None], label=[1, 2])).samples(seen))) == 1
+    [refused] = seen.refused
+    assert "row 1 of the data set: the row has neither a picture, a video nor a caption: its columns are text, label" in refused.reason
 
 
 def test_malformed_samples_are_named_all_at_once():
-    with pytest.raises(BadInput, match=r"2 problems in the samples given: sample 0 .*; sample 2 .*"):
-        list_objects([Sample("a", {"image": (7,)}), Sample("b"), Sample("c", {"depth": (b"",)})])
+    with pytest.raises(BadInput, match=r"3 problems in the samples given: sample 0 .*; sample 2 .*"):
+        list_objects([Sample("a", {"image": (7,)}), Sample("b", captions=("\0",)), Sample("c", {"depth": (b"",)})])

@@ -65,6 +65,12 @@ def test_what_is_no_file_of_prompts_is_refused_with_its_line(tmp_path, name, tex
         read_prompts(file(tmp_path, name, text))
 
 
+@pytest.mark.parametrize(("name", "text"), [("p.txt", "nul \0"), ("p.jsonl", '{"prompt": "half \\ud83d"}'), ("p.json", '["\\u0000"]')])
+def test_a_prompt_that_cannot_be_encoded_is_refused_with_its_place(tmp_path, name, text):
+    with pytest.raises(BadInput, match=rf"{name}, (line|prompt)"):
+        read_prompts(file(tmp_path, name, text))
+
+
 @pytest.mark.parametrize("given", [[7], [("a", "b", "c")], [("a", None)], [{}]])
 def test_what_is_no_prompt_is_refused_with_its_number(given):
     with pytest.raises(BadInput, match="prompt 1 must be a text"):

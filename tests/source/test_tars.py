@@ -267,9 +267,60 @@ def test_a_row_that_says_two_captions_is_refused_and_a_name_of_a_file_stays_a_co
 
 def test_everything_that_cannot_be_taken_of_tars_is_named_at_once(tmp_path):
     bad = {"a.png": "", "a.json": "{", "b.png": "", "b.txt": b"\xff", "c.png": "", "c.txt": "fine"}
-    with pytest.raises(BadInput, match=r"2 problems in .*a\.tar: a\.json in .*not JSON.*; b\.txt in .*not UTF-8"):
-        listed(pack(tmp_path / "a.tar", bad))
+    seen = Remarks()
+    assert [one.id for one in list_tars([pack(tmp_path / "a.tar", bad)]).samples(seen)] == ["c.png"]
+    assert [(one.sample, "not JSON" in one.reason, "not UTF-8" in one.reason) for one in seen.refused] == [
+        ("a.png", True, False),
+        ("b.png", False, True),
+    ]
     for name in ("1.tar", "2.tar"):
         (tmp_path / name).write_bytes(b"no tar" * 200)
     with pytest.raises(BadInput, match=r"2 problems in 3 tars in .*: .*1\.tar is not a plain tar.*; .*2\.tar is not a plain tar"):
         listed(*(tmp_path / name for name in ("1.tar", "2.tar", "a.tar")))
+
+
+def test_captions_of_megabytes_and_with_nul_fail_alone(tmp_path):
+    texts = {"a.txt": "x" * (17 << 20), "b.txt": "a\0 \0c\0", "c.json": '{"caption": "\\ud83d"}', "d.txt": "a dog"}
+    members = {f"{name}.png": "" for name in "abcd"} | texts
+    seen = Remarks()
+    assert [one.captions for one in list_tars([pack(tmp_path / "a.tar", members)]).samples(seen)] == [("a dog",)]
+    assert [one.sample for one in seen.refused] == ["a.png", "b.png", "c.png"]
+
+
+def test_a_link_fails_alone_beside_others(tmp_path):
+    path = pack(tmp_path / "a.tar", {"b.png": ""})
+    with tarfile.open(path, "a") as tar:
+        link = tarfile.TarInfo("a.png")
+        link.type, link.linkname = tarfile.SYMTYPE, "b.png"
+        tar.addfile(link)
+    seen = Remarks()
+    assert [one.id for one in list_tars([path]).samples(seen)] == ["b.png"]
+    assert [(one.sample, "is a link" in one.reason) for one in seen.refused] == [("a.png", True)]
+
+
+def test_where_text_and_row_differ_the_text_is_taken_and_that_is_said(tmp_path):
+    seen = Remarks()
+    members = {"a.png": "", "a.txt": "a cat", "a.json": '{"caption": "a dog"}', "b.png": "", "b.txt": "b", "b.json": '{"caption": "b"}'}
+    list(list_tars([pack(tmp_path / "a.tar", members)]).samples(seen))
+    assert seen.differing == ["a.png: a.txt is taken, not a.json"]
+
+
+def test_names_with_dots_belong_together_up_to_the_last_one_if_that_is_asked_for(tmp_path):
+    names = ("22.05.png", "22.05.txt", "22.06.png", "22.06.json", "22.05.mask.png", "22.06.control.1.png")
+    members = dict.fromkeys(names, "") | {"22.05.txt": "one", "22.06.json": '{"caption": "two"}'}
+    path = pack(tmp_path / "a.tar", members)
+    found = listed(path, tar_names="last-dot")
+    assert {name: (one.captions, dict(one.images)) for name, one in found.items()} == {
+        "22.05.png": (("one",), {"image": ("22.05.png",), "mask": ("22.05.mask.png",)}),
+        "22.06.png": (("two",), {"image": ("22.06.png",), "control": ("22.06.control.1.png",)}),
+    }
+    seen = Remarks()
+    list(list_tars([path]).samples(seen))
+    assert any("--tar-names last-dot" in words and "22.05.txt" in words for words in seen.in_words())
+    assert listed(pack(tmp_path / "b.tar", {"a.png": "", "a.txt": "x", "a.mask.png": ""}), tar_names="last-dot").keys() == {"a.png"}
+
+
+def test_a_row_in_a_tar_may_have_its_captions_in_another_field(tmp_path):
+    path = pack(tmp_path / "a.tar", {"a.png": "", "a.json": '{"prompt": "a cat", "seed": 7}'})
+    [sample] = listed(path, caption_column="prompt").values()
+    assert (sample.captions, dict(sample.extras)) == (("a cat",), {"seed": 7})

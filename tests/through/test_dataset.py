@@ -312,3 +312,15 @@ def test_a_forked_child_that_drops_the_epoch_leaves_its_parents_part_of_the_pass
     batches += epoch
     for ours, theirs in zip(batches, epochs(full, 1)[0], strict=True):
         same(ours, theirs)
+
+
+def test_what_of_the_source_cannot_be_used_is_said_when_it_is_opened_and_is_in_the_report(root, pictures, makers, caplog):
+    (pictures / BAD).with_suffix(".txt").write_bytes(b"nul \0")
+    data = opened(root, pictures)
+    assert any(
+        "1 row or file of the source cannot be used" in record.getMessage() and BAD in record.getMessage() for record in caplog.records
+    )
+    epochs(data, 1)
+    assert data.report is not None
+    assert [(failure["sample"], failure["encoder"]) for failure in data.report.failures] == [(BAD, "source")]
+    assert len(data) == COUNT - 1

@@ -35,6 +35,7 @@ _ANSWERS: Final = ("answers", 150)
 _CRASHES: Final = ("crashes", 400)
 _EXCHANGE: Final = ("exchange", 100)
 _OVERTAKING: Final = ("overtaking", 120)
+_SOURCES: Final = ("sources", 250)
 _TRAINING: Final = ("training", 16)
 _TRANSFERS: Final = ("transfers", 100)
 
@@ -101,6 +102,25 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "epoch of a loader": Mutant("loading/epoch.py", "return self.get() if own is None else own\n", "return self.get()\n", *_TRAINING),
     "one who deals": Mutant("loading/batches.py", "    if shard.step > 1:\n", "    if shard.step < 1:\n", *_TRAINING),
+    "account of rows": Mutant(
+        "source/remarks.py",
+        "            for one in refused:\n                remarks.refused.append(one)\n",
+        "            del refused\n",
+        *_SOURCES,
+    ),
+    "account of second ids": Mutant(
+        "source/listing.py",
+        "    if again:\n        _refuse_again(parse, again, remarks)\n",
+        "",
+        "sources",
+        1_000,
+    ),
+    "account of files": Mutant(
+        "source/unused.py",
+        "        self.counts[reason] = self.counts.get(reason, 0) + 1\n",
+        "        return\n",
+        *_SOURCES,
+    ),
     "link refusal": Mutant("files/opening.py", '= READ_FLAGS | getattr(os, "O_NOFOLLOW", 0)\n', "= READ_FLAGS\n", *_EXCHANGE),
 }
 

@@ -24,7 +24,7 @@ def play(*arguments, timeout=58):
     return ended.returncode, json.loads(ended.stdout)
 
 
-SAMPLED = ("kills", "errors", "flips", "crashes", "exchange", "gone", "overtaking", "transfers", "caches", "tars")
+SAMPLED = ("kills", "errors", "flips", "crashes", "exchange", "gone", "overtaking", "transfers", "caches", "tars", "sources")
 
 
 def test_a_few_points_of_each_campaign_find_nothing():
@@ -70,6 +70,7 @@ def test_a_passage_that_is_not_there_makes_no_mutant(tmp_path, monkeypatch):
         ("answers", 800),
         ("caches", 2000),
         ("tars", 2000),
+        ("sources", 2000),
         ("forks", 300),
     ],
 )
