@@ -5,7 +5,7 @@ fingerprint differs. `verify --recompute` checks what was declared.
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from cachestore.jobs.task import Cancel, Job, OnProgress
 from cachestore.source.combined import list_path
 from cachestore.source.reading import CaptionLines, Reading
 from cachestore.source.remarks import Remarks
+from cachestore.source.unused import NO_FRAMES, TRAINER_CACHE, unused_in_words
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.commit import create_store
 from cachestore.storage.listing_numbers import number_if_there
@@ -203,8 +204,17 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
         {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders},
         unmatched=tuple(found.unmatched(kinds)[:_NAMED]),
         stale=(*(older if "text" in kinds else ()), *found.stale(kinds))[:_NAMED],
-        remarks=(*seen.in_words(of_videos="the cache holds nothing of videos"), *own, *shared),
+        remarks=(*seen.in_words(), *_unused_words(seen), *own, *shared),
     )
+
+
+def _unused_words(seen: Remarks) -> Iterator[str]:
+    """Yield remarks on files of the source that are not used, without caches, which are what is imported."""
+    rows = {str(row["reason"]): row for row in seen.unused.as_json()}
+    if videos := rows.pop(NO_FRAMES, None):
+        yield plural(videos["count"], "video is ignored", "videos are ignored") + " (the cache holds nothing of videos)"
+    rows.pop(TRAINER_CACHE, None)
+    yield from unused_in_words([*rows.values()])
 
 
 def _check(request: ImportRequest) -> None:

@@ -53,6 +53,7 @@ from cachestore.jobs.option_types import (
 from cachestore.source.combined import IN_MEMORY, labelled
 from cachestore.source.prompts import Prompts
 from cachestore.source.reading import CaptionLines, Reading
+from cachestore.source.roles import split_roles
 from cachestore.source.tars import SUFFIX
 
 _OPTION: Final = re.compile(r"(?<![\w-])--(?P<option>[a-z][a-z-]*)(?:(?P<space> )(?P<value>[^\s;:()]*[^\s;:(),.]))?")
@@ -133,7 +134,9 @@ class PrecomputeRequest:
         (),
         ROLE_NAMES,
         "data",
-        "names of other kinds of images: `--roles depth` makes depth_latents from cat.depth.png, or from the column depth",
+        "names of other kinds of images: `--roles depth` makes depth_latents from cat.depth.png, or from the column depth; and where images"
+        " of a role are: `--roles mask=masks/` in folders beside the pictures, `mask=-masklabel` in cat-masklabel.png; image=masks/ says"
+        " that those are pictures to train on",
         "LIST",
     )
     replace: bool = make_switch(
@@ -264,7 +267,7 @@ class PrecomputeRequest:
     @property
     def reading(self) -> Reading:
         """How the sources are read into samples."""
-        return Reading(self.caption_lines, self.caption, bool(self.frames), self.roles)
+        return Reading(self.caption_lines, self.caption, bool(self.frames), *split_roles(self.roles))
 
     def check(self) -> None:
         """Raise BadInput for options that are malformed or cannot be combined."""
@@ -406,7 +409,7 @@ def _argument(found: "re.Match[str]") -> str:
         return f"{_OTHER_NAMES[option]}{rest}"
     if option in _switches():
         return f"{name}=True{rest}"
-    if value in _words().get(name, ()):
+    if value in _words().get(name, ()) or (name == "roles" and "=" in value):
         return f'{name}="{value}"'
     return f"{name}={value}" if _VALUE.fullmatch(value) else f"{name}{rest}"
 

@@ -5,7 +5,7 @@ With several sources, references begin with the source's label: `label/reference
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,14 @@ from cachestore.core.samples import Sample, Source
 from cachestore.core.words import first_of
 from cachestore.files.paths import is_temporary
 from cachestore.source.files import Files, Folder, Routed
-from cachestore.source.folders import list_source
+from cachestore.source.folders import beside_tars, list_source
 from cachestore.source.listing import Listing
 from cachestore.source.memory import list_objects, list_rows
 from cachestore.source.pipe import pipe_files
 from cachestore.source.reading import PLAIN, Reading
 from cachestore.source.remarks import Problems, Remarks
 from cachestore.source.tars import list_tars, tars_at
+from cachestore.source.unused import Unused
 
 IN_MEMORY: Final = "(in memory)"
 """Stands for data that is not a path."""
@@ -38,7 +39,10 @@ def list_path(data: str | Path, how: Reading = PLAIN) -> Listing:
     """List what a path names: a folder, a manifest, a prompt list, or tars. Raises BadInput."""
     tars = tars_at(data)
     if tars is not None:
-        return list_tars(tars, how)
+        listing = list_tars(tars, how)
+        if os.path.isdir(data):  # noqa: PTH112 - Path's raises if access is refused
+            beside_tars(Path(data), tars, listing.seen.unused)
+        return listing
     if is_temporary(Path(data).name) and Path(data).is_file():
         return list_rows(Path(data), pipe_files(os.environ))
     return list_source(data, how)
@@ -125,7 +129,22 @@ def list_sources(sources: Sequence[Source], in_memory: InMemory, how: Reading = 
     listed = list(zip(labels, sources, listings, strict=True))
     parts = [canonical([label, source.name, source.share, listing.content]) for label, source, listing in listed]
     files = _together({label: listing for label, _source, listing in listed})
-    return Listing(files, digest_parts("cachestore-sources", *parts).hex(), partial(_walk, listed))
+    seen = Remarks()
+    for label, _source, listing in listed:
+        seen.add(listing.seen, f"{label}/")
+    return Listing(files, digest_parts("cachestore-sources", *parts).hex(), partial(_walk, listed), seen, partial(_unused, listed))
+
+
+def _unused(listed: Sequence[tuple[str, Source, Listing]], references: Iterable[str]) -> Unused:
+    own: dict[str, list[str]] = {label: [] for label, _source, listing in listed if listing.left is not None}
+    for reference in references if own else ():
+        label, _slash, rest = reference.partition("/")
+        if label in own:
+            own[label].append(rest)
+    together = Unused()
+    for label, _source, listing in listed:
+        together.include(listing.unused(own.get(label, ())), f"{label}/")
+    return together
 
 
 Moved = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]

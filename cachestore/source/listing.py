@@ -3,9 +3,9 @@
 Equal listings have equal digests, whatever the order of the directory, the modification times or the absolute path of the root.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -19,6 +19,7 @@ from cachestore.source.files import Files, Folder
 from cachestore.source.reading import Reading
 from cachestore.source.remarks import Remarks
 from cachestore.source.rows import METADATA, look_at_columns
+from cachestore.source.unused import Unused
 
 _ROWS_VERSION: Final = 3
 """Increase it when the same bytes of a manifest or metadata file become other samples: these then have another plan."""
@@ -36,6 +37,14 @@ class Listing:
     content: str
     """Digest of a manifest's bytes, or of the ids, captions and references of a folder."""
     walk: Parse
+    seen: Remarks = field(default_factory=Remarks)
+    """What was found when the source was listed; empty if its rows are read each time."""
+    left: Callable[[Iterable[str]], Unused] | None = None
+    """Accounts for what is not used, from the references of all samples, if the listing itself does not know them."""
+
+    def unused(self, references: Iterable[str]) -> Unused:
+        """Return the account of what is not used of the source now; `references` are those of all samples."""
+        return self.seen.unused if self.left is None else self.left(references)
 
     def samples(self, remarks: "Remarks | None" = None) -> Iterator[Sample]:
         """Yield the samples in order. Afterwards `remarks` holds what the user should know about them.
@@ -68,7 +77,7 @@ def list_samples(files: Files, parse: Parse, where: Path | str, caption: str | N
         return iter(samples)
 
     rows = (canonical([s.id, list(s.captions), {role: list(refs) for role, refs in s.images.items()}, dict(s.extras)]) for s in samples)
-    return Listing(files, digest_parts("cachestore-content", *rows).hex(), walk)
+    return Listing(files, digest_parts("cachestore-content", *rows).hex(), walk, seen)
 
 
 def list_manifest(path: Path, parse: Parse, how: Reading) -> Listing:

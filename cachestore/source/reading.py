@@ -19,6 +19,8 @@ class Reading:
     """Whether videos are samples. Without it they are only counted."""
     roles: Sequence[str] = ()
     """The user's own roles, beside those of the table."""
+    locations: Sequence[tuple[str, str]] = ()
+    """(role, where): in a folder, files of this role are in a folder `masks/`, or their stems have an ending `-masklabel`."""
 
 
 PLAIN: Final = Reading()

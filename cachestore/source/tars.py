@@ -7,7 +7,7 @@ import os
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,10 +22,14 @@ from cachestore.files.opening import FOREIGN_LIMIT_BYTES, open_foreign, refuse_s
 from cachestore.files.stat_record import proof_of, stat_of
 from cachestore.source.captions import by_spelling, captions_in, decode_text
 from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from cachestore.source.leftovers import LOOK_BYTES, Leftovers, folded
 from cachestore.source.listing import Listing, list_samples
 from cachestore.source.reading import PLAIN, Reading
 from cachestore.source.remarks import Problems, Remarks, taken
+from cachestore.source.roles import asked_about, owners_by_location, role_by_location
 from cachestore.source.rows import from_row, json_row, named_row
+from cachestore.source.unused import HIDDEN, NO_FRAMES, NO_OWNER, NOT_DATA, REPLACED, SECOND_CAPTION, Unused
+from cachestore.source.walk import Names, split_name
 
 _COMPRESSED: Final[Mapping[str, str]] = {
     **dict.fromkeys((".tar.gz", ".tgz"), "gunzip"),
@@ -73,7 +77,7 @@ class Member:
             return file.read(self.size), found
 
 
-class _Part(RawIOBase):
+class _OwnPath(RawIOBase):
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         super().__init__()
         self._file, self._start, self._size, self._at = file, start, size, 0
@@ -114,7 +118,7 @@ class _Members:
     def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
         """A member as a file for seeking, with its stat record. Raises as `read`."""
         member = self._member(reference)
-        with member.open_tar() as (file, found), BufferedReader(_Part(file, member.offset, member.size)) as part:
+        with member.open_tar() as (file, found), BufferedReader(_OwnPath(file, member.offset, member.size)) as part:
             yield part, found
 
     def stat(self, reference: str) -> Stat | None:
@@ -141,7 +145,7 @@ def tars_at(data: str | Path) -> list[Path] | None:
     _refuse_compressed(path)
     if os.path.isdir(path):  # noqa: PTH112 - Path's raises if access is refused
         names = _names_in(path)
-        suffixes = {Path(name).suffix.lower() for name in names}
+        suffixes = {split_name(name)[1] for name in names}
         has_others = suffixes & IMAGE_SUFFIXES or any(name.startswith("metadata.") for name in names)
         for name in () if has_others else names:
             _refuse_compressed(path / name)
@@ -200,21 +204,30 @@ def list_tars(paths: Sequence[Path], how: Reading = PLAIN) -> Listing:
         raise BadInput(f"two tars of one source have the same name: {one} and {other}; rename one of them")
     members: dict[str, Member] = {}
     groups: dict[str, _Group] = {}
-    replaced: list[str] = []
+    unused = Unused()
+    left = Leftovers(unused)
+    others: dict[str, None] = {}
     problems = Problems()
     where = paths[0] if len(paths) == 1 else f"{len(paths)} tars in {paths[0].parent}" if paths else "no tars"
     for path in paths:
         prefix = f"{path.name}/" if len(paths) > 1 else ""
-        for name, member in _members(path, problems):
+        for name, member in _members(path, prefix, problems, unused):
             reference = prefix + name
-            replaced += [reference] if reference in members else []
+            if reference in members:
+                unused.add(REPLACED, reference)
             members[reference] = member  # the later of two members of one name counts, as in unpacking
-            _sort_in(groups, reference, how.roles, videos=how.videos)
+            if not _sort_in(groups, reference, how.roles, videos=how.videos):
+                others[reference] = None
     problems.refuse(where)
+    asks = asked_about(groups, groups, how)
+    _join_by_location(groups, how)
+    left = Leftovers(unused, peek=partial(_first_bytes, members))
+    _account(groups, others, how, left)
 
     def parse(remarks: Remarks) -> Iterator[Sample]:
-        remarks.replaced += replaced
-        remarks.videos += 0 if how.videos else sum(len(group.videos) for group in groups.values())
+        remarks.unused.include(unused)
+        remarks.asks += asks
+        remarks.captions_elsewhere += left.captions_elsewhere(str(where)) if how.caption is None else ()
         ordered = [groups[key] for key in sorted(groups, key=by_spelling)]
         yield from taken(ordered, partial(_samples, members, how, remarks), where)
 
@@ -230,26 +243,75 @@ class _Group:
     row: str | None = None
 
 
-def _sort_in(groups: dict[str, _Group], reference: str, roles: Sequence[str], *, videos: bool) -> None:
+def _sort_in(groups: dict[str, _Group], reference: str, roles: Sequence[str], *, videos: bool) -> bool:
+    """Sort a member into the group of its name. Returns False for one that is no picture, video, caption or row."""
     folder, slash, name = reference.rpartition("/")
     stem, dot, rest = name.partition(".")
-    if not dot or not stem:
-        return
-    group, rest = groups.setdefault(f"{folder}{slash}{stem}", _Group()), rest.lower()
+    rest = rest.lower()
+    suffix = split_name(name)[1]
+    is_media = suffix in IMAGE_SUFFIXES | VIDEO_SUFFIXES
+    if not dot or not stem or not (is_media or rest in {*_TEXTS, "json"}):
+        return False
+    group = groups.setdefault(f"{folder}{slash}{stem}", _Group())
     role, _dot, kind = rest.partition(".")
-    suffix = Path(name).suffix.lower()
     if rest in _TEXTS:
         group.texts[rest] = reference
     elif rest == "json":
         group.row = reference
-    elif suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
-        return
     elif kind and role in {*BESIDE, *roles} and (videos or suffix in IMAGE_SUFFIXES):
         group.roles.setdefault(role, set()).add(reference)
     elif suffix in VIDEO_SUFFIXES:
         group.videos.add(reference)
     else:
         group.pictures.add(reference)
+    return True
+
+
+def _join_by_location(groups: dict[str, _Group], how: Reading) -> None:
+    """Add the pictures and videos that --roles gives a role, by their folder or the end of their names, to the groups they belong to."""
+    located = {key: by for key in groups if how.locations and (by := role_by_location(key, how)) is not None and by[0] != IMAGE}
+    owners = owners_by_location(located, groups.keys() - located.keys(), how) if located else {}
+    for key, (role, _where) in located.items():
+        group, owner = groups[key], groups.get(owners.get(key, ""))
+        those = group.pictures | (group.videos if how.videos else set[str]())
+        (group if owner is None else owner).roles.setdefault(role, set()).update(those)
+        group.pictures, group.videos = set(), group.videos - those
+
+
+def _account(groups: Mapping[str, _Group], others: Iterable[str], how: Reading, left: Leftovers) -> None:
+    """Account for what is not used of the members."""
+    unclaimed = [*others]
+    for key, group in groups.items():
+        texts = [group.texts[suffix] for suffix in _TEXTS if suffix in group.texts]
+        rows = [group.row] if group.row is not None else []
+        samples = len(group.pictures) + (len(group.videos) if how.videos else 0)
+        if group.videos and not how.videos:
+            left.unread.add(folded(key))
+        spare = [(NO_FRAMES, reference) for reference in group.videos if not how.videos]
+        if samples:
+            left.note(key, key[: key.rfind("/") + 1], has_caption=bool(texts or rows))
+            left.count(samples, has_caption=bool(texts or rows))
+            left.unused.texts += len(texts[:1]) + len(rows)
+            spare += [(SECOND_CAPTION, reference) for reference in texts[1:]]
+        else:
+            spare += [(NO_FRAMES if group.videos else NO_OWNER, one) for those in group.roles.values() for one in those]
+            unclaimed += [*texts, *rows]
+        for reason, reference in sorted(spare):
+            left.unused.add(reason, reference)
+    by_folder: dict[str, list[str]] = {}
+    for reference in unclaimed:
+        folder, slash, name = reference.rpartition("/")
+        by_folder.setdefault(f"{folder}{slash}", []).append(name)
+    for prefix, names in by_folder.items():
+        left.sort(Names(prefix, Path(prefix), names), names)
+
+
+def _first_bytes(members: Mapping[str, Member], path: Path) -> bytes:
+    member = members.get(path.as_posix())
+    try:
+        return b"" if member is None else replace(member, size=min(member.size, LOOK_BYTES)).read()[0]
+    except OSError:
+        return b""
 
 
 def _samples(members: Mapping[str, Member], how: Reading, remarks: Remarks, group: _Group) -> Iterator[Sample]:
@@ -304,12 +366,15 @@ class _Headers:
         return self._read(size)
 
 
-def _members(path: Path, problems: Problems) -> Iterator[tuple[str, Member]]:
+def _members(path: Path, prefix: str, problems: Problems, unused: Unused) -> Iterator[tuple[str, Member]]:
     """Yield (name, member) of every usable member that is not hidden. A tar that cannot be read to its end is a problem."""
     try:
         for info, member in members_of(path):
             if name := _usable(info, path, problems):
                 yield name, member
+            elif not info.isdir():
+                name = info.name.removeprefix("./")
+                unused.add(HIDDEN if name.rpartition("/")[2].startswith(".") else NOT_DATA, f"{prefix}{name}")
     except BadInput as error:
         problems.add(error)
     except OSError as error:

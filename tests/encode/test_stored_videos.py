@@ -77,7 +77,7 @@ def test_videos_of_a_folder_are_samples_where_frames_are_asked_for_and_else_coun
     assert listed["tall.mp4"] == Sample("tall.mp4", {"video": ("tall.mp4",)}, ("a video called tall.mp4",))
     remarks = Remarks()
     assert [sample.id for sample in list_source(folder).samples(remarks)] == ["picture.png"]
-    assert remarks.in_words() == ("4 videos are ignored (pass --frames to say how many frames of each to encode)",)
+    assert remarks.unused.counts["video-without-frames"] == 4
 
 
 def test_a_row_with_a_video_is_called_after_it_and_its_own_rate_is_not_taken_for_that_of_the_batch(tmp_path):

@@ -12,6 +12,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_parts
 from cachestore.source.folders import list_source
 from cachestore.source.reading import Reading
+from cachestore.source.remarks import Remarks
 from tests import fakes
 from tests.fakes import raising
 from tests.source.sources import folder, ids, listed, manifest, remarks_of
@@ -20,12 +21,11 @@ NAMES = st.lists(st.sampled_from(["a.png", "b.png", "sub/a.png", "é.png"]), uni
 COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "é.png") for form in ("NFC", "NFD"))
 
 
-def test_two_names_that_compose_to_one_id_are_refused_and_told_apart(tmp_path):
-    folder(tmp_path, {COMPOSED: "1", DECOMPOSED: "2"})
-    with pytest.raises(BadInput) as refused:
-        listed(tmp_path)
-    assert ascii(COMPOSED) in str(refused.value)
-    assert ascii(DECOMPOSED) in str(refused.value)
+def test_two_names_that_compose_to_one_id_fail_alone_and_are_told_apart(tmp_path):
+    listing, remarks = list_source(folder(tmp_path, {COMPOSED: "1", DECOMPOSED: "2", "b.png": "3"})), Remarks()
+    assert [sample.id for sample in listing.samples(remarks)] == ["b.png"]
+    assert [one.sample for one in remarks.refused] == [COMPOSED, COMPOSED]
+    assert all(ascii(name) in one.reason for one in remarks.refused for name in (COMPOSED, DECOMPOSED))
 
 
 def test_a_manifest_that_is_read_otherwise_than_before_has_another_plan(tmp_path):

@@ -81,7 +81,7 @@ def test_a_control_video_belongs_to_its_clip_and_without_videos_all_are_counted(
     assert images == {"a.mp4": clip, "b.png": {"image": ("b.png",), "control": ("b.control.mp4",)}}
     remarks = Remarks()
     plain = {sample.id: dict(sample.images) for sample in list_tars([path]).samples(remarks)}
-    assert (plain, remarks.videos) == ({"b.png": {"image": ("b.png",)}}, 3)
+    assert (plain, remarks.unused.counts) == ({"b.png": {"image": ("b.png",)}}, {"video-without-frames": 4})
 
 
 def test_several_control_images_are_in_the_order_of_their_names(tmp_path):
@@ -123,7 +123,7 @@ def test_of_two_members_of_one_name_the_later_one_counts_as_in_unpacking(tmp_pat
     listing, remarks = list_tars([pack(tmp_path / "a.tar", [("a.png", "before"), ("a.txt", "one"), ("a.png", "after")])]), Remarks()
     assert [(sample.id, sample.captions) for sample in listing.samples(remarks)] == [("a.png", ("one",))]
     assert listing.read("a.png")[0] == b"after"
-    assert remarks.in_words() == ("1 member of tars is ignored, as a later member has the same name (a.png)",)
+    assert remarks.unused.examples == {"replaced-member": ["a.png"]}
 
 
 # Several tars
