@@ -23,6 +23,7 @@ from cachestore.jobs.pass_counts import recheck_in_words
 from cachestore.jobs.planning import Wanted
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.source.listing import Listing
+from cachestore.source.unused import unused_in_words
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.outcomes import FAILED, Mask, Numbers
 from cachestore.work.passes import list_rounds
@@ -79,6 +80,8 @@ class Forecast:
     """`to_encode` without the published units of unfinished partitions: what the bar and `cachestore status` have left."""
     is_bound: bool = False
     """Whether some units may turn out to be present: a picture's key is known only when it is read."""
+    unused: tuple[Mapping[str, Json], ...] = ()
+    """As in the report of `precompute`: the files that are not used of the source, by reason."""
     prompts: int = 0
     """Prompts for validation. Their texts are among the units."""
     rechecked: Mapping[str, Json] = field(default_factory=dict[str, Json])
@@ -88,7 +91,8 @@ class Forecast:
 
     def as_json(self) -> dict[str, Json]:
         """Return the forecast as JSON."""
-        return asdict(self) | {"remarks": list(self.remarks), "not_made_here": list(self.not_made_here)}
+        several = {name: list(getattr(self, name)) for name in ("remarks", "not_made_here")}
+        return asdict(self) | several | {"unused": [dict(row) for row in self.unused]}
 
 
 def make_forecast(
@@ -135,6 +139,7 @@ def make_forecast(
         remarks=(*wanted.remarks, *(wanted.unlike_scripts if missing else ())),
         is_guess=bool(captions) and getattr(by_encoder.get("text"), "is_guessing", False),
         not_made_here=wanted.not_made_here,
+        unused=wanted.unused,
         published=published,
         left=left,
         is_bound=any(images.values()),
@@ -290,7 +295,7 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
     counts = [plural(forecast.samples, "sample"), plural(forecast.distinct_captions, "distinct caption")]
     counts += [f"{plural(forecast.prompts, 'prompt')} for validation"] if forecast.prompts else []
     lines += [recheck_in_words(forecast.rechecked)] if forecast.rechecked else []
-    lines += [*forecast.remarks, ", ".join([*counts, units])]
+    lines += [*forecast.remarks, *unused_in_words(forecast.unused), ", ".join([*counts, units])]
     if forecast.buckets:
         lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))
         left = [(size, sum(count % size for count in forecast.buckets.values())) for size in _BATCH_SIZES]

@@ -312,4 +312,5 @@ class Reconciler:
             "catalog_digest": digest,
             "failures": list_failures(self.job.plan, failed),
             "changed": list_changed(self._presence, outcomes),
+            "unused": [dict(row) for row in self.job.unused],
         }
