@@ -156,7 +156,7 @@ def look_at_request(
             ),
         )
         _refuse_rows(request, seen)
-    _refuse_nothing(request, plan, previous)
+    _refuse_nothing(request, plan, previous, listing)
     _check_resampler(plan, encoders)
     if published is None and not is_dry:
         publish_plan(layout, plan)
@@ -486,10 +486,10 @@ def _refuse_rows(request: PrecomputeRequest, seen: Remarks) -> None:
         raise BadUsage("; ".join([*seen.pictureless, "rename the column, or pass --encode text for captions alone", *seen.misspelt]))
 
 
-def _refuse_nothing(request: PrecomputeRequest, plan: Plan, previous: Catalog | None) -> None:
+def _refuse_nothing(request: PrecomputeRequest, plan: Plan, previous: Catalog | None, listing: Listing) -> None:
     """Raise BadUsage for a plan without units, unless all samples leave an existing data set: `compare` handles that."""
     if not plan.unit_count and (plan.ids or previous is None):
-        raise BadUsage(_nothing_in_words(request, len(plan.ids), plan.remarks))
+        raise BadUsage(_nothing_in_words(request, len(plan.ids), (*plan.remarks, *unused_in_words(listing.unused(()).as_json()))))
 
 
 def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from cachestore.source.leftovers import Leftovers, folded
 from cachestore.source.listing import Listing, list_manifest, list_samples
 from cachestore.source.reading import PLAIN, Reading
 from cachestore.source.remarks import Refused, Remarks
-from cachestore.source.roles import asked_about, named_role, owners_by_location, role_by_location, same_names
+from cachestore.source.roles import asked_about, located_in, named_role, owners_by_location, same_names
 from cachestore.source.rows import METADATA, from_manifest
 from cachestore.source.unused import BESIDE_TARS, BROKEN_LINK, NO_FRAMES, NO_OWNER, NO_ROW, SECOND_CAPTION, Unused
 from cachestore.source.walk import Names, Walk, split_name
@@ -149,7 +149,7 @@ def _files_in(walk: Walk, root: Path) -> tuple[list[_File], dict[str, _Texts]]:
 
 def _owners_of(found: Sequence[_File], how: Reading, remarks: Remarks) -> dict[str, tuple[str, str]]:
     """Return the (stem, role) of each reference that belongs to another file, by its name or its folder. The stem is empty if none fits."""
-    located = {one.stem: by for one in found if how.locations and (by := role_by_location(one.stem, how)) is not None and by[0] != IMAGE}
+    located = located_in((one.stem for one in found), how, remarks)
     stems = {one.stem for one in found if one.stem not in located}
     owners = owners_by_location(located, stems, how) if located else {}
     belonging: dict[str, tuple[str, str]] = {}

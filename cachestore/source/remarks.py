@@ -43,6 +43,8 @@ class Remarks:
     """One sentence for each source with names that may be of masks: the run stops until the user says what they are."""
     captions_elsewhere: list[str] = field(default_factory=list[str])
     """One sentence for each source of which most samples have no caption, although files look like captions."""
+    nowhere: list[str] = field(default_factory=list[str])
+    """Entries of --roles where no file is."""
     same_names: list[str] = field(default_factory=list[str])
     """Two folders of which one has only names that the other has too."""
     columns: dict[str, None] = field(default_factory=dict[str, None])
@@ -68,7 +70,7 @@ class Remarks:
     def add(self, other: "Remarks", prefix: str = "") -> None:
         """Add the counts of one of several sources. `prefix` is put before the ids of its samples."""
         self.unused.include(other.unused, prefix)
-        for name in ("missing", "multi_line", "beside", "same_names"):
+        for name in ("missing", "multi_line", "beside", "nowhere", "same_names"):
             getattr(self, name).extend(f"{prefix}{one}" for one in getattr(other, name))
         for name in (
             "wordless",
@@ -115,6 +117,7 @@ class Remarks:
             ),
             (range(self.collapsed), "duplicate prompt line is encoded once", "duplicate prompt lines are encoded once"),
             (self.empty, "source lists no samples ({})", "sources list no samples ({})"),
+            (self.nowhere, "entry of --roles names no file of the source ({})", "entries of --roles name no file of the source ({})"),
             (
                 self.same_names,
                 f"pair of folders has the same names in both ({{}}): {of_roles}",

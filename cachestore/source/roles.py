@@ -13,6 +13,7 @@ from cachestore.core.samples import BESIDE, CONTROL, FIRST_FRAME, IMAGE, LAST_FR
 from cachestore.core.words import first_of, listed
 from cachestore.source.captions import normal
 from cachestore.source.reading import Reading
+from cachestore.source.remarks import Remarks
 
 _FOLDERS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("mask", "masks", "matte", "mattes", "alpha", "alphas", "masklabel", "masklabels", "segmentation"), MASK),
@@ -88,6 +89,15 @@ def role_by_location(stem: str, how: Reading) -> tuple[str, str] | None:
         if is_there:
             return role, where
     return None
+
+
+def located_in(stems: Iterable[str], how: Reading, remarks: Remarks) -> dict[str, tuple[str, str]]:
+    """Return the (role, where) of the stems that --roles names as images of a role. Adds a remark for a `where` in which no file is."""
+    if not how.locations:
+        return {}
+    found = {stem: by for stem in stems if (by := role_by_location(stem, how)) is not None}
+    remarks.nowhere += [f"{role}={where}" for role, where in how.locations if (role, where) not in found.values()]
+    return {stem: by for stem, by in found.items() if by[0] != IMAGE}
 
 
 def owners_by_location(located: Mapping[str, tuple[str, str]], stems: Collection[str], how: Reading) -> dict[str, str]:

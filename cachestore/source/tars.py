@@ -26,7 +26,7 @@ from cachestore.source.leftovers import LOOK_BYTES, Leftovers, folded
 from cachestore.source.listing import Listing, list_samples
 from cachestore.source.reading import PLAIN, Reading
 from cachestore.source.remarks import Problems, Remarks, taken
-from cachestore.source.roles import asked_about, owners_by_location, role_by_location
+from cachestore.source.roles import asked_about, located_in, owners_by_location
 from cachestore.source.rows import from_row, json_row, named_row
 from cachestore.source.unused import HIDDEN, NO_FRAMES, NO_OWNER, NOT_DATA, REPLACED, SECOND_CAPTION, Unused
 from cachestore.source.walk import Names, split_name
@@ -219,14 +219,15 @@ def list_tars(paths: Sequence[Path], how: Reading = PLAIN) -> Listing:
             if not _sort_in(groups, reference, how.roles, videos=how.videos):
                 others[reference] = None
     problems.refuse(where)
-    asks = asked_about(groups, groups, how)
-    _join_by_location(groups, how)
+    seen = Remarks(asks=asked_about(groups, groups, how))
+    _join_by_location(groups, how, seen)
     left = Leftovers(unused, peek=partial(_first_bytes, members))
     _account(groups, others, how, left)
 
     def parse(remarks: Remarks) -> Iterator[Sample]:
         remarks.unused.include(unused)
-        remarks.asks += asks
+        remarks.asks += seen.asks
+        remarks.nowhere += seen.nowhere
         remarks.captions_elsewhere += left.captions_elsewhere(str(where)) if how.caption is None else ()
         ordered = [groups[key] for key in sorted(groups, key=by_spelling)]
         yield from taken(ordered, partial(_samples, members, how, remarks), where)
@@ -267,9 +268,9 @@ def _sort_in(groups: dict[str, _Group], reference: str, roles: Sequence[str], *,
     return True
 
 
-def _join_by_location(groups: dict[str, _Group], how: Reading) -> None:
+def _join_by_location(groups: dict[str, _Group], how: Reading, remarks: Remarks) -> None:
     """Add the pictures and videos that --roles gives a role, by their folder or the end of their names, to the groups they belong to."""
-    located = {key: by for key in groups if how.locations and (by := role_by_location(key, how)) is not None and by[0] != IMAGE}
+    located = located_in(groups, how, remarks)
     owners = owners_by_location(located, groups.keys() - located.keys(), how) if located else {}
     for key, (role, _where) in located.items():
         group, owner = groups[key], groups.get(owners.get(key, ""))

@@ -11,6 +11,7 @@ from cachestore.core.errors import BadUsage
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import precompute_here
 from cachestore.report.write import write_report
+from cachestore.storage.commit import create_store
 
 pytestmark = pytest.mark.processes
 
@@ -94,6 +95,16 @@ def test_a_run_that_would_have_no_captions_stops_before_anything_is_made(data, r
     assert run(data, root, caption="").complete
     with pytest.raises(BadUsage, match="like captions that are not read"):
         run(data, root)  # the store is there now
+
+
+@pytest.mark.parametrize("has_store", [False, True])
+def test_where_nothing_can_be_encoded_what_is_there_is_named(tmp_path, root, makers, has_store):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/a.cr3").write_bytes(b"raw")
+    if has_store:
+        create_store(root)
+    with pytest.raises(BadUsage, match=r"not used, no-decoder: 1 file \(a\.cr3\)"):
+        run(tmp_path / "photos", root)
 
 
 def test_names_of_masks_stop_a_run_until_it_is_said_what_they_are(data, root, makers):

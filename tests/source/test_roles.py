@@ -126,6 +126,13 @@ def test_folders_with_the_same_names_get_one_remark_and_stop_nothing(tmp_path):
     assert "--roles mask=masks/" in words
 
 
+def test_an_entry_that_names_no_file_gets_a_remark(tmp_path):
+    folder(tmp_path, dict.fromkeys(("a.png", "masken/a.png"), ""))
+    remarks = Remarks()
+    list(list_path(tmp_path, reading("mask=masks/,image=masken/,control=-cond")).samples(remarks))
+    assert remarks.nowhere == ["mask=masks/", "control=-cond"]
+
+
 def test_a_tar_has_the_same_locations(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as file:
         for name in ("images/1.jpg", "images/1.txt", "masks/1.png", "images/2.jpg", "images/2-condlabel.png"):
