@@ -19,7 +19,7 @@ from cachestore.source.reading import PLAIN, Reading
 from cachestore.source.remarks import Refused, Remarks
 from cachestore.source.roles import asked_about, located_in, named_role, owners_by_location, same_names
 from cachestore.source.rows import METADATA, from_manifest
-from cachestore.source.unused import BESIDE_TARS, BROKEN_LINK, NO_FRAMES, NO_OWNER, NO_ROW, SECOND_CAPTION, Unused
+from cachestore.source.unused import BESIDE_TARS, BROKEN_LINK, NO_FRAMES, NO_OWNER, NO_ROW, SECOND_CAPTION, SECOND_METADATA, Unused
 from cachestore.source.walk import Names, Walk, split_name
 
 
@@ -193,8 +193,8 @@ def _from_folder(root: Path, how: Reading, remarks: Remarks) -> Iterator[Sample]
             continue
         images = {role: refs for role, refs in beside.get(one.stem, {}).items() if goes_with(role, one.kind, kinds[one.stem])}
         try:
-            captions = _captions_of(one, texts, spelled, how=how, remarks=remarks, left=left)
             _refuse_twin(one, twins)
+            captions = _captions_of(one, texts, spelled, how=how, remarks=remarks, left=left)
         except BadInput as error:
             remarks.refused.append(Refused(normal(one.reference), str(error)))
             continue
@@ -245,7 +245,7 @@ def _refuse_twin(one: _File, twins: Mapping[str, Sequence[str]]) -> None:
 def _beside_rows(root: Path, tables: Sequence[Path], references: Iterable[str]) -> Unused:
     """Account for a folder whose samples are the rows of metadata files. `references` are those that the rows name."""
     unused = Unused(texts=len(tables))
-    walk, left = Walk(unused), Leftovers(unused, media=NO_ROW)
+    walk, left = Walk(unused), Leftovers(unused, media=NO_ROW, metadata=SECOND_METADATA)
     found, texts = _files_in(walk, root)
     named = {os.path.normpath(reference) for reference in references}
     for one in found:

@@ -22,7 +22,6 @@ from cachestore.source.unused import (
     NOT_DATA,
     OTHER_SPELLING,
     SECOND_CAPTION,
-    SECOND_METADATA,
     TRAINER_CACHE,
     UNKNOWN_ENDING,
     UNREAD_TABLE,
@@ -111,6 +110,8 @@ class Leftovers:
     """For the first captions of another spelling, the names that they should have."""
     media: str = NOT_DATA
     """The reason for pictures and videos that are no samples."""
+    metadata: str = UNREAD_TABLE
+    """The reason for files with the name of metadata."""
     has_json: bool = False
     """Whether samples have captions in a `.json`."""
     samples: int = 0
@@ -166,7 +167,7 @@ class Leftovers:
         stem, suffix = split_name(name)
         if suffix in _MEDIA:
             return self.media
-        known = _BY_SUFFIX.get(suffix) or (SECOND_METADATA if name.lower() in METADATA else NOT_DATA if _README.fullmatch(name) else None)
+        known = _BY_SUFFIX.get(suffix) or (self.metadata if name.lower() in METADATA else NOT_DATA if _README.fullmatch(name) else None)
         if known is not None:
             return known
         near = None if suffix in _NEVER else self._near(names.prefix, stem)

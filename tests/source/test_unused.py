@@ -221,6 +221,12 @@ def test_pictures_without_a_row_and_captions_beside_rows_are_named(tmp_path):
     }
 
 
+def test_metadata_where_none_is_read_is_a_table_that_nothing_reads(tmp_path):
+    folder(tmp_path, {"a.png": "", "deep/down/metadata.jsonl": "{}", "deep/down/b.png": ""})
+    assert unused(tmp_path) == {"unread-table": ["deep/down/metadata.jsonl"]}
+    assert list_path(tmp_path).seen.captions_elsewhere
+
+
 def test_a_manifest_answers_for_itself_alone(tmp_path):
     folder(tmp_path, {"a.png": "", "b.png": ""})
     assert unused(manifest(tmp_path / "rows.jsonl", {"image": "a.png", "text": "x"})) == {}
