@@ -58,7 +58,7 @@ def test_what_is_no_source_is_refused(tmp_path, name):
 
 
 def test_a_folder_lists_its_images_by_their_relative_names_sorted(tmp_path):
-    folder(tmp_path, dict.fromkeys(("b.png", "sub/deep/a.webp", "a.jpg", "sub/b.png", "B.JPG", "notes.md", "a.json"), "x"))
+    folder(tmp_path, dict.fromkeys(("b.png", "sub/deep/a.webp", "a.jpg", "sub/b.png", "B.JPG", "notes.md", "list.json"), "x"))
     assert ids(listed(tmp_path)) == ["B.JPG", "a.jpg", "b.png", "sub/b.png", "sub/deep/a.webp"]
 
 
