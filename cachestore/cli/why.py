@@ -2,43 +2,110 @@
 
 import argparse
 import json
+import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.cli import DAMAGE, add_store, catalogs_of, near_to, shared_by, tell
+from cachestore.cli import DAMAGE, USAGE, add_store, catalogs_of, near_to, shared_by, tell
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import FRAMED, RANDOM, WITHIN, cells_each, framing_of
 from cachestore.core.samples import IMAGE, VIDEO
 from cachestore.core.words import noun, plural
+from cachestore.files.opening import names_in
+from cachestore.files.paths import FOLDERS, MARKER
 
 if TYPE_CHECKING:
     from cachestore.files.paths import Layout
     from cachestore.storage.catalog import Catalog
     from cachestore.store.reader import Reader
 
-HELP = "say which values of a sample are in the store, and why others are not; without SAMPLE, list all samples that lack a value"
+HELP = (
+    "say which values of a sample are in the store, and why others are not; without SAMPLE, list all samples that lack a value; of a folder"
+    " or another source, say which files are used, and why others are not"
+)
 
+_OF_LISTING: Final = ("roles", "caption_lines", "caption", "caption_column", "tar_names", "alpha")
+"""The options that decide how a source is listed."""
 _NO_PICTURE: Final = "no picture: add it to the source, or leave the sample out, and run `cachestore precompute` again"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
+    from cachestore.jobs.options import PrecomputeRequest, in_command, option_of
+
     add_store(parser)
     parser.add_argument("sample", metavar="SAMPLE", nargs="?", help="a sample's id (default: all samples that are not ready)")
     parser.add_argument("--name", metavar="NAME", help="only this data set (default: all)")
+    group = parser.add_argument_group("instead of STORE, a source: a folder, a manifest or tars")
+    group.add_argument("--frames", action="store_true", help="list videos too")
+    for one in fields(PrecomputeRequest):
+        if one.name in _OF_LISTING:
+            option = option_of(one)
+            group.add_argument(in_command(one.name), metavar=option.metavar, help="as for `cachestore precompute`")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the state of each of the sample's cells, or what is not ready. Returns 4 if something is not."""
+    """Print the state of each of the sample's cells, or what is not ready; of a source, the account of its files.
+
+    Returns 4 if something is not ready, 2 if a run would stop over the names of the files.
+    """
     from cachestore.store.reader import Reader
 
+    if arguments.sample is None and arguments.name is None and _is_source(Path(arguments.store)):
+        return _tell_source(arguments)
     with Reader(arguments.store) as reader:
         catalogs = catalogs_of(reader.layout, arguments.name)
         if arguments.sample is None:
             return _tell_all(arguments, reader, catalogs)
         return _tell_one(arguments, reader, catalogs)
+
+
+def _is_source(path: Path) -> bool:
+    """Whether this is data and no store: a file, tars, or a folder with anything in it but the folders of a store."""
+    if not os.path.isdir(path):  # noqa: PTH112 - Path's raises if access is refused
+        return path.exists() or path.suffix == ".tar"
+    names = names_in(path, is_root=True)
+    return bool(names) and not {MARKER, *FOLDERS} & {*names}
+
+
+def _tell_source(arguments: argparse.Namespace) -> int:
+    """Print how many files of a source are used, and which are not, and why. Needs no model and no store."""
+    from cachestore.jobs.options import PrecomputeRequest, in_command, parse_value
+    from cachestore.source.combined import list_path
+    from cachestore.source.remarks import Remarks
+    from cachestore.source.unused import unused_in_words
+
+    known = {one.name: one for one in fields(PrecomputeRequest)}
+    given = {name: getattr(arguments, name) for name in _OF_LISTING if name in known}
+    values = {name: parse_value(known[name], text, in_command(name)) for name, text in given.items() if text is not None}
+    reading = PrecomputeRequest(arguments.store, "", "", **values).reading
+    listing = list_path(arguments.store, replace(reading, videos=arguments.frames))
+    remarks, used, samples, captioned = Remarks(), dict[str, set[str]](), 0, 0
+    for sample in listing.samples(remarks):
+        samples += 1
+        captioned += any(text.strip() for text in sample.captions)
+        for role, references in sample.images.items():
+            used.setdefault(role, set()).update(references)
+    unused = listing.unused(reference for references in used.values() for reference in references)
+    counts = {role: len(references) for role, references in used.items()} | ({"text": unused.texts} if unused.texts else {})
+    rows, stops = unused.as_json(), [*remarks.asks, *remarks.captions_elsewhere]
+    found = {
+        "samples": samples,
+        "captioned": captioned,
+        "used": counts,
+        "unused": rows,
+        "remarks": list(remarks.in_words()),
+        "stops": stops,
+    }
+    shown = ", ".join(f"{count} {role}" for role, count in counts.items()) or "none"
+    lines = [f"{arguments.store}: {plural(samples, 'sample')}, {captioned} of them with a caption", f"files that are used: {shown}"]
+    lines += [*unused_in_words(rows), *remarks.in_words(), *(f"a run would stop: {stop}" for stop in stops)]
+    lines += [f"{one.sample} cannot be used: {one.reason}" for one in remarks.refused]
+    return tell(arguments, found | {"refused": [asdict(one) for one in remarks.refused]}, lines, is_ok=not stops, otherwise=USAGE)
 
 
 def _tell_one(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[Catalog]") -> int:
@@ -60,9 +127,11 @@ def _tell_one(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
 def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[Catalog]") -> int:
     """Print every sample that is not ready, with what it lacks and why."""
     from cachestore.jobs.presence import ready_rows
+    from cachestore.source.unused import unused_in_words
 
     lacking: list[dict[str, Any]] = []
     lines: list[str] = []
+    unused: dict[str, list[dict[str, Any]]] = {}
     for catalog in catalogs:
         reasons = _Reasons(reader, catalog)
         ready = ready_rows(catalog, reader.snapshot).tolist()
@@ -83,9 +152,13 @@ def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
         )
         cannot = f"; {plural(len(refused), 'row or file', 'rows or files')} of its source cannot be used" if refused else ""
         lines.append(f"data set {catalog.name!r} (generation {catalog.generation}): {state}{cannot}")
+        unused[catalog.name] = reasons.unused()
+        lines += [f"  {line}" for line in unused_in_words(unused[catalog.name])]
     lines += [] if catalogs else ["there is no data set here"]
     unfinished = _unfinished(reader.layout)
-    return tell(arguments, {"not_ready": lacking}, [*lines, *unfinished], is_ok=not lacking and not unfinished, otherwise=DAMAGE)
+    return tell(
+        arguments, {"not_ready": lacking, "unused": unused}, [*lines, *unfinished], is_ok=not lacking and not unfinished, otherwise=DAMAGE
+    )
 
 
 def _unfinished(layout: "Layout") -> list[str]:
@@ -164,6 +237,11 @@ class _Reasons:
         rows = [] if newest is None else [one for one in newest["failures"] if one["encoder"] == OF_SOURCE]
         whole: dict[str, Any] = {"name": self._name, "generation": self._generation, "ready": False, "cells": []}
         return [{"sample": one["sample"], **whole, "lacks": [f"not used: {one['reason']}"]} for one in rows]
+
+    def unused(self) -> list[dict[str, Any]]:
+        """Return what was not used of the source when the data set was last listed: the rows of `Unused.as_json`."""
+        newest = next(reversed(self._ended()), None)
+        return [] if newest is None else list(newest.get("unused", ()))
 
     def _ended(self) -> list[Any]:
         """The reports of the data set's passes, oldest first."""

@@ -26,6 +26,7 @@ from cachestore.interop.sandbox import CacheFiles
 from cachestore.source.listing import Listing
 from cachestore.source.remarks import Remarks
 from cachestore.source.tars import tars_at
+from cachestore.source.unused import NO_FRAMES
 
 _SIDE_FILE_BYTES: Final = 256 << 20
 """As much as a side file says of a million pictures."""
@@ -123,7 +124,8 @@ class CacheScan:
         latents = {*self.matches.latents, *self.matches.doubtful_latents}
         videos = [sample for sample in self.samples if VIDEO in sample.images]
         if not any(visual_of(one) in latents or (not latents and one.captions[0] in self.matches.text) for one in videos):
-            seen.videos += len(videos)
+            for sample in videos:
+                seen.unused.add(NO_FRAMES, sample.id)
             self.samples = [sample for sample in self.samples if VIDEO not in sample.images]
         spans = {sample.id: self.matches.spans(visual_of(sample)) for sample in self.samples}
         are_several = any(len(those) > 1 for those in spans.values())

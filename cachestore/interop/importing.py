@@ -5,7 +5,7 @@ fingerprint differs. `verify --recompute` checks what was declared.
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -35,8 +35,9 @@ from cachestore.jobs.options import python_call
 from cachestore.jobs.pass_loop import run_pass
 from cachestore.jobs.task import Cancel, Job, OnProgress
 from cachestore.source.combined import list_path
-from cachestore.source.reading import CaptionLines, Reading
+from cachestore.source.reading import CaptionLines, ListingOptions
 from cachestore.source.remarks import Remarks
+from cachestore.source.unused import NO_FRAMES, TRAINER_CACHE, unused_in_words
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.commit import create_store
 from cachestore.storage.listing_numbers import number_if_there
@@ -152,7 +153,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
     wanted = format_named(request.format)
     _check(request)
     seen = Remarks()
-    listing = list_path(request.data, Reading(request.caption_lines, request.caption, wanted.has_videos))
+    listing = list_path(request.data, ListingOptions(request.caption_lines, request.caption, wanted.has_videos))
     found = look_for(request, wanted, listing, seen)
     if wanted.is_beside:
         found.check_roots()
@@ -203,8 +204,17 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
         {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders},
         unmatched=tuple(found.unmatched(kinds)[:_NAMED]),
         stale=(*(older if "text" in kinds else ()), *found.stale(kinds))[:_NAMED],
-        remarks=(*seen.in_words(of_videos="the cache holds nothing of videos"), *own, *shared),
+        remarks=(*seen.in_words(), *_unused_words(seen), *own, *shared),
     )
+
+
+def _unused_words(seen: Remarks) -> Iterator[str]:
+    """Yield remarks on files of the source that are not used, without caches, which are what is imported."""
+    rows = {str(row["reason"]): row for row in seen.unused.as_json()}
+    if videos := rows.pop(NO_FRAMES, None):
+        yield plural(videos["count"], "video is ignored", "videos are ignored") + " (the cache holds nothing of videos)"
+    rows.pop(TRAINER_CACHE, None)
+    yield from unused_in_words([*rows.values()])
 
 
 def _check(request: ImportRequest) -> None:

@@ -25,6 +25,7 @@ from cachestore.jobs.planning import Wanted
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.jobs.task import words_of
 from cachestore.source.listing import Listing
+from cachestore.source.unused import unused_in_words
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.outcomes import FAILED, Mask, Numbers
 from cachestore.work.passes import list_rounds
@@ -84,6 +85,8 @@ class Forecast:
     """`to_encode` without the published units of unfinished partitions: what the bar and `cachestore status` have left."""
     is_bound: bool = False
     """Whether some units may turn out to be present: a picture's key is known only when it is read."""
+    unused: tuple[Mapping[str, Json], ...] = ()
+    """As in the report of `precompute`: the files that are not used of the source, by reason."""
     prompts: int = 0
     """Prompts for validation. Their texts are among the units."""
     rechecked: Mapping[str, Json] = field(default_factory=dict[str, Json])
@@ -106,6 +109,7 @@ class Forecast:
     def as_json(self) -> dict[str, Json]:
         """Return the forecast as JSON."""
         lists = {name: list(getattr(self, name)) for name in ("remarks", "not_made_here", "truncated_samples", "will_fail", "failures")}
+        lists["unused"] = [dict(row) for row in self.unused]
         fits = {"cut": self.fits.cut.as_json(), "scaled_up": self.fits.scaled_up.as_json()}
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "fits"} | lists | fits
 
@@ -157,6 +161,7 @@ def make_forecast(
         remarks=(*wanted.remarks, *(wanted.unlike_scripts if missing else ())),
         is_guess=bool(captions) and getattr(by_encoder.get("text"), "is_guessing", False),
         not_made_here=wanted.not_made_here,
+        unused=wanted.unused,
         published=published,
         left=left,
         is_bound=any(images.values()),
@@ -334,7 +339,7 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
     counts += [f"{plural(forecast.prompts, 'prompt')} for validation"] if forecast.prompts else []
     lines += [recheck_in_words(forecast.rechecked)] if forecast.rechecked else []
     lines += _failures_in_words(forecast)
-    lines += [*forecast.remarks, ", ".join([*counts, units])]
+    lines += [*forecast.remarks, *unused_in_words(forecast.unused), ", ".join([*counts, units])]
     if forecast.buckets:
         lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))
         left = [(size, sum(count % size for count in forecast.buckets.values())) for size in _BATCH_SIZES]

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, cast
 from cachestore.core.captions import CHOICES, CaptionPolicy
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
-from cachestore.core.samples import CAPTION, ROLES, Source
+from cachestore.core.samples import BESIDE, CAPTION, IMAGE, ROLES, Source
 from cachestore.core.words import listed
 from cachestore.encode.family import DTYPES, is_text_encoder
 from cachestore.encode.resamplers import RESAMPLERS
@@ -26,6 +26,8 @@ LATENTS: Final = "latents"
 _LEAST_FPS, _MOST_FPS = 0.1, 1000
 DEVICES: Final = "auto, cpu, cuda, cuda:N, mps, xpu, xpu:N"
 _ROLE: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_ENDING: Final = re.compile(r"[^\w/,=][^/,=]+|_[^/,=]+")
+"""Where images of a role are, as an ending of their stems: it begins with a mark, as `-masklabel`."""
 _DEVICE: Final = re.compile(r"auto|cpu(:0)?|mps(:0)?|(cuda|xpu)(:(0|[1-9][0-9]{0,3}))?")
 _WAYS: Final = "|".join(RESAMPLERS)
 PATHS: Final = ("model", "vae", "text_encoder")
@@ -137,9 +139,19 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def _roles(value: Any) -> tuple[str, ...]:
-    names = tuple(one.strip() for one in value.split(",") if one.strip()) if isinstance(value, str) else tuple(value)
-    are_free = all(isinstance(name, str) and _ROLE.fullmatch(name) and name not in {*ROLES, CAPTION} for name in names)
-    return names if are_free and len(set(names)) == len(names) else _refuse()
+    entries = tuple(one.strip() for one in value.split(",") if one.strip()) if isinstance(value, str) else tuple(value)
+    are_right = all(isinstance(entry, str) and _is_role(*entry.partition("=")) for entry in entries)
+    return entries if are_right and len(set(entries)) == len(entries) else _refuse()
+
+
+def _is_role(name: str, equals: str, where: str) -> bool:
+    """Whether an entry of --roles is right: a name of the user's own, or any role but a video with where its images are."""
+    is_free = _ROLE.fullmatch(name) is not None and name not in {*ROLES, CAPTION}
+    if not equals:
+        return is_free
+    parts = where.removesuffix("/").split("/")
+    is_folder = where.endswith("/") and all(part and part.strip(".") for part in parts)
+    return (is_free or name in {*BESIDE, IMAGE}) and (is_folder or _ENDING.fullmatch(where) is not None)
 
 
 def read_device(value: Any) -> str:
@@ -225,7 +237,11 @@ BATCH: Final = OptionType("auto or a whole number of at least 1", _batch_size, l
 ARGUMENTS: Final = OptionType("NAME=VALUE (in a file a table, from Python a mapping)", _arguments, _parse_arguments)
 PROMPTS: Final = OptionType("a .txt, .json or .jsonl file with prompts (from Python also a list of prompts)", _prompts)
 POLICY: Final = OptionType("first, all, random, or a CaptionPolicy (as JSON, or as a table)", _captions, _parse_captions)
-ROLE_NAMES: Final = OptionType(f"a list of names in small letters, such as depth,pose, that are not in {', '.join(ROLES)}", _roles)
+ROLE_NAMES: Final = OptionType(
+    f"a list of names in small letters, such as depth,pose, that are not in {', '.join(ROLES)}; or of ROLE=WHERE, where WHERE is a folder"
+    " such as masks/ or an ending such as -masklabel",
+    _roles,
+)
 ENCODERS: Final = OptionType(
     "a list of names, such as text,latents or text_encoder,text_encoder_2",
     _names,

@@ -52,7 +52,8 @@ from cachestore.jobs.option_types import (
 )
 from cachestore.source.combined import IN_MEMORY, labelled
 from cachestore.source.prompts import Prompts
-from cachestore.source.reading import CaptionLines, Reading, TarNames
+from cachestore.source.reading import CaptionLines, ListingOptions, TarNames
+from cachestore.source.roles import split_roles
 from cachestore.source.tars import SUFFIX
 
 _OPTION: Final = re.compile(r"(?<![\w-])--(?P<option>[a-z][a-z-]*)(?:(?P<space> )(?P<value>[^\s;:()]*[^\s;:(),.]))?")
@@ -148,7 +149,9 @@ class PrecomputeRequest:
         (),
         ROLE_NAMES,
         "data",
-        "names of other kinds of images: `--roles depth` makes depth_latents from cat.depth.png, or from the column depth",
+        "names of other kinds of images: `--roles depth` makes depth_latents from cat.depth.png, or from the column depth; and where images"
+        " of a role are: `--roles mask=masks/` in folders beside the pictures, `mask=-masklabel` in cat-masklabel.png; image=masks/ says"
+        " that those are pictures to train on",
         "LIST",
     )
     alpha: Alpha = make_option(
@@ -284,13 +287,15 @@ class PrecomputeRequest:
         return "samples in memory" if data[0] == IN_MEMORY else data[0] if len(data) == 1 else f"{len(data)} sources"
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> ListingOptions:
         """How the sources are read into samples."""
-        return Reading(
+        roles, locations = split_roles(self.roles)
+        return ListingOptions(
             self.caption_lines,
             self.caption,
             bool(self.frames),
-            self.roles,
+            roles,
+            locations,
             caption_column=self.caption_column,
             tar_names=self.tar_names,
         )
@@ -437,7 +442,7 @@ def _argument(found: "re.Match[str]") -> str:
         return f"{_OTHER_NAMES[option]}{rest}"
     if option in _switches():
         return f"{name}=True{rest}"
-    if value in _words().get(name, ()):
+    if value in _words().get(name, ()) or (name == "roles" and "=" in value):
         return f'{name}="{value}"'
     return f"{name}={value}" if _VALUE.fullmatch(value) else f"{name}{rest}"
 

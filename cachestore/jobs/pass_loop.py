@@ -66,6 +66,8 @@ class Report:
     """If there are masks: of how many samples the mask is black everywhere (`empty`), or has colours (`coloured`), with up to 100 names
     of each (`empty_names`, `coloured_names`). With `alpha="mask"` also of how many samples the picture's or video's own `alpha` is the
     mask, and how many of these are `varying`: they leave a part out."""
+    unused: tuple[Mapping[str, Json], ...] = ()
+    """The files that are not used of the source: `reason` (docs/sources.md), `count`, and the first as `examples`."""
     rechecked: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """With `recheck`: `samples` whose files were read again, and how many of them had `changed`, with up to 100 `names`; `model_files`
     that were read again, and `model_files_changed`: those with other bytes than the data set was made with. Otherwise empty."""
@@ -75,13 +77,14 @@ class Report:
     def as_json(self) -> dict[str, Json]:
         """Return the report as one JSON object."""
         several = {name: list(getattr(self, name)) for name in ("changed", "not_made_here")}
-        return asdict(self) | {"failures": [dict(failure) for failure in self.failures], **several}
+        rows = {name: [dict(row) for row in getattr(self, name)] for name in ("failures", "unused")}
+        return asdict(self) | rows | several
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], *, encoded_here: int | None = None) -> "Report":
         """Return the report from the result of `as_json`; unknown fields of a newer version are left out."""
         known = {one.name: body[one.name] for one in fields(cls) if one.name in body}
-        known |= {name: tuple(body.get(name, ())) for name in ("failures", "changed", "not_made_here")}
+        known |= {name: tuple(body.get(name, ())) for name in ("failures", "changed", "not_made_here", "unused")}
         known["encoded_here"] = body.get("encoded_here", 0) if encoded_here is None else encoded_here
         return cls(**known)
 

@@ -27,6 +27,7 @@ from cachestore.source.combined import IN_MEMORY, InMemory, files_of, files_of_s
 from cachestore.source.files import IMAGE_SUFFIXES, Files
 from cachestore.source.listing import Listing, with_alpha
 from cachestore.source.remarks import Refused, Remarks
+from cachestore.source.unused import unused_in_words
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.model_digests import load_digests, publish_digests
 from cachestore.work.agreement import Intent, counted, wait_for_rank_0
@@ -67,6 +68,8 @@ class Wanted:
     """Descriptions of inputs that the model is trained with but that are not made here."""
     model_files: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """With `recheck`: how many files of the model were read again, and how many had other bytes than the data set was made with."""
+    unused: tuple[Mapping[str, Json], ...] = ()
+    """What is not used of the source now: the rows of `Unused.as_json`."""
     unlike_scripts: tuple[str, ...] = ()
     """How the values differ from those of diffusers' own training script."""
 
@@ -125,6 +128,7 @@ def look_at_request(
     if listing is None:
         _show(heartbeat, f"listing {request.named_data}")
         listing = list_request(request, in_memory)
+    _refuse_names(request, listing, compare_with)
     _show(heartbeat, "reading the model's files")
     made = _encoders(layout, request, is_dry=is_dry) if loaded is None else encoders_of(request, {}, loaded)
     request, encoders = _with_resampler(layout, request, made)
@@ -156,7 +160,7 @@ def look_at_request(
             ),
         )
         _refuse_rows(request, seen)
-    _refuse_nothing(request, plan, previous)
+    _refuse_nothing(request, plan, previous, listing)
     _check_resampler(plan, encoders)
     if published is None and not is_dry:
         publish_plan(layout, plan)
@@ -168,10 +172,33 @@ def look_at_request(
     not_made = _not_made(needs, plan)
     if request.strict and not_made:
         _refuse(not_made)
-    unlike = tuple(words for encoder in encoders for words in unlike_script(encoder))
     return Wanted(
-        layout, request, listing, encoders, plan, remarks, intent, comparing, not_made, _reread_files(request, plan, previous), unlike
+        layout,
+        request,
+        listing,
+        encoders,
+        plan,
+        remarks,
+        intent,
+        comparing,
+        not_made,
+        _reread_files(request, plan, previous),
+        tuple(listing.unused(reference for _at, named in plan.images.values() for reference in named).as_json()),
+        unlike_scripts=tuple(words for encoder in encoders for words in unlike_script(encoder)),
     )
+
+
+def _refuse_names(request: PrecomputeRequest, listing: Listing, compare_with: Compare | None = None) -> None:
+    """Raise BadUsage for files that may be masks or pictures, and for captions of another spelling where most samples have none.
+
+    With `compare_with`, what was made is made again, under the names that it was made with.
+    """
+    if compare_with is not None:
+        return
+    if listing.seen.asks:
+        raise BadUsage("; ".join(listing.seen.asks))
+    if listing.seen.captions_elsewhere and _asks_for_text(request):
+        raise BadUsage("; ".join(listing.seen.captions_elsewhere))
 
 
 def _reread_files(request: PrecomputeRequest, plan: Plan, previous: Catalog | None) -> dict[str, Json]:
@@ -461,6 +488,7 @@ def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
 
     Only for a data set that does not exist yet: all samples may leave an existing one.
     """
+    _refuse_names(request, listing)
     count, seen, is_wanted, has_pictures = 0, Remarks(), False, False
     needs_text, needs_pictures = _asks_for_text(request), LATENTS in request.encode
     for sample in _of_asked_kinds(request, listing.samples(seen)):
@@ -472,7 +500,7 @@ def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
             return
     _refuse_rows(request, seen)
     if not is_wanted:
-        raise BadUsage(_nothing_in_words(request, count, seen.in_words()))
+        raise BadUsage(_nothing_in_words(request, count, (*seen.in_words(), *unused_in_words(listing.unused(()).as_json()))))
 
 
 def _asks_for_text(request: PrecomputeRequest) -> bool:
@@ -487,10 +515,10 @@ def _refuse_rows(request: PrecomputeRequest, seen: Remarks) -> None:
         raise BadUsage("; ".join([*seen.pictureless, "rename the column, or pass --encode text for captions alone", *seen.misspelt]))
 
 
-def _refuse_nothing(request: PrecomputeRequest, plan: Plan, previous: Catalog | None) -> None:
+def _refuse_nothing(request: PrecomputeRequest, plan: Plan, previous: Catalog | None, listing: Listing) -> None:
     """Raise BadUsage for a plan without units, unless all samples leave an existing data set: `compare` handles that."""
     if not plan.unit_count and (plan.ids or previous is None):
-        raise BadUsage(_nothing_in_words(request, len(plan.ids), plan.remarks))
+        raise BadUsage(_nothing_in_words(request, len(plan.ids), (*plan.remarks, *unused_in_words(listing.unused(()).as_json()))))
 
 
 def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequence[str]) -> str:

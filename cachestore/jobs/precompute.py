@@ -409,13 +409,14 @@ def _run(
         on_loaded=partial(_look_again, wanted, heartbeat, say),
         heartbeat=heartbeat,
         listing=listed,
+        unused=wanted.unused,
         is_recheck=request.recheck,
         compare=partial(wanted.compare, wanted.plan),
     )
     without = next((remark for remark in wanted.remarks if remark.endswith(NO_LATENTS)), "")
     report = _held_to(run_pass(job), request)
     rechecked = {**report.rechecked, **wanted.model_files}
-    return replace(report, not_made_here=wanted.not_made_here, without_picture=without, rechecked=rechecked)
+    return replace(report, not_made_here=wanted.not_made_here, without_picture=without, unused=wanted.unused, rechecked=rechecked)
 
 
 def forecast_of(request: PrecomputeRequest, loaded: "LoadedModel | None" = None, in_memory: InMemory | None = None) -> "Forecast":

@@ -314,4 +314,5 @@ class Reconciler:
             "failures": list_failures(self.job.plan, failed),
             "changed": list_changed(self._presence, outcomes),
             "masks": count_masks(self.job.plan, outcomes),
+            "unused": [dict(row) for row in self.job.unused],
         }

@@ -72,6 +72,8 @@ class Job:
     """This worker's heartbeat if it has begun already; else one is made."""
     listing: int = 0
     """The number of this worker's own listing of the source (`storage/listing_numbers`); 0 without a source."""
+    unused: Sequence[Mapping[str, Json]] = ()
+    """What is not used of the source: the rows of `Unused.as_json`. The pass's record keeps them."""
     is_recheck: bool = False
     """Whether every file is read again, also where its stat record says that it did not change."""
     compare: Callable[[Catalog], object] = lambda _previous: None

@@ -66,7 +66,7 @@ def _is_of_own_masks(request: PrecomputeRequest, role: str, options: Mapping[str
 def _roles(encoder: Encoder, request: PrecomputeRequest, taken: Collection[str]) -> tuple[str, ...]:
     """The roles of an encoder's columns: of the latents themselves, of masks, or the one that a condition is made from."""
     name, roles = encoder.recipe.encoder, encoder.recipe.make.get("roles")
-    own = (IMAGE, *SHOWN, *request.roles, VIDEO) if name == LATENTS else (MASK, VIDEO)
+    own = (IMAGE, *SHOWN, *request.reading.roles, VIDEO) if name == LATENTS else (MASK, VIDEO)
     found = own if roles is None else (roles[0],)
     found = found if roles is not None else tuple(role for role in found if role not in taken)
     return tuple(role for role in found if request.frames or VIDEO not in (role, role_of(role).follows))

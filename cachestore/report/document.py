@@ -4,6 +4,7 @@ import base64
 from collections.abc import Sequence
 from typing import Final
 
+from cachestore.core.words import first_of
 from cachestore.report.charts import bar, histogram, neighbours, segment_map
 from cachestore.report.html import (
     DASH,
@@ -36,6 +37,7 @@ from cachestore.report.numbers import (
     Thumbnail,
 )
 from cachestore.report.style import STYLE
+from cachestore.source.unused import REASONS
 
 MOST_ROWS: Final = 50
 """The most findings, failures or buckets in a table; the page counts the rest."""
@@ -59,6 +61,7 @@ def make_page(numbers: ReportNumbers, gallery: Gallery) -> bytes:
         ("shared", "Shared entries", _sharing(numbers.kinds)),
         ("work", "Throughput", _work(numbers.passes)),
         ("failures", "Not encoded", _failures(numbers)),
+        ("unused", "Not used", _unused(numbers)),
         ("pictures", "Pictures from latents", _pictures(gallery)),
     ]
     links = join(Html(f'<li><a href="#{anchor}">{title}</a></li>') for anchor, title, _body in parts)
@@ -304,6 +307,16 @@ def _failures(numbers: ReportNumbers) -> Html:
     rows = [[words(one.sample, _SHORT), words(one.encoder), words(one.reason)] for one in numbers.failures[:MOST_ROWS]]
     shown = table("Samples that could not be encoded", [("Sample", "k"), ("Encoder", "k"), ("Reason", "t")], rows)
     return join([shown, _more(len(numbers.failures), "the report of the pass lists all")])
+
+
+def _unused(numbers: ReportNumbers) -> Html:
+    if not numbers.unused:
+        return note(Html("The newest pass that ended recorded no file of the source that it did not use."))
+    rows = [
+        [words(one.reason), count(one.count), words(first_of(one.examples), _SHORT), words(REASONS.get(one.reason, ""))]
+        for one in numbers.unused
+    ]
+    return table("Files of the source that are not used", [("Reason", "k"), ("Files", "n"), ("First", "k"), ("What it says", "t")], rows)
 
 
 def _pictures(gallery: Gallery) -> Html:

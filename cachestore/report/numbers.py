@@ -215,6 +215,15 @@ class Failure:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class UnusedFiles:
+    """The files of the source that are not used, for one reason."""
+
+    reason: str
+    count: int
+    examples: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportNumbers:
     """Everything in a report except its pictures."""
@@ -246,6 +255,8 @@ class ReportNumbers:
     """Newest first."""
     failures: tuple[Failure, ...] = ()
     """Failures of the newest pass that ended."""
+    unused: tuple[UnusedFiles, ...] = ()
+    """What was not used of the source, by the newest pass that ended."""
     damage: Damage
     other_names: tuple[str, ...] = ()
     """The store's other data sets."""

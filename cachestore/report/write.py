@@ -39,6 +39,7 @@ from cachestore.report.numbers import (
     Stage,
     State,
     Thumbnail,
+    UnusedFiles,
 )
 from cachestore.report.originals import Original, SampleLatents, find_originals, references_of
 from cachestore.report.png import encode_png
@@ -139,7 +140,7 @@ def _count_all(reader: Reader, catalog: Catalog | None, found: VerifyReport, *, 
     if catalog is None:
         return numbers
     rows = [row for row in range(len(catalog)) if catalog.is_complete(row)]
-    passes, failures = _passes_of(reader.layout, catalog.name)
+    passes, failures, unused = _passes_of(reader.layout, catalog.name)
     return replace(
         numbers,
         name=catalog.name,
@@ -151,23 +152,28 @@ def _count_all(reader: Reader, catalog: Catalog | None, found: VerifyReport, *, 
         kinds=tuple(kind_of(catalog, column, sizes) for column in catalog.columns),
         passes=passes,
         failures=failures,
+        unused=unused,
     )
 
 
-def _passes_of(layout: Layout, name: str) -> tuple[tuple[Pass, ...], tuple[Failure, ...]]:
-    """Return the passes of a data set, newest first, and the failures of the newest that ended. Unreadable passes are left out."""
+_Lists = tuple[tuple[Failure, ...], tuple[UnusedFiles, ...]]
+"""What the report of a pass lists."""
+
+
+def _passes_of(layout: Layout, name: str) -> tuple[tuple[Pass, ...], tuple[Failure, ...], tuple[UnusedFiles, ...]]:
+    """Return the passes of a data set, newest first, and what the newest that ended lists. Unreadable passes are left out."""
     heartbeats = read_heartbeats(layout)
-    found: list[tuple[Pass, tuple[Failure, ...]]] = []
+    found: list[tuple[Pass, _Lists]] = []
     for plan in list_plans(layout):
         with suppress(FormatError, OSError, KeyError, TypeError, ValueError):
             if read_outline(layout, plan).catalog == name:
                 found += [_read_pass(layout, PassRef(plan, number), heartbeats) for number in list_passes(layout, plan)]
     found.sort(key=lambda item: (item[0].started, item[0].number), reverse=True)
-    failures = next((failures for one, failures in found if one.complete), ())
-    return tuple(one for one, _failures in found), failures
+    failures, unused = next((lists for one, lists in found if one.complete), ((), ()))
+    return tuple(one for one, _lists in found), failures, unused
 
 
-def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, Any]]) -> tuple[Pass, tuple[Failure, ...]]:
+def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, Any]]) -> tuple[Pass, _Lists]:
     done = read_done(layout, ref)
     own = [heartbeat for heartbeat in heartbeats if (heartbeat["plan"], heartbeat["pass"]) == (ref.plan, ref.number)]
     report: Mapping[str, Any] = done.report if done is not None else {}
@@ -197,7 +203,8 @@ def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, A
         ),
     )
     failures = (Failure(str(each["sample"]), str(each["encoder"]), str(each["reason"])) for each in report.get("failures", ()))
-    return one, tuple(failures)
+    unused = (UnusedFiles(str(row["reason"]), int(row["count"]), (*map(str, row["examples"]),)) for row in report.get("unused", ()))
+    return one, (tuple(failures), tuple(unused))
 
 
 def _started(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, Any]]) -> float:

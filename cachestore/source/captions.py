@@ -13,7 +13,7 @@ from cachestore.core.arguments import refuse_caption
 from cachestore.core.errors import BadInput
 from cachestore.core.words import first_of
 from cachestore.files.opening import FOREIGN_LIMIT_BYTES, open_foreign, read_foreign
-from cachestore.source.reading import CaptionLines, Reading
+from cachestore.source.reading import CaptionLines, ListingOptions
 from cachestore.source.remarks import Remarks
 
 CAPTION_SUFFIXES: Final = (".txt", ".caption")
@@ -28,7 +28,7 @@ _MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 """The byte order marks of UTF-16 and UTF-32: that of UTF-32 LE begins with that of UTF-16 LE."""
 
 
-def side_car(files: Sequence[Path], how: Reading, sample: str, remarks: Remarks) -> tuple[str, ...]:
+def side_car(files: Sequence[Path], how: ListingOptions, sample: str, remarks: Remarks) -> tuple[str, ...]:
     """The captions in the first of these files that has any: none if no file has, the empty caption if a text file is empty.
 
     Adds a remark if another one of the files has other captions, and for a `.json` without a field of captions. Raises BadInput for a file
@@ -42,7 +42,7 @@ def side_car(files: Sequence[Path], how: Reading, sample: str, remarks: Remarks)
     return ()
 
 
-def other_captions(files: Sequence[Path], how: Reading, sample: str) -> Callable[[], Iterator[tuple[str, tuple[str, ...]]]]:
+def other_captions(files: Sequence[Path], how: ListingOptions, sample: str) -> Callable[[], Iterator[tuple[str, tuple[str, ...]]]]:
     """Return a function that yields (name, captions) of each of these files that has captions. What cannot be read is left out."""
 
     def read() -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -54,7 +54,7 @@ def other_captions(files: Sequence[Path], how: Reading, sample: str) -> Callable
     return read
 
 
-def _captions_in(beside: Path, how: Reading, sample: str, remarks: Remarks) -> tuple[str, ...] | None:
+def _captions_in(beside: Path, how: ListingOptions, sample: str, remarks: Remarks) -> tuple[str, ...] | None:
     """The captions of one file, at least one; None if there is no such file or no field of captions in it. Raises BadInput."""
     try:
         text = read_text(beside, limit_bytes=TEXT_BYTES)
@@ -71,7 +71,7 @@ def _captions_in(beside: Path, how: Reading, sample: str, remarks: Remarks) -> t
     return captions_of_json(parse_json(text, str(beside)), how, sample, remarks, str(beside))
 
 
-def captions_of_json(value: object, how: Reading, sample: str, remarks: Remarks, where: str) -> tuple[str, ...] | None:
+def captions_of_json(value: object, how: ListingOptions, sample: str, remarks: Remarks, where: str) -> tuple[str, ...] | None:
     """The captions in the JSON beside a picture: a text, or a list of texts, in a known field or in `caption_column`. Raises BadInput.
 
     None if it has no such field: a remark then names the fields that it has.

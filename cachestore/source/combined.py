@@ -5,7 +5,7 @@ With several sources, references begin with the source's label: `label/reference
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,14 @@ from cachestore.core.samples import Sample, Source
 from cachestore.core.words import first_of
 from cachestore.files.paths import is_temporary
 from cachestore.source.files import Files, Folder, Routed
-from cachestore.source.folders import list_source
+from cachestore.source.folders import beside_tars, list_source
 from cachestore.source.listing import Listing
 from cachestore.source.memory import list_objects, list_rows
 from cachestore.source.pipe import pipe_files
-from cachestore.source.reading import PLAIN, Reading
+from cachestore.source.reading import PLAIN, ListingOptions
 from cachestore.source.remarks import Problems, Refused, Remarks
 from cachestore.source.tars import list_tars, tars_at
+from cachestore.source.unused import Unused
 
 IN_MEMORY: Final = "(in memory)"
 """Stands for data that is not a path."""
@@ -34,11 +35,14 @@ InMemory = Mapping[int, Listing]
 """By number of the source, the listings of sources in memory."""
 
 
-def list_path(data: str | Path, how: Reading = PLAIN) -> Listing:
+def list_path(data: str | Path, how: ListingOptions = PLAIN) -> Listing:
     """List what a path names: a folder, a manifest, a prompt list, or tars. Raises BadInput."""
     tars = tars_at(data)
     if tars is not None:
-        return list_tars(tars, how)
+        listing = list_tars(tars, how)
+        if os.path.isdir(data):  # noqa: PTH112 - Path's raises if access is refused
+            beside_tars(Path(data), tars, listing.seen.unused)
+        return listing
     if is_temporary(Path(data).name) and Path(data).is_file():
         return list_rows(Path(data), pipe_files(os.environ))
     return list_source(data, how)
@@ -71,12 +75,12 @@ def as_sources(data: object) -> tuple[str, tuple[Source, ...], dict[int, object]
     return "", tuple(replace(source, data=index) for source, index in zip(sources, paths, strict=True)), held
 
 
-def list_in_memory(sources: Sequence[Source], held: Mapping[int, object], how: Reading = PLAIN) -> InMemory:
+def list_in_memory(sources: Sequence[Source], held: Mapping[int, object], how: ListingOptions = PLAIN) -> InMemory:
     """List the sources in memory. Raises BadInput."""
     return {number: list_objects(data, _of(sources[number], how)) for number, data in held.items()}
 
 
-def _of(source: Source, how: Reading) -> Reading:
+def _of(source: Source, how: ListingOptions) -> ListingOptions:
     """How one of several sources is read: with its own caption, if it has one."""
     return how if source.caption is None else replace(how, caption=source.caption)
 
@@ -107,7 +111,7 @@ def resolutions_of(sources: Sequence[Source], resolution: int) -> tuple[int, Map
     return resolution, dict(zip(labels_of(sources), own, strict=True))
 
 
-def list_sources(sources: Sequence[Source], in_memory: InMemory, how: Reading = PLAIN) -> Listing:
+def list_sources(sources: Sequence[Source], in_memory: InMemory, how: ListingOptions = PLAIN) -> Listing:
     """List several sources as one. `in_memory` are listings by number. Raises BadInput, also if two samples have the same id."""
     labels = labels_of(sources)
     listings: list[Listing] = []
@@ -125,7 +129,22 @@ def list_sources(sources: Sequence[Source], in_memory: InMemory, how: Reading = 
     listed = list(zip(labels, sources, listings, strict=True))
     parts = [canonical([label, source.name, source.share, listing.content]) for label, source, listing in listed]
     files = _together({label: listing for label, _source, listing in listed})
-    return Listing(files, digest_parts("cachestore-sources", *parts).hex(), partial(_walk, listed))
+    seen = Remarks()
+    for label, _source, listing in listed:
+        seen.add(listing.seen, f"{label}/")
+    return Listing(files, digest_parts("cachestore-sources", *parts).hex(), partial(_walk, listed), seen, partial(_unused, listed))
+
+
+def _unused(listed: Sequence[tuple[str, Source, Listing]], references: Iterable[str]) -> Unused:
+    own: dict[str, list[str]] = {label: [] for label, _source, listing in listed if listing.left is not None}
+    for reference in references if own else ():
+        label, _slash, rest = reference.partition("/")
+        if label in own:
+            own[label].append(rest)
+    together = Unused()
+    for label, _source, listing in listed:
+        together.include(listing.unused(own.get(label, ())), f"{label}/")
+    return together
 
 
 Moved = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]

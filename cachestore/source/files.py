@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
@@ -14,8 +15,40 @@ from cachestore.files.stat_record import proof_of, stat_of
 _VIDEO_BYTES: Final = 1 << 38
 """The most bytes of a video, of which all are read for its digest."""
 
-IMAGE_SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"})
-VIDEO_SUFFIXES: Final = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi"})
+_BY_PLUGIN: Final = {"pillow_heif": (".heic", ".heif", ".hif"), "pillow_jxl": (".jxl",)}
+"""What more Pillow decodes where one of these packages is installed. `encode.images` registers them."""
+
+IMAGE_SUFFIXES: Final = frozenset(
+    {
+        *(".jpg", ".jpeg", ".jpe", ".jfif", ".jif", ".mpo", ".png", ".apng", ".webp", ".avif", ".avifs", ".gif", ".bmp", ".dib"),
+        *(".tif", ".tiff", ".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm"),
+        *(suffix for package, suffixes in _BY_PLUGIN.items() if find_spec(package) is not None for suffix in suffixes),
+    }
+)
+VIDEO_SUFFIXES: Final = frozenset(
+    {
+        *(".mp4", ".m4v", ".mkv", ".webm", ".mov", ".qt", ".avi", ".ts", ".m2ts", ".mts", ".mpg", ".mpeg", ".m2v", ".vob", ".wmv", ".asf"),
+        *(".flv", ".f4v", ".3gp", ".3g2", ".ogv", ".ivf"),
+    }
+)
+TEXT_SUFFIXES: Final = (".txt", ".caption", ".json")
+"""Endings of files with captions, the best first."""
+UNREAD_SUFFIXES: Final = (
+    frozenset(
+        {
+            *(".heic", ".heif", ".hif", ".jxl", ".psd", ".psb", ".xcf", ".kra", ".clip", ".ora", ".sai", ".ai", ".eps", ".ps", ".pdf"),
+            *(".svg", ".svgz", ".exr", ".hdr", ".pfm", ".pam", ".tga", ".dds", ".ktx", ".ktx2", ".qoi", ".bpg", ".flif", ".jxr", ".wdp"),
+            *(".hdp", ".jls", ".jph", ".jphc", ".ico", ".cur", ".icns", ".pcx", ".sgi", ".rgb", ".xbm", ".xpm", ".wmf", ".emf", ".dpx"),
+            *(".cin", ".fits", ".fit", ".dcm", ".nii", ".djvu", ".fli", ".flc", ".lottie", ".swf", ".rm", ".rmvb", ".insv", ".braw"),
+            *(".r3d", ".h264", ".264", ".h265", ".265", ".hevc", ".obu", ".av1", ".mxf", ".dv", ".y4m"),
+            # of cameras: most are TIFFs inside, but what is in them is no picture before it is developed
+            *(".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2", ".orf", ".rw2", ".rwl", ".raf", ".pef", ".ptx"),
+            *(".srw", ".x3f", ".3fr", ".fff", ".iiq", ".erf", ".kdc", ".dcr", ".k25", ".mef", ".mos", ".mrw", ".gpr", ".raw"),
+        }
+    )
+    - IMAGE_SUFFIXES
+)
+"""Endings of pictures and videos that are not decoded here. They are known only to name such files."""
 
 
 class Files(Protocol):

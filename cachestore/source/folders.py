@@ -1,39 +1,41 @@
 """List folders of images, metadata files, manifests and prompt lists as samples."""
 
-import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachestore.core.errors import BadInput
-from cachestore.core.samples import BESIDE, IMAGE, VIDEO, Sample, goes_with
-from cachestore.files.paths import MARKER
+from cachestore.core.samples import IMAGE, VIDEO, Sample, goes_with
 from cachestore.source.animated import is_animated_path
-from cachestore.source.captions import CAPTION_SUFFIXES, by_spelling, normal, side_car
-from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Folder
+from cachestore.source.captions import by_spelling, normal, side_car
+from cachestore.source.files import IMAGE_SUFFIXES, TEXT_SUFFIXES, VIDEO_SUFFIXES, Folder
+from cachestore.source.leftovers import Leftovers, folded
 from cachestore.source.listing import Listing, list_samples, list_tables
-from cachestore.source.reading import PLAIN, Reading
-from cachestore.source.remarks import Problems, Refused, Remarks
+from cachestore.source.reading import PLAIN, ListingOptions
+from cachestore.source.remarks import Refused, Remarks
+from cachestore.source.roles import asked_about, located_in, named_role, owners_by_location, same_names
 from cachestore.source.rows import from_manifest, from_metadata, from_prompts
 from cachestore.source.tables import TABLE_SUFFIXES, metadata_of
+from cachestore.source.unused import BESIDE_TARS, BROKEN_LINK, NO_FRAMES, NO_OWNER, NO_ROW, SECOND_CAPTION, SECOND_METADATA, Unused
+from cachestore.source.walk import Names, Walk, split_name
 
-_SUFFIXES: Final = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 
+def list_source(data: str | Path, how: ListingOptions = PLAIN) -> Listing:
+    """List a folder, a manifest (`.jsonl`) or a prompt list (`.txt`). The listing may be empty.
 
-def list_source(data: str | Path, how: Reading = PLAIN) -> Listing:
-    """List a folder, a file of rows (such as `.jsonl`) or a prompt list (`.txt`). The listing may be empty.
-
-    Raises BadInput for a missing path, an unknown kind of file, or a source of which nothing can be used.
+    Raises BadInput for a missing path, an unknown kind of file, a malformed row, or two samples with one id.
     """
     path = Path(data)
     if os.path.isdir(path):  # noqa: PTH112 - as below
         if not os.access(path, os.R_OK | os.X_OK):
             raise BadInput(f"{path} cannot be read: let this user read and enter the folder")
         if found := metadata_of(path):
-            return list_tables(path, [one.path for one in found], partial(from_metadata, found, how), how)
+            listing = list_tables(path, [one.path for one in found], partial(from_metadata, found, how), how)
+            return replace(listing, left=partial(_beside_rows, path, [one.path for one in found], how))
         _refuse_arrow(path)
         return list_samples(Folder(path.absolute()), partial(_from_folder, path, how), path, how)
     suffix = path.suffix.lower()
@@ -57,136 +59,217 @@ def _refuse_arrow(folder: Path) -> None:
         raise BadInput(f"{folder} was written by save_to_disk of datasets: pass datasets.load_from_disk({str(folder)!r}) to cs.precompute")
 
 
-def _from_folder(root: Path, how: Reading, remarks: Remarks) -> Iterator[Sample]:
-    walk = _Walk(remarks)
-    found = sorted(walk.files_below(root), key=lambda item: by_spelling(item[0]))
-    kinds: dict[str, set[str]] = {}
-    kind = {reference: _kind_of(path, how) for reference, path in found}
-    for reference, _path in found:
-        kinds.setdefault(_stem(reference), set()).add(kind[reference])
-    beside: dict[str, dict[str, list[str]]] = {}
-    for reference, path in found:
-        may_be_beside = how.videos or path.suffix.lower() in IMAGE_SUFFIXES
-        if may_be_beside and (named := _named_role(_stem(reference), how.roles)) is not None and named[0] in kinds:
-            beside.setdefault(named[0], {}).setdefault(named[1], []).append(reference)
-            remarks.beside.append(reference)
-    others = set(remarks.beside)
-    for reference, path in found:
-        role = kind[reference]
-        if reference in others:
-            continue
-        if role == VIDEO and not how.videos:
-            remarks.videos += 1
-            continue
-        sample = normal(reference)
-        try:
-            captions = side_car([path.with_suffix(suffix) for suffix in CAPTION_SUFFIXES], how, sample, remarks)
-        except BadInput as error:
-            remarks.refused.append(Refused(sample, str(error)))
-            continue
-        stem = _stem(reference)
-        own = {name: tuple(those) for name, those in beside.get(stem, {}).items() if goes_with(name, role, kinds[stem])}
-        yield Sample(sample, {role: (reference,), **own}, captions)
-    walk.problems.refuse(root)
+_KINDS: Final = dict.fromkeys(IMAGE_SUFFIXES, IMAGE) | dict.fromkeys(VIDEO_SUFFIXES, VIDEO)
 
 
-def _kind_of(path: Path, how: Reading) -> str:
-    """Whether a file is a picture or a video; an animation is a video where videos are asked for."""
-    return VIDEO if path.suffix.lower() in VIDEO_SUFFIXES or (how.videos and is_animated_path(path)) else IMAGE
+def _kind_of(path: Path, suffix: str, how: ListingOptions) -> str | None:
+    """Whether a file with this suffix, in small letters, is a picture or a video; an animation is a video where videos are asked for."""
+    kind = _KINDS.get(suffix)
+    return VIDEO if kind == IMAGE and how.videos and is_animated_path(path) else kind
 
 
-def _stem(reference: str) -> str:
-    return reference.rpartition(".")[0]
+class _File(NamedTuple):
+    """A picture or video of a folder."""
 
-
-def _named_role(stem: str, roles: Sequence[str]) -> tuple[str, str] | None:
-    """What the name of a picture or video says, `cat.mask` or `cat.control.1`: the file that it belongs to, and its role there."""
-    name, _dot, role = stem.rpartition(".")
-    if role.isdecimal():
-        name, _dot, role = name.rpartition(".")
-    return (name, role.lower()) if name and role.lower() in {*BESIDE, *roles} else None
+    reference: str
+    kind: str
+    stem: str
+    """The reference without suffix, in Unicode form NFC."""
 
 
 @dataclass(slots=True)
-class _Walk:
-    """Walks through a folder, and enters each real folder once. Collects in `problems` what cannot be used."""
+class _Texts:
+    """The files of a folder that are no pictures or videos. Those that may be captions are sorted by what they may belong to."""
 
-    remarks: Remarks
-    problems: Problems = field(default_factory=Problems)
-    _seen: set[str] = field(default_factory=set[str])
-    _above: set[str] = field(default_factory=set[str])
-    """The folders above the source. A link to one of them would add everything beside the source."""
-    _links: list[tuple[str, Path]] = field(default_factory=list[tuple[str, Path]])
-    """Links to folders that were not entered yet."""
+    names: Names
+    files: list[str] = field(default_factory=list[str])
+    by_owner: dict[str, list[tuple[str, str]]] = field(default_factory=dict[str, list[tuple[str, str]]])
+    """By the folded name of the owner: (the owner as it is spelled, in NFC; the name of the caption)."""
+    first: set[str] = field(default_factory=set[str])
+    """The names of those that are read."""
+    further: set[str] = field(default_factory=set[str])
 
-    def files_below(self, root: Path) -> Iterator[tuple[str, Path]]:
-        """Yield (reference, path) of every image and video. Skips stores and hidden names.
+    def add(self, name: str, stem: str, suffix: str) -> None:
+        """Add a file."""
+        self.files.append(name)
+        if suffix in TEXT_SUFFIXES:
+            self.by_owner.setdefault(folded(stem), []).append((normal(stem), name))
 
-        A folder with several names is listed under its own name, else under the first link to it in the order of names. So all ranks call
-        it the same. Its other names, and links back into a folder around them, are skipped with a remark.
+    def of(self, name: str, spelled: Callable[[], AbstractSet[str]]) -> list[str]:
+        """Return the captions of a picture, best first: `a.txt`, `a.caption`, `a.json`, then `a.png.txt`, `a.png.caption`, `a.png.json`.
+
+        Case does not count, but `A.txt` belongs to `a.png` only if no picture is called `A`. `spelled` returns the stems and the names of
+        all pictures and videos, with their folders, in NFC.
         """
-        self._above = {os.path.realpath(folder) for folder in Path(os.path.realpath(root)).parents}
-        self._links = [("", root)]
-        while self._links:
-            links, self._links = sorted(self._links), []
-            for prefix, folder in links:
-                yield from self._files_of_tree(prefix, folder)
+        found: list[str] = []
+        for owner in (split_name(name)[0], name):
+            those = self.by_owner.get(folded(owner), ())
+            exact = normal(owner)
+            others = [by for by, _text in those if by != exact]
+            if len(those) > 1 or others:
+                prefix, known = normal(self.names.prefix), spelled() if others else frozenset[str]()
+                free = [(by != exact, text) for by, text in those if by == exact or f"{prefix}{by}" not in known]
+                # in small letters first: of a.txt and a.TXT, a.txt is the caption
+                ordered = sorted((is_other, TEXT_SUFFIXES.index(split_name(text)[1]), text.swapcase(), text) for is_other, text in free)
+                found += [text for *_order, text in ordered]
+            else:
+                found += [text for _by, text in those]
+        self.first.update(found[:1])
+        self.further.update(found[1:])
+        return found
 
-    def _files_of_tree(self, prefix: str, folder: Path) -> Iterator[tuple[str, Path]]:
-        folders = [(prefix, folder)]
-        while folders:
-            prefix, folder = folders.pop()
-            real = os.path.realpath(folder)
-            if real in self._seen or real in self._above:
-                self.remarks.again.append(prefix.removesuffix("/"))
-                continue
-            self._seen.add(real)
-            for entry in self._entries(folder):
-                name, path = f"{prefix}{entry.name}", folder / entry.name
-                if self._is_folder(entry, name):
-                    (self._links if entry.is_symlink() else folders).append((f"{name}/", path))
-                elif _is_named_like_one(entry) and self._is_usable(entry):
-                    yield name, path
+    def account(self, left: Leftovers) -> None:
+        """Count what is not used of these files."""
+        unclaimed: list[str] = []
+        for name in self.files:
+            if name in self.first:
+                left.unused.texts += 1
+            elif name in self.names.broken:
+                left.unused.add(BROKEN_LINK, f"{self.names.prefix}{name}")
+            elif name in self.further:
+                left.unused.add(SECOND_CAPTION, f"{self.names.prefix}{name}")
+            else:
+                unclaimed.append(name)
+        left.sort(self.names, unclaimed)
 
-    def _entries(self, folder: Path) -> "list[os.DirEntry[str]]":
+
+def _files_in(walk: Walk, root: Path, how: ListingOptions) -> tuple[list[_File], dict[str, _Texts]]:
+    """Return the pictures and videos below a folder, sorted, and the other files by the prefix of their folder."""
+    found: list[_File] = []
+    texts: dict[str, _Texts] = {}
+    for names in walk.folders_below(root):
+        here = texts[names.prefix] = _Texts(names)
+        for name in names.files:
+            stem, suffix = split_name(name)
+            if (kind := _kind_of(names.path / name, suffix, how)) is None:
+                here.add(name, stem, suffix)
+            else:
+                found.append(_File(f"{names.prefix}{name}", kind, normal(f"{names.prefix}{stem}")))
+    found.sort(key=lambda one: by_spelling(one.reference))
+    return found, texts
+
+
+def _owners_of(found: Sequence[_File], how: ListingOptions, remarks: Remarks) -> dict[str, tuple[str, str]]:
+    """Return the (stem, role) of each reference that belongs to another file, by its name or its folder. The stem is empty if none fits."""
+    located = located_in((one.stem for one in found), how, remarks)
+    stems = {one.stem for one in found if one.stem not in located}
+    owners = owners_by_location(located, stems, how) if located else {}
+    belonging: dict[str, tuple[str, str]] = {}
+    for one in found:
+        if one.kind == VIDEO and not how.videos:
+            continue
+        if one.stem in located:
+            belonging[one.reference] = (owners.get(one.stem, ""), located[one.stem][0])
+        elif (named := named_role(one.stem, how.roles)) is not None and named[0] in stems:
+            belonging[one.reference] = named
+    remarks.beside += [reference for reference, (owner, _role) in belonging.items() if owner]
+    plain = [one.stem for one in found if one.reference not in belonging]
+    remarks.asks += asked_about(stems, plain, how)
+    remarks.same_names += [] if remarks.asks else [f"{folder}/ and {other or '.'}/" for folder, other in same_names(plain, how)]
+    return belonging
+
+
+def _by_owner(belonging: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, list[str]]]:
+    """Return the references by the stem that they belong to, and their role there."""
+    beside: dict[str, dict[str, list[str]]] = {}
+    for reference, (owner, role) in belonging.items():
+        beside.setdefault(owner, {}).setdefault(role, []).append(reference)
+    return beside
+
+
+def _from_folder(root: Path, how: ListingOptions, remarks: Remarks) -> Iterator[Sample]:
+    walk, left = Walk(remarks.unused), Leftovers(remarks.unused)
+    found, texts = _files_in(walk, root, how)
+    belonging = _owners_of(found, how, remarks)
+    plain = [one for one in found if one.reference not in belonging]
+    kinds: dict[str, set[str]] = {}
+    for one in plain:
+        kinds.setdefault(one.stem, set()).add(one.kind)
+    beside = _by_owner(belonging)
+    twins, used = _twins_of(plain), set[str]()
+    spelled = cache(lambda: {*kinds, *(normal(one.reference) for one in found)})
+    for one in plain:
+        if one.kind == VIDEO and not how.videos:
+            left.unread.add(folded(one.stem))
+            remarks.unused.add(NO_FRAMES, one.reference)
+            continue
+        images = {role: refs for role, refs in beside.get(one.stem, {}).items() if goes_with(role, one.kind, kinds[one.stem])}
         try:
-            if (folder / MARKER).exists():  # a store
-                return []
-            with os.scandir(folder) as entries:
-                return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
-        except OSError as error:
-            self.problems.add(
-                f"the folder {folder} cannot be listed ({error.strerror or error}): let this user read it, or move it out of the source"
-            )
-            return []
-
-    def _is_folder(self, entry: "os.DirEntry[str]", name: str) -> bool:
-        """Whether this is a folder or a link to one. Adds a remark for a broken link, and a problem if it cannot be examined."""
-        try:
-            if entry.is_dir():
-                return True
-            leads_nowhere = entry.is_symlink() and not Path(entry.path).exists()
-        except OSError as error:
-            leads_nowhere = error.errno == errno.ELOOP
-            if not leads_nowhere and not _is_named_like_one(entry):
-                self.problems.add(
-                    f"this user may not read {entry.path} ({error.strerror or error}): allow it, or move it out of the source"
-                )
-        # A broken link named like a picture fails alone when it is read. One named like a caption file is reported with its picture.
-        if leads_nowhere and Path(entry.name).suffix.lower() not in {*_SUFFIXES, *CAPTION_SUFFIXES}:
-            self.remarks.dead.append(name)
-        return False
-
-    def _is_usable(self, entry: "os.DirEntry[str]") -> bool:
-        """Whether a file named like a picture may be read. Reading a fifo or device might never end; anything else fails alone."""
-        try:
-            is_usable = entry.is_file() or (entry.is_symlink() and not Path(entry.path).exists())
-        except OSError:
-            return True
-        if not is_usable:
-            self.problems.add(f"{entry.path} is not a regular file but a fifo, a socket or a device: move it out of the folder")
-        return is_usable
+            _refuse_twin(one, twins)
+            captions = _captions_of(one, texts, spelled, how=how, remarks=remarks, left=left)
+        except BadInput as error:
+            remarks.refused.append(Refused(normal(one.reference), str(error)))
+            continue
+        used.update(reference for references in images.values() for reference in references)
+        yield Sample(normal(one.reference), {one.kind: (one.reference,)} | {role: (*refs,) for role, refs in images.items()}, captions)
+    for reference in sorted(belonging.keys() - used):
+        is_of_video = VIDEO in kinds.get(belonging[reference][0], ()) and not how.videos
+        remarks.unused.add(NO_FRAMES if is_of_video else NO_OWNER, reference)
+    for here in texts.values():
+        here.account(left)
+    remarks.captions_elsewhere += left.captions_elsewhere(str(root)) if how.caption is None else ()
+    walk.problems.refuse(root)
 
 
-def _is_named_like_one(entry: "os.DirEntry[str]") -> bool:
-    return Path(entry.name).suffix.lower() in _SUFFIXES
+def _captions_of(
+    one: _File,
+    texts: Mapping[str, _Texts],
+    spelled: Callable[[], AbstractSet[str]],
+    *,
+    how: ListingOptions,
+    remarks: Remarks,
+    left: Leftovers,
+) -> tuple[str, ...]:
+    """Return the captions of a picture or video, and note whether it has any. Raises BadInput for a file that cannot be read."""
+    prefix, slash, name = one.reference.rpartition("/")
+    here = texts[f"{prefix}{slash}"]
+    files = here.of(name, spelled)
+    left.note(one.stem, here.names.prefix, has_caption=bool(files))
+    captions = side_car([here.names.path / file for file in files], how, normal(one.reference), remarks)
+    if files and not captions:  # such as a .json without a caption
+        here.first.difference_update(files)
+        left.fieldless[f"{here.names.prefix}{files[0]}"] = None
+    left.has_json |= bool(captions) and files[0].endswith(".json")
+    left.count(has_caption=bool(captions))
+    return captions
+
+
+def _twins_of(found: Sequence[_File]) -> dict[str, list[str]]:
+    """Return the references that are the same in NFC, by that form."""
+    spelled: dict[str, list[str]] = {}
+    for one in found:
+        if not one.reference.isascii():
+            spelled.setdefault(normal(one.reference), []).append(one.reference)
+    return {name: those for name, those in spelled.items() if len(those) > 1}
+
+
+def _refuse_twin(one: _File, twins: Mapping[str, Sequence[str]]) -> None:
+    if twins and (those := twins.get(normal(one.reference))):
+        raise BadInput(
+            f"{those[0]!a} and {those[1]!a} are two spellings (Unicode forms) of one name, so they would be one sample: rename one of them"
+        )
+
+
+def _beside_rows(root: Path, tables: Sequence[Path], how: ListingOptions, references: Iterable[str]) -> Unused:
+    """Account for a folder whose samples are the rows of metadata files. `references` are those that the rows name."""
+    unused = Unused(texts=len(tables))
+    walk, left = Walk(unused), Leftovers(unused, media=NO_ROW, metadata=SECOND_METADATA)
+    found, texts = _files_in(walk, root, how)
+    named = {os.path.normpath(reference) for reference in references}
+    for one in found:
+        if one.reference in named:
+            left.note(one.stem, f"{one.reference.rpartition('/')[0]}/".removeprefix("/"), has_caption=True)
+        else:
+            unused.add(NO_ROW, one.reference)
+            left.unread.add(folded(one.stem))
+    for here in texts.values():
+        here.files = [name for name in here.files if here.names.path / name not in tables]
+        here.account(left)
+    return unused
+
+
+def beside_tars(root: Path, tars: Sequence[Path], unused: Unused) -> None:
+    """Account for a folder whose tars are a source: for every other file in it."""
+    left = Leftovers(unused, media=BESIDE_TARS)
+    for names in Walk(unused).folders_below(root):
+        left.sort(names, [name for name in names.files if names.path / name not in tars])

@@ -3,9 +3,9 @@
 Equal listings have equal digests, whatever the order of the directory, the modification times or the absolute path of the root.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -16,10 +16,11 @@ from cachestore.core.samples import IMAGE, MASK, VIDEO, Sample
 from cachestore.files.opening import open_foreign
 from cachestore.source.captions import MANIFEST_BYTES, normal
 from cachestore.source.files import Files, Folder
-from cachestore.source.reading import Reading
+from cachestore.source.reading import ListingOptions
 from cachestore.source.remarks import Refused, Remarks
 from cachestore.source.rows import look_at_columns
 from cachestore.source.tables import is_metadata
+from cachestore.source.unused import Unused
 
 _ROWS_VERSION: Final = 4
 """Increase it when the same bytes of a manifest, metadata file or list of prompts become other samples: these then have another plan."""
@@ -37,6 +38,14 @@ class Listing:
     content: str
     """Digest of a manifest's bytes, or of the ids, captions and references of a folder."""
     walk: Parse
+    seen: Remarks = field(default_factory=Remarks)
+    """What was found when the source was listed; empty if its rows are read each time."""
+    left: Callable[[Iterable[str]], Unused] | None = None
+    """Accounts for what is not used, from the references of all samples, if the listing itself does not know them."""
+
+    def unused(self, references: Iterable[str]) -> Unused:
+        """Return the account of what is not used of the source now; `references` are those of all samples."""
+        return self.seen.unused if self.left is None else self.left(references)
 
     def samples(self, remarks: "Remarks | None" = None) -> Iterator[Sample]:
         """Yield the samples in order. Afterwards `remarks` holds what the user should know about them.
@@ -71,10 +80,10 @@ def with_alpha(listing: Listing) -> Listing:
             yield sample if given or not own else replace(sample, images={**sample.images, MASK: own})
         remarks.masks = masked
 
-    return Listing(listing.files, digest_parts("cachestore-alpha", listing.content).hex(), walk)
+    return replace(listing, content=digest_parts("cachestore-alpha", listing.content).hex(), walk=walk)
 
 
-def list_samples(files: Files, parse: Parse, where: Path | str, how: Reading) -> Listing:
+def list_samples(files: Files, parse: Parse, where: Path | str, how: ListingOptions) -> Listing:
     """List a source by parsing it now; the samples stay in memory. Raises BadInput if it has samples and none of them can be used."""
     seen = Remarks()
     samples = tuple(_checked(parse, where, how, seen))
@@ -85,10 +94,10 @@ def list_samples(files: Files, parse: Parse, where: Path | str, how: Reading) ->
 
     rows = (canonical([s.id, list(s.captions), {role: list(refs) for role, refs in s.images.items()}, dict(s.extras)]) for s in samples)
     refused = [canonical(["refused", seen.refused.count, *([one.sample, one.reason] for one in seen.refused)])] if seen.refused else []
-    return Listing(files, digest_parts("cachestore-content", *rows, *refused).hex(), walk)
+    return Listing(files, digest_parts("cachestore-content", *rows, *refused).hex(), walk, seen)
 
 
-def list_tables(root: Path, paths: Sequence[Path], parse: Parse, how: Reading) -> Listing:
+def list_tables(root: Path, paths: Sequence[Path], parse: Parse, how: ListingOptions) -> Listing:
     """List files with rows, or a list of prompts, by the digest of their bytes. So no row is read if there is already a plan for them.
 
     References are paths relative to `root`.
@@ -121,7 +130,7 @@ def _digest(path: Path) -> str:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}; let this user read it") from error
 
 
-def _checked(parse: Parse, where: Path | str, how: Reading, remarks: Remarks) -> Iterator[Sample]:
+def _checked(parse: Parse, where: Path | str, how: ListingOptions, remarks: Remarks) -> Iterator[Sample]:
     """Yield the samples of which each id is the first, with the caption of those that have none."""
     ids: set[str] = set()
     again: list[tuple[str, str, str]] = []

@@ -25,7 +25,7 @@ from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder
 from cachestore.source.files import Files, Folder, Routed
 from cachestore.source.listing import Listing, list_samples
-from cachestore.source.reading import PLAIN, Reading
+from cachestore.source.reading import PLAIN, ListingOptions
 from cachestore.source.remarks import Remarks, taken
 from cachestore.source.rows import check_row, from_row, named_row, names_of, refuse_reference
 
@@ -128,7 +128,7 @@ def _as_tiff(picture: Any) -> bytes:
 # Sequences of samples
 
 
-def list_objects(data: object, how: Reading = PLAIN) -> Listing:
+def list_objects(data: object, how: ListingOptions = PLAIN) -> Listing:
     """List a sequence of `Sample`, or a Hugging Face data set with `Image(decode=False)`. Raises BadInput, also if two ids are equal."""
     if hasattr(data, "features") and hasattr(data, "column_names"):
         return _list_columns(data, how)
@@ -159,7 +159,7 @@ def _several(value: object) -> Sequence[object]:
     return cast("Sequence[object]", value) if isinstance(value, tuple | list) else (value,)
 
 
-def _from_samples(samples: Sequence[Sample], memory: Memory, how: Reading, remarks: Remarks) -> Iterator[Sample]:
+def _from_samples(samples: Sequence[Sample], memory: Memory, how: ListingOptions, remarks: Remarks) -> Iterator[Sample]:
     def parse(row: int) -> Iterator[Sample]:
         sample = samples[row]
         if not isinstance(sample, Sample):  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's
@@ -211,7 +211,7 @@ def _named(refs: dict[str, _PictureRef], ref: _PictureRef) -> str:
 # Hugging Face
 
 
-def _list_columns(data: Any, how: Reading) -> Listing:
+def _list_columns(data: Any, how: ListingOptions) -> Listing:
     if not hasattr(data, "__len__"):
         raise BadInput("a streamed data set has no length, and may be different each time; load it (streaming=False), or save it as tars")
     plain = data.with_format(None)

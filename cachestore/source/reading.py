@@ -11,7 +11,7 @@ TarNames = Literal["first-dot", "last-dot"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ListingOptions:
     """The options that decide which samples a source has, and which captions. Raises BadInput for a caption that no text encoder reads."""
 
     caption_lines: CaptionLines = "whole"
@@ -22,6 +22,8 @@ class Reading:
     """Whether videos are samples. Without it they are only counted."""
     roles: Sequence[str] = ()
     """The user's own roles, beside those of the table."""
+    locations: Sequence[tuple[str, str]] = ()
+    """(role, where): in a folder, files of this role are in a folder `masks/`, or their stems have an ending `-masklabel`."""
     caption_column: str | None = None
     """The column or field with the captions, instead of those that are known."""
     tar_names: TarNames = "first-dot"
@@ -32,5 +34,5 @@ class Reading:
             refuse_caption(self.caption, "the caption of samples that have none")
 
 
-PLAIN: Final = Reading()
+PLAIN: Final = ListingOptions()
 """As without any option."""

@@ -89,16 +89,16 @@ class Remarks:
     collapsed: int = 0
     empty: list[str] = field(default_factory=list[str])
     """Labels of the sources that list nothing, if there are several sources."""
-    videos: int = 0
-    """Video files of a folder that are skipped."""
     beside: list[str] = field(default_factory=list[str])
     """Pictures of a folder that belong to another file, by their names."""
-    replaced: list[str] = field(default_factory=list[str])
-    """Members of tars that a later member of the same name replaces."""
-    again: list[str] = field(default_factory=list[str])
-    """Folders that are skipped, as they are listed under another name."""
-    dead: list[str] = field(default_factory=list[str])
-    """Broken links without a picture's name."""
+    asks: list[str] = field(default_factory=list[str])
+    """One sentence for each source with names that may be of masks: the run stops until the user says what they are."""
+    captions_elsewhere: list[str] = field(default_factory=list[str])
+    """One sentence for each source of which most samples have no caption, although files look like captions."""
+    nowhere: list[str] = field(default_factory=list[str])
+    """Entries of --roles where no file is."""
+    same_names: list[str] = field(default_factory=list[str])
+    """Two folders of which one has only names that the other has too."""
     columns: dict[str, None] = field(default_factory=dict[str, None])
     """The columns of the rows of one source."""
     uncaptioned: list[str] = field(default_factory=list[str])
@@ -150,13 +150,24 @@ class Remarks:
         """Add the counts of one of several sources. `prefix` is put before the names of its samples, `before_ids` before their ids."""
         self.unused.include(other.unused, prefix)
         self.refused.add(other.refused, before_ids)
-        for name in ("missing", "multi_line", "beside", "replaced", "again", "dead", "differing", "dotted"):
+        for name in ("missing", "multi_line", "beside", "nowhere", "same_names", "differing", "dotted"):
             getattr(self, name).extend(f"{prefix}{one}" for one in getattr(other, name))
-        for name in ("wordless", "uncaptioned", "pictureless", "rows_without_picture", "misspelt", "collapsed", "videos", "fieldless"):
+        for name in (
+            "wordless",
+            "uncaptioned",
+            "pictureless",
+            "rows_without_picture",
+            "misspelt",
+            "collapsed",
+            "fieldless",
+            "asks",
+            "captions_elsewhere",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
-    def in_words(self, *, of_videos: str = "pass --frames to say how many frames of each to encode") -> tuple[str, ...]:
-        """What the user should know before encoding. `of_videos` is the advice for skipped videos."""
+    def in_words(self) -> tuple[str, ...]:
+        """What the user should know before encoding, but for the files that are not used."""
+        of_roles = "if one holds masks or other images of the other's pictures, say so, as with --roles mask=masks/"
         empty = "the empty one; --caption TEXT sets another"
         first = f" (only the first {_COMPARED} samples with two were compared)" if self.compared >= _COMPARED else ""
         lines = (
@@ -208,18 +219,12 @@ class Remarks:
             ),
             (range(self.collapsed), "duplicate prompt line is encoded once", "duplicate prompt lines are encoded once"),
             (self.empty, "source lists no samples ({})", "sources list no samples ({})"),
+            (self.nowhere, "entry of --roles names no file of the source ({})", "entries of --roles name no file of the source ({})"),
             (
-                self.replaced,
-                "member of tars is ignored, as a later member has the same name ({})",
-                "members of tars are ignored, as a later member has the same name ({})",
+                self.same_names,
+                f"pair of folders has the same names in both ({{}}): {of_roles}",
+                f"pairs of folders have the same names in both ({{}}): {of_roles}",
             ),
-            (
-                self.again,
-                "folder is ignored, as it is listed under another name already or contains the source itself ({})",
-                "folders are ignored, as they are listed under another name already or contain the source itself ({})",
-            ),
-            (self.dead, "broken link is ignored ({})", "broken links are ignored ({})"),
-            (range(self.videos), f"video is ignored ({of_videos})", f"videos are ignored ({of_videos})"),
         )
         counted = ((some, plural(len(some), one, many)) for some, one, many in lines if some)
         return (*(words.format(first_of([*map(str, some[:4])])) for some, words in counted), *self.misspelt)

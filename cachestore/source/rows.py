@@ -18,7 +18,7 @@ from cachestore.core.words import NAMED, first_of, misspelt
 from cachestore.source.animated import is_animated_path
 from cachestore.source.captions import CAPTION_SUFFIXES, captions_in, lines_of, normal, other_captions
 from cachestore.source.files import VIDEO_SUFFIXES
-from cachestore.source.reading import Reading
+from cachestore.source.reading import ListingOptions
 from cachestore.source.remarks import Remarks, taken
 from cachestore.source.tables import FILE_COLUMN, MetadataFile, Row, is_metadata, rows_of
 
@@ -47,22 +47,20 @@ _DEEPEST: Final = 50
 """How deep lists and objects in a column may lie in each other. Python's own limit depends on who reads them."""
 
 
-def from_metadata(found: Sequence[MetadataFile], how: Reading, remarks: Remarks) -> Iterator[Sample]:
-    """Read the metadata of a folder or of its sub-folders. Of several files side by side the first is taken, and the others are named."""
+def from_metadata(found: Sequence[MetadataFile], how: ListingOptions, remarks: Remarks) -> Iterator[Sample]:
+    """Read the metadata of a folder or of its sub-folders. Of several files side by side the first is taken."""
     for one in found:
         others = {
             other.name: {sample.id: sample.captions for sample in _first_rows(other, how, one.below)}
             for other in one.others
             if other.parent == one.path.parent
         }
-        for other in one.others:
-            remarks.unused.add("second-metadata", f"{one.below}{os.path.relpath(other, one.path.parent)}".replace(os.sep, "/"))
         for sample in from_manifest(one.path, how, remarks, one.below):
             remarks.compare(sample.id, sample.captions, one.path.name, lambda of=sample.id, among=others: _captions_of(of, among))
             yield sample
 
 
-def _first_rows(path: Path, how: Reading, below: str) -> Iterator[Sample]:
+def _first_rows(path: Path, how: ListingOptions, below: str) -> Iterator[Sample]:
     with suppress(BadInput, OSError):
         yield from islice(from_manifest(path, how, Remarks(), below), _FIRST_ROWS)
 
@@ -71,7 +69,7 @@ def _captions_of(sample: str, others: Mapping[str, Mapping[str, tuple[str, ...]]
     return ((name, found[sample]) for name, found in others.items() if sample in found)
 
 
-def from_manifest(path: Path, how: Reading, remarks: Remarks, below: str = "") -> Iterator[Sample]:
+def from_manifest(path: Path, how: ListingOptions, remarks: Remarks, below: str = "") -> Iterator[Sample]:
     """Read the rows of a manifest or of a metadata file. In a metadata file every row must name a file. A malformed row fails alone.
 
     `below` is put before ids and references: the folder of the file, in the source. Raises BadInput for a file that cannot be read.
@@ -182,7 +180,7 @@ def _located(row: Mapping[str, Any], where: str, roles: Sequence[str], below: st
     return {**row, **located} if located else row
 
 
-def named_row(row: Mapping[str, Any], where: str, how: Reading) -> Mapping[str, Any]:
+def named_row(row: Mapping[str, Any], where: str, how: ListingOptions) -> Mapping[str, Any]:
     """The row with its caption under `caption`, whichever name the column has. Raises BadInput if two of the names differ in value."""
     if how.caption_column is None:
         return _under_one_name(row, _CAPTIONS, where)
@@ -221,7 +219,7 @@ def check_row(named: Mapping[str, Any], where: str, row: Mapping[str, Any], role
         )
 
 
-def look_at_columns(where: Path | str, how: Reading, remarks: Remarks, *, has_captions: bool, has_files: bool) -> None:
+def look_at_columns(where: Path | str, how: ListingOptions, remarks: Remarks, *, has_captions: bool, has_files: bool) -> None:
     """Add remarks if no row of a source has a caption or a picture, and on columns that are nearly called as known ones."""
     columns = _listed_columns(remarks.columns)
     if not has_captions:
@@ -256,7 +254,7 @@ def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) ->
     return named
 
 
-def from_row(row: Mapping[str, Any], where: str, how: Reading, remarks: Remarks) -> Sample:
+def from_row(row: Mapping[str, Any], where: str, how: ListingOptions, remarks: Remarks) -> Sample:
     """Make a sample from one row. Unknown columns become extra columns. `where` names the row in errors. Raises BadInput."""
     known = (*ROLES, *how.roles)
     captions = _texts(row.get("caption"), f"{where}: caption")

@@ -8,7 +8,7 @@ import os
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,11 +25,15 @@ from cachestore.source.animated import SUFFIXES as ANIMATED
 from cachestore.source.animated import is_animated
 from cachestore.source.captions import TEXT_BYTES, by_spelling, captions_in, decode_text, normal
 from cachestore.source.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from cachestore.source.leftovers import LOOK_BYTES, Leftovers, folded
 from cachestore.source.listing import Listing, list_samples
-from cachestore.source.reading import PLAIN, Reading
+from cachestore.source.reading import PLAIN, ListingOptions
 from cachestore.source.remarks import Problems, Refused, Remarks, taken
+from cachestore.source.roles import asked_about, located_in, owners_by_location
 from cachestore.source.rows import from_row, named_row, note_columns
 from cachestore.source.tables import is_metadata, json_row
+from cachestore.source.unused import HIDDEN, NO_FRAMES, NO_OWNER, NOT_DATA, REPLACED, SECOND_CAPTION
+from cachestore.source.walk import Names, split_name
 
 _COMPRESSED: Final[Mapping[str, str]] = {
     **dict.fromkeys((".tar.gz", ".tgz"), "gunzip"),
@@ -77,7 +81,7 @@ class Member:
             return file.read(self.size), found
 
 
-class _Part(RawIOBase):
+class _MemberFile(RawIOBase):
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         super().__init__()
         self._file, self._start, self._size, self._at = file, start, size, 0
@@ -118,7 +122,7 @@ class _Members:
     def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
         """A member as a file for seeking, with its stat record. Raises as `read`."""
         member = self._member(reference)
-        with member.open_tar() as (file, found), BufferedReader(_Part(file, member.offset, member.size)) as part:
+        with member.open_tar() as (file, found), BufferedReader(_MemberFile(file, member.offset, member.size)) as part:
             yield part, found
 
     def stat(self, reference: str) -> Stat | None:
@@ -145,7 +149,7 @@ def tars_at(data: str | Path) -> list[Path] | None:
     _refuse_compressed(path)
     if os.path.isdir(path):  # noqa: PTH112 - Path's raises if access is refused
         names = _names_in(path)
-        suffixes = {Path(name).suffix.lower() for name in names}
+        suffixes = {split_name(name)[1] for name in names}
         has_others = suffixes & IMAGE_SUFFIXES or any(is_metadata(Path(name)) for name in names)
         for name in () if has_others else names:
             _refuse_compressed(path / name)
@@ -193,7 +197,7 @@ def _expanded(name: str) -> Iterator[str]:
         yield from _expanded(f"{name[: found.start()]}{number:0{len(first)}}{name[found.end() :]}")
 
 
-def list_tars(paths: Sequence[Path], how: Reading = PLAIN) -> Listing:
+def list_tars(paths: Sequence[Path], how: ListingOptions = PLAIN) -> Listing:
     """List the samples in tars. Ids are the names of pictures and videos, after their tar's name if there are several tars.
 
     Without `videos` the videos are only counted. Reads every header and the bytes of captions, but no picture. A member that cannot be used
@@ -205,20 +209,28 @@ def list_tars(paths: Sequence[Path], how: Reading = PLAIN) -> Listing:
     members: dict[str, Member] = {}
     groups: dict[str, _Group] = {}
     listed = Remarks()
+    unused = listed.unused
+    others: dict[str, None] = {}
     problems = Problems()
     where = paths[0] if len(paths) == 1 else f"{len(paths)} tars in {paths[0].parent}" if paths else "no tars"
     for path in paths:
         prefix = f"{path.name}/" if len(paths) > 1 else ""
         for name, member in _members(path, prefix, problems, listed):
             reference = prefix + name
-            listed.replaced += [reference] if reference in members else []
+            if reference in members:
+                unused.add(REPLACED, reference)
             members[reference] = member  # the later of two members of one name counts, as in unpacking
-            _sort_in(groups, reference, how, listed, is_clip=how.videos and _is_animated(member, name))
+            if not _sort_in(groups, reference, how, listed, is_clip=how.videos and _is_animated(member, name)):
+                others[reference] = None
     problems.refuse(where)
+    listed.asks += asked_about(groups, groups, how)
+    _join_by_location(groups, how, listed)
+    left = Leftovers(unused, peek=partial(_first_bytes, members))
+    _account(groups, others, how, left)
 
     def parse(remarks: Remarks) -> Iterator[Sample]:
         remarks.add(listed)
-        remarks.videos += 0 if how.videos else sum(len(group.videos) for group in groups.values())
+        remarks.captions_elsewhere += left.captions_elsewhere(str(where)) if how.caption is None else ()
         ordered = ((f"{key} in {where}", groups[key]) for key in sorted(groups, key=by_spelling))
         for sample in taken(ordered, partial(_samples, members, how, remarks), partial(_ids_of, how), remarks):
             remarks.origin = ""  # a sample's picture says where it is
@@ -239,11 +251,11 @@ class _Group:
 def _is_animated(member: Member, name: str) -> bool:
     if Path(name).suffix.lower() not in ANIMATED:
         return False
-    with member.open_tar() as (file, _stat), BufferedReader(_Part(file, member.offset, member.size)) as part:
+    with member.open_tar() as (file, _stat), BufferedReader(_MemberFile(file, member.offset, member.size)) as part:
         return is_animated(part)
 
 
-def _split(name: str, how: Reading) -> tuple[str, str]:
+def _split(name: str, how: ListingOptions) -> tuple[str, str]:
     """Split the name of a member into that of its sample and what follows, as `how` says: `jpg`, `mask.png`."""
     if how.tar_names == "first-dot":
         stem, _dot, rest = name.partition(".")
@@ -256,34 +268,85 @@ def _split(name: str, how: Reading) -> tuple[str, str]:
     return stem, rest
 
 
-def _sort_in(groups: dict[str, _Group], reference: str, how: Reading, remarks: Remarks, *, is_clip: bool) -> None:
+def _sort_in(groups: dict[str, _Group], reference: str, how: ListingOptions, remarks: Remarks, *, is_clip: bool) -> bool:
+    """Sort a member into the group of its name. Returns False for one that is no picture, video, caption or row."""
     folder, slash, name = reference.rpartition("/")
     stem, rest = _split(name, how)
+    rest = rest.lower()
+    suffix = split_name(name)[1]
     if not rest or not stem:
-        return
-    group, rest = groups.setdefault(f"{folder}{slash}{stem}", _Group()), rest.lower()
+        return False
+    if suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES and rest not in {*_TEXTS, "json"}:
+        remarks.dotted += [reference] if suffix[1:] in (*_TEXTS, "json") else []
+        return False
+    group = groups.setdefault(f"{folder}{slash}{stem}", _Group())
     role, _dot, kind = rest.partition(".")
-    suffix = Path(name).suffix.lower()
     if rest in _TEXTS:
         group.texts[rest] = reference
     elif rest == "json":
         group.row = reference
-    elif suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
-        remarks.dotted += [reference] if suffix[1:] in (*_TEXTS, "json") else []
     elif kind and role in {*BESIDE, *how.roles} and (how.videos or suffix in IMAGE_SUFFIXES):
         group.roles.setdefault(role, set()).add(reference)
     elif suffix in VIDEO_SUFFIXES or is_clip:
         group.videos.add(reference)
     else:
         group.pictures.add(reference)
+    return True
 
 
-def _ids_of(how: Reading, group: _Group) -> list[str]:
+def _join_by_location(groups: dict[str, _Group], how: ListingOptions, remarks: Remarks) -> None:
+    """Add the pictures and videos that --roles gives a role, by their folder or the end of their names, to the groups they belong to."""
+    located = located_in(groups, how, remarks)
+    owners = owners_by_location(located, groups.keys() - located.keys(), how) if located else {}
+    for key, (role, _where) in located.items():
+        group, owner = groups[key], groups.get(owners.get(key, ""))
+        those = group.pictures | (group.videos if how.videos else set[str]())
+        (group if owner is None else owner).roles.setdefault(role, set()).update(those)
+        group.pictures, group.videos = set(), group.videos - those
+
+
+def _account(groups: Mapping[str, _Group], others: Iterable[str], how: ListingOptions, left: Leftovers) -> None:
+    """Account for what is not used of the members."""
+    unclaimed = [*others]
+    for key, group in groups.items():
+        texts = [group.texts[suffix] for suffix in _TEXTS if suffix in group.texts]
+        rows = [group.row] if group.row is not None else []
+        samples = len(group.pictures) + (len(group.videos) if how.videos else 0)
+        if group.videos and not how.videos:
+            left.unread.add(folded(key))
+        spare = [(NO_FRAMES, reference) for reference in group.videos if not how.videos]
+        if samples:
+            left.note(key, key[: key.rfind("/") + 1], has_caption=bool(texts or rows))
+            left.count(samples, has_caption=bool(texts or rows))
+            left.unused.texts += len(texts[:1]) + len(rows)
+            spare += [(SECOND_CAPTION, reference) for reference in texts[1:]]
+        else:
+            spare += [(NO_FRAMES if group.videos else NO_OWNER, one) for those in group.roles.values() for one in those]
+            unclaimed += [*texts, *rows]
+        for reason, reference in sorted(spare):
+            left.unused.add(reason, reference)
+    by_folder: dict[str, list[str]] = {}
+    for reference in unclaimed:
+        folder, slash, name = reference.rpartition("/")
+        by_folder.setdefault(f"{folder}{slash}", []).append(name)
+    for prefix, names in by_folder.items():
+        left.sort(Names(prefix, Path(prefix), names), names)
+
+
+def _first_bytes(members: Mapping[str, Member], path: Path) -> bytes:
+    member = members.get(path.as_posix())
+    try:
+        return b"" if member is None else replace(member, size=min(member.size, LOOK_BYTES)).read()[0]
+    except OSError:
+        return b""
+
+
+def _ids_of(how: ListingOptions, group: _Group) -> list[str]:
     """The ids of a group's samples, but for one that its row gives."""
     return [normal(reference) for reference in sorted({*group.pictures, *(group.videos if how.videos else ())}, key=by_spelling)]
 
 
-def _samples(members: Mapping[str, Member], how: Reading, remarks: Remarks, group: _Group) -> Iterator[Sample]:
+def _samples(members: Mapping[str, Member], how: ListingOptions, remarks: Remarks, group: _Group) -> Iterator[Sample]:
     of_roles = dict.fromkeys(group.videos if how.videos else (), VIDEO) | dict.fromkeys(group.pictures, IMAGE)
     if not of_roles:
         return
@@ -371,7 +434,10 @@ def _usable(member: tarfile.TarInfo, path: Path, prefix: str, remarks: Remarks) 
     """The name of a member that may hold a picture or a caption, else an empty text."""
     name = member.name.removeprefix("./")
     base = name.rpartition("/")[2]
-    if base.startswith(".") or member.isdir():
+    if member.isdir():
+        return ""
+    if base.startswith("."):
+        remarks.unused.add(HIDDEN, f"{prefix}{name}")
         return ""
     if member.isreg() and not member.issparse():
         return name
@@ -379,6 +445,8 @@ def _usable(member: tarfile.TarInfo, path: Path, prefix: str, remarks: Remarks) 
     if suffix in IMAGE_SUFFIXES | VIDEO_SUFFIXES or suffix.removeprefix(".") in (*_TEXTS, "json"):
         reason = f"{name} in {path} is a link or a file with holes: pack it as the file itself (`tar --dereference`)"
         remarks.refused.append(Refused(normal(f"{prefix}{name}"), reason))
+    else:
+        remarks.unused.add(NOT_DATA, f"{prefix}{name}")
     return ""
 
 

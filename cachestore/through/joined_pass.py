@@ -137,6 +137,7 @@ class JoinedPass:
             request=wanted.request.hints(),
             threads=self._threads,
             heartbeat=heartbeat,
+            unused=wanted.unused,
             is_recheck=self._request.recheck,
             compare=partial(wanted.compare, self.plan),
         )

@@ -27,7 +27,7 @@ from cachestore.jobs.precompute import forecast_of
 from cachestore.jobs.task import UnitReader
 from cachestore.source.folders import list_source
 from cachestore.source.memory import list_objects
-from cachestore.source.reading import Reading
+from cachestore.source.reading import ListingOptions
 from cachestore.source.remarks import Remarks
 from cachestore.source.tars import list_tars
 from tests.encode import tiny
@@ -72,12 +72,12 @@ def samples_of(listing):
 
 
 def test_videos_of_a_folder_are_samples_where_frames_are_asked_for_and_else_counted(folder):
-    listed = samples_of(list_source(folder, Reading(videos=True)))
+    listed = samples_of(list_source(folder, ListingOptions(videos=True)))
     assert set(listed) == {*CLIPS, "picture.png"}
     assert listed["tall.mp4"] == Sample("tall.mp4", {"video": ("tall.mp4",)}, ("a video called tall.mp4",))
     remarks = Remarks()
     assert [sample.id for sample in list_source(folder).samples(remarks)] == ["picture.png"]
-    assert remarks.in_words() == ("4 videos are ignored (pass --frames to say how many frames of each to encode)",)
+    assert remarks.unused.counts["video-without-frames"] == 4
 
 
 def test_a_row_with_a_video_is_called_after_it_and_its_own_rate_is_not_taken_for_that_of_the_batch(tmp_path):
@@ -98,7 +98,7 @@ def test_a_member_of_a_tar_is_read_in_parts(tmp_path, footage):
             tar.add(tmp_path / name, f"a/{name}")
     os.utime(tmp_path / "clips.tar", ns=(1, 1))
     assert list(list_tars([tmp_path / "clips.tar"]).samples()) == []
-    listing = list_tars([tmp_path / "clips.tar"], Reading(videos=True))
+    listing = list_tars([tmp_path / "clips.tar"], ListingOptions(videos=True))
     assert samples_of(listing)["a/tall.mp4"].images == {"video": ("a/tall.mp4",)}
     for name, content in footage.items():
         with listing.open(f"a/{name}") as (file, stat):
@@ -133,7 +133,7 @@ def test_a_column_of_videos_is_read_in_parts_and_one_that_decodes_is_refused_wit
 def test_a_file_that_changes_while_it_is_open_is_an_error_of_reading(tmp_path):
     path = tmp_path / "a.mkv"
     path.write_bytes(b"first")
-    listing = list_source(tmp_path, Reading(videos=True))
+    listing = list_source(tmp_path, ListingOptions(videos=True))
 
     def read():
         with listing.open("a.mkv") as (file, _stat):

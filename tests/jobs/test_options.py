@@ -226,6 +226,7 @@ def test_a_catalog_that_precompute_did_not_make_cannot_be_asked_for_again():
         ("pass both --rank and --world-size", "pass both rank and world_size"),
         ("unknown --encode-arg x for it; --claim NAME=VALUE", "unknown encode_args x for it; claims NAME=VALUE"),
         ("run `cachestore precompute --replace`, or pass --frames 17,49", "run `cachestore precompute --replace`, or pass frames=17,49"),
+        ("pass --roles depth,mask=masks/; or --roles depth", 'pass roles="depth,mask=masks/"; or roles depth'),
         ("a -- b, x--y, --", "a -- b, x--y, --"),
         ("", ""),
     ],

@@ -94,7 +94,7 @@ def test_of_nothing_in_memory_and_of_several_sources_of_nothing_no_store_is_made
 
 def test_videos_without_frames_and_captions_without_text_are_nothing(tmp_path, root, makers):
     picture(tmp_path / "clips/a.mp4", b"a video")
-    with pytest.raises(BadUsage, match=r"1 video is ignored \(pass --frames"):
+    with pytest.raises(BadUsage, match=r"video-without-frames: 1 file"):
         run(tmp_path / "clips", root)
     with pytest.raises(BadUsage, match=r"sample 'a\.mp4' has a video: pass --frames"):
         run(rows(tmp_path / "clips/m.jsonl", {"path": "a.mp4", "text": "a cat"}), root)

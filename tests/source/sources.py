@@ -2,8 +2,9 @@
 
 import json
 
+from cachestore.source.combined import list_path
 from cachestore.source.folders import list_source
-from cachestore.source.reading import Reading
+from cachestore.source.reading import ListingOptions
 from cachestore.source.remarks import Remarks
 
 
@@ -36,7 +37,7 @@ class Listed:
 
 
 def listed(path, **options):
-    return Listed(list_source(path, Reading(**options)))
+    return Listed(list_source(path, ListingOptions(**options)))
 
 
 def ids(listing):
@@ -51,3 +52,12 @@ def remarks_of(listing):
     seen = Remarks()
     list(listing.samples(seen))
     return seen.in_words()
+
+
+def unused(path, **options):
+    """The names of the files of a source that are not used, by reason."""
+    listing = list_path(path, ListingOptions(**options))
+    references = [reference for sample in listing.samples() for those in sample.images.values() for reference in those]
+    found = listing.unused(references)
+    assert {reason: len(names) for reason, names in found.examples.items()} == found.counts, "only the first ten are named"
+    return found.examples

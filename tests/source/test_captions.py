@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cachestore.core.errors import BadInput
 from cachestore.source.captions import lines_of, side_car
 from cachestore.source.folders import list_source
-from cachestore.source.reading import Reading
+from cachestore.source.reading import ListingOptions
 from cachestore.source.remarks import Remarks
 from tests.source.sources import captions, folder, listed
 
@@ -150,7 +150,7 @@ def test_prompts_that_cannot_be_encoded_fail_alone(tmp_path):
 
 def test_a_caption_for_those_without_one_must_be_one_too():
     with pytest.raises(BadInput, match="NUL"):
-        Reading(caption="a\0b")
+        ListingOptions(caption="a\0b")
 
 
 # JSON beside a picture, and several files
@@ -160,7 +160,7 @@ def beside(tmp_path, files, **options):
     """The captions of a.png by its candidates in order, and what is said."""
     folder(tmp_path, files)
     seen = Remarks()
-    return side_car([tmp_path / name for name in files], Reading(**options), "a.png", seen), seen
+    return side_car([tmp_path / name for name in files], ListingOptions(**options), "a.png", seen), seen
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_only_the_first_few_hundred_samples_are_compared_and_that_is_said(tmp_pa
     folder(tmp_path, {"a.txt": "a cat", "a.caption": "a dog"})
     seen = Remarks()
     for number in range(400):
-        side_car([tmp_path / "a.txt", tmp_path / "a.caption"], Reading(), f"{number}.png", seen)
+        side_car([tmp_path / "a.txt", tmp_path / "a.caption"], ListingOptions(), f"{number}.png", seen)
     [words] = seen.in_words()
     assert words.startswith("300 samples have captions in two places that differ")
     assert "only the first 300" in words

@@ -9,7 +9,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_text
 from cachestore.core.samples import Sample, Source
 from cachestore.source.combined import as_sources, files_of_sources, list_in_memory, list_path, list_sources, resolutions_of
-from cachestore.source.reading import Reading
+from cachestore.source.reading import ListingOptions
 from cachestore.source.remarks import Remarks
 from tests.source.test_tars import pack
 
@@ -24,7 +24,7 @@ def folder(path, **captions):
 
 def together(*sources, **options):
     given = [one if isinstance(one, Source) else Source(str(one)) for one in sources]
-    return list_sources(given, options.pop("in_memory", {}), Reading(**options))
+    return list_sources(given, options.pop("in_memory", {}), ListingOptions(**options))
 
 
 def rows(listing):

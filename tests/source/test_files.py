@@ -6,7 +6,7 @@ import pytest
 
 from cachestore.core.inputs import NO_STAT
 from cachestore.files.stat_record import stat_of
-from cachestore.source.files import Files, Routed
+from cachestore.source.files import IMAGE_SUFFIXES, TEXT_SUFFIXES, UNREAD_SUFFIXES, VIDEO_SUFFIXES, Files, Routed
 from cachestore.source.folders import list_source
 from tests.source.sources import folder, listed
 
@@ -74,3 +74,20 @@ def test_each_holder_is_asked_for_what_is_its_own(tmp_path):
     with together.open("b/x.png") as (file, _stat):
         assert file.read() == b"b"
     assert together.stat("a/gone.png") is None
+
+
+def test_every_ending_of_a_picture_is_one_that_pillow_decodes_as_a_format_that_is_opened():
+    from PIL import Image
+
+    from cachestore.encode.images import FORMATS
+
+    Image.init()
+    opened = {suffix for suffix, form in Image.registered_extensions().items() if form in FORMATS}
+    others = {".pfm"}  # floating-point pictures are refused
+    assert opened - others <= IMAGE_SUFFIXES
+    assert IMAGE_SUFFIXES - opened <= {".jif", ".mpo", ".heic", ".heif", ".hif", ".jxl"}
+
+
+def test_no_ending_has_two_meanings():
+    kinds = (IMAGE_SUFFIXES, VIDEO_SUFFIXES, UNREAD_SUFFIXES, TEXT_SUFFIXES)
+    assert sum(map(len, kinds)) == len(frozenset().union(*kinds))

@@ -12,10 +12,10 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_text
 from cachestore.source.combined import list_path
 from cachestore.source.folders import list_source
-from cachestore.source.reading import Reading
+from cachestore.source.reading import ListingOptions
 from cachestore.source.remarks import Remarks
 from tests import fakes
-from tests.source.sources import captions, folder, ids, listed, remarks_of
+from tests.source.sources import captions, folder, ids, listed, unused
 
 COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "é.png") for form in ("NFC", "NFD"))
 
@@ -58,7 +58,7 @@ def test_what_is_no_source_is_refused(tmp_path, name):
 
 
 def test_a_folder_lists_its_images_by_their_relative_names_sorted(tmp_path):
-    folder(tmp_path, dict.fromkeys(("b.png", "sub/deep/a.webp", "a.jpg", "sub/b.png", "B.JPG", "notes.md", "a.json"), "x"))
+    folder(tmp_path, dict.fromkeys(("b.png", "sub/deep/a.webp", "a.jpg", "sub/b.png", "B.JPG", "notes.md", "list.json"), "x"))
     assert ids(listed(tmp_path)) == ["B.JPG", "a.jpg", "b.png", "sub/b.png", "sub/deep/a.webp"]
 
 
@@ -106,9 +106,7 @@ def test_each_real_folder_is_listed_once_by_its_own_name_else_by_its_first_link(
         (tmp_path / "data" / name).symlink_to(tmp_path / to)
     listing = listed(tmp_path / "data", caption="x")
     assert ids(listing) == ["k/b.png", "z/a.png"]
-    assert listing.remarks == (
-        "4 folders are ignored, as they are listed under another name already or contain the source itself (a, l/deep, m, …)",
-    )
+    assert unused(tmp_path / "data") == {"listed-twice": ["a/", "l/deep/", "m/", "up/"]}
     monkeypatch.setattr(os, "scandir", Backwards)
     assert listed(tmp_path / "data", caption="x").content == listing.content
 
@@ -146,17 +144,15 @@ def test_links_that_lead_nowhere_are_passed_over_with_a_remark_and_fail_alone_wh
         (tmp_path / name).symlink_to(tmp_path / to)
     listing = listed(tmp_path, caption="x")
     assert ids(listing) == ["a.png", "self.png"]
-    assert listing.remarks == ("2 broken links are ignored (gone, self)",)
+    assert unused(tmp_path) == {"broken-link": ["gone", "self", "note.txt"]}
     with pytest.raises(OSError, match="symbolic links"):
         listing.read("self.png")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no fifos here")
 def test_what_cannot_be_taken_of_a_folder_is_named_all_at_once(tmp_path, monkeypatch):
-    folder(tmp_path, {f"{n:02}.png": "" for n in range(30)} | {"secret/x.png": "", "00.txt": b"\xff"})
+    folder(tmp_path, {f"{n:02}.png": "" for n in range(30)} | {"secret/x.png": ""})
     os.mkfifo(tmp_path / "fifo.png")
-    (tmp_path / "01.txt").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "02.caption").symlink_to("02.caption")
     (tmp_path / "linked").symlink_to(tmp_path / "secret")
     refuse_a_folder(monkeypatch, "secret")
     with pytest.raises(BadInput) as refused:
@@ -282,7 +278,7 @@ def test_a_link_to_a_folder_that_the_source_lies_in_is_passed_over(tmp_path):
     (folder / "up").symlink_to("..")
     listing = list_source(folder)
     assert [sample.id for sample in listing.samples(Remarks())] == ["0.png", "1.png"]
-    assert any("contains the source itself (up)" in words for words in remarks_of(listing))
+    assert unused(folder) == {"listed-twice": ["up/"]}
 
 
 def test_a_files_name_gives_it_a_role_of_the_picture_or_video_of_the_same_name(tmp_path):
@@ -299,7 +295,7 @@ def test_a_files_name_gives_it_a_role_of_the_picture_or_video_of_the_same_name(t
     )
     folder(tmp_path, dict.fromkeys((*names, "sub/b.first_frame.png", "sub/b.last_frame.png", "alone.mask.png", "a.masked.png"), "x"))
     remarks = Remarks()
-    samples = {sample.id: dict(sample.images) for sample in list_source(tmp_path, Reading(videos=True)).samples(remarks)}
+    samples = {sample.id: dict(sample.images) for sample in list_source(tmp_path, ListingOptions(videos=True)).samples(remarks)}
     assert samples == {
         "a.png": {
             "image": ("a.png",),
@@ -321,10 +317,12 @@ def test_a_files_name_gives_it_a_role_of_the_picture_or_video_of_the_same_name(t
     remarks = Remarks()
     samples = {sample.id: set(sample.images) for sample in list_source(tmp_path).samples(remarks)}
     assert "sub/b.first_frame.png" not in samples
-    assert (samples["a.png"], remarks.videos) == ({"image", "control", "mask"}, 3)
+    assert samples["a.png"] == {"image", "control", "mask"}
+    of_videos = ["a.reference.mkv", "sub/b.mask.mp4", "sub/b.mkv", "sub/b.first_frame.png", "sub/b.last_frame.png"]
+    assert unused(tmp_path) == {"video-without-frames": of_videos}
 
 
 def test_where_a_picture_and_a_video_have_one_name_each_gets_the_roles_that_follow_it(tmp_path):
     folder(tmp_path, dict.fromkeys(("a.png", "a.mkv", "a.mask.png", "a.first_frame.png"), "x"))
-    samples = {sample.id: set(sample.images) for sample in list_source(tmp_path, Reading(videos=True)).samples()}
+    samples = {sample.id: set(sample.images) for sample in list_source(tmp_path, ListingOptions(videos=True)).samples()}
     assert samples == {"a.png": {"image", "mask"}, "a.mkv": {"video", "first_frame"}}

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_parts
 from cachestore.source.folders import list_source
-from cachestore.source.reading import Reading
+from cachestore.source.reading import ListingOptions
+from cachestore.source.remarks import Remarks
 from tests import fakes
 from tests.fakes import raising
 from tests.source.sources import folder, ids, listed, manifest, remarks_of
@@ -20,13 +21,11 @@ NAMES = st.lists(st.sampled_from(["a.png", "b.png", "sub/a.png", "é.png"]), uni
 COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "é.png") for form in ("NFC", "NFD"))
 
 
-def test_of_two_names_that_compose_to_one_id_the_later_fails_and_they_are_told_apart(tmp_path):
-    folder(tmp_path, {COMPOSED: "1", DECOMPOSED: "2"})
-    listing = listed(tmp_path)
-    [(_place, reason)] = listing.refused.items()
-    assert ids(listing) == [COMPOSED]
-    assert ascii(COMPOSED) in reason
-    assert ascii(DECOMPOSED) in reason
+def test_two_names_that_compose_to_one_id_fail_alone_and_are_told_apart(tmp_path):
+    listing, remarks = list_source(folder(tmp_path, {COMPOSED: "1", DECOMPOSED: "2", "b.png": "3"})), Remarks()
+    assert [sample.id for sample in listing.samples(remarks)] == ["b.png"]
+    assert [one.sample for one in remarks.refused] == [COMPOSED, COMPOSED]
+    assert all(ascii(name) in one.reason for one in remarks.refused for name in (COMPOSED, DECOMPOSED))
 
 
 def test_a_manifest_that_is_read_otherwise_than_before_has_another_plan(tmp_path):
@@ -90,7 +89,7 @@ def test_the_content_of_a_manifest_is_that_of_its_bytes_its_kind_and_what_a_miss
     for name in ("m.jsonl", "m.txt"):
         for text in ("", "{}\n"):
             (tmp_path / name).write_text(text)
-            contents |= {list_source(tmp_path / name, Reading(caption=caption)).content for caption in (None, "", "x")}
+            contents |= {list_source(tmp_path / name, ListingOptions(caption=caption)).content for caption in (None, "", "x")}
     assert len(contents) == 12
 
 
@@ -108,7 +107,7 @@ def test_captions_of_which_none_has_any_text_are_reported(tmp_path):
     for path in folder.glob("*.txt"):
         path.write_text(" \n")
     assert remarks_of(list_source(folder)) == (f"1 source ({folder}) has no caption with any text: its samples get the empty caption",)
-    assert remarks_of(list_source(folder, Reading(caption=""))) == ()
+    assert remarks_of(list_source(folder, ListingOptions(caption=""))) == ()
     rows = manifest(tmp_path / "rows.jsonl", {"image": "a.png", "text": ""}, {"image": "b.png", "caption": " "})
     assert any("has no caption with any text" in words for words in remarks_of(list_source(rows)))
 

@@ -15,7 +15,7 @@ from cachestore.encode import images
 from cachestore.files.stat_record import stat_of
 from cachestore.source.memory import as_bytes, list_objects, list_rows, write_rows
 from cachestore.source.pipe import PipeFiles
-from cachestore.source.reading import Reading
+from cachestore.source.reading import ListingOptions
 from cachestore.source.remarks import Remarks
 from cachestore.storage.commit import create_store
 
@@ -98,7 +98,7 @@ def test_columns_sizes_and_captions_are_those_of_a_manifest():
 @pytest.mark.parametrize(("lines", "expected"), [("whole", ("a\nb",)), ("each", ("a", "b")), ("first", ("a",))])
 def test_captions_of_several_lines_are_read_as_asked(lines, expected):
     remarks = Remarks()
-    [sample] = list_objects([Sample("x", {}, ("a\nb",))], Reading(caption_lines=lines)).samples(remarks)
+    [sample] = list_objects([Sample("x", {}, ("a\nb",))], ListingOptions(caption_lines=lines)).samples(remarks)
     assert sample.captions == expected
     assert remarks.multi_line == (["x"] if lines == "whole" else [])
 
@@ -107,7 +107,7 @@ def test_a_sample_without_captions_has_the_empty_one_or_a_given_one():
     remarks = Remarks()
     assert [sample.captions for sample in list_objects([Sample("x", {}, ())]).samples(remarks)] == [("",)]
     assert remarks.missing == ["x"]
-    assert [sample.captions for sample in list_objects([Sample("x", {}, ())], Reading(caption="given")).samples()] == [("given",)]
+    assert [sample.captions for sample in list_objects([Sample("x", {}, ())], ListingOptions(caption="given")).samples()] == [("given",)]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 
 from cachestore.core.errors import BadInput
 from cachestore.source.remarks import Problems, Refusals, Refused, Remarks, taken
+from cachestore.source.unused import BROKEN_LINK, Unused
 from tests.source.sources import listed, manifest
 
 
@@ -57,6 +58,8 @@ def test_items_that_cannot_be_parsed_fail_alone_under_their_ids_else_at_their_pl
 def test_remarks_of_several_sources_name_samples_after_their_source():
     together = Remarks()
     for label in "ab":
-        together.add(Remarks(missing=["x.png"], dead=["gone"], wordless=["here"], collapsed=2, videos=1), f"{label}/")
-    assert (together.missing, together.dead, together.wordless) == (["a/x.png", "b/x.png"], ["a/gone", "b/gone"], ["here", "here"])
-    assert (together.collapsed, together.videos) == (4, 2)
+        unused = Unused()
+        unused.add(BROKEN_LINK, "gone")
+        together.add(Remarks(missing=["x.png"], unused=unused, wordless=["here"], collapsed=2), f"{label}/")
+    assert (together.missing, together.wordless, together.collapsed) == (["a/x.png", "b/x.png"], ["here", "here"], 4)
+    assert together.unused.as_json() == [{"reason": BROKEN_LINK, "count": 2, "examples": ["a/gone", "b/gone"]}]

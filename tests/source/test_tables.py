@@ -322,11 +322,11 @@ def test_another_column_may_have_the_captions(tmp_path):
 
 
 def test_where_no_row_has_that_column_it_is_named(tmp_path):
-    from cachestore.source.reading import Reading
+    from cachestore.source.reading import ListingOptions
     from cachestore.source.remarks import Remarks
 
     manifest(tmp_path / "metadata.jsonl", {"file_name": "a.png", "text": "one"})
     seen = Remarks()
-    list(list_source(tmp_path, Reading(caption_column="prompt")).samples(seen))
+    list(list_source(tmp_path, ListingOptions(caption_column="prompt")).samples(seen))
     [words] = seen.uncaptioned
     assert "a caption's column is called prompt" in words

@@ -10,7 +10,7 @@ import pytest
 from cachestore.core.errors import BadInput
 from cachestore.files.stat_record import stat_of
 from cachestore.source.combined import list_path
-from cachestore.source.reading import Reading
+from cachestore.source.reading import ListingOptions
 from cachestore.source.remarks import Remarks
 from cachestore.source.tars import list_tars, tars_at
 
@@ -29,7 +29,7 @@ def pack(path, members, *, layout=tarfile.PAX_FORMAT, at=1):
 
 
 def listed(*paths, **options):
-    return {sample.id: sample for sample in list_tars(list(paths), Reading(**options)).samples()}
+    return {sample.id: sample for sample in list_tars(list(paths), ListingOptions(**options)).samples()}
 
 
 # Nothing
@@ -76,12 +76,12 @@ def test_long_and_odd_names_and_large_members_are_read_where_they_lie(tmp_path):
 
 def test_a_control_video_belongs_to_its_clip_and_without_videos_all_are_counted(tmp_path):
     path = pack(tmp_path / "a.tar", {"a.mp4": "v", "a.control.mkv": "c", "a.mask.png": "m", "b.png": "p", "b.control.mp4": "c"})
-    images = {sample.id: dict(sample.images) for sample in list_tars([path], Reading(videos=True)).samples()}
+    images = {sample.id: dict(sample.images) for sample in list_tars([path], ListingOptions(videos=True)).samples()}
     clip = {"video": ("a.mp4",), "control": ("a.control.mkv",), "mask": ("a.mask.png",)}
     assert images == {"a.mp4": clip, "b.png": {"image": ("b.png",), "control": ("b.control.mp4",)}}
     remarks = Remarks()
     plain = {sample.id: dict(sample.images) for sample in list_tars([path]).samples(remarks)}
-    assert (plain, remarks.videos) == ({"b.png": {"image": ("b.png",)}}, 3)
+    assert (plain, remarks.unused.counts) == ({"b.png": {"image": ("b.png",)}}, {"video-without-frames": 4})
 
 
 def test_several_control_images_are_in_the_order_of_their_names(tmp_path):
@@ -99,7 +99,7 @@ def test_a_row_may_hold_captions_and_a_text_precedes_them(tmp_path):
 @pytest.mark.parametrize("member", ["a.txt", "a.json"])
 def test_captions_of_several_lines_are_read_as_asked_and_reported_where_they_are_taken_whole(tmp_path, lines, expected, member):
     content = "one\ntwo" if member == "a.txt" else json.dumps({"caption": "one\ntwo"})
-    listing = list_tars([pack(tmp_path / "a.tar", {"a.png": "", member: content})], Reading(caption_lines=lines))
+    listing = list_tars([pack(tmp_path / "a.tar", {"a.png": "", member: content})], ListingOptions(caption_lines=lines))
     remarks = Remarks()
     assert [sample.captions for sample in listing.samples(remarks)] == [expected]
     assert remarks.multi_line == (["a.png"] if lines == "whole" else [])
@@ -123,7 +123,7 @@ def test_of_two_members_of_one_name_the_later_one_counts_as_in_unpacking(tmp_pat
     listing, remarks = list_tars([pack(tmp_path / "a.tar", [("a.png", "before"), ("a.txt", "one"), ("a.png", "after")])]), Remarks()
     assert [(sample.id, sample.captions) for sample in listing.samples(remarks)] == [("a.png", ("one",))]
     assert listing.read("a.png")[0] == b"after"
-    assert remarks.in_words() == ("1 member of tars is ignored, as a later member has the same name (a.png)",)
+    assert remarks.unused.examples == {"replaced-member": ["a.png"]}
 
 
 # Several tars

@@ -30,7 +30,7 @@ from cachestore.source.combined import list_path
 from cachestore.source.files import IMAGE_SUFFIXES
 from cachestore.source.listing import Listing
 from cachestore.source.memory import list_objects, list_rows, write_rows
-from cachestore.source.reading import Reading
+from cachestore.source.reading import ListingOptions
 from cachestore.source.remarks import Remarks
 from cachestore.storage.commit import create_store
 from cachestore.work.plan import publish_plan, read_plan
@@ -421,7 +421,7 @@ def judge(seed: int, model: Path | None, numbers: range) -> list[str]:
 
 def _violations(source: Source, layout: Layout) -> Iterator[str]:
     seen = Remarks()
-    how = Reading(**source.how)
+    how = ListingOptions(**source.how)
     is_path = isinstance(source.data, Path)
     listing = list_path(source.data, how) if is_path else list_objects(source.data, how)
     samples = {sample.id: sample for sample in listing.samples(seen)}
