@@ -37,7 +37,7 @@ from cachestore.jobs.task import Cancel, Job, OnProgress
 from cachestore.source.combined import list_path
 from cachestore.source.reading import CaptionLines, ListingOptions
 from cachestore.source.remarks import Remarks
-from cachestore.source.unused import NO_FRAMES, TRAINER_CACHE, unused_in_words
+from cachestore.source.unused import BROKEN_LINK, LISTED_TWICE, NO_FRAMES, REPLACED, unused_in_words
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.commit import create_store
 from cachestore.storage.listing_numbers import number_if_there
@@ -209,12 +209,11 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
 
 
 def _unused_words(seen: Remarks) -> Iterator[str]:
-    """Yield remarks on files of the source that are not used, without caches, which are what is imported."""
+    """Yield remarks on videos, and on links and members of the source that are not used. Other files there may be the cache itself."""
     rows = {str(row["reason"]): row for row in seen.unused.as_json()}
-    if videos := rows.pop(NO_FRAMES, None):
+    if videos := rows.get(NO_FRAMES):
         yield plural(videos["count"], "video is ignored", "videos are ignored") + " (the cache holds nothing of videos)"
-    rows.pop(TRAINER_CACHE, None)
-    yield from unused_in_words([*rows.values()])
+    yield from unused_in_words([rows[reason] for reason in (BROKEN_LINK, LISTED_TWICE, REPLACED) if reason in rows])
 
 
 def _check(request: ImportRequest) -> None:

@@ -31,7 +31,9 @@ from cachestore.source.walk import Names, split_name
 
 _MEDIA: Final = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 _ARCHIVES: Final = frozenset({".tar", ".tgz", ".tbz2", ".txz", ".zip", ".7z", ".rar", ".gz", ".bz2", ".xz", ".zst"})
-_CACHES: Final = frozenset({".npz", ".npy", ".pt", ".pth", ".safetensors", ".ckpt", ".bin", ".pkl", ".lmdb", ".mdb"})
+_CACHES: Final = frozenset({".npz", ".npy", ".pt", ".pth", ".safetensors", ".ckpt", ".bin", ".pkl", ".lmdb", ".mdb", ".cache"})
+_SIMPLETUNER: Final = "aspect_ratio_bucket_"
+"""How the names of SimpleTuner's own notes beside pictures begin."""
 _TABLES: Final = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".xlsx", ".xls", ".ods", ".sqlite"})
 _TEXTS: Final = frozenset(
     {
@@ -167,6 +169,7 @@ class Leftovers:
         stem, suffix = split_name(name)
         if suffix in _MEDIA:
             return self.media
+        suffix = ".cache" if name.startswith(_SIMPLETUNER) else suffix
         known = _BY_SUFFIX.get(suffix) or (self.metadata if is_metadata(Path(name)) else NOT_DATA if _README.fullmatch(name) else None)
         if known is not None:
             return known

@@ -77,11 +77,21 @@ def test_hidden_files_stores_caches_and_what_is_no_data_count_once_each(tmp_path
         tmp_path,
         {".DS_Store": "", "._a.png": "", ".git/a.png": "", ".git/b.png": "", "cache/cachestore.json": "{}", "cache/b.png": "", "a.png": ""},
     )
-    folder(tmp_path, {"a_te.npz": "", "a_sdxl.safetensors": "", "b.pt": "", "README.md": "", "LICENSE": TEXT, "licence.txt": TEXT})
+    folder(
+        tmp_path,
+        {
+            "a_te.npz": "",
+            "a_sdxl.safetensors": "",
+            "aspect_ratio_bucket_metadata_x.json": "",
+            "README.md": "",
+            "LICENSE": TEXT,
+            "licence.txt": TEXT,
+        },
+    )
     assert unused(tmp_path) == {
         "hidden": [".DS_Store", "._a.png", ".git"],
         "store": ["cache/"],
-        "trainer-cache": ["a_sdxl.safetensors", "a_te.npz", "b.pt"],
+        "trainer-cache": ["a_sdxl.safetensors", "a_te.npz", "aspect_ratio_bucket_metadata_x.json"],
         "not-data": ["LICENSE", "README.md", "licence.txt"],
     }
 
