@@ -25,9 +25,9 @@ from cachestore.source.walk import Names, Walk, split_name
 
 
 def list_source(data: str | Path, how: ListingOptions = PLAIN) -> Listing:
-    """List a folder, a manifest (`.jsonl`) or a prompt list (`.txt`). The listing may be empty.
+    """List a folder, a file of rows (such as `.jsonl`) or a prompt list (`.txt`). The listing may be empty.
 
-    Raises BadInput for a missing path, an unknown kind of file, a malformed row, or two samples with one id.
+    Raises BadInput for a missing path, an unknown kind of file, or a source of which nothing can be used.
     """
     path = Path(data)
     if os.path.isdir(path):  # noqa: PTH112 - as below

@@ -129,16 +129,13 @@ def test_a_caption_file_that_cannot_be_used_fails_alone_and_its_encoding_is_not_
     assert "a.txt" in listing.refused["a.png"]
 
 
-@pytest.mark.parametrize(("kind", "says"), [("broken link", "leads nowhere"), ("folder", "is a folder"), ("loop", "leads nowhere")])
-def test_a_caption_file_that_is_a_broken_link_or_a_folder_fails_alone_and_says_so(tmp_path, kind, says):
+@pytest.mark.parametrize("to", ["nowhere", "a.txt"])
+def test_a_caption_file_that_is_a_broken_link_fails_alone_and_says_so(tmp_path, to):
     folder(tmp_path, {"a.png": "", "b.png": "", "b.txt": "a dog"})
-    if kind == "folder":
-        (tmp_path / "a.txt").mkdir()
-    else:
-        (tmp_path / "a.txt").symlink_to("a.txt" if kind == "loop" else "nowhere")
+    (tmp_path / "a.txt").symlink_to(to)
     listing = listed(tmp_path)
     assert captions(listing) == {"b.png": ("a dog",)}
-    assert says in listing.refused["a.png"]
+    assert "leads nowhere" in listing.refused["a.png"]
 
 
 def test_prompts_that_cannot_be_encoded_fail_alone(tmp_path):
