@@ -60,14 +60,9 @@ def is_metadata(path: Path) -> bool:
 
 def metadata_in(folder: Path, names: Iterable[str]) -> list[str]:
     """Return those of the names in a folder that are its metadata, the one that is taken first. Reads a `metadata.json` to see if it is."""
-    found = sorted(
-        (
-            name
-            for name in names
-            if name[: len(METADATA)].lower() == METADATA and is_metadata(Path(name)) and not os.path.isdir(folder / name)
-        ),
-        key=lambda name: (TABLE_SUFFIXES.index(Path(name).suffix.lower()), name),
-    )
+    called = [name for name in names if name[: len(METADATA)].lower() == METADATA and is_metadata(Path(name))]
+    files = [name for name in called if not os.path.isdir(folder / name)]  # noqa: PTH112
+    found = sorted(files, key=lambda name: (TABLE_SUFFIXES.index(Path(name).suffix.lower()), name))
     return [name for name in found if Path(name).suffix.lower() != ".json" or _has_rows(folder / name)]
 
 
