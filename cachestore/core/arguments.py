@@ -156,7 +156,7 @@ def check_calls(on_progress: object, cancel: object) -> None:
         refuse("cancel", "an object with is_set()", cancel)
 
 
-def refuse_caption(text: str, where: str) -> None:
+def refuse_caption(text: str, where: object) -> None:
     """Raise BadInput for a caption that cannot be encoded: with a NUL or half a character in it, or longer than any text encoder reads."""
     if "\0" in text:
         raise BadInput(f"{where} has a NUL character in it, as UTF-16 text has without a byte order mark: save it as UTF-8")

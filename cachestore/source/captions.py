@@ -37,7 +37,8 @@ def side_car(files: Sequence[Path], how: ListingOptions, sample: str, remarks: R
     for number, beside in enumerate(files):
         captions = _captions_in(beside, how, sample, remarks)
         if captions is not None:
-            remarks.compare(sample, captions, beside.name, other_captions(files[number + 1 :], how, sample))
+            if others := [one for one in files[number + 1 :] if remarks.compares and os.path.lexists(one)]:
+                remarks.compare(sample, captions, beside.name, other_captions(others, how, sample))
             return captions
     return ()
 
@@ -66,8 +67,8 @@ def _captions_in(beside: Path, how: ListingOptions, sample: str, remarks: Remark
         why = "it is a link that leads nowhere" if is_link else "it is a folder" if is_folder else error.strerror or str(error)
         cure = "mend or remove it" if is_link else "move it" if is_folder else "let this user read it"
         raise BadInput(f"the captions {beside} cannot be read: {why}; {cure}") from error
-    if beside.suffix.lower() != JSON_SUFFIX:
-        return captions_in(text, how.caption_lines, sample, remarks, str(beside))
+    if not beside.name.lower().endswith(JSON_SUFFIX):
+        return captions_in(text, how.caption_lines, sample, remarks, beside)
     return captions_of_json(parse_json(text, str(beside)), how, sample, remarks, str(beside))
 
 
@@ -88,7 +89,7 @@ def captions_of_json(value: object, how: ListingOptions, sample: str, remarks: R
     return None
 
 
-def captions_in(text: str, caption_lines: CaptionLines, sample: str, remarks: Remarks, where: str = "") -> tuple[str, ...]:
+def captions_in(text: str, caption_lines: CaptionLines, sample: str, remarks: Remarks, where: Path | str = "") -> tuple[str, ...]:
     """The captions in the text of a file, at least one. Blank text is the empty caption. Raises BadInput for one that cannot be encoded."""
     # U+2028, form feeds and similar characters do not end a line: captions contain them, and JSON allows them inside a string.
     lines = [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n") if line.strip()]

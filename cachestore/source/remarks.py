@@ -116,12 +116,17 @@ class Remarks:
     combinations: list[str] = field(default_factory=list[str])
     """Samples with a caption whose wildcards have more combinations than are encoded."""
 
+    @property
+    def compares(self) -> bool:
+        """Whether further samples with captions in two places are compared."""
+        return self.compared < _COMPARED
+
     def compare(self, sample: str, taken: Sequence[str], name: str, others: Callable[[], Iterable[tuple[str, Sequence[str]]]]) -> None:
         """Compare the captions that a sample has with those of other places, (name, captions) of each; `name` is the place that is taken.
 
         Only for the first few hundred samples: `others` is not called for the rest.
         """
-        if self.compared >= _COMPARED:
+        if not self.compares:
             return
         found = list(others())
         self.compared += bool(found)
@@ -169,7 +174,7 @@ class Remarks:
         """What the user should know before encoding, but for the files that are not used."""
         of_roles = "if one holds masks or other images of the other's pictures, say so, as with --roles mask=masks/"
         empty = "the empty one; --caption TEXT sets another"
-        first = f" (only the first {_COMPARED} samples with two were compared)" if self.compared >= _COMPARED else ""
+        first = f" (only the first {_COMPARED} samples with two were compared)" if not self.compares else ""
         lines = (
             (self.missing, f"sample has no caption ({{}}): it gets {empty}", f"samples have no caption ({{}}): they get {empty}"),
             (

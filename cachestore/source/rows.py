@@ -75,13 +75,15 @@ def from_manifest(path: Path, how: ListingOptions, remarks: Remarks, below: str 
     `below` is put before ids and references: the folder of the file, in the source. Raises BadInput for a file that cannot be read.
     """
     needs_file, compared = is_metadata(path), 0
+    is_cells = path.suffix.lower() in {".csv", ".tsv"}
+    of_files = (*_FILES, IMAGE, VIDEO, *(f"{IMAGE}{end}" for end in _OF_ROLE))
 
     def parse(row: "Row | BadInput") -> tuple[Sample]:
         if isinstance(row, BadInput):
             raise row
         where = remarks.origin
-        cells = _cells(row, how.roles) if path.suffix.lower() in {".csv", ".tsv"} else row
-        if needs_file and not any(row.get(column) for column in (*_FILES, IMAGE, VIDEO, *(f"{IMAGE}{end}" for end in _OF_ROLE))):
+        cells = _cells(row, how.roles) if is_cells else row
+        if needs_file and not any(map(row.get, of_files)):
             raise BadInput(f"{where}: a row needs `{FILE_COLUMN}`; its columns are {_listed_columns(row)}")
         named = _with_files(named_row(cells, where, how), where, how.roles, path.parent if how.videos else None)
         check_row(named, where, row, how.roles)
@@ -159,6 +161,8 @@ def _refuse_name(name: str, what: str) -> None:
 
 def refuse_reference(reference: str, where: str) -> None:
     """Raise BadInput for a reference that no system takes as a path."""
+    if len(reference) <= _NAME_BYTES and reference.isascii() and "\0" not in reference:
+        return
     _refuse_name(reference, f"{where}: the path")
     if len(reference) > _NAME_BYTES // 4 and (
         long := next((one for one in reference.split("/") if len(os.fsencode(one)) > _NAME_BYTES), "")
@@ -169,8 +173,8 @@ def refuse_reference(reference: str, where: str) -> None:
 def _located(row: Mapping[str, Any], where: str, roles: Sequence[str], below: str) -> Mapping[str, Any]:
     """The row with the references and the id of a file in the folder `below`. Raises BadInput for references that are no paths."""
     located: dict[str, Any] = {}
-    for role in (*ROLES, *roles):
-        references = _texts(row.get(role), f"{where}: {role}")
+    for role in row.keys() & {*ROLES, *roles}:
+        references = _texts(row[role], f"{where}: {role}")
         for reference in references:
             refuse_reference(reference, where)
         if below and references:
@@ -188,10 +192,10 @@ def named_row(row: Mapping[str, Any], where: str, how: ListingOptions) -> Mappin
     return {**others, "caption": row.get(how.caption_column)}
 
 
-def note_columns(row: Iterable[str], remarks: Remarks) -> None:
+def note_columns(row: Mapping[str, Any], remarks: Remarks) -> None:
     """Note the columns of a row that can be used: those of a row that fails say nothing of its source."""
-    for column in row:
-        remarks.columns.setdefault(column)
+    if not row.keys() <= remarks.columns.keys():
+        remarks.columns.update(dict.fromkeys(row))
 
 
 def _with_files(row: Mapping[str, Any], where: str, roles: Sequence[str], folder: Path | None) -> Mapping[str, Any]:

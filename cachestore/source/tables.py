@@ -60,36 +60,36 @@ def is_metadata(path: Path) -> bool:
 
 def metadata_in(folder: Path, names: Iterable[str]) -> list[str]:
     """Return those of the names in a folder that are its metadata, the one that is taken first. Reads a `metadata.json` to see if it is."""
-    found = sorted(
-        (name for name in names if is_metadata(Path(name)) and not os.path.isdir(folder / name)),  # noqa: PTH112
-        key=lambda name: (TABLE_SUFFIXES.index(Path(name).suffix.lower()), name),
-    )
+    called = [name for name in names if name[: len(METADATA)].lower() == METADATA and is_metadata(Path(name))]
+    files = [name for name in called if not os.path.isdir(folder / name)]  # noqa: PTH112
+    found = sorted(files, key=lambda name: (TABLE_SUFFIXES.index(Path(name).suffix.lower()), name))
     return [name for name in found if Path(name).suffix.lower() != ".json" or _has_rows(folder / name)]
 
 
 def metadata_of(root: Path) -> list[MetadataFile]:
     """Return the metadata of a folder: its own, else those of its sub-folders, in order. Empty if there is none."""
-    names = _names_in(root)
+    names, folders = _names_in(root)
     if own := metadata_in(root, names):
-        below = [root / name / one for name in names for one in _metadata_below(root / name)]
+        below = [root / name / one for name in folders for one in _metadata_below(root / name)]
         return [MetadataFile("", root / own[0], (*(root / name for name in own[1:]), *below))]
-    found = [(name, _metadata_below(root / name)) for name in names]
+    found = [(name, _metadata_below(root / name)) for name in folders]
     return [
         MetadataFile(f"{name}/", root / name / those[0], tuple(root / name / one for one in those[1:])) for name, those in found if those
     ]
 
 
 def _metadata_below(folder: Path) -> list[str]:
-    if not os.path.isdir(folder) or os.path.lexists(folder / MARKER):  # noqa: PTH112
-        return []
-    return metadata_in(folder, _names_in(folder))
+    return [] if os.path.lexists(folder / MARKER) else metadata_in(folder, _names_in(folder)[0])
 
 
-def _names_in(folder: Path) -> list[str]:
-    """The names in a folder that are not hidden, sorted. Empty if it cannot be listed: that is reported where its pictures are listed."""
-    with suppress(OSError):
-        return sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
-    return []
+def _names_in(folder: Path) -> tuple[list[str], list[str]]:
+    """The names of files and of folders in a folder, sorted, without hidden ones. Empty if it cannot be listed."""
+    names: dict[bool, list[str]] = {False: [], True: []}
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith("."):
+                names[entry.is_dir()].append(entry.name)
+    return sorted(names[False]), sorted(names[True])
 
 
 def _has_rows(path: Path) -> bool:
