@@ -31,7 +31,8 @@ class Listed:
         self.samples = tuple(listing.samples(remarks))
         self.remarks = remarks.in_words()
         self.refused = {one.sample: one.reason for one in remarks.refused}
-        self.unused = {reason: remarks.unused.examples[reason] for reason in remarks.unused.counts}
+        references = [reference for sample in self.samples for those in sample.images.values() for reference in those]
+        self.unused = listing.unused(references).examples
         self.content, self.root = listing.content, listing.files.root
         self.read, self.open, self.stat = listing.read, listing.open, listing.stat
 

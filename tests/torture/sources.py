@@ -425,7 +425,8 @@ def _violations(source: Source, layout: Layout) -> Iterator[str]:
     is_path = isinstance(source.data, Path)
     listing = list_path(source.data, how) if is_path else list_objects(source.data, how)
     samples = {sample.id: sample for sample in listing.samples(seen)}
-    json.dumps([*seen.in_words(), seen.unused.as_json(), *(one.reason for one in seen.refused)]).encode()
+    account = listing.unused(reference for one in samples.values() for those in one.images.values() for reference in those)
+    json.dumps([*seen.in_words(), account.as_json(), *(one.reason for one in seen.refused)]).encode()
     yield from _wrong_plan(list(samples.values()), seen, layout)
     if not is_path:
         yield from _wrong_in_worker(listing, samples, seen, layout)
@@ -440,7 +441,7 @@ def _violations(source: Source, layout: Layout) -> Iterator[str]:
     accounted = len(samples) + len(seen.refused) + seen.collapsed
     if accounted < source.parts:
         yield f"of {source.parts} parts only {len(samples)} are listed, and {len(seen.refused)} fail alone"
-    unused = [name for names in seen.unused.examples.values() for name in names]
+    unused = [name for names in account.examples.values() for name in names]
     yield from (f"{name} is not used and not named" for name in source.named if name not in unused)
 
 
