@@ -12,31 +12,18 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cachestore import __version__
-
-if TYPE_CHECKING:
-    from cachestore.files.paths import Layout
-    from cachestore.storage.catalog import Catalog
 
 COMMANDS: Final = (
     *("precompute", "status", "verify", "repair", "stats", "ls", "show", "report", "why"),
     *("gc", "compact", "drop", "relocate", "doctor", "bench", "import", "export", "push", "pull", "cache"),
 )
+_VERBS: Final = ("cache", "encode", "make", "prepare", "preprocess", "run", "train")
+"""Commands that do not exist, or do something else, and that `precompute` may be meant by."""
 HIDDEN: Final = ("work",)
 """Commands that `precompute` starts itself. `--help` and messages do not list them."""
-_ALSO_CALLED: Final = {
-    "dry-run": "plan-only",
-    "force": "replace",
-    "num-workers": "workers",
-    "num-processes": "procs",
-    "output-dir": "store",
-    "overwrite": "replace",
-    "pretrained-model-name-or-path": "model",
-}
-"""What other tools call an option."""
-
 PROGRESS: Final = ("auto", "bar", "plain", "none")
 PROGRESS_HELP: Final = "show a bar, a line every 30 s, or none (default: auto, a bar on a terminal)"
 """The choices of `--progress`, and its help text."""
@@ -74,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _refuse_unknown_command(parser, given, names)
     parsed, unknown = parser.parse_known_args(given)
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant_option(unknown, parsed.command)}")
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant_option(unknown, parsed.command)}{_line_to_copy(given)}")
     parsed.line = given
     try:
         with naming_extras():
@@ -126,18 +113,43 @@ def _refuse_unknown_command(parser: argparse.ArgumentParser, given: Sequence[str
         return
     from cachestore.core.words import did_you_mean
 
-    parser.error(f"argument COMMAND: invalid choice: {command!r}{did_you_mean(command, names)} (choose from {', '.join(names)})")
+    choices = f"{did_you_mean(command, names)} (choose from {', '.join(names)})"
+    parser.error(f"argument COMMAND: invalid choice: {command!r}{choices}{_instead_of(given)}")
+
+
+def _instead_of(given: Sequence[str]) -> str:
+    """Return the `precompute` that was meant by a command that does not exist, with DATA in its place or with another verb."""
+    from cachestore.cli.meant import to_copy
+
+    if not any(word.startswith("--model") for word in given):
+        return ""
+    return to_copy(given, is_certain=True) if given[0] in _VERBS else to_copy(["precompute", *given], is_certain=True)
 
 
 def _meant_option(unknown: Sequence[str], command: str) -> str:
     """Return which options of a command may have been meant by the first unknown one, as the end of a sentence."""
+    from cachestore.cli.meant import DATA, OTHER_NAMES, has_answer
     from cachestore.core.words import nearest
 
     option = next((one.partition("=")[0] for one in unknown if one.startswith("--")), "")
     parser = argparse.ArgumentParser()
     _module_of(command).add_arguments(parser)
-    meant = nearest(option[2:], re.findall(r"(?<![\w-])--([a-z][a-z-]*)", parser.format_help()), _ALSO_CALLED)
+    name, known = option[2:], re.findall(r"(?<![\w-])--([a-z][a-z-]*)", parser.format_help())
+    if has_answer(name) and command == "precompute":
+        return ""
+    other = OTHER_NAMES.get(name, "")
+    if other == DATA and "--model" in parser.format_help():
+        return f"; {option} is {DATA}, the first argument"
+    meant = other if other in known else nearest(name, known)
     return "" if meant is None else f"; did you mean '--{meant}'?"
+
+
+def _line_to_copy(given: Sequence[str]) -> str:
+    """Return the end of a usage error: the `precompute` that was meant, if that is certain."""
+    from cachestore.cli.meant import to_copy
+
+    is_meant = given[0] == "precompute" or any(word.startswith("--model") for word in given)
+    return to_copy(given) if is_meant and given[0] in COMMANDS else ""
 
 
 def make_parser(names: Sequence[str] = COMMANDS, *, spelled: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
@@ -275,15 +287,15 @@ def failed_values(failures: Iterable[Mapping[str, object]]) -> list[str]:
     ]
 
 
-def catalogs_of(layout: "Layout", name: str | None) -> "list[Catalog]":
-    """Return the newest readable catalog of each data set, or only of the named one. Raises BadInput if there is no such data set."""
-    from cachestore.storage.catalog import list_names, newest_catalog, no_data_set
-
-    names = sorted(list_names(layout))
-    found = [catalog for one in names if name in {None, one} and (catalog := newest_catalog(layout, one)) is not None]
-    if name is not None and not found:
-        raise no_data_set(layout, name, names)
-    return found
+def failed_samples(failures: "Iterable[Sequence[str]]") -> list[str]:
+    """Return a line for each sample and reason among (sample, encoder, reason): what one broken file is needed for fails together."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for sample, encoder, reason in failures:
+        alike.setdefault((sample, reason), []).append(encoder)
+    return [
+        f"failed: {sample} ({', '.join(dict.fromkeys(encoders))}): {reason}" if sample else f"failed: {reason}"
+        for (sample, reason), encoders in alike.items()
+    ]
 
 
 def near_to(asked: str, listed: Iterable[Iterable[str]]) -> str:
@@ -319,9 +331,9 @@ def words_of(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def options_of(arguments: argparse.Namespace, **instead: Any) -> dict[str, Any]:
+def options_of(arguments: argparse.Namespace, without: Collection[str] = (), **instead: Any) -> dict[str, Any]:
     """Return a command's own arguments by name, for a call with the same names. `instead` replaces or adds some."""
-    return {name: value for name, value in vars(arguments).items() if name not in {"command", "line", "json"}} | instead
+    return {name: value for name, value in vars(arguments).items() if name not in {"command", "line", "json", *without}} | instead
 
 
 def _bare(sample: str) -> str:

@@ -2,9 +2,11 @@
 
 import argparse
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachestore.cli import add_store, positive, tell
+from cachestore.cli.data_sets import add_name
 from cachestore.core.words import human_bytes, plural
 
 if TYPE_CHECKING:
@@ -26,17 +28,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grace", metavar="HOURS", type=_hours, default=24.0, help="how long marked files stay readable (default 24)")
     kept = "how many generations of each data set to keep (default: the newest three, and all of the last 30 days)"
     parser.add_argument("--keep", metavar="N", type=positive, help=kept)
+    add_name(parser, "with --keep: only this data set's generations (default: all)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was removed, or would be."""
     from cachestore.maintain.collect import collect
 
-    report = collect(arguments.store, apply=arguments.apply, grace_seconds=arguments.grace * 3600, keep=arguments.keep)
-    return tell(arguments, report.as_json(), _in_words(report, arguments.grace))
+    grace = arguments.grace
+    report = collect(arguments.store, apply=arguments.apply, grace_seconds=grace * 3600, keep=arguments.keep, name=arguments.name)
+    return tell(arguments, report.as_json(), _in_words(report, grace, Path(arguments.store).absolute()))
 
 
-def _in_words(report: "GcReport", hours: float) -> list[str]:
+def _in_words(report: "GcReport", hours: float, store: Path) -> list[str]:
     would = "" if report.applied else "would be "
     lines = [f"{_amount(report.removed)} {would}removed" + (f", {report.copied} still needed {would}copied first" * bool(report.copied))]
     lines.append(f"{_amount(report.condemned)} {would}marked for deletion: readable for {hours:g} h, then a later run removes them")
@@ -51,8 +55,25 @@ def _in_words(report: "GcReport", hours: float) -> list[str]:
         lines.append(f"{plural(len(report.files), 'old file')} and {plural(len(report.plans), 'plan')} {would}removed")
         lines += [f"  {name}" for name in report.files] + [f"  plans/{name}" for name in report.plans]
     lines += [f"note: {remark}" for remark in report.remarks]
-    lines.append(f"{human_bytes(report.freed_bytes)} {would}freed" + ("" if report.applied else " now; run it with --apply"))
-    return lines
+    return lines + _freed(report, hours, store)
+
+
+def _freed(report: "GcReport", hours: float, store: Path) -> list[str]:
+    """Return what is freed now, what later and from when on, and how all of the store is freed."""
+    marked = report.condemned.bytes
+    now = f"{human_bytes(report.freed_bytes)} {'freed' if report.applied else 'would be freed'} now"
+    if marked and report.applied:
+        later = f"; {human_bytes(marked)} more if it runs again with --apply from {_moment(time.time() + hours * 3600)} on"
+    elif marked:
+        later = f", and {human_bytes(marked)} {hours:g} h later: run it with --apply, and then once more"
+    else:
+        later = "" if report.applied or not report.freed_bytes else ": run it with --apply"
+    if report.waiting.bytes and report.removable_from is not None:
+        later += f"; {human_bytes(report.waiting.bytes)} marked earlier from {_moment(report.removable_from)} on"
+    if marked or report.freed_bytes or report.waiting.segments:
+        return [f"{now}{later}"]
+    needed = ", ".join(map(repr, report.generations)) or "nothing"
+    return [f"{now}: all that is here is needed ({needed}). To free the whole store, delete its folder {store}"]
 
 
 def _older(report: "GcReport") -> list[str]:

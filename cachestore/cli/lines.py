@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from cachestore.jobs.pass_loop import Report
 
 _MAX_ROWS: Final = 4096
+_LEFT_OUT: Final = 4
+"""One of so many samples may be left out with the batch size that is proposed."""
 _VALIDATION: Final = (
     "for prompt, negative in data.prompts:",
     "    embeds, negative_embeds = data.prompt(prompt), data.prompt(negative)  # batches of one, for validation",
@@ -32,15 +34,15 @@ def training_lines(
 ) -> list[str]:
     """Return Python code that reads one epoch, with the names, dtypes and shapes of a batch; ? is a size that varies.
 
-    With few samples the batch size is reduced, so that there is at least one batch. `captions` and `sources` are those of the job: the code
-    gets the same policy, and samples come as often as their source says.
+    The batch size is reduced until an epoch leaves out a quarter of the samples at most, and has at least one batch.
+    `captions` and `sources` are those of the job: the code gets the same policy, and samples come as often as their source says.
     """
     least = min((source.share for source in sources if source.share), default=1)
     with Reader(report.store) as reader:
         catalog = newest_catalog(reader.layout, report.name)
         columns = () if catalog is None else catalog.columns
         buckets = [0] if catalog is None else _bucket_counts(catalog)
-        batch_size = max(1, min(batch_size, int(max(buckets) * min(1, least))))
+        batch_size = _fitting(buckets, max(1, min(batch_size, int(max(buckets) * min(1, least)))))
         is_one_size = len(buckets) == 1 and report.samples <= _MAX_ROWS
         tensors = {} if catalog is None else _tensors(reader, catalog, batch_size, is_one_size=is_one_size)
     trained = (column.options for column in columns if is_trained_on(column.role, column.options))
@@ -59,6 +61,15 @@ def training_lines(
         *(f"    # {name}: {_in_words(dtype, shape)}" for name, (dtype, shape) in tensors.items()),
         *(_VALIDATION if catalog is not None and catalog.prompts and opened.startswith("cs.CachedDataset") else ()),
     ]
+
+
+def _fitting(buckets: Sequence[int], most: int) -> int:
+    """Return the largest batch size up to `most` with which an epoch leaves out a quarter of the samples at most.
+
+    Halves are tried, as a larger learning rate is often chosen for a power of two; the fullest bucket alone may also be one batch.
+    """
+    halves = [most >> shift for shift in range(most.bit_length())]
+    return next(size for size in halves if sum(count % size for count in buckets) * _LEFT_OUT <= sum(buckets))
 
 
 def _opened(report: "Report", sizes: Sequence[int], *, has_policy: bool, has_weights: bool) -> str:

@@ -3,7 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import add_store, catalogs_of, tell
+from cachestore.cli import add_store, tell
+from cachestore.cli.data_sets import add_name, catalogs_of
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
 
@@ -24,26 +25,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="list the samples of data sets (id, caption, bucket, and whether they are ready), and the prompts for validation",
     )
-    parser.add_argument("--name", metavar="NAME", help="with --samples, only this data set (default: all)")
+    add_name(parser, "only the entries or samples of this data set (default: all)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the entries, sorted by key; with `--samples` the samples, in the order of their data set."""
     from cachestore.objects.address import is_address
+    from cachestore.storage.losses import needed_by
     from cachestore.store.reader import Reader
+    from cachestore.store.unfinished import list_unfinished
 
     if is_address(arguments.store):
         return _list_address(arguments)
-    if arguments.name is not None and not arguments.samples:
-        raise BadInput("--name needs --samples: entries belong to the store, not to a data set")
     with Reader(arguments.store) as reader:
+        catalogs = catalogs_of(reader.layout, arguments.name) if arguments.samples or arguments.name is not None else []
         if arguments.samples:
-            catalogs = catalogs_of(reader.layout, arguments.name)
             samples = [sample for catalog in catalogs for sample in _samples(reader, catalog)]
             prompts = [prompt for catalog in catalogs for prompt in _prompts(reader, catalog)]
+            unfinished = list_unfinished(reader.layout) if arguments.name is None else []
             lines = [*map(_sample_in_a_line, samples), *map(_prompt_in_a_line, prompts)]
-            return tell(arguments, {"samples": samples, "prompts": prompts}, lines)
-        keys = sorted(reader.keys())
+            lines += [one.in_words(reader.layout) for one in unfinished]
+            found = {"samples": samples, "prompts": prompts, "unfinished": [one.as_json() for one in unfinished]}
+            return tell(arguments, found, lines)
+        needed = {key for catalog in catalogs for key, _sample in needed_by(catalog)}
+        keys = sorted(reader.keys() if arguments.name is None else (key for key in needed if key in reader))
         if arguments.keys and not arguments.json:
             return tell(arguments, None, map(str, keys))
         entries = [reader.describe(key).as_json() for key in keys]

@@ -2,18 +2,19 @@
 
 import argparse
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import FAILURES, OK, PROGRESS, PROGRESS_HELP, USAGE, print_error, print_json, printable
-from cachestore.cli.stopping import Stop, silence, stopping
+from cachestore.cli import FAILURES, OK, PROGRESS, PROGRESS_HELP, USAGE, failed_samples, print_error, print_json, printable
+from cachestore.cli.question import ask
+from cachestore.cli.stopping import Stop, silence, stopping, to_stderr
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes, listed, noun, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from cachestore.cli.progress import Progress
     from cachestore.core.ranks import RankInfo
@@ -33,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     from cachestore.jobs.options import PrecomputeRequest, in_command, option_of, spelled
 
-    parser.usage = "cachestore precompute DATA [DATA ...] --model MODEL --store STORE [options]"
+    parser.usage = (
+        "cachestore precompute DATA [DATA ...] --model MODEL --store STORE [options]\n"
+        "       cachestore precompute --again --store STORE [options that change]"
+    )
     data = "a folder of images or videos, a manifest .jsonl, a list of prompts .txt, tars; or several of these"
     parser.add_argument("data", metavar="DATA", nargs="*", help=data)
     groups = {name: parser.add_argument_group(name) if name else parser for name in _GROUPS}
@@ -48,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         words += f" (default: {default})" if default else ""
         action = "append" if one.name == "encode_arg" else "store"
         groups[option.group].add_argument(in_command(one.name), action=action, metavar=option.metavar, help=words.replace("%", "%%"))
+    again = "repeat the last command of the data set, with what else is given here instead; DATA, model and options come from the store"
+    parser.add_argument("--again", action="store_true", help=again)
     parser.add_argument("--plan-only", action="store_true", help="show what would be encoded, and stop")
     config = "a TOML file with options and [[source]] tables; options on the command line override it"
     groups["data"].add_argument("--config", metavar="FILE.toml", help=config)
@@ -63,12 +69,18 @@ def run(arguments: argparse.Namespace) -> int:
     from cachestore.jobs.ranks import find_rank, process_count
 
     try:
-        request = request_from(arguments)
+        request = _named(arguments, request_from(arguments))
         rank_info = find_rank(request.rank, request.world_size)
         process_count(request)  # raises now, before anything is shown
     except BadInput as error:
-        print_error(error, as_json=arguments.json)
+        from cachestore.cli.meant import to_copy
+
+        print_error(BadInput(f"{error}{to_copy(arguments.line)}"), as_json=arguments.json)
         return USAGE
+    if rank_info.found_in == "single process":
+        from cachestore.cli.meant import check_paths
+
+        check_paths(request)
     # Under another launcher only rank 0 prints the result, so that stdout holds one object.
     speaks = rank_info.rank in {0, None} or rank_info.found_in in {"arguments", "cachestore"}
     if arguments.plan_only:
@@ -133,7 +145,10 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
         from cachestore.cli.config import read_config
 
         values = read_config(arguments.config) | values
+    if arguments.again:
+        values = _remembered(arguments, values) | values
     sources = [Source(data) for data in arguments.data] or values.get("sources", ())
+    arguments.name = values.get("name")
     missing = [f"--{name}" for name in ("model", "store") if not values.get(name)] + (["DATA"] if not sources else [])
     if missing:
         where = f", on the command line and in {arguments.config}" if arguments.config else ""
@@ -143,6 +158,50 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
     values |= {"data": sources[0].data, "sources": ()} if is_one_path else {"data": "", "sources": tuple(sources)}
     request = PrecomputeRequest(**values)
     request.check()
+    return request
+
+
+def _remembered(arguments: argparse.Namespace, given: "Mapping[str, Any]") -> "dict[str, Any]":
+    """Return the options of the last command of the data set, by name; says what is not repeated. Raises BadInput."""
+    from cachestore.core.samples import Source
+    from cachestore.files.paths import Layout
+    from cachestore.jobs.options import PrecomputeRequest, option_of
+    from cachestore.jobs.remembered import remember_one, say_rest
+    from cachestore.storage.snapshot import open_layout
+
+    if not given.get("store"):
+        raise BadInput("--again needs --store: the store whose last command is repeated")
+    found = remember_one(open_layout(Layout.at(given["store"])), given.get("name"))
+    request = found.requests[0]
+    if not arguments.quiet:
+        to_stderr(f"again: {found.lines()[0]}")
+        to_stderr(rest) if (rest := say_rest(found)) else None
+    kept = {one.name: getattr(request, one.name) for one in fields(PrecomputeRequest) if option_of(one).is_hint and one.name != "data"}
+    return {**kept, "sources": request.sources or (Source(request.data),)}
+
+
+def _named(arguments: argparse.Namespace, request: "PrecomputeRequest") -> "PrecomputeRequest":
+    """Return the request; if no name was given and the store has other data sets alone, ask or say which one is meant."""
+    from cachestore.files.opening import look_at
+    from cachestore.files.paths import Layout
+
+    layout = Layout.at(request.store)
+    if arguments.name is not None or look_at(layout.marker) is None:
+        return request
+    from cachestore.jobs.ranks import find_rank
+    from cachestore.jobs.remembered import name_all
+
+    others, rank_info = name_all(layout), find_rank(request.rank, request.world_size)
+    if not others or request.name in others or rank_info.rank not in {0, None}:
+        return request
+    if len(others) == 1 and rank_info.found_in == "single process" and not (arguments.json or arguments.quiet or arguments.plan_only):
+        [other] = others
+        question = f"There is a data set {other!r} here. Add to it (a), or make a new one called {request.name!r} (n)?"
+        if ask(question, {"a": f"add to {other!r}", "n": "a new one"}, default="n") == "a":
+            return replace(request, name=other)
+    if not arguments.quiet:
+        beside = listed(map(repr, others))
+        to_stderr(f"this makes a second data set {request.name!r} beside {beside}; --name {others[0]} adds to that one")
     return request
 
 
@@ -167,8 +226,9 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds
     from cachestore.jobs.pass_counts import masks_in_words, recheck_in_words
     from cachestore.work.stages import stages_in_words
 
-    others = max(report.encoded - report.encoded_here, 0)
-    whose = f" ({report.encoded_here} by this run, {others} by earlier or other runs)" if others else ""
+    here = min(report.encoded_here, report.encoded)  # what two processes made at once counts once
+    others = report.encoded - here
+    whose = f" ({here} by this process, {others} by others or earlier)" if others else ""
     encoded = f"{report.encoded} encoded{whose}"
     counts = f"{plural(report.wanted, 'unit')}: {report.reused} reused, {encoded}, {report.failed} failed, {report.missing} missing"
     whose_seconds = f" over all runs, {seconds:.1f} s in this one" if others else ""
@@ -180,8 +240,9 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds
         print(printable(recheck_in_words(report.rechecked)))
     for line in masks_in_words(report.masks):
         print(printable(line))
-    for failure in report.failures:
-        print(printable(f"failed: {failure['sample'] or '(the empty caption)'} ({failure['encoder']}): {failure['reason']}"))
+    failures = ((str(one["sample"] or "(the empty caption)"), str(one["encoder"]), str(one["reason"])) for one in report.failures)
+    for line in failed_samples(failures):
+        print(printable(line))
     print(printable(f"data set {report.name!r} generation {report.generation} in {report.store}"))
     if report.without_picture:
         print(printable(report.without_picture))

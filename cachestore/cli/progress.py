@@ -4,16 +4,17 @@ Everything is drawn by the process that started the workers, from their heartbea
 """
 
 import os
+import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
 
-from cachestore.cli import printable
+from cachestore.cli import failed_samples, printable
 from cachestore.core.errors import CacheStoreError
 from cachestore.core.words import NAMED, duration, plural
 from cachestore.files.paths import Layout
@@ -47,6 +48,10 @@ def style_for(asked: Style) -> Style:
     return "bar" if is_terminal and os.environ.get("TERM", "") not in {"", "dumb", "unknown"} else "plain"
 
 
+_FAILURE: Final = re.compile(r"(.*?) \((\w+)\): (.*)", re.DOTALL)
+"""A failure in a heartbeat: a sample, its encoder, and the reason."""
+
+
 class _Screen(Protocol):
     """Where progress is shown."""
 
@@ -70,21 +75,30 @@ class _Screen(Protocol):
 class Progress:
     """Shows what the workers of one command do. For use in one thread, inside `with`; `first` is shown until a worker says more.
 
-    When no worker has anything left to do, it says that the command finishes, or stops.
+    When no worker has anything left to do, it says that the command finishes, or stops. At the end it prints failures that no result lists.
     """
 
-    def __init__(self, store: Path, style: Style, first: str, is_stopping: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        store: Path,
+        style: Style,
+        first: str,
+        is_stopping: Callable[[], bool] = lambda: False,
+        *,
+        result_lists_failures: bool = True,
+    ) -> None:
         self._observer = Observer(Layout(store.absolute()))
         self._style = style
         self._first = first
         self._is_stopping = is_stopping
+        self._result_lists_failures = result_lists_failures
         self._pace = Pace()
         self._screen: _Screen = _Lines(first, seconds=float("inf"))
         self._status: PassStatus | None = None
         self._failures: dict[str, int] = {}
-        """How many failures of each worker are printed."""
-        self._printed = set[str]()
-        """Their descriptions: units of one picture, and workers that try it, fail alike."""
+        """How many failures of each worker were seen."""
+        self._failed: dict[str, None] = {}
+        """Their descriptions, each once: the result lists them. They are printed here if an error or a signal ends the command."""
         self.seconds: float = DRAW_SECONDS if style == "bar" else PLAIN_SECONDS
         """How often `show` should be called."""
         self._followed_at = float("-inf")
@@ -101,6 +115,9 @@ class Progress:
     def __exit__(self, error: object, *_exc: object) -> None:
         """Remove the bar. If an error or interrupt ends the command, print how far the pass is."""
         self._screen.close()
+        if (error is not None or not self._result_lists_failures) and self._style != "none":
+            for line in failed_once(self._failed):
+                self.say(line)
         if error is not None and self._status is not None and self._style != "none":
             with suppress(CacheStoreError, OSError):
                 status = self._observer.look(PassRef(self._status.plan, self._status.number))
@@ -112,21 +129,15 @@ class Progress:
         return self._observer.look_at(pids)
 
     def show(self, seen: LaunchStatus) -> None:
-        """Show what was seen. Prints the failures that are new."""
+        """Show what was seen. Failures are counted and kept: each is printed once, by the result."""
         if seen.status is not None:
             self._status = seen.status
             self._pace.see(seen.status, time.monotonic())
         if self._style == "none":
             return
         for one in _of_launch(seen):
-            new = one.failures_seen - self._failures.get(one.worker, 0)
             self._failures[one.worker] = one.failures_seen
-            if new > len(one.failures):
-                self.say(f"{plural(new - len(one.failures), 'unit')} failed; each is listed at the end")
-            for failure in one.failures[max(0, len(one.failures) - new) :] if new > 0 else ():
-                if failure not in self._printed:
-                    self._printed.add(failure)
-                    self.say(f"failed: {failure}")
+            self._failed |= dict.fromkeys(one.failures)
         self._screen.draw(seen, self._pace)
 
     def follow(self, _counts: object) -> None:
@@ -311,6 +322,12 @@ def _summed(doings: Sequence[str]) -> str:
 
 def _short(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}" if rate >= 1 else f"{rate:.2f}"
+
+
+def failed_once(failures: Iterable[str]) -> list[str]:
+    """Return a line for each sample and reason among the failures of heartbeats."""
+    found = ((failure, _FAILURE.fullmatch(failure)) for failure in failures)
+    return failed_samples(("", "", failure) if match is None else [str(part) for part in match.groups()] for failure, match in found)
 
 
 def counts_in_words(status: PassStatus) -> str:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from cachestore.cli import add_store, tell
+from cachestore.cli.data_sets import add_name
 
 HELP = "record the new path of a source that has moved, so that repair and report find its files"
 
@@ -13,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
     moved = "the old and the new path of a source, or of a folder above it; may be given several times"
     parser.add_argument("--source", metavar="OLD=NEW", action="append", required=True, type=_move, help=moved)
-    parser.add_argument("--name", metavar="NAME", help="only this data set (default: all)")
+    add_name(parser, "only this data set (default: all)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from cachestore.cli import DAMAGE, PROGRESS, PROGRESS_HELP, add_moved, add_store, options_of, source_of, tell
+from cachestore.cli.data_sets import add_name
 from cachestore.core.words import plural
 
 HELP = "save the good entries of damaged files, move these files aside and rebuild the index; with --refill also encode lost entries again"
@@ -14,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
     parser.add_argument("--dry-run", action="store_true", help="show what would be done, and change nothing")
     parser.add_argument("--refill", action="store_true", help="encode entries again that have no valid copy")
+    add_name(parser, "with --refill: only what this data set lacks (default: all)")
     add_moved(parser.add_argument, "with --refill: ")
     parser.add_argument("--progress", choices=PROGRESS, default="auto", help=f"with --refill: {PROGRESS_HELP}")
 
@@ -28,7 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     store, asked = given.pop("store"), given.pop("progress")
     with (
         stopping(silence, arguments.line) as stop,
-        Progress(Path(store), style_for(asked) if arguments.refill else "none", "looking for what is lost") as progress,
+        Progress(
+            Path(store), style_for(asked) if arguments.refill else "none", "looking for what is lost", result_lists_failures=False
+        ) as progress,
     ):
         report = repair(store, **given, on_progress=progress.follow, cancel=stop)
     would = "would be " if report.dry_run else ""

@@ -7,20 +7,24 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import add_source, add_store, catalogs_of, near_to, shared_by, source_of, tell
-from cachestore.core.errors import BadInput
+from cachestore.cli import add_source, add_store, near_to, shared_by, source_of, tell
+from cachestore.cli.data_sets import add_name, catalogs_of, unfinished_in_words
+from cachestore.core.errors import BadInput, BadUsage
 from cachestore.core.words import human_bytes
 
 if TYPE_CHECKING:
     from cachestore.store.reader import Reader
 
-HELP = "show an entry by its key, or a sample by its id"
+HELP = "show an entry by its key, or a sample by its id; with --command the command that made a data set"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
-    parser.add_argument("what", metavar="KEY|SAMPLE", help="32 hex digits, or a sample's id")
+    parser.add_argument("what", metavar="KEY|SAMPLE", nargs="?", help="32 hex digits, or a sample's id")
+    add_name(parser, "look only in this data set (default: all)")
+    command = "print the command that made the data set, in one line to copy; `precompute --again` runs it"
+    parser.add_argument("--command", dest="shows_command", action="store_true", help=command)
     png = "write the sample's latents as a picture, one pixel for each latent position; its folder is made if it does not exist"
     parser.add_argument("--png", metavar="FILE", help=png)
     add_source(parser.add_argument, ": --png uses these pictures to choose the colours of FILE")
@@ -32,8 +36,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.source is not None and arguments.png is None:
         raise BadInput("--source is read for the colours of --png alone: add --png FILE, or leave --source out")
+    if arguments.shows_command:
+        if arguments.what is not None or arguments.png is not None:
+            raise BadUsage("--command is about a data set: leave KEY|SAMPLE and --png out, and name the data set with --name")
+        return _show_commands(arguments)
+    if arguments.what is None:
+        raise BadUsage("say what to show: a key, a sample's id, or --command")
     with Reader(arguments.store) as reader:
-        shown = _find(reader, arguments.what)
+        shown = _find(reader, arguments.what, arguments.name)
         if arguments.png is not None:
             shown["png"] = _draw(reader, arguments)
     lines = [line for found in shown["in"] for line in _of_sample(found)] if "in" in shown else _of_entry(shown)
@@ -43,7 +53,33 @@ def run(arguments: argparse.Namespace) -> int:
     return tell(arguments, shown, lines)
 
 
-def _find(reader: "Reader", what: str) -> dict[str, Any]:
+def _show_commands(arguments: argparse.Namespace) -> int:
+    """Print the commands of the named data set, or of all. With several, the line before names the data set."""
+    from cachestore.files.paths import Layout
+    from cachestore.jobs.remembered import name_all, remember
+    from cachestore.storage.snapshot import open_layout
+
+    layout = open_layout(Layout.at(arguments.store))
+    names = name_all(layout) if arguments.name is None else [arguments.name]
+    if not names:
+        raise BadInput(f"{layout.root} has no data set: `cachestore precompute` makes one")
+    found: list[dict[str, Any]] = []
+    lines: list[str] = []
+    for name in names:
+        try:
+            one = remember(layout, name)
+        except BadInput as error:
+            if len(names) == 1:
+                raise
+            found.append({"name": name, "commands": [], "notes": [str(error)]})
+            lines += [f"# {name}: {error}"]
+            continue
+        found.append({"name": name, "finished": one.is_finished, "commands": one.lines(), "notes": list(one.without)})
+        lines += [f"# {name}"] * (len(names) > 1) + one.lines() + [f"# {note}" for note in one.without]
+    return tell(arguments, {"data_sets": found}, lines)
+
+
+def _find(reader: "Reader", what: str, name: str | None) -> dict[str, Any]:
     """Return an entry by its key, else a sample. Raises BadInput if `what` is neither."""
     from cachestore.core.keys import Key
 
@@ -51,7 +87,7 @@ def _find(reader: "Reader", what: str) -> dict[str, Any]:
         if (key := Key.parse(what)) in reader:
             return reader.describe(key).as_json()
     sample = unicodedata.normalize("NFC", what)
-    return {"sample": sample, "in": _samples(reader, sample)}
+    return {"sample": sample, "in": _samples(reader, sample, name)}
 
 
 def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
@@ -63,19 +99,20 @@ def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
     from cachestore.storage.catalog import list_names
 
     sample = unicodedata.normalize("NFC", arguments.what)
-    preview = preview_sample(reader, sorted(list_names(reader.layout)), sample, source_of(arguments.source))
+    names = sorted(list_names(reader.layout)) if arguments.name is None else [arguments.name]
+    preview = preview_sample(reader, names, sample, source_of(arguments.source))
     write_outside(as_path("--png", arguments.png).absolute(), encode_png(preview.pixels))
     height, width = preview.pixels.shape[:2]
     return {"path": arguments.png, "name": preview.name, "size": [width, height], "colours": preview.colours.in_words()}
 
 
-def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
-    """Return the sample in every data set that lists it. Raises BadInput if none does."""
+def _samples(reader: "Reader", sample: str, name: str | None) -> list[dict[str, Any]]:
+    """Return the sample in every data set that lists it, or only in the named one. Raises BadInput if none does."""
     from cachestore.core.samples import CAPTION
     from cachestore.jobs.columns import own_inputs
 
     found: list[dict[str, Any]] = []
-    catalogs = catalogs_of(reader.layout, None)
+    catalogs = catalogs_of(reader.layout, name)
     for catalog in catalogs:
         if sample not in catalog.ids:
             continue
@@ -89,8 +126,10 @@ def _samples(reader: "Reader", sample: str) -> list[dict[str, Any]]:
         found.append({**about, **({"own_captions": own} if own else {}), "entries": entries})
     if not found:
         lists = f"{reader.layout.command('ls')} and {reader.layout.command('stats')} list them"
-        message = f"{sample!r} is neither a key in {reader.layout.root} nor a sample of its data sets ({lists})"
-        raise BadInput(message + near_to(sample, (catalog.ids for catalog in catalogs)))
+        of = "its data sets" if name is None else f"the data set {name!r}"
+        message = f"{sample!r} is neither a key in {reader.layout.root} nor a sample of {of} ({lists})"
+        message += near_to(sample, (catalog.ids for catalog in catalogs))
+        raise BadInput("; ".join([message, *unfinished_in_words(reader.layout, name)]))
     return found
 
 

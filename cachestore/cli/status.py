@@ -1,9 +1,12 @@
 """`cachestore status`: how far running and unfinished passes are. It works from another shell."""
 
 import argparse
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachestore.cli import add_store, tell
+from cachestore.cli.data_sets import add_name, choose
 from cachestore.core.words import plural
 
 if TYPE_CHECKING:
@@ -15,20 +18,27 @@ HELP = "show the progress of runs that are under way, and of runs that did not f
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
+    add_name(parser, "only the runs over this data set (default: all)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the newest pass of every plan."""
+    from cachestore.files.paths import Layout
     from cachestore.maintain.status import status
 
     found = status(arguments.store)
-    lines = [line for one in found.plans for line in _in_words(one)]
+    if arguments.name is not None:
+        found = replace(found, plans=tuple(one for one in found.plans if one.name == arguments.name))
+        if not found.plans:
+            choose(Layout.at(arguments.store), arguments.name)  # raises if there is no such data set
+    lines = [line for one in found.plans for line in _in_words(one, Path(arguments.store))]
     return tell(arguments, found.as_json(), lines or ["no pass has been started here"])
 
 
-def _in_words(status: "PassStatus") -> list[str]:
+def _in_words(status: "PassStatus", store: Path) -> list[str]:
     """Return the lines about a pass and its current workers; for a pass that has ended only the counts."""
-    from cachestore.cli.progress import in_a_line
+    from cachestore.cli.progress import failed_once, in_a_line
+    from cachestore.store.unfinished import again_in
 
     title = f"{status.name or 'fill'} (plan {status.plan[:8]}, pass {status.number})"
     title += f" with {plural(status.prompts, 'prompt')} for validation" if status.prompts else ""
@@ -38,7 +48,9 @@ def _in_words(status: "PassStatus") -> list[str]:
     open_now = f"{status.finished} of {plural(status.partitions, 'partition')} finished"
     lines = [f"{title}: {open_now}" + (f", round {status.round}" if status.round else ""), f"  {in_a_line(status)}"]
     if not status.at_work:
-        lines.append("  no worker is running: run the same command again, it continues where it stopped")
+        again = f" ({again_in(store, status.name)})" if status.name else ""
+        lines.append(f"  no worker is running: run the same command again{again}, it continues where it stopped")
+    lines += [f"  {line}" for line in failed_once(failure for one in status.ranks for failure in one.failures)]
     running = {one.launch for one in status.at_work}
     return lines + [f"  {_of_rank(one)}" for one in status.ranks if one.launch in running]
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from cachestore.cli import PROGRESS, PROGRESS_HELP, positive, tell
+from cachestore.cli.data_sets import add_name
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
 
@@ -33,7 +34,7 @@ def add_address(parser: argparse.ArgumentParser) -> None:
 
 def add_options(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the options of a command that would `what` (such as "send")."""
-    parser.add_argument("--name", metavar="NAME", help=f"{what} only this data set (default: the whole store)")
+    add_name(parser, f"{what} only this data set (default: the whole store)")
     parser.add_argument("--generation", metavar="G", type=positive, help="with --name: this generation (default: the newest)")
     parser.add_argument("--jobs", metavar="N", type=positive, default=8, help=f"{what} N files at once (default 8)")
     parser.add_argument(

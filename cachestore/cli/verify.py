@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.cli import DAMAGE, USAGE, add_moved, add_store, print_error, source_of, tell
+from cachestore.cli.data_sets import add_name
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes, plural
 
@@ -20,6 +21,7 @@ HELP = "look for damaged and missing entries; change nothing"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
+    add_name(parser, "read only the bytes of this data set's values; the rest is checked as with --quick (default: all)")
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--full", action="store_true", help="read every byte (the default)")
     level.add_argument("--quick", action="store_true", help="check names, sizes, headers, index and catalogs only")
@@ -42,16 +44,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> "VerifyReport":
     """Check the store. Only `--recompute` loads the encoders, and with them torch."""
-    level, subset = "quick" if arguments.quick else "full", arguments.subset
+    level, subset, name = "quick" if arguments.quick else "full", arguments.subset, arguments.name
     if arguments.recompute == 0:
         from cachestore.maintain.collect import verify
 
-        return verify(arguments.store, level, subset=subset)
+        return verify(arguments.store, level, subset=subset, name=name)
     from cachestore.maintain import recompute
 
     again = {name: getattr(arguments, name) for name in _AGAIN if getattr(arguments, name) is not None}
     again |= {"source": source_of(arguments.source)}
-    return recompute.verify(arguments.store, level, subset=subset, recompute=arguments.recompute, **again)
+    return recompute.verify(arguments.store, level, subset=subset, recompute=arguments.recompute, name=name, **again)
 
 
 def _in_words(report: "VerifyReport") -> Iterator[str]:
@@ -74,7 +76,7 @@ def _in_words(report: "VerifyReport") -> Iterator[str]:
     if again:
         compared = f"{again['equal'] + again['wrong']} of {plural(again['chosen'], 'chosen entry')} encoded again"
         yield f"{compared} (of {again['of']}, seed {again['seed']}): {again['equal']} equal up to rounding, {again['wrong']} wrong"
-    rate = f", {human_bytes(report.bytes / report.seconds)}/s" if report.seconds and report.level == "full" else ""
+    rate = f", {human_bytes(report.bytes / report.seconds)}/s" if report.seconds and report.level.startswith("full") else ""
     counts = (
         f"{plural(report.entries, 'entry')} in {plural(report.segments, 'segment')}, {human_bytes(report.bytes)}{rate} ({report.level})"
     )

@@ -10,7 +10,8 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.cli import DAMAGE, USAGE, add_store, catalogs_of, near_to, shared_by, tell
+from cachestore.cli import DAMAGE, USAGE, add_store, near_to, shared_by, tell
+from cachestore.cli.data_sets import add_name, catalogs_of, unfinished_in_words
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import FRAMED, RANDOM, WITHIN, cells_each, framing_of
 from cachestore.core.samples import IMAGE, VIDEO
@@ -19,7 +20,6 @@ from cachestore.files.opening import names_in
 from cachestore.files.paths import FOLDERS, MARKER
 
 if TYPE_CHECKING:
-    from cachestore.files.paths import Layout
     from cachestore.storage.catalog import Catalog
     from cachestore.store.reader import Reader
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add_store(parser)
     parser.add_argument("sample", metavar="SAMPLE", nargs="?", help="a sample's id (default: all samples that are not ready)")
-    parser.add_argument("--name", metavar="NAME", help="only this data set (default: all)")
+    add_name(parser, "only this data set (default: all)")
     group = parser.add_argument_group("instead of STORE, a source: a folder, a manifest or tars")
     group.add_argument("--frames", action="store_true", help="list videos too")
     for one in fields(PrecomputeRequest):
@@ -118,7 +118,7 @@ def _tell_one(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
         lists = reader.layout.command("stats")
         message = f"no data set in {reader.layout.root} contains the sample {sample!r} ({lists} lists the data sets)"
         message += near_to(sample, (catalog.ids for catalog in catalogs))
-        raise BadInput("; ".join([message, *_unfinished(reader.layout)]))
+        raise BadInput("; ".join([message, *unfinished_in_words(reader.layout)]))
     lines = (line for answer in answers for line in _lines_of(answer))
     is_ready = all(answer["ready"] for answer in answers)
     return tell(arguments, {"sample": sample, "in": answers}, lines, is_ok=is_ready, otherwise=DAMAGE)
@@ -154,26 +154,14 @@ def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
         lines.append(f"data set {catalog.name!r} (generation {catalog.generation}): {state}{cannot}")
         unused[catalog.name] = reasons.unused()
         lines += [f"  {line}" for line in unused_in_words(unused[catalog.name])]
-    lines += [] if catalogs else ["there is no data set here"]
-    unfinished = _unfinished(reader.layout)
+    unfinished = unfinished_in_words(reader.layout, arguments.name)
     return tell(
-        arguments, {"not_ready": lacking, "unused": unused}, [*lines, *unfinished], is_ok=not lacking and not unfinished, otherwise=DAMAGE
+        arguments,
+        {"not_ready": lacking, "unused": unused},
+        [*lines, *unfinished] or ["there is no data set here"],
+        is_ok=not lacking and not unfinished,
+        otherwise=DAMAGE,
     )
-
-
-def _unfinished(layout: "Layout") -> list[str]:
-    """Describe the passes that have not ended, of data sets that have no generation yet."""
-    from cachestore.storage.catalog import list_names
-    from cachestore.work.progress import all_status
-
-    named = set(list_names(layout))
-    passes = [one for one in all_status(layout) if one.name and one.name not in named and not one.complete]
-    return [
-        f"a pass of {one.name!r} is running and has {one.done} of {plural(one.total, 'unit')} ({layout.command('status')} follows it)"
-        if one.at_work
-        else f"an unfinished pass of {one.name!r} has {one.done} of {plural(one.total, 'unit')}: run `cachestore precompute` again"
-        for one in passes
-    ]
 
 
 def _answer(reader: "Reader", catalog: "Catalog", row: int, reasons: "_Reasons") -> dict[str, Any]:

@@ -3,15 +3,19 @@
 import json
 import os
 import re
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from cachestore.core.errors import EncodeFailed
+from cachestore.core.arguments import as_path
+from cachestore.core.errors import BadInput, EncodeFailed
+from cachestore.core.keys import Json
+from cachestore.core.words import in_short
 from cachestore.files.checksum import digest_of
-from cachestore.files.opening import FOREIGN_LIMIT_BYTES, names_in, read_foreign
+from cachestore.files.opening import FOREIGN_LIMIT_BYTES, names_in, read_foreign, reason_of
 from cachestore.files.publish import remove_leftovers, write_outside
 
 NOTE: Final = ".cachestore-export.json"
@@ -92,10 +96,101 @@ class Target:
             )
         return final
 
+    def listed(self) -> dict[str, str]:
+        """Return the digests of what exports wrote here, by path; empty without a note."""
+        return dict(self._ours)
+
+    def forget(self, paths: Collection[str]) -> None:
+        """Take files out of the note; without others the note is removed."""
+        for path in paths:
+            self._ours.pop(path, None)
+        if self._ours:
+            self.close()
+        else:
+            (self.folder / NOTE).unlink(missing_ok=True)
+
     def close(self) -> None:
         """Write the note of which files are ours."""
         body = {"format": _FORMAT, "files": dict(sorted(self._ours.items()))}
         write_outside(self.folder / NOTE, json.dumps(body, indent=0).encode())
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RemovedExport:
+    """What was removed of a folder's exports, or would be."""
+
+    applied: bool
+    folder: str
+    removed: int
+    bytes: int
+    """Size of these files."""
+    gone: int
+    """Files that were not there any more."""
+    kept: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Files that were kept, each with the reason."""
+
+    __repr__ = in_short
+
+    def as_json(self) -> dict[str, Json]:
+        """Return the object that `cachestore export --remove --json` prints."""
+        return asdict(self)
+
+
+def remove_export(folder: str | Path, *, apply: bool = True) -> RemovedExport:
+    """Remove from a folder the files that exports wrote there, by the note that they left, and the sub-folders that are empty then.
+
+    A file with other bytes than were written is kept, and so is everything that no export wrote. Without `apply` nothing is changed.
+
+    Raises:
+        BadInput: there is no such folder, or no note of an export in it.
+        WriteFailed: the note of what was kept cannot be written.
+    """
+    root = as_path("folder", folder).absolute()
+    target = Target(root, may_replace=False)
+    ours = target.listed()
+    if not ours:
+        what = "has no note of an export" if root.is_dir() else "is no folder"
+        raise BadInput(f"{root} {what} ({NOTE}), so nothing was removed: give the folder that `cachestore export -o` wrote to")
+    removed = size_bytes = gone = 0
+    kept: dict[str, str] = {}
+    for path, digest in ours.items():
+        reason, size = _removable(root, path, digest)
+        if reason is None:
+            gone += 1
+        elif reason:
+            kept[path] = reason
+        else:
+            try:
+                if apply:
+                    (root / path).unlink(missing_ok=True)
+            except OSError as error:
+                kept[path] = f"it cannot be removed ({reason_of(error)})"
+                continue
+            removed, size_bytes = removed + 1, size_bytes + size
+    if apply:
+        _remove_empty(root, ours)
+        target.forget(set(ours) - set(kept))
+    return RemovedExport(apply, str(root), removed, size_bytes, gone, kept)
+
+
+def _removable(root: Path, path: str, digest: str) -> tuple[str | None, int]:
+    """Return why a file of an export is kept, and its size: "" if it may be removed, None if it is gone. A link is not followed out."""
+    final = Path(os.path.normpath(root / path))
+    inside = final.is_relative_to(root) and final != root and final.name != NOTE
+    if not inside or not final.parent.resolve().is_relative_to(root.resolve()):
+        return "it is not in this folder", 0
+    found = _digest_there(final)
+    if found is None:
+        return None, 0
+    return ("" if found == digest else "it was changed after the export"), final.lstat().st_size
+
+
+def _remove_empty(root: Path, paths: Iterable[str]) -> None:
+    """Remove the sub-folders of these files that are empty, the inner ones first."""
+    folders = {parent for path in paths for parent in Path(path).parents if parent != Path()}
+    for folder in sorted(folders, key=lambda one: -len(one.parts)):
+        with suppress(OSError):  # it has other files, is gone, or is a link
+            (root / folder).rmdir()
 
 
 def _digest_there(path: Path) -> str | None:

@@ -25,8 +25,9 @@ from cachestore.interop.formats.matching import Named
 from cachestore.interop.formats.table import WEBDATASET, Format, written_format
 from cachestore.interop.tar_exporting import TarExport, refuse_given
 from cachestore.jobs.options import python_call
-from cachestore.storage.catalog import Catalog, list_generations, list_names, no_data_set, read_catalog
+from cachestore.storage.catalog import Catalog, list_generations, read_catalog
 from cachestore.store.reader import Reader
+from cachestore.store.unfinished import list_data_sets, not_there
 
 _NAMED: Final = 1000
 LEAVABLE: Final = ("flips", "masks")
@@ -171,7 +172,7 @@ def _export_tars(store: Path, name: str, generation: int | None, target: Target)
 def _catalog(reader: Reader, name: str, generation: int | None) -> Catalog:
     generations = list_generations(reader.layout, name)
     if not generations:
-        raise no_data_set(reader.layout, name, list_names(reader.layout))
+        raise not_there(reader.layout, name, list_data_sets(reader.layout))
     if generation is not None and generation not in generations:
         there = first_of(map(str, reversed(generations)))
         raise BadInput(f"{reader.layout.root} has no generation {generation} of the data set {name!r}; it has {there}")

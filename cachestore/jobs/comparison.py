@@ -7,7 +7,7 @@ import json
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress, count, zip_longest
-from typing import Final, cast
+from typing import cast
 
 import numpy as np
 
@@ -17,18 +17,20 @@ from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION
 from cachestore.core.words import first_of, noun, plural
 from cachestore.jobs.columns import has_same_rows, has_same_texts, inputs, numbers, own_inputs
+from cachestore.jobs.other_settings import OtherSetting, refusal
+from cachestore.jobs.recorded_paths import source_paths
 from cachestore.storage.catalog import Catalog, KeyColumn
 from cachestore.work.plan import Plan
 
 Compare = Callable[[Plan, Catalog | None], tuple[str, ...]]
 """Describes what a plan changes in a catalog. Raises CacheStoreError if the plan may not replace it."""
 
-_OPTIONS: Final = {"transform.pixels": "--resample"}
-"""The option that decides a setting of a recipe, if its name says more to a user."""
 
+def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool, asked: Mapping[str, Json] | None = None) -> tuple[str, ...]:
+    """Describe what a plan changes in the newest catalog of its name. Raises RecipeMismatch if that needs `--replace`.
 
-def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> tuple[str, ...]:
-    """Describe what a plan changes in the newest catalog of its name. Raises RecipeMismatch if that needs `--replace`."""
+    `asked` are the options of the run, as a catalog records them: the error names those that were others, with the values they had.
+    """
     if previous is None:
         return ()
     words: list[str] = []
@@ -37,10 +39,12 @@ def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> t
     if before and not ids & before and not replace_allowed:
         raise RecipeMismatch(
             f"the data set {plan.catalog!r} has {plural(len(before), 'sample')}, and none of them is in this source, which lists"
-            f" {len(ids)}: pass another --name, or --replace to replace them with this source"
+            f" {len(ids)}: pass another --name, or --replace to replace them with this source{_made_from(previous)}"
         )
-    for column in () if replace_allowed else previous.columns:
-        _compare_column(plan, column, previous)
+    if not replace_allowed:
+        differences = [one for column in previous.columns for one in _differences_of(plan, column, previous)]
+        if differences:
+            raise RecipeMismatch(refusal(previous, differences, asked or {}))
     if ids - before:
         words.append(f"{plural(len(ids - before), 'new sample')} under the name {plan.catalog!r}")
     if changed := [*_of_changed_captions(plan, previous), *_of_changed_own_captions(plan, previous)]:
@@ -51,6 +55,35 @@ def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool) -> t
         leave = plural(len(before - ids), "sample is no longer listed and leaves", "samples are no longer listed and leave")
         words.append(f"{leave} {plan.catalog!r}")
     return tuple(words)
+
+
+def _made_from(previous: Catalog) -> str:
+    paths = source_paths(previous.request)
+    return f"; they are from {first_of(paths)}" if paths else ""
+
+
+def _differences_of(plan: Plan, earlier: KeyColumn, previous: Catalog) -> list[OtherSetting]:
+    """Return why the plan would lose values of an earlier column; empty if it keeps them. An added resolution loses nothing."""
+    columns = [column for column in plan.columns if (column.encoder, column.role) == (earlier.encoder, earlier.role)]
+    if not columns:
+        return []
+    column = next((column for column in columns if _covers(plan, column.options, previous, earlier.options)), columns[0])
+    now, before = plan.recipes[column.recipe].make, previous.recipes[earlier.fingerprint].make
+    found: list[OtherSetting] = []
+    if earlier.fingerprint != plan.recipes[column.recipe].fingerprint:
+        settings = _differences(before, now) or ["version"]
+        found += [OtherSetting(earlier.encoder, name, _value_of(before, name), _value_of(now, name)) for name in settings]
+    if not _covers(plan, column.options, previous, earlier.options):
+        names = sorted(name for name in {*earlier.options, *column.options} if earlier.options.get(name) != column.options.get(name))
+        found += [OtherSetting(earlier.encoder, name, earlier.options.get(name), column.options.get(name)) for name in names]
+    return found
+
+
+def _value_of(make: Mapping[str, Json], setting: str) -> Json:
+    """The value of a setting such as `transform.pixels`; None if there is none. File names contain dots too."""
+    outer, dot, inner = setting.partition(".")
+    within = make.get(outer)
+    return cast("Mapping[str, Json]", within).get(inner) if dot and isinstance(within, Mapping) else within
 
 
 def _prompts_in_words(plan: Plan, previous: Catalog) -> Iterator[str]:
@@ -94,27 +127,6 @@ def _in_both(plan: Plan, previous: Catalog) -> Iterator[tuple[str, int, int]]:
     for row, sample in enumerate(plan.ids):
         if (earlier := rows.get(sample)) is not None:
             yield sample, row, earlier
-
-
-def _compare_column(plan: Plan, earlier: KeyColumn, previous: Catalog) -> None:
-    """Raise RecipeMismatch if a column of the plan would lose values of the earlier one. An added resolution loses nothing."""
-    columns = [column for column in plan.columns if (column.encoder, column.role) == (earlier.encoder, earlier.role)]
-    if not columns:
-        return
-    column = next((column for column in columns if _covers(plan, column.options, previous, earlier.options)), columns[0])
-    now = plan.recipes[column.recipe]
-    if earlier.fingerprint != now.fingerprint:
-        changed = [_OPTIONS.get(name, name) for name in _differences(previous.recipes[earlier.fingerprint].make, now.make)]
-        differs = f"were made with another model or other settings ({first_of(changed, 5)})"
-    elif not _covers(plan, column.options, previous, earlier.options):
-        names = sorted(name for name in {*earlier.options, *column.options} if earlier.options.get(name) != column.options.get(name))
-        before, after = (", ".join(f"{name} {some.get(name)}" for name in names) for some in (earlier.options, column.options))
-        differs = f"have {before}, and this run asks for {after}"
-    else:
-        return
-    raise RecipeMismatch(
-        f"the {column.encoder} values of the data set {plan.catalog!r} {differs}: pass --replace to encode them again, or another --name"
-    )
 
 
 def _sources_in(extras: Sequence[str]) -> set[str]:

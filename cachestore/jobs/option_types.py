@@ -218,6 +218,10 @@ def _prompts(value: Any) -> Prompts:
     return as_prompts(cast("Sequence[object]", value)) if isinstance(value, list | tuple) else _refuse()
 
 
+def _parse_prompts(text: str) -> Any:
+    return json.loads(text) if text.startswith("[") else text
+
+
 def _sources(value: Any) -> tuple[Source, ...]:
     listed = cast("Sequence[Any]", value) if isinstance(value, list | tuple) else _refuse()
     return tuple(one if isinstance(one, Source) else Source(**one) for one in listed)
@@ -235,7 +239,7 @@ RATE: Final = OptionType(f"a number of frames a second from {_LEAST_FPS} to {_MO
 THREADS: Final = OptionType("a number of threads, 0 or more", lambda value: _whole(0, value), int)
 BATCH: Final = OptionType("auto or a whole number of at least 1", _batch_size, lambda text: text if text == "auto" else int(text))
 ARGUMENTS: Final = OptionType("NAME=VALUE (in a file a table, from Python a mapping)", _arguments, _parse_arguments)
-PROMPTS: Final = OptionType("a .txt, .json or .jsonl file with prompts (from Python also a list of prompts)", _prompts)
+PROMPTS: Final = OptionType("a .txt, .json or .jsonl file with prompts (from Python also a list of prompts)", _prompts, _parse_prompts)
 POLICY: Final = OptionType("first, all, random, or a CaptionPolicy (as JSON, or as a table)", _captions, _parse_captions)
 ROLE_NAMES: Final = OptionType(
     f"a list of names in small letters, such as depth,pose, that are not in {', '.join(ROLES)}; or of ROLE=WHERE, where WHERE is a folder"

@@ -56,7 +56,7 @@ from cachestore.source.reading import CaptionLines, ListingOptions, TarNames
 from cachestore.source.roles import split_roles
 from cachestore.source.tars import SUFFIX
 
-_OPTION: Final = re.compile(r"(?<![\w-])--(?P<option>[a-z][a-z-]*)(?:(?P<space> )(?P<value>[^\s;:()]*[^\s;:(),.]))?")
+_OPTION: Final = re.compile(r"(?<![\w-])--(?P<option>[a-z][a-z-]*)(?:(?P<space> )(?P<value>(?!--)[^\s;:()]*[^\s;:(),.]))?")
 _VALUE: Final = re.compile(r"[A-Z]+([|%][A-Z]+)*|-?\d[\d.,]*%?|'.*'")
 _DATA: Final = re.compile(r"\bDATA\b")
 _OTHER_NAMES: Final = {"encode-arg": "encode_args", "claim": "claims"}
@@ -64,6 +64,9 @@ _OTHER_NAMES: Final = {"encode-arg": "encode_args", "claim": "claims"}
 
 _LEFT_OUT: Final = ("sources", "prompts", "alpha", "caption_column", "tar_names")
 """Options that a catalog records only if they are given, so that the catalogs of older versions compare equal."""
+
+CHOSEN: Final = ("resample", "bucket_step")
+"""Options that are chosen when a data set is planned, if they are not given."""
 
 LOADED: Final = "(loaded "
 """How the name of a model in memory begins, such as "(loaded FluxPipeline)"."""
@@ -117,8 +120,8 @@ class PrecomputeRequest:
         (),
         PROMPTS,
         "captions",
-        "a .txt, .json or .jsonl file with prompts for validation: they are encoded too",
-        "FILE",
+        "a .txt, .json or .jsonl file with prompts for validation, or a JSON list of them: they are encoded too",
+        "FILE|JSON",
     )
     """(prompt, negative prompt) of each: the file is read once, so that workers and `repair --refill` do not need it."""
     caption_column: str | None = make_option(
@@ -362,7 +365,10 @@ class PrecomputeRequest:
         if "imported" in hints:
             raise BadInput(f"this was imported from {hints['imported']}; run `cachestore import` with {hints.get('folder')} again")
         if "data" not in hints or "model" not in hints:
-            raise BadInput("this catalog does not say how it was made; run `cachestore precompute` with its source and model again")
+            raise BadInput(
+                "this catalog does not say how it was made (other code made it, such as cs.fill); run `cachestore precompute` with"
+                " its source and model, or that code, again"
+            )
         if str(hints["model"]).startswith(LOADED):
             raise BadInput(f"this was made by a model in memory, {hints['model']}; call cs.precompute with that model again")
         if any(source.get("data") == IN_MEMORY for source in hints.get("sources", ())):

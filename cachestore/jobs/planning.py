@@ -166,7 +166,7 @@ def look_at_request(
         publish_plan(layout, plan)
         plan = _published(layout, name) or plan  # as it is read from disk, it takes less memory
     encoders = encoders[: len(plan.recipes)]
-    comparing = compare_with or partial(compare, replace_allowed=request.replace)
+    comparing = compare_with or partial(compare, replace_allowed=request.replace, asked=request.hints())
     changes = (*comparing(plan, previous), *_what_moved(plan, previous, request))
     remarks = (*plan.remarks, *changes)
     not_made = _not_made(needs, plan)

@@ -25,7 +25,7 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.comparison import Compare
 from cachestore.jobs.launching import run_workers
 from cachestore.jobs.option_types import allowed_failures
-from cachestore.jobs.options import LOADED, Options, PrecomputeRequest, python_call
+from cachestore.jobs.options import CHOSEN, LOADED, Options, PrecomputeRequest, python_call
 from cachestore.jobs.pass_loop import Report, count_invocation, held_to, invocation_of, key_without_reading, numbered, run_pass
 from cachestore.jobs.planning import NO_LATENTS, Wanted, check_listing, list_request, look_at_request, needs_of_request
 from cachestore.jobs.processes import LISTING, Care, showing
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from cachestore.encode.loaded import LoadedModel
     from cachestore.jobs.forecast import Forecast
 
-_CHOSEN: Final = ("resample", "bucket_step")
-"""Options that are chosen when a data set is planned, if they are not given."""
 _FEW: Final = 10_000
 """How many samples are looked at by the command itself before it starts workers: fewer take less time than a worker's start."""
 
@@ -264,7 +262,7 @@ def report_if_made(request: PrecomputeRequest, rank_info: RankInfo, say: Say) ->
 
 def _is_same(hints: Mapping[str, Json], recorded: Mapping[str, Any]) -> bool:
     """Whether options are those that a catalog records. Of options that are chosen at planning, it records what was chosen."""
-    return {**hints, **{name: recorded.get(name) for name in _CHOSEN if hints[name] is None}} == recorded
+    return {**hints, **{name: recorded.get(name) for name in CHOSEN if hints[name] is None}} == recorded
 
 
 def _look_first(

@@ -141,7 +141,8 @@ class Reconciler:
         listed = listed[chosen[listed]]
         recipes = np.searchsorted([plan.units_of(recipe).stop for recipe in range(len(plan.recipes))], listed, side="right")
         units = tuple(listed[recipes == recipe].tolist() for recipe in range(len(plan.recipes)))
-        publish_round(self.job.layout, self.ref, plan, Round(number, units, self.job.launch, time.time(), generation))
+        request = self.job.request if number == 0 else None
+        publish_round(self.job.layout, self.ref, plan, Round(number, units, self.job.launch, time.time(), generation), request)
 
     # What is known
 

@@ -30,10 +30,11 @@ from cachestore.loading.features import Feature, features_of
 from cachestore.loading.rows import Rows
 from cachestore.loading.selection import DataOptions, Selection, called, index_in
 from cachestore.loading.wanted import check_variants, chosen_resolution
-from cachestore.storage.catalog import list_generations, list_names, read_catalog
+from cachestore.storage.catalog import list_generations, read_catalog
 from cachestore.storage.fetch import Io, Verify
 from cachestore.store.reader import Reader
 from cachestore.store.remote_reader import RemoteReader, open_reader
+from cachestore.store.unfinished import list_data_sets, list_unfinished, not_there
 
 
 class CachedDataset(Dataset[SampleDict]):
@@ -373,7 +374,9 @@ def _find_generation(reader: Reader, name: str, generation: int | None) -> int:
     layout = reader.layout
     generations = list_generations(layout, name)
     if not generations:
-        there = list_names(layout)
+        there = list_data_sets(layout)
+        if any(one.name == name for one in list_unfinished(layout)):
+            raise not_there(layout, name, there)
         names = ", ".join(map(repr, there)) or "none"
         raise BadInput(
             f"{layout.root} has no data set {name!r}; it has {names} (`cachestore precompute --name` makes one, and"

@@ -47,6 +47,7 @@ from cachestore.storage.segment import SegmentContents, read_contents
 from cachestore.storage.snapshot import Snapshot, list_segments, load_snapshot, open_layout
 from cachestore.storage.usage import Needs, Usage, survey
 from cachestore.storage.verify import VerifyReport
+from cachestore.store.unfinished import list_data_sets, not_there
 from cachestore.work.passes import PassRef
 from cachestore.work.plan import is_published, read_plan
 from cachestore.work.retention import (
@@ -160,7 +161,14 @@ class _Found:
     """Passes that may still be finished."""
 
 
-def collect(path: str | Path, *, apply: bool = False, grace_seconds: float = GRACE_SECONDS, keep: int | None = None) -> GcReport:
+def collect(
+    path: str | Path,
+    *,
+    apply: bool = False,
+    grace_seconds: float = GRACE_SECONDS,
+    keep: int | None = None,
+    name: str | None = None,
+) -> GcReport:
     """Remove what nothing needs, in two steps: mark it for deletion now, remove it in a later run (see `storage.gc`).
 
     Args:
@@ -169,21 +177,29 @@ def collect(path: str | Path, *, apply: bool = False, grace_seconds: float = GRA
         grace_seconds: how long a marked segment can still be read.
         keep: how many of the newest generations of each data set to keep, at least 1. By default the newest three, and all that are less
             than 30 days old.
+        name: with `keep`, the data set whose generations it counts; those of others are kept as by default.
 
     Raises:
         StoreNotFound: there is no store at this path.
-        BadInput: `keep` is less than 1.
+        BadInput: `keep` is less than 1; there is no data set of this name, or it is given without `keep`.
         FormatError: the store was written by a newer version, or a catalog or plan is damaged, so what is needed cannot be found out.
         WriteFailed: the disk refused to write. Nothing that is needed was removed.
     """
     if keep is not None:
         as_whole("keep", keep, least=1)
     layout = open_layout(Layout.at(as_path("path", path)))
+    if name is not None and keep is None:
+        raise BadInput("--name needs --keep: what nothing needs belongs to the store, not to a data set")
+    if name is not None and not list_generations(layout, name):
+        raise not_there(layout, name, list_data_sets(layout))
     with noticing_its_end(layout):
-        return _collect(layout, grace_seconds, keep, apply=apply)
+        return _collect(
+            layout, grace_seconds, {} if keep is None else dict.fromkeys(list_names(layout) if name is None else [name], keep), apply=apply
+        )
 
 
-def _collect(layout: Layout, grace_seconds: float, keep: int | None, *, apply: bool) -> GcReport:
+def _collect(layout: Layout, grace_seconds: float, keep: Mapping[str, int], *, apply: bool) -> GcReport:
+    """As `collect`; `keep` is how many generations to keep, by data set."""
     now = time.time()
     lists = due_lists(layout, now=now, grace_seconds=grace_seconds)
     with closing(load_snapshot(layout, for_planning=True)) as snapshot:
@@ -236,7 +252,7 @@ def _held(layout: Layout, snapshot: Snapshot, found: _Found, now_free: tuple[Amo
     """Return what only older generations need: what `keep=1` frees in addition to `now_free`."""
     if all(len(generations) <= 1 for generations in found.kept.values()):
         return Amount(), Amount()
-    idle, partly = _amounts(survey(layout, snapshot, _needs_now(layout, now, keep=1).needs))
+    idle, partly = _amounts(survey(layout, snapshot, _needs_now(layout, now, dict.fromkeys(found.kept, 1)).needs))
     return idle - now_free[0], partly - now_free[1]
 
 
@@ -298,8 +314,7 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
     plans, generations = plans_of(layout, name), list_generations(layout, name)
     check_for_reading(layout)
     if not plans and not generations:
-        there = [one for one in list_names(layout) if list_generations(layout, one)]
-        raise no_data_set(layout, name, there)
+        raise no_data_set(layout, name, list_data_sets(layout))
     if heartbeats := at_work(layout, now=time.time(), plans=frozenset(plans)):
         raise BadInput(f"{_who(heartbeats[0])} is working on the data set {name!r}: stop it, or wait until it has ended")
     freed = 0
@@ -342,14 +357,14 @@ def _size_of(path: Path) -> int:
         return 0
 
 
-def _find_needs(layout: Layout, now: float, keep: int | None = None) -> _Found:
+def _find_needs(layout: Layout, now: float, keep: Mapping[str, int] | None = None) -> _Found:
     """Find out what must stay. Call it after listing the segments. Raises FormatError if it cannot be found out, and ReadFailed.
 
     It reads twice and checks the store in between: a root that is briefly unavailable lists as empty, but then not both times.
     """
-    one = _needs_now(layout, now, keep)
+    one = _needs_now(layout, now, keep or {})
     check_for_reading(layout)
-    two = _needs_now(layout, now, keep)
+    two = _needs_now(layout, now, keep or {})
     names = {*one.kept, *two.kept}
     kept = {name: sorted({*one.kept.get(name, ()), *two.kept.get(name, ())}) for name in names}
     old = {name: [n for n in generations if n in two.old.get(name, ())] for name, generations in one.old.items()}
@@ -357,7 +372,7 @@ def _find_needs(layout: Layout, now: float, keep: int | None = None) -> _Found:
     return _Found(needs, kept, old, two.unfinished)
 
 
-def _needs_now(layout: Layout, now: float, keep: int | None) -> _Found:
+def _needs_now(layout: Layout, now: float, keep: Mapping[str, int]) -> _Found:
     passes = open_passes(layout, now=now)
     _refuse_lost_catalogs(layout)
     used = generations_of_passes(layout, passes)
@@ -430,9 +445,10 @@ def verify(
     *,
     subset: tuple[int, int] | None = None,
     on_finding: Callable[[Finding], None] | None = None,
+    name: str | None = None,
 ) -> VerifyReport:
     """Verify as `storage.verify`, with the findings of `look_further`. Raises as that does."""
-    return storage_verify.verify(path, level, subset=subset, on_finding=on_finding, look_further=look_further)
+    return storage_verify.verify(path, level, subset=subset, on_finding=on_finding, look_further=look_further, name=name)
 
 
 def _refuse_lost_catalogs(layout: Layout) -> None:

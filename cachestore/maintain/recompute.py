@@ -138,6 +138,7 @@ def verify(
     model: str | Path | None = None,
     vae: str | Path | None = None,
     text_encoder: str | Path | None = None,
+    name: str | None = None,
 ) -> VerifyReport:
     """Check a store for damage. Changes nothing.
 
@@ -153,11 +154,12 @@ def verify(
         model: the new path of the model; it must have the fingerprint of the data set.
         vae: the new path of the VAE.
         text_encoder: the new path of the text encoder.
+        name: read the bytes of this data set's values alone, and encode only these again; the rest is checked as by "quick".
 
     Raises:
         StoreNotFound: there is no store at this path.
         FormatError: the store was written by a newer version.
-        BadInput: there is no such part; the model cannot be found (pass its new path); or no entry can be encoded again.
+        BadInput: there is no such part or data set; the model cannot be found (pass its new path); or no entry can be encoded again.
         RecipeMismatch: the model is not the one of the data set; nothing was read or encoded.
     """
     recompute, seed = as_whole("recompute", recompute, least=0), as_whole("seed", seed, least=0)
@@ -165,14 +167,15 @@ def verify(
     if recompute == 0:
         if given := [*moved.models, *(["source"] if source is not None else [])]:
             raise BadInput(f"{given[0]} needs recompute=N (`--recompute N`), which encodes N entries again and compares them")
-        return upkeep.verify(path, level, subset=subset, on_finding=on_finding)
+        return upkeep.verify(path, level, subset=subset, on_finding=on_finding, name=name)
     started = time.monotonic()
     layout = open_layout(Layout.at(path))
     with _library_defaults():
-        catalogs = [catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None]
+        names = [one for one in list_names(layout) if name in (None, one)]
+        catalogs = [catalog for one in names if (catalog := newest_catalog(layout, one)) is not None]
         check_names(catalogs, source)
         makers, unknown = _find_makers(layout, catalogs, moved)
-        report = upkeep.verify(path, level, subset=subset, on_finding=on_finding)
+        report = upkeep.verify(path, level, subset=subset, on_finding=on_finding, name=name)
         with closing(load_snapshot(layout)) as snapshot:
             wanted = _by_segment(catalogs, snapshot, makers)
         chosen = choose(wanted, recompute, seed)

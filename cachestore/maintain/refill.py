@@ -31,6 +31,7 @@ from cachestore.storage.catalog import Catalog, list_generations, list_names, ne
 from cachestore.storage.losses import needed_by
 from cachestore.storage.repair import RepairReport, finish_report, foresee_repair, note_unmade, repair_store
 from cachestore.storage.snapshot import load_snapshot, open_layout
+from cachestore.store.unfinished import list_data_sets, not_there
 from cachestore.work.passes import read_done
 from cachestore.work.plan import Plan, read_plan
 from cachestore.work.retention import ReportedCatalog, generation_of_pass, reported_catalogs
@@ -50,6 +51,7 @@ def repair(
     dry_run: bool = False,
     on_progress: OnProgress | None = None,
     cancel: Cancel | None = None,
+    name: str | None = None,
 ) -> RepairReport:
     """Make a store consistent, and with `refill` complete.
 
@@ -66,6 +68,7 @@ def repair(
         on_progress: with `refill`, called with the counts of each pass, as for `precompute`.
         cancel: with `refill`, anything with `is_set()`. Once it is set, the work ends after the current batch: what is encoded is
             published, and Incomplete is raised.
+        name: with `refill`, encode only what this data set lacks.
 
     Raises:
         Incomplete: cancelled; the same call continues from there.
@@ -79,8 +82,10 @@ def repair(
     moved = new_paths(source, model=model, vae=vae, text_encoder=text_encoder)
     if not refill:
         _check_use(moved)
+    if name is not None:
+        _check_name(path, name, refill=refill)
     if dry_run:
-        return _foresee(path, moved, refill=refill)
+        return _foresee(path, moved, name, refill=refill)
     report = repair_store(path, look_further=look_further)
     layout = open_layout(Layout.at(path))
     lost = lost_catalogs(layout)
@@ -88,7 +93,7 @@ def repair(
     rebuilt = tuple(reported.name for reported in lost if _rebuild(layout, reported, moved))
     report = replace(report, rebuilt=(*report.rebuilt, *rebuilt))
     refilled = 0
-    for catalog in _newest(layout) if refill else ():
+    for catalog in _newest(layout, name) if refill else ():
         if lacking := _lacking(layout, catalog):
             for request in _requests(layout, catalog, moved):
                 _look(layout, catalog, request, {key for key, _sample in _lacking(layout, catalog)})
@@ -100,23 +105,23 @@ def repair(
     return report
 
 
-def _foresee(path: str | Path, moved: NewPaths, *, refill: bool) -> RepairReport:
+def _foresee(path: str | Path, moved: NewPaths, name: str | None, *, refill: bool) -> RepairReport:
     """Return what `repair` would do. With `refill` this raises what it would raise about the sources and models; encodes nothing."""
     report, missing = foresee_repair(path, look_further=look_further)
     if MARKER in report.rebuilt:
         return report  # nothing else can be checked without the marker
     layout = open_layout(Layout.at(path))
     check_names(_newest(layout), moved.source)
-    for catalog in _newest(layout) if refill else ():
+    for catalog in _newest(layout, name) if refill else ():
         if not missing.isdisjoint(key for key, _sample in needed_by(catalog)):
             for request in _requests(layout, catalog, moved):
                 _look(layout, catalog, request, missing, is_dry=True)
     return replace(report, rebuilt=(*report.rebuilt, *(reported.name for reported in lost_catalogs(layout))))
 
 
-def _newest(layout: Layout) -> Iterator[Catalog]:
-    """Yield the newest catalog of each data set."""
-    yield from filter(None, (newest_catalog(layout, name) for name in list_names(layout)))
+def _newest(layout: Layout, name: str | None = None) -> Iterator[Catalog]:
+    """Yield the newest catalog of each data set, or only of the named one."""
+    yield from filter(None, (newest_catalog(layout, one) for one in list_names(layout) if name in (None, one)))
 
 
 def _check_use(moved: NewPaths) -> None:
@@ -126,6 +131,14 @@ def _check_use(moved: NewPaths) -> None:
         _log.warning("%s needs `--refill`, which encodes again what was lost: without it no model is used", given)
     if moved.source is not None:
         _log.warning("--source without `--refill` is only used to rebuild a data set's lost catalog: nothing is encoded again")
+
+
+def _check_name(path: str | Path, name: str, *, refill: bool) -> None:
+    if not refill:
+        raise BadInput("--name needs --refill: damaged files belong to the store, not to a data set")
+    layout = open_layout(Layout.at(path))
+    if name not in (there := list_data_sets(layout)):
+        raise not_there(layout, name, there)
 
 
 def _rebuild(layout: Layout, reported: ReportedCatalog, moved: NewPaths) -> bool:

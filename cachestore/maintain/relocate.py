@@ -18,9 +18,10 @@ from cachestore.maintain.collect import lost_catalogs
 from cachestore.maintain.moved import NewPaths, files_where_they_are
 from cachestore.source.combined import IN_MEMORY
 from cachestore.source.tars import tars_at
-from cachestore.storage.catalog import Catalog, last_generation, list_generations, list_names, no_data_set, read_catalog
+from cachestore.storage.catalog import Catalog, last_generation, list_generations, list_names, read_catalog
 from cachestore.storage.catalog_writer import draft_of, publish_draft
 from cachestore.storage.snapshot import open_layout
+from cachestore.store.unfinished import not_there
 
 _MAX_COMPARED: Final = 1000
 
@@ -85,7 +86,7 @@ def _names(layout: Layout, name: str | None) -> list[str]:
     if name is None:
         return sorted(names)
     if name not in names:
-        raise no_data_set(layout, name, names)
+        raise not_there(layout, name, names)
     return [name]
 
 

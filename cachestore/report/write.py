@@ -45,10 +45,11 @@ from cachestore.report.originals import Original, SampleLatents, find_originals,
 from cachestore.report.png import encode_png
 from cachestore.report.previews import Pixels, choose_rows, find_colours, picture_column, read_samples, reduce
 from cachestore.source.combined import Moved
-from cachestore.storage.catalog import Catalog, KeyColumn, list_names, newest_catalog, no_data_set
+from cachestore.storage.catalog import Catalog, KeyColumn, list_names, newest_catalog
 from cachestore.storage.snapshot import Snapshot
 from cachestore.storage.verify import VerifyReport
 from cachestore.store.reader import Reader
+from cachestore.store.unfinished import not_there
 from cachestore.work.passes import ROUND_FORMAT, VERSION, PassRef, list_passes, read_done
 from cachestore.work.plan import read_outline
 from cachestore.work.retention import list_plans
@@ -114,7 +115,7 @@ def _choose_name(layout: Layout, names: Sequence[str], name: str | None) -> str 
     if name is None:
         return DEFAULT_NAME if DEFAULT_NAME in names else next(iter(names), None)
     if name not in names:
-        raise no_data_set(layout, name, names)
+        raise not_there(layout, name, names)
     return name
 
 

@@ -10,7 +10,7 @@ and saves work.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,11 +163,12 @@ def old_indexes(layout: Layout, *, now: float) -> list[Path]:
     return [path for path in paths if is_older(path, GRACE_SECONDS, now=now)]
 
 
-def old_generations(layout: Layout, *, now: float, keep: int | None = None) -> dict[str, list[int]]:
-    """By data set, the generations that are older than 30 days, without the newest three; with `keep`, all but so many of the newest."""
-    earlier = {name: list_generations(layout, name)[: -(keep or KEPT_GENERATIONS)] for name in list_names(layout)}
-    is_old = {name: [n for n in some if is_older(layout.catalog(name, n), KEPT_SECONDS, now=now)] for name, some in earlier.items()}
-    old = earlier if keep else is_old
+def old_generations(layout: Layout, *, now: float, keep: Mapping[str, int]) -> dict[str, list[int]]:
+    """By data set, the generations that are older than 30 days, without the newest three; of those in `keep`, all but so many."""
+    old: dict[str, list[int]] = {}
+    for name in list_names(layout):
+        earlier = list_generations(layout, name)[: -keep.get(name, KEPT_GENERATIONS)]
+        old[name] = [n for n in earlier if name in keep or is_older(layout.catalog(name, n), KEPT_SECONDS, now=now)]
     return {name: generations for name, generations in old.items() if generations}
 
 

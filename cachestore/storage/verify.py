@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -19,12 +20,12 @@ from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_marked, parse_recipe
 from cachestore.files.records import read_record
-from cachestore.storage.catalog import list_generations, list_names, read_catalog
+from cachestore.storage.catalog import list_generations, list_names, newest_catalog, no_data_set, read_catalog
 from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION
 from cachestore.storage.findings import HARMLESS, DamagedEntry, Finding, Kind, missing_keys, tried
 from cachestore.storage.index import Index, check, digest_table, is_no_index
 from cachestore.storage.locations import SegmentRef
-from cachestore.storage.losses import lost, missing, needed_entries, vanished
+from cachestore.storage.losses import lost, missing, needed_by, needed_entries, vanished
 from cachestore.storage.marked import read_marked
 from cachestore.storage.snapshot import Snapshot, list_indexes, load_snapshot, open_layout
 from cachestore.storage.soundness import SegmentCheck, check_segment
@@ -68,6 +69,7 @@ def verify(
     subset: tuple[int, int] | None = None,
     on_finding: Callable[[Finding], None] | None = None,
     look_further: LookFurther | None = None,
+    name: str | None = None,
 ) -> VerifyReport:
     """Check a store and change nothing.
 
@@ -77,6 +79,8 @@ def verify(
         subset: (n, t) reads the bytes of the n-th of t parts of the segments, 1 <= n <= t; the rest is checked as with "quick".
         on_finding: called with each finding as soon as it is made.
         look_further: finds problems in plans and passes.
+        name: reads only the bytes of the segments that hold a value of this data set's newest generation; the rest is checked as with
+            "quick".
 
     Raises:
         StoreNotFound: there is no store.
@@ -92,10 +96,12 @@ def verify(
     further = tuple(look_further(layout)) if look_further is not None else ()
     # Catalogs are published after the segments that they need, so they are read before the segments are listed.
     needed = needed_entries(layout)
+    named = None if name is None else _keys_of(layout, name)
     snapshot = load_snapshot(layout)
     findings: list[Finding] = []
     with closing(snapshot):
-        checks = list(_check_segments(layout, sorted(snapshot.listed), level, subset))
+        among = None if named is None else {one.segment.digest for locations in snapshot.find(named) for one in locations}
+        checks = list(_check_segments(layout, sorted(snapshot.listed), level, subset, among))
         for finding in (*further, *_all_findings(layout, snapshot, checks, needed)):
             findings.append(finding)
             if on_finding:
@@ -108,9 +114,17 @@ def verify(
         bytes=sum(one.size_bytes for one in checks),
         seconds=round(time.monotonic() - started, 3),
         findings=tuple(findings),
-        level=level if subset is None else f"{subset[0]}/{subset[1]}",
+        level=(level if subset is None else f"{subset[0]}/{subset[1]}") + ("" if name is None else f", of the data set {name!r}"),
         remarks=tuple(_remarks(layout, snapshot)),
     )
+
+
+def _keys_of(layout: Layout, name: str) -> list[Key]:
+    """The keys of a data set's newest generation. Raises BadInput if there is no such data set."""
+    catalog = newest_catalog(layout, name)
+    if catalog is None and not list_generations(layout, name):
+        raise no_data_set(layout, name, [one for one in list_names(layout) if list_generations(layout, one)])
+    return [] if catalog is None else [key for key, _sample in needed_by(catalog)]
 
 
 def _remarks(layout: Layout, snapshot: Snapshot) -> Iterator[str]:
@@ -153,12 +167,14 @@ def _all_findings(
     yield from strange_names(layout)
 
 
-def _check_segments(layout: Layout, digests: Sequence[str], level: str, subset: tuple[int, int] | None) -> Iterator[SegmentCheck]:
-    """Check each segment, several at a time: reading and hashing release the GIL."""
+def _check_segments(
+    layout: Layout, digests: Sequence[str], level: str, subset: tuple[int, int] | None, among: AbstractSet[str] | None
+) -> Iterator[SegmentCheck]:
+    """Check each segment, several at a time: reading and hashing release the GIL. Bytes are read of those in `among`, if it is given."""
 
     def check_one(numbered: tuple[int, str]) -> SegmentCheck:
         number, digest = numbered
-        is_full = level == "full" and (subset is None or number % subset[1] == subset[0] - 1)
+        is_full = level == "full" and (subset is None or number % subset[1] == subset[0] - 1) and (among is None or digest in among)
         return check_segment(layout, digest, every_byte=is_full)
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:

@@ -152,12 +152,16 @@ def list_rounds(folder: PassFolder) -> list[int]:
     return sorted(number for number in map(parse_round, names_in(folder.rounds)) if number is not None)
 
 
-def publish_round(layout: Layout, ref: PassRef, plan: Plan, opened: Round) -> bool:
-    """Begin a round. Return False if another worker did. A recipe with all its units in the round, sorted, is written as null."""
+def publish_round(layout: Layout, ref: PassRef, plan: Plan, opened: Round, request: Mapping[str, Json] | None = None) -> bool:
+    """Begin a round. Return False if another worker did. A recipe with all its units in the round, sorted, is written as null.
+
+    `request` are the hints that the catalog's header will have: a pass that does not end can be run again with them.
+    """
     listed = [list(units) for units in opened.units]
     units = [None if each == list(plan.units_of(recipe)) else each for recipe, each in enumerate(listed)]
     body: dict[str, Json] = {"plan": ref.plan, "pass": ref.number, "round": opened.number, "units": units, "launch": opened.launch}
     body |= {"started": opened.started, "generation": opened.generation}
+    body |= {"request": dict(request)} if request else {}
     return publish(layout, ref.folder(layout).round(opened.number), [encode_record(ROUND_FORMAT, VERSION, body)])
 
 
@@ -169,6 +173,25 @@ def read_round_record(layout: Layout, ref: PassRef, number: int) -> Mapping[str,
     if any(body.get(name, value) != value for name, value in own.items()):  # rounds of the first stores lack these fields
         raise FormatError(f"{path} is the round of another pass; run {to_repair(path)}")
     return body
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """How a pass began."""
+
+    started: float
+    """Seconds since the epoch, by the clock of the worker that began it."""
+    request: Mapping[str, Json]
+    """The hints of its request; empty if an older version began it, and for `fill`."""
+
+
+def read_begun(layout: Layout, ref: PassRef) -> Begun | None:
+    """Return how a pass began; None if its first round was not published yet, or is damaged."""
+    try:
+        body = read_round_record(layout, ref, 0)
+        return Begun(float(body["started"]), dict(body.get("request", {})))
+    except (FormatError, FileNotFoundError, KeyError, TypeError, ValueError):
+        return None
 
 
 def read_round(layout: Layout, ref: PassRef, plan: Plan, number: int) -> Round:

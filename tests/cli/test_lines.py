@@ -9,7 +9,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.cli import OK, main
-from cachestore.cli.lines import training_lines
+from cachestore.cli.lines import _fitting, training_lines
 from cachestore.core.keys import Recipe
 from cachestore.core.samples import Source
 from cachestore.files.paths import Layout
@@ -56,6 +56,14 @@ def test_of_few_samples_the_lines_ask_for_batches_that_there_are(tmp_path, bucke
     report = encoded(tmp_path / "store", [Row(f"{number}.png", bucket=bucket) for number, bucket in enumerate(buckets)])
     names = trained(training_lines(report))
     assert {len(batch["sample_id"]) for batch in names["seen"]} == {batch_size}
+
+
+@pytest.mark.parametrize(
+    ("buckets", "batch_size"), [([9, 5, 3, 3, 2, 2, 2, 2, 1, 1], 2), ([8, 8, 4], 8), ([7], 7), ([1, 1, 1], 1), ([0], 1), ([64, 3], 8)]
+)
+def test_the_batch_size_of_the_lines_leaves_out_a_quarter_at_most(buckets, batch_size):
+    size = _fitting(buckets, max(1, min(8, max(buckets))))
+    assert (size, sum(count % size for count in buckets) * 4 <= sum(buckets)) == (batch_size, True)
 
 
 @pytest.mark.torch

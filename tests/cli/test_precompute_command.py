@@ -212,7 +212,7 @@ def test_a_run_that_goes_on_says_what_it_did_itself(asked, gate):
     assert interrupted(process, gate, lambda process: process.send_signal(signal.SIGINT))[0] == 130
     code, out, err = ended(command(*asked))
     assert code == OK, err
-    assert "13 units: 0 reused, 13 encoded (12 by this run, 1 by earlier or other runs), 0 failed" in out
+    assert "13 units: 0 reused, 13 encoded (12 by this process, 1 by others or earlier), 0 failed" in out
     assert re.search(r" new, [0-9.]+ s over all runs, [0-9.]+ s in this one\n", out)
 
 
@@ -396,5 +396,5 @@ def test_of_two_runs_with_different_resolutions_the_second_to_end_is_refused_as_
     gate.open()
     code, _out, err = ended(one)
     assert code == ERROR
-    assert "pass --replace" in err
+    assert "--replace encodes" in err
     assert [column.options.get("resolution") for column in fakes.catalog(tmp_path / "store").columns] == [1024, None]

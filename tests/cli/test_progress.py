@@ -157,18 +157,22 @@ def test_with_no_progress_only_words_are_printed(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("style", ["plain", "bar"])
-def test_failures_of_this_launch_are_printed_once_and_those_that_no_heartbeat_holds_are_counted(tmp_path, capsys, style):
-    failing = replace(rank("encoding latents"), failures=("a.png (latents): this is no picture",), failures_seen=1)
+def test_failures_of_this_launch_are_printed_once_each_where_no_result_lists_them(tmp_path, capsys, style):
+    why = "this is no picture"
+    failing = replace(rank("encoding latents"), failures=(f"a.png (latents): {why}", f"a.png (mask): {why}"), failures_seen=2)
     earlier = replace(failing, worker="earlier", launch="an earlier one", failures=("old.png: why",))
-    with Progress(tmp_path, style, "listing photos/") as one:
-        one.show(launch(EMPTY, failing, earlier))
-        one.show(launch(EMPTY, failing, earlier))
-        one.show(launch(EMPTY, failing, earlier, replace(failing, worker="the next", failures=failing.failures * 2, failures_seen=2)))
-        one.show(launch(EMPTY, replace(failing, failures=("b.png: why",), failures_seen=9), earlier))
-    err = capsys.readouterr().err
-    assert err.count("failed: a.png (latents): this is no picture") == 1
+
+    def shown(**how):
+        with Progress(tmp_path, style, "starting", **how) as one:
+            one.show(launch(EMPTY, failing, earlier))
+            one.show(launch(EMPTY, failing, earlier, replace(failing, worker="the next", failures=failing.failures * 2, failures_seen=4)))
+            one.show(launch(EMPTY, replace(failing, failures=("b.png: why",), failures_seen=9), earlier))
+        return capsys.readouterr().err
+
+    assert "failed:" not in shown()
+    err = shown(result_lists_failures=False)
+    assert err.count(f"failed: a.png (latents, mask): {why}") == err.count("a.png") == 1
     assert err.count("failed: b.png: why") == 1
-    assert "7 units failed; each is listed at the end" in err
     assert "old.png" not in err
 
 
@@ -178,7 +182,7 @@ def test_where_an_error_ends_the_command_the_last_line_says_how_far_the_pass_is(
     with Heartbeat(one.layout, one.plan.name, 1, "launch", 0, 1) as heartbeat:
         heartbeat.encoded = 1
         for what in failed:
-            heartbeat.has_failed(what, "why")
+            heartbeat.has_failed(f"{what} (text)", "why")
     seen = pass_status(one.layout, join_pass(one.layout, one.plan.name, "launch"))
 
     def interrupted():
@@ -188,7 +192,9 @@ def test_where_an_error_ends_the_command_the_last_line_says_how_far_the_pass_is(
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert capsys.readouterr().err.splitlines()[-1] == f"1 of 2 units: 0 reused, 1 encoded, {ending}"
+    *_first, last = lines = capsys.readouterr().err.splitlines()
+    assert last == f"1 of 2 units: 0 reused, 1 encoded, {ending}"
+    assert [line for line in lines if line.startswith("failed")] == [f"failed: {what} (text): why" for what in failed]
 
 
 # The bar

@@ -26,16 +26,18 @@ def said(capsys, *arguments, code=OK):
 
 
 def test_an_unfinished_first_pass_is_named_with_its_counts(begun, capsys):
-    words = "an unfinished pass of 'train' has 0 of 2 units: run `cachestore precompute` again"
-    assert said(capsys, begun.layout.root, code=DAMAGE) == f"there is no data set here\n{words}\n"
+    words = (
+        "the data set 'train' is not finished (0 of 2 values). If no run is working on it, run the same precompute again, or `cachestore"
+    )
+    assert said(capsys, begun.layout.root, code=DAMAGE).startswith(words)
     assert words in said(capsys, begun.layout.root, "a", code=ERROR)
 
 
 def test_a_pass_that_runs_is_not_called_unfinished(begun, capsys):
     with Heartbeat(begun.layout, begun.plan.name, 1, "launch", 0, 1):
         reported = said(capsys, begun.layout.root, code=DAMAGE)
-    assert "a pass of 'train' is running and has 0 of 2 units" in reported
-    assert "unfinished" not in reported
+    assert "a run is working on the data set 'train' (0 of 2 values so far" in reported
+    assert "not finished" not in reported
 
 
 def test_a_data_set_that_is_there_is_told_without_its_passes(begun, capsys):
