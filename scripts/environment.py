@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if sys.version_info < (3, 11):  # noqa: UP036 - older ones get this far, and are told so instead of a traceback
+if sys.version_info < (3, 11):
     sys.exit(f"cachestore needs Python 3.11 or newer; this is {sys.version.split()[0]}")
 
 import tomllib

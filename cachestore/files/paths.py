@@ -5,18 +5,21 @@ One table of templates makes and parses every name. A name that does not parse i
 
 import re
 import secrets
-import shlex
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Final, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
+from cachestore.core import system
 from cachestore.core.arguments import as_path, as_word
 from cachestore.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MARKER: Final = "cachestore.json"
 """The file that makes a folder a store."""
@@ -242,7 +245,7 @@ class Layout:
     temporary = _Inside("tmp")
 
     @classmethod
-    def at(cls, path: object, argument: str = "path") -> Self:
+    def at(cls, path: object, argument: str = "path") -> "Self":
         """Return the paths of the store at a caller's path; errors call it `argument`. Raises BadInput for something that is not a path."""
         return cls(as_path(argument, path).absolute())
 
@@ -251,7 +254,7 @@ class Layout:
 
         For a store in an object store, where no other command works, it is the one that brings what is lost.
         """
-        return f"`cachestore push STORE {shlex.quote(self.address)} --check`" if self.address else _command(words, self.root)
+        return f"`cachestore push STORE {system.quoted(self.address)} --check`" if self.address else _command(words, self.root)
 
     @property
     def shown(self) -> str:
@@ -362,7 +365,7 @@ class PassFolder:
 
 def command_for(words: str, path: Path) -> str:
     """As `Layout.command`, for the store of this file; the store is left out if the path is not one of a store."""
-    match = _INSIDE.fullmatch(str(path))
+    match = _INSIDE.fullmatch(path.as_posix())
     return _command(words, Path(match[1] or "/") if match else None)
 
 
@@ -378,7 +381,7 @@ def to_verify(path: Path) -> str:
 
 def _command(words: str, root: Path | None) -> str:
     command, _, options = words.partition(" ")
-    return f"`{' '.join(filter(None, ('cachestore', command, shlex.quote(str(root)) if root else '', options)))}`"
+    return f"`{' '.join(filter(None, ('cachestore', command, system.quoted(str(root)) if root else '', options)))}`"
 
 
 def encode_name(name: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cachestore.core.errors import EncodeFailed
+from cachestore.files import in_use
 from cachestore.files.checksum import digest_of
 from cachestore.files.opening import FOREIGN_LIMIT_BYTES, names_in, read_foreign
 from cachestore.files.publish import remove_leftovers, write_outside
@@ -78,7 +79,7 @@ class Target:
             if names.fullmatch(name) is None or name in but:
                 continue
             if self._ours.get(name) == _digest_there(self.folder / name):
-                (self.folder / name).unlink(missing_ok=True)
+                in_use.unlink(self.folder / name, missing_ok=True)
                 self._ours.pop(name)
             else:
                 self.foreign.append(name)

@@ -1,10 +1,9 @@
 """The environments that scripts make: which versions stand in which, and which gates run where. Nothing is installed here."""
 
-import tomllib
-
 import environment
 import pytest
 import test as gates  # scripts/test.py
+import tomllib
 
 PROJECT = tomllib.loads((environment.ROOT / "pyproject.toml").read_text())["project"]
 
