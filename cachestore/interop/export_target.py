@@ -9,10 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from cachestore.core import system
 from cachestore.core.errors import EncodeFailed
 from cachestore.files import in_use
 from cachestore.files.checksum import digest_of
 from cachestore.files.opening import FOREIGN_LIMIT_BYTES, names_in, read_foreign
+from cachestore.files.portable import why_refused
 from cachestore.files.publish import remove_leftovers, write_outside
 
 NOTE: Final = ".cachestore-export.json"
@@ -85,11 +87,15 @@ class Target:
                 self.foreign.append(name)
 
     def _inside(self, path: str) -> Path:
-        """Return the path of a file. Raises EncodeFailed for a name that leads out of the folder."""
+        """Return the path of a file. Raises EncodeFailed for a name that leads out of the folder, or that Windows refuses."""
         final = Path(os.path.normpath(self.folder / path))
         if not final.is_relative_to(self.folder) or final == self.folder:
             raise EncodeFailed(
                 f"its id leads out of {self.folder} ({path}): give the sample another id, and run `cachestore precompute` again"
+            )
+        if system.IS_WINDOWS and (why := next(filter(None, map(why_refused, Path(path).parts)), "")):
+            raise EncodeFailed(
+                f"Windows refuses the name {path} ({why}): give the sample another id, and run `cachestore precompute` again"
             )
         return final
 

@@ -2,10 +2,13 @@
 
 What it is true to: calls and modules that are missing; descriptors of folders; read-only files and open files (of any process that is
 emulated) under unlink, rename and replace; fsync of a descriptor that may not write; `os.kill`, which ends a process; parents whose pid
-stays; `select` on pipes; no fork; locks by filelock, whose file goes when they are released. What it is not true to: paths with
-backslashes, names without case, text in a code page, the interpreter of a virtual environment, the times and speeds of Windows.
+stays; `select` on pipes; no fork; locks by filelock, whose file goes when they are released.
+
+What it is not true to: paths with backslashes and their lengths, names without case, text in a code page, flags of mmap (torch asks for
+them by the system's name), the interpreter of a virtual environment, the times and speeds of Windows.
 """
 
+import builtins
 import errno
 import fcntl
 import os
@@ -15,6 +18,7 @@ import stat
 import sys
 import time
 import warnings
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,11 +36,13 @@ MISSING = (
 )
 SIGNALS = ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGXFSZ", "SIGALRM")
 _NO_MODULE = ("fcntl", "resource", "termios", "pwd", "grp")
+_ASKING = ("cachestore", "filelock", "tempfile", "shutil", "__main__")
 _FIONREAD = 0x541B
 
 real = SimpleNamespace(
     **{name: getattr(os, name) for name in ("open", "unlink", "rename", "replace", "rmdir", "kill", "fsync", "stat", "statvfs")},
     ppid=os.getppid(),
+    import_=builtins.__import__,
     select=select.select,
 )
 
@@ -218,7 +224,7 @@ class _FileLock:
 
         until = time.monotonic() + timeout
         while not self._try():
-            if 0 <= timeout and time.monotonic() >= until:
+            if timeout >= 0 and time.monotonic() >= until:
                 raise Timeout(str(self._path))
             time.sleep(poll_interval)
 
@@ -236,10 +242,8 @@ class _FileLock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
-            try:
+            with suppress(OSError):
                 os.unlink(self._path)
-            except OSError:
-                pass
 
 
 def _as_windows(module):
@@ -252,6 +256,21 @@ def _spawns_only(module):
     module._default_context._default_context = module._concrete_contexts["spawn"]
     for name in ("fork", "forkserver"):
         module._concrete_contexts.pop(name, None)
+
+
+def _import(name, globals=None, *arguments, **named):  # noqa: A002 - Python's own name for it
+    """Refuse modules that Windows lacks, but for libraries that ask for the system's name first."""
+    importer = (globals or {}).get("__name__", "")
+    if name in _NO_MODULE and importer.partition(".")[0] in _ASKING:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    return real.import_(name, globals, *arguments, **named)
+
+
+def _of_torch(name):
+    """torch asks for the system's name and not for its calls: it gets the one that it registers at its import."""
+    if name == "register_at_fork" and sys._getframe(1).f_globals.get("__name__", "").startswith("torch"):
+        return lambda **_functions: None
+    raise AttributeError(f"module 'os' has no attribute {name!r}")
 
 
 AFTER = {
@@ -291,8 +310,7 @@ def emulate():
     """Make this process as on Windows, for ever."""
     Path(os.environ[FOLDER], str(os.getpid())).touch()
     sys.meta_path.insert(0, _Finder())
-    for name in _NO_MODULE:
-        sys.modules[name] = None
+    builtins.__import__ = _import
     for name in MISSING:
         if hasattr(os, name):
             delattr(os, name)
@@ -303,13 +321,9 @@ def emulate():
         supported.clear()
     os.open, os.unlink, os.remove, os.rmdir, os.rename, os.replace = _open, _unlink, _unlink, _rmdir, _rename, _replace
     os.fsync, os.kill, os.symlink, os.getppid = _fsync, _kill, _symlink, lambda: real.ppid
+    os.__getattr__ = _of_torch
     import shutil
 
     shutil.disk_usage, shutil._use_fd_functions = _disk_usage, False
     os.environ.setdefault("USERNAME", "someone")
     select.select = _select
-    import mmap
-
-    for name in ("MAP_PRIVATE", "MAP_ANONYMOUS", "MAP_ANON", "MAP_SHARED", "MADV_WILLNEED", "MADV_DONTNEED"):
-        if hasattr(mmap, name):
-            delattr(mmap, name)

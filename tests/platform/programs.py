@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import cachestore as cs
 from cachestore.cli import main
@@ -82,7 +83,7 @@ def fill(folder):
     first = subprocess.Popen([*line, "1", "2", "dies"])
     while not (folder / "died").exists() and time.monotonic() - began < 20:
         time.sleep(0.02)
-    second = subprocess.run([*line, "0", "2"], capture_output=True, text=True, timeout=50)
+    second = subprocess.run([*line, "0", "2"], check=False, capture_output=True, text=True, timeout=50)
     assert first.wait(20) != 0
     assert second.returncode == 0, second.stderr
     assert json.loads(second.stdout.splitlines()[-1])["complete"]
@@ -146,14 +147,119 @@ def in_use(folder):
     in_use.PATIENCE_SECONDS = 0.3
     with subprocess.Popen([*hold[:2], hold[2].format(30)], stdout=subprocess.PIPE) as other:
         other.stdout.readline()
-        try:
+        with pytest.raises(WriteFailed, match="has it open"):
             remove_file(layout, path)
-        except WriteFailed as error:
-            assert "has it open" in str(error), error
-        else:
-            raise AssertionError("an open file was removed")
-        finally:
-            other.kill()
+        other.kill()
+
+
+def worker(folder, *_names):
+    """A worker that waits until it is to stop."""
+    from cachestore.jobs.parent_watch import watch_parent
+
+    def stopped(number, _frame):
+        (folder / "stopped").write_text(str(number))
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, stopped)
+    assert watch_parent(os.environ)
+    (folder / "ready").touch()
+    for _time in range(1000):
+        time.sleep(0.02)
+
+
+def start_worker(folder):
+    from cachestore.jobs.parent_watch import PARENT
+
+    variables = {**os.environ, PARENT: str(os.getpid())}
+    child = subprocess.Popen([sys.executable, __file__, "worker", str(folder)], stdin=subprocess.PIPE, env=variables)
+    wait_for(folder / "ready")
+    return child
+
+
+def wait_for(path):
+    until = time.monotonic() + 20
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert path.exists(), path
+
+
+def starter(folder, *_names):
+    """A process that starts a worker, lets another one hold the worker's stdin, and ends without a word."""
+    child = start_worker(folder)
+    (folder / "pid").write_text(str(child.pid))
+    nothing = subprocess.DEVNULL
+    os.dup2(child.stdin.fileno(), 50)
+    os.set_inheritable(50, True)
+    subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(8)"], pass_fds=[50], stdout=nothing, stderr=nothing)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stop(folder):
+    """A worker is asked to stop, and another one notices that the process that started it was ended."""
+    from cachestore.core import system
+
+    child = start_worker(folder)
+    system.send_stop(child.send_signal, signal.SIGTERM, child.stdin.fileno())
+    assert child.wait(10) == 0
+    wait_for(folder / "stopped")
+    assert system.is_readable(child.stdin.fileno(), 0.0) in {True, False}
+    other = folder / "other"
+    other.mkdir()
+    subprocess.run([sys.executable, __file__, "starter", str(other)], check=False, timeout=30)
+    wait_for(other / "stopped")
+
+
+def pictures(folder):
+    from PIL import Image
+
+    data = folder / "data"
+    data.mkdir()
+    for number in range(6):
+        Image.effect_noise((96, 80), 40 + number).convert("RGB").save(data / f"{number}.png")
+        (data / f"{number}.txt").write_text(f"picture {number}", encoding="utf-8")
+    return data
+
+
+def model(folder):
+    """precompute by the command line with two ranks, verify, a loader with two workers, export, push, pull, drop, gc: of a tiny SDXL."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+    import multiprocessing
+
+    import tiny_models
+
+    tiny_models.sdxl().save_pretrained(folder / "model")
+    root, data = str(folder / "store"), pictures(folder)
+    line = ["precompute", str(data), "--model", str(folder / "model"), "--store", root, "--resolution", "64", "--device", "cpu"]
+    assert main([*line, "--procs", "2"]) == 0
+    assert main([*line, "--json"]) == 0
+    assert main(["verify", root]) == 0
+    assert multiprocessing.get_start_method() == "spawn"
+    found = cs.CachedDataset(root, generation=1)
+    loader = cs.make_loader(found, batch_size=2, num_workers=2)
+    ids = [name for _epoch in range(2) for batch in loader for name in batch["sample_id"]]
+    assert sorted(ids) == sorted([*found.ids] * 2), ids
+    move(folder)
+
+
+def move(folder):
+    """Take a data set along: export, push, pull, read from an address, report, drop, gc."""
+    root, out = str(folder / "store"), str(folder / "out")
+    for _time in range(2):
+        assert main(["export", root, "--format", "sd-scripts", "-o", out]) == 0
+    address = (folder / "bucket").as_uri()
+    (folder / "bucket").mkdir()
+    assert main(["push", root, address]) == 0
+    assert main(["pull", address, str(folder / "pulled")]) == 0
+    assert main(["verify", str(folder / "pulled")]) == 0
+    found = cs.CachedDataset(root, generation=1)
+    for _time in range(2):
+        away = cs.CachedDataset(address, generation=1, local=str(folder / "local"))
+        assert all((away[number]["latents"] == found[number]["latents"]).all() for number in range(len(found)))
+    assert main(["report", root, "-o", str(folder / "report.html")]) == 0
+    del found, away
+    assert main(["drop", root, "train"]) == 0
+    assert main(["gc", root, "--apply"]) == 0
+    assert cs.verify(root).ok
 
 
 if __name__ == "__main__":
