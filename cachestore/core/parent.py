@@ -28,7 +28,7 @@ def leave_with(starter: int, *, seconds: float, gone: threading.Event | None = N
 
 
 def _leave_with(starter: int, seconds: float, gone: threading.Event) -> None:
-    parent = system.Starter(starter)
+    parent = system.StartingProcess(starter)
     while not parent.has_ended() and not gone.wait(LOOK_SECONDS):
         pass
     gone.set()

@@ -30,7 +30,7 @@ def windows_module(module: str) -> Any:
     return import_module(module)
 
 
-class Starter:
+class StartingProcess:
     """The process that started this one, by its pid. On Windows its handle is open, so that no other process gets the pid."""
 
     def __init__(self, pid: int) -> None:

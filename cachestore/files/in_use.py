@@ -16,6 +16,11 @@ from typing import Any, Final, TypeVar
 
 from cachestore.core import system
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 PATIENCE_SECONDS: float = 10.0
 """How long a file that is in use is waited for."""
 OPENING_SECONDS: float = 1.0
@@ -32,6 +37,8 @@ _IN_USE: Final = frozenset({5, 32, 33, 1224})
 ERROR_USER_MAPPED_FILE."""
 _PATH_CHARACTERS: Final = 259
 """The longest path that Windows takes, unless long paths are allowed or it begins with the prefix for them."""
+_FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
+"""The call of macOS that empties the cache of the disk."""
 LONG_PATHS: Final = "\\\\?\\"
 """The prefix of Windows for paths of any length."""
 
@@ -103,12 +110,23 @@ def _make_writable(path: Path) -> None:
             path.chmod(read_only_bits())
 
 
+def sync(descriptor: int) -> None:
+    """Make the bytes of an open file durable; on macOS in the disk's own cache too, which `fsync` leaves there. Raises OSError."""
+    if fcntl is None or _FULL_SYNC is None:
+        os.fsync(descriptor)
+        return
+    try:
+        fcntl.fcntl(descriptor, _FULL_SYNC)
+    except OSError:  # a file system that has only the other one
+        os.fsync(descriptor)
+
+
 def sync_file(path: Path, bits: int) -> None:
     """Give a file its permission bits and make its bytes durable, through a descriptor that may write. Raises OSError."""
     descriptor = os.open(path, WRITE_FLAGS)
     try:
         path.chmod(bits)
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -30,6 +30,4 @@ def check_new_name(name: str, known: Iterable[str]) -> None:
         raise BadInput(f"no folder of Windows can be called {name!r} ({why}), and stores are copied there: give the data set another name")
     for other in known:
         if other != name and encode_name(other).lower() == encoded.lower():
-            raise BadInput(
-                f"there is a data set {other!r}, and Windows and macOS take {name!r} for it: pass --name {other!r}, or another name"
-            )
+            raise BadInput(f"there is a data set {other!r}, and Windows and macOS take {name!r} for it: take that name, or another one")

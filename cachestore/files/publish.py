@@ -154,7 +154,7 @@ def sync_folder(folder: Path) -> None:
     except OSError as error:
         _refuse(folder, error)
     try:
-        os.fsync(descriptor)
+        in_use.sync(descriptor)
     except OSError as error:
         if error.errno not in _NO_FOLDER_FSYNC:
             _refuse(folder, error)
@@ -234,7 +234,7 @@ def publish_pieces(layout: Layout, final: Path, pieces: Iterable[Buffer], *, dig
                 state.update(block)
                 _write_all(descriptor, block)
             temporary.chmod(in_use.read_only_bits())
-            os.fsync(descriptor)
+            in_use.sync(descriptor)
         finally:
             os.close(descriptor)
         if state.hexdigest() != digest:
@@ -274,7 +274,7 @@ def write_outside(final: Path, data: Buffer) -> None:
         descriptor = os.open(temporary, _CREATE_FLAGS, 0o666)
         try:
             _write_all(descriptor, data)
-            os.fsync(descriptor)
+            in_use.sync(descriptor)
         finally:
             os.close(descriptor)
         in_use.replace(temporary, final)
@@ -319,7 +319,7 @@ def _write(temporary: Path, chunks: Sequence[Buffer], bits: int) -> None:
             _write_all(descriptor, block)
         temporary.chmod(bits)
         failpoint("publish.before_fsync")
-        os.fsync(descriptor)
+        in_use.sync(descriptor)
     finally:
         os.close(descriptor)
     failpoint("publish.after_fsync")

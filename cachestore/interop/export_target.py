@@ -93,7 +93,7 @@ class Target:
             raise EncodeFailed(
                 f"its id leads out of {self.folder} ({path}): give the sample another id, and run `cachestore precompute` again"
             )
-        if system.IS_WINDOWS and (why := next(filter(None, map(why_refused, Path(path).parts)), "")):
+        if system.IS_WINDOWS and (why := next((found for part in Path(path).parts if (found := why_refused(part))), "")):
             raise EncodeFailed(
                 f"Windows refuses the name {path} ({why}): give the sample another id, and run `cachestore precompute` again"
             )

@@ -219,7 +219,7 @@ class OpenPart:
     def holds(self, ordinal: int) -> bool:
         """Whether an entry was written into the part. A hint."""
         with suppress(OSError):
-            return bool(self.checked[ordinal]) or read_at(self._have, 1, ordinal) == b"\1"
+            return bool(self.checked[ordinal]) or bytes(read_at(self._have, 1, ordinal)) == b"\1"
         return False
 
     def touch(self) -> None:

@@ -324,6 +324,7 @@ def emulate():
     os.__getattr__ = _of_torch
     import shutil
 
-    shutil.disk_usage, shutil._use_fd_functions = _disk_usage, False
+    shutil.disk_usage = _disk_usage
+    setattr(shutil, "_use_fd_functions", False)  # noqa: B010 - a name that type checkers do not know
     os.environ.setdefault("USERNAME", "someone")
     select.select = _select

@@ -256,7 +256,7 @@ def move(folder):
         away = cs.CachedDataset(address, generation=1, local=str(folder / "local"))
         assert all((away[number]["latents"] == found[number]["latents"]).all() for number in range(len(found)))
     assert main(["report", root, "-o", str(folder / "report.html")]) == 0
-    del found, away
+    del found
     assert main(["drop", root, "train"]) == 0
     assert main(["gc", root, "--apply"]) == 0
     assert cs.verify(root).ok

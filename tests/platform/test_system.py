@@ -141,6 +141,23 @@ def test_the_longest_path_of_a_store_is_no_longer_than_what_is_asked_for():
     assert len(str(where)) - len("/s") <= _LONGEST
 
 
+def test_a_file_is_synced_by_the_call_that_empties_the_cache_of_the_disk_where_there_is_one(tmp_path, monkeypatch):
+    calls = []
+
+    def full(descriptor, number):
+        calls.append(number)
+        if len(calls) == 2:
+            raise OSError(errno.ENOTSUP, "not there")
+
+    monkeypatch.setattr(in_use, "_FULL_SYNC", 51)
+    monkeypatch.setattr(in_use.fcntl, "fcntl", full)
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: calls.append("fsync"))
+    (tmp_path / "a").touch()
+    in_use.sync_file(tmp_path / "a", 0o444)
+    in_use.sync(0)
+    assert calls == [51, 51, "fsync"]
+
+
 def test_a_command_line_is_quoted_for_the_shell_of_windows(windows):
     assert system.in_shell(["cachestore", "verify", r"C:\my data\cache"]) == r'cachestore verify "C:\my data\cache"'
 

@@ -5,6 +5,8 @@ import os
 import sys
 
 found = importlib.util.spec_from_file_location("as_windows", os.path.join(os.path.dirname(os.path.dirname(__file__)), "as_windows.py"))
+assert found is not None
+assert found.loader is not None
 module = sys.modules["as_windows"] = importlib.util.module_from_spec(found)
 found.loader.exec_module(module)
 module.emulate()
