@@ -187,10 +187,11 @@ def starter(folder, *_names):
     """A process that starts a worker, lets another one hold the worker's stdin, and ends without a word."""
     child = start_worker(folder)
     (folder / "pid").write_text(str(child.pid))
-    nothing = subprocess.DEVNULL
-    os.dup2(child.stdin.fileno(), 50)
-    os.set_inheritable(50, True)
-    subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(8)"], pass_fds=[50], stdout=nothing, stderr=nothing)
+    if os.name == "posix":
+        nothing = subprocess.DEVNULL
+        os.dup2(child.stdin.fileno(), 50)
+        os.set_inheritable(50, True)
+        subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(8)"], pass_fds=[50], stdout=nothing, stderr=nothing)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
