@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if sys.version_info < (3, 11):  # noqa: UP036 - older ones get this far, and are told so instead of a traceback
-    sys.exit(f"cachestore needs Python 3.11 or newer; this is {sys.version.split()[0]}")
+if sys.version_info < (3, 11):
+    sys.exit(f"the scripts of this repository need Python 3.11 or newer; this is {sys.version.split()[0]}")
 
 import tomllib
 
@@ -95,7 +95,7 @@ def lowest() -> dict[str, str]:
     """Versions by name: the lower bounds that pyproject.toml declares for users, everything else as constraints.txt pins it."""
     project = _pyproject()["project"]
     declared = [*project["dependencies"], *(item for extra in EXTRAS for item in project["optional-dependencies"][extra])]
-    bounds = dict(item.split(">=") for item in declared)
+    bounds = dict(item.split(">=") for item in declared if ";" not in item)  # not those for an older Python
     return pinned() | {name: version for name, version in bounds.items() if name not in NOT_LOWERED}
 
 

@@ -2,8 +2,9 @@
 
 import re
 import shlex
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 from cachestore.cli import make_parser
 

@@ -9,11 +9,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import tomllib
 
 import cachestore
 

@@ -48,6 +48,7 @@ ALLOWED = {
     ("encode/processor.py", "image_processor.from_pretrained"): _MODEL,
     ("encode/processor.py", "transformers.AutoTokenizer.from_pretrained"): _MODEL,
     ("encode/videos.py", "av.open"): f"{_BYTES}; it may open nothing else",
+    ("files/in_use.py", "os.open"): _WRITES,
     ("files/locks.py", "FileLock"): "it opens for reading and writing, which waits for no fifo; only locks are made of it",
     ("files/locks.py", "os.open"): "it never waits (O_NONBLOCK), and reads nothing",
     ("files/marker.py", "os.open"): _FOLDER,

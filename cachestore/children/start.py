@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Final, TypeAlias
 
 from cachestore.children.kinds import ChildKind
+from cachestore.core import system
 
 ChildProcess: TypeAlias = "subprocess.Popen[bytes]"
 
@@ -45,9 +46,22 @@ _FOLDERS: Final = (
 _DROPPED: Final = frozenset({"PYTHONSTARTUP", "PYTHONINSPECT"})
 """They are for a person at a prompt."""
 KEPT: Final = frozenset(
-    {"PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "SYSTEMROOT"}
+    {
+        "PATH",
+        "LD_LIBRARY_PATH",
+        "DYLD_LIBRARY_PATH",
+        "DYLD_FALLBACK_LIBRARY_PATH",
+        "LANG",
+        "LC_ALL",
+        "LC_CTYPE",
+        "SYSTEMROOT",
+        "TEMP",
+        "TMP",
+    }
 )
 """All that an isolated child gets of its caller's environment: what is needed to find and load libraries."""
+_AS_UTF8: Final = ("-X", "utf8") if system.IS_WINDOWS else ()
+"""A child there would print in the code page of its console, and its parent reads UTF-8."""
 _FLAGS: Final = {"ignore_environment": "-E", "no_user_site": "-s"}
 _WORDS_BYTES: Final = 4000
 _NOISE: Final = re.compile(r"\s|Traceback|Current thread|Thread 0x|<no Python frame>|Extension modules|Python runtime state")
@@ -114,7 +128,7 @@ def command_of(kind: ChildKind, arguments: Collection[object] = ()) -> list[str]
         own = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
         flags, paths = ["-I"], os.pathsep.join(filter(None, (listed, own)))
     root = Path(__file__).absolute().parents[2]
-    return [sys.executable, *flags, "-c", _BOOT, str(root), paths, kind.module, *map(str, arguments)]
+    return [system.interpreter()[0], *flags, *_AS_UTF8, "-c", _BOOT, str(root), paths, kind.module, *map(str, arguments)]
 
 
 def environment_of(kind: ChildKind, environment: Mapping[str, str]) -> dict[str, str]:
@@ -122,7 +136,7 @@ def environment_of(kind: ChildKind, environment: Mapping[str, str]) -> dict[str,
     safe = without_current_folder(environment)
     if kind.is_isolated:
         safe = {name: value for name, value in safe.items() if name in KEPT}
-    return {**safe, "PYTHONSAFEPATH": "1"}  # also for what the child starts
+    return {**safe, **system.interpreter()[1], "PYTHONSAFEPATH": "1"}  # also for what the child starts
 
 
 def without_current_folder(environment: Mapping[str, str]) -> dict[str, str]:

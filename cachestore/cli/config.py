@@ -13,7 +13,7 @@ name = "faces"
 repeats = 10
 """
 
-import tomllib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
@@ -25,6 +25,11 @@ from cachestore.core.samples import Source
 from cachestore.core.words import nearest
 from cachestore.files.opening import read_foreign
 from cachestore.jobs.options import PrecomputeRequest, option_of, parse_value, read_value
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 _TABLE: Final = "source"
 _LIMIT_BYTES: Final = 1 << 20

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from cachestore.cli import failed_samples, printable
 from cachestore.core.errors import CacheStoreError
@@ -25,6 +25,7 @@ from cachestore.work.progress import ENDED, LaunchStatus, Observer, PassStatus, 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
+    from typing_extensions import Self
 
 Style = Literal["auto", "bar", "plain", "none"]
 
@@ -103,7 +104,7 @@ class Progress:
         """How often `show` should be called."""
         self._followed_at = float("-inf")
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         """Show the first line."""
         if self._style == "bar":
             self._screen = _Bar(self._first, self._is_stopping)

@@ -8,10 +8,10 @@ import sys
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from shlex import join
 from typing import TYPE_CHECKING
 
 from cachestore.cli import printable
+from cachestore.core import system
 from cachestore.core.errors import Incomplete
 from cachestore.core.signals import STOPPING
 
@@ -93,7 +93,7 @@ def _is_free(handler: object) -> bool:
 
 def in_shell(line: Sequence[str]) -> str:
     """Return a command with these arguments, ready to paste."""
-    return f"{'cachestore' if sys.argv[0].endswith('cachestore') else 'python -m cachestore'} {join(line)}"
+    return f"{'cachestore' if sys.argv[0].endswith('cachestore') else 'python -m cachestore'} {system.in_shell(line)}"
 
 
 def to_stderr(line: str) -> None:

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import PROGRESS, PROGRESS_HELP, positive, tell
 from cachestore.cli.data_sets import add_name
@@ -13,6 +13,8 @@ from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from cachestore.remote.transfer import TransferReport
 
 
@@ -78,7 +80,7 @@ class _Progress:
         self._shown_at = self._began
         """A line comes after the first 30 s, as most transfers are shorter."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         if self._style == "bar":
             from rich.console import Console
             from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn

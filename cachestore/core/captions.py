@@ -12,12 +12,15 @@ from dataclasses import dataclass, fields
 from functools import partial
 from itertools import cycle, islice, permutations, product
 from math import prod
-from typing import Any, Final, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from cachestore.core.arguments import as_number, as_switch, as_text, as_whole, refuse
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, digest_parts
 from cachestore.core.words import listed
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Choose = Literal["first", "random", "all"]
 CHOICES: Final = get_args(Choose)
@@ -94,7 +97,7 @@ class CaptionPolicy:
             refuse("separator of a caption policy", "a text of at least one character", self.separator)
 
     @classmethod
-    def parse(cls, value: "str | Mapping[str, Json] | CaptionPolicy") -> Self:
+    def parse(cls, value: "str | Mapping[str, Json] | CaptionPolicy") -> "Self":
         """Return the policy for `value`: "first", "random" or "all", or what `as_json` gave. Raises BadInput for anything else."""
         if isinstance(value, cls):
             return value

@@ -9,16 +9,21 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Self, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from cachestore.core.arguments import as_mapping, as_text, refuse
 from cachestore.core.errors import BadInput, EncodeFailed
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 KEY_BYTES = 16
 """Length of a key: the first 128 bits of a SHA-256."""
 
 INPUT_BYTES = 32
 """Length of an input's digest: a whole SHA-256."""
+
+_BLOCK_BYTES = 1 << 18
 
 Json = Any
 """A value that JSON can hold: None, bool, int, finite float, str, list or dict with str keys."""
@@ -29,7 +34,7 @@ class Key(bytes):
 
     __slots__ = ()
 
-    def __new__(cls, raw: bytes | str) -> Self:
+    def __new__(cls, raw: bytes | str) -> "Self":
         """Wrap exactly 16 bytes, or read 32 hex digits, as its repr has them. Raises BadInput for anything else."""
         try:
             length = len(raw)
@@ -43,7 +48,7 @@ class Key(bytes):
         return key
 
     @classmethod
-    def parse(cls, text: "str | bytes") -> Self:
+    def parse(cls, text: "str | bytes") -> "Self":
         """Read a key from its 32 hex digits, or from its 16 raw bytes. Raises BadInput for anything else."""
         if type(text) is cls:
             return text
@@ -99,7 +104,10 @@ def digest_bytes(data: "bytes | bytearray | memoryview") -> str:
 
 def digest_opened(file: BinaryIO) -> str:
     """As `digest_bytes`, for an open file of which nothing was read yet. It is never in memory as a whole."""
-    return hashlib.file_digest(cast("Any", file), "sha256").hexdigest()
+    state, block = hashlib.sha256(), memoryview(bytearray(_BLOCK_BYTES))
+    while count := cast("Any", file).readinto(block):
+        state.update(block[:count])
+    return state.hexdigest()
 
 
 def digest_text(text: str) -> str:

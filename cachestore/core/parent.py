@@ -1,7 +1,7 @@
 """Notices that the process that started this one has ended. A process of ours then ends too, whatever it waits for.
 
 A pid is watched and not a pipe, which stays open while a process that the other one forked holds it. Linux's PR_SET_PDEATHSIG would be of
-no use: it is sent when the thread that started the process ends.
+no use: it is sent when the thread that started the process ends. On Windows a handle of the process is watched.
 """
 
 import os
@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Final
 
+from cachestore.core import system
 from cachestore.core.signals import heard
 
 LOOK_SECONDS: Final = 0.5
@@ -27,11 +28,12 @@ def leave_with(starter: int, *, seconds: float, gone: threading.Event | None = N
 
 
 def _leave_with(starter: int, seconds: float, gone: threading.Event) -> None:
-    while os.getppid() == starter and not gone.wait(LOOK_SECONDS):
+    parent = system.StartingProcess(starter)
+    while not parent.has_ended() and not gone.wait(LOOK_SECONDS):
         pass
     gone.set()
     if seconds:
-        os.kill(os.getpid(), heard())
+        system.signal_self(heard())
         time.sleep(seconds)
     os._exit(128 + signal.SIGTERM)
 
@@ -43,7 +45,11 @@ def is_orphan(first: int) -> bool:
     """
     workers = sys.modules.get("multiprocessing.process")
     starter = workers.parent_process() if workers is not None else None
-    return starter is not None and (os.getppid() != first or not _exists(starter.pid))
+    if starter is None:
+        return False
+    if system.IS_WINDOWS:
+        return not starter.is_alive()
+    return os.getppid() != first or not _exists(starter.pid)
 
 
 def _exists(pid: int) -> bool:

@@ -6,7 +6,10 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -88,7 +91,7 @@ class Behind(Generic[Result]):
         self._thread: ThreadPoolExecutor | None = None
         self._under_way: deque[Future[Result]] = deque()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         if self.depth > 0:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="cachestore-append")
         return self

@@ -6,10 +6,13 @@ prepared by the image processor based on Pillow: torchvision's rounds differentl
 
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.core.errors import BadInput
 from cachestore.encode.models import Component
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _IMAGE_PROCESSORS: Final[Mapping[str, tuple[str, ...]]] = {
     "Qwen2VLProcessor": ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor"),
@@ -29,7 +32,7 @@ class Processor:
         self.image_processor = image_processor
 
     @classmethod
-    def of(cls, component: Component) -> Self:
+    def of(cls, component: Component) -> "Self":
         """Load both from a processor's folder. Raises BadInput if the class of the processor is not known."""
         names = _IMAGE_PROCESSORS.get(component.class_name)
         if names is None:
@@ -43,7 +46,7 @@ class Processor:
         return cls(tokenizer, image_processor.from_pretrained(component.folder, local_files_only=True))
 
     @classmethod
-    def of_text(cls, component: Component) -> Self:
+    def of_text(cls, component: Component) -> "Self":
         """Load the tokenizer alone, for captions without pictures. The class of the processor does not matter."""
         transformers: Any = importlib.import_module("transformers")
         return cls(transformers.AutoTokenizer.from_pretrained(component.folder, local_files_only=True, trust_remote_code=False))

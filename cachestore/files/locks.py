@@ -8,9 +8,11 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
+from cachestore.core import system
 from cachestore.core.errors import LockTimeout
+from cachestore.files import in_use
 from cachestore.files.paths import Mode
 
 try:
@@ -20,6 +22,7 @@ except ImportError:  # Windows
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
+    from typing_extensions import Self
 
 _PROBE_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _HELD: Final = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK}
@@ -65,6 +68,7 @@ class LifeLock:
     def __init__(self, path: Path, *, bits: int = 0o664) -> None:
         from filelock import Timeout
 
+        self._path = path
         self._pid = os.getpid()
         self._lock = _make(path, bits)
         try:
@@ -79,7 +83,7 @@ class LifeLock:
             with suppress(OSError):
                 self._lock.release()
             with suppress(OSError):
-                path.unlink()
+                in_use.unlink(path)
 
     def release(self) -> None:
         """Release the lock, or leave that to the end of the process if the file system refuses. In a forked child this does nothing."""
@@ -87,8 +91,9 @@ class LifeLock:
             self.is_held = False
             with suppress(OSError):
                 self._lock.release()
+                _keep(self._path)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -129,4 +134,11 @@ def _is_locked_by_taking(path: Path) -> bool | None:
     except (NotImplementedError, OSError):
         return None
     lock.release()
+    _keep(path)
     return False
+
+
+def _keep(path: Path) -> None:
+    """Leave the file of a free lock: it says that its worker has ended. On Windows filelock removes it."""
+    if system.IS_WINDOWS:
+        path.touch()

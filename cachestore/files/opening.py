@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NoReturn
 
 from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed, numbered
+from cachestore.files import in_use
 from cachestore.files.paths import to_repair, to_verify
 
 READ_FLAGS: Final = (
@@ -64,7 +65,7 @@ def open_regular(path: Path, *, folder: int | None = None) -> tuple[int, os.stat
     device or folder of that name, FileNotFoundError, ReadFailed.
     """
     try:
-        descriptor = os.open(path if folder is None else path.name, _OPEN_FLAGS, dir_fd=folder)
+        descriptor = _opened(path, folder)
     except NotADirectoryError as error:  # a file where its folder should be
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
     except OSError as error:
@@ -83,6 +84,17 @@ def open_regular(path: Path, *, folder: int | None = None) -> tuple[int, os.stat
         return descriptor, status
     os.close(descriptor)
     raise FormatError(_no_regular_file(path))
+
+
+def _opened(path: Path, folder: int | None) -> int:
+    """Open a file. While it is being replaced or removed, Windows refuses that for a moment; what is no file it always refuses."""
+    name = path if folder is None else path.name
+    try:
+        return os.open(name, _OPEN_FLAGS, dir_fd=folder)
+    except PermissionError as error:
+        if not in_use.is_in_use(error) or path.is_dir():
+            raise
+    return in_use.patiently(lambda: os.open(name, _OPEN_FLAGS, dir_fd=folder), seconds=in_use.OPENING_SECONDS)
 
 
 class _AsOpened(FileIO):
@@ -366,7 +378,7 @@ def is_of_a_signal(error: Exception) -> bool:
 
 def reason_of(error: OSError) -> str:
     """Return why the system refused something, in its own words."""
-    return error.strerror or (os.strerror(error.errno) if error.errno else str(error))
+    return (error.strerror or (os.strerror(error.errno) if error.errno else str(error))) + in_use.why_in_use(error)
 
 
 def descriptor_limit(default: int = 1024) -> int:

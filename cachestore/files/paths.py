@@ -5,25 +5,33 @@ One table of templates makes and parses every name. A name that does not parse i
 
 import re
 import secrets
-import shlex
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Final, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
+from cachestore.core import system
 from cachestore.core.arguments import as_path, as_word
 from cachestore.core.errors import BadInput
+from cachestore.files import in_use
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MARKER: Final = "cachestore.json"
 """The file that makes a folder a store."""
 
+_FILE_CHARACTERS: Final = 24
+"""A number of 9 digits, the longest ending, and two separators."""
 _NAMES: Final = 1 << 15
 """How many parsed names of claims and ledgers are cached: thousands are listed again and again."""
 _NAME_LIMIT: Final = 200
+_LONGEST: Final = 120
+"""So many characters the longest path below a store takes, but for those with a data set's name; the one of an attempt has 98."""
 
 Value = TypeVar("Value")
 
@@ -242,16 +250,19 @@ class Layout:
     temporary = _Inside("tmp")
 
     @classmethod
-    def at(cls, path: object, argument: str = "path") -> Self:
+    def at(cls, path: object, argument: str = "path") -> "Self":
         """Return the paths of the store at a caller's path; errors call it `argument`. Raises BadInput for something that is not a path."""
-        return cls(as_path(argument, path).absolute())
+        root = as_path(argument, path).absolute()
+        if why := in_use.refused_length(root, _LONGEST):
+            raise BadInput(f"{argument}: {why}")
+        return cls(root)
 
     def command(self, words: str) -> str:
         """Return a command for this store, ready to paste: `repair --refill` gives "`cachestore repair STORE --refill`".
 
         For a store in an object store, where no other command works, it is the one that brings what is lost.
         """
-        return f"`cachestore push STORE {shlex.quote(self.address)} --check`" if self.address else _command(words, self.root)
+        return f"`cachestore push STORE {system.quoted(self.address)} --check`" if self.address else _command(words, self.root)
 
     @property
     def shown(self) -> str:
@@ -268,7 +279,7 @@ class Layout:
 
     def catalog_folder(self, name: str) -> Path:
         """The folder of a data set's catalogs."""
-        return self.catalogs / encode_name(name)
+        return _named(self.catalogs, name)
 
     def catalog(self, name: str, generation: int) -> Path:
         """The path of one generation of a catalog."""
@@ -280,7 +291,7 @@ class Layout:
 
     def listing_folder(self, name: str) -> Path:
         """The folder of one data set's listing numbers."""
-        return self.listings / encode_name(name)
+        return _named(self.listings, name)
 
     def listing(self, name: str, number: int) -> Path:
         """The path of a listing number of a data set."""
@@ -362,7 +373,7 @@ class PassFolder:
 
 def command_for(words: str, path: Path) -> str:
     """As `Layout.command`, for the store of this file; the store is left out if the path is not one of a store."""
-    match = _INSIDE.fullmatch(str(path))
+    match = _INSIDE.fullmatch(path.as_posix())
     return _command(words, Path(match[1] or "/") if match else None)
 
 
@@ -378,7 +389,7 @@ def to_verify(path: Path) -> str:
 
 def _command(words: str, root: Path | None) -> str:
     command, _, options = words.partition(" ")
-    return f"`{' '.join(filter(None, ('cachestore', command, shlex.quote(str(root)) if root else '', options)))}`"
+    return f"`{' '.join(filter(None, ('cachestore', command, system.quoted(str(root)) if root else '', options)))}`"
 
 
 def encode_name(name: str) -> str:
@@ -395,6 +406,14 @@ def encode_name(name: str) -> str:
     if not encoded.strip() or len(encoded) > _NAME_LIMIT:
         raise BadInput(f"the data set name {name!r} must have 1 to {_NAME_LIMIT} characters once encoded: give another")
     return encoded
+
+
+def _named(folder: Path, name: str) -> Path:
+    """The folder of a data set. Raises BadInput if Windows refuses so long a path."""
+    encoded = encode_name(name)
+    if why := in_use.refused_length(folder, len(encoded) + _FILE_CHARACTERS):
+        raise BadInput(f"the data set name {name!r} is too long here: {why}")
+    return folder / encoded
 
 
 def decode_name(folder: str) -> str | None:

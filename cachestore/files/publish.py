@@ -15,7 +15,6 @@ import contextlib
 import errno
 import os
 import secrets
-import shlex
 import stat
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -23,12 +22,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
 
+from cachestore.core import system
 from cachestore.core.errors import FormatError, LockTimeout, RemoteFailed, WriteFailed, numbered
+from cachestore.files import in_use
 from cachestore.files.checksum import Buffer, Checksum, digest_file, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
 from cachestore.files.marker import check_for_writing
-from cachestore.files.opening import is_link, look_at, open_regular, reason_of
+from cachestore.files.opening import is_link, look_at, reason_of
 from cachestore.files.paths import Layout, Mode
 from cachestore.files.removal import is_older
 
@@ -44,7 +45,6 @@ _OUTSIDE: Final = ".cachestore-tmp"
 """How temporary files outside a store end."""
 _LEFTOVER_SECONDS: Final = 86_400.0
 _RENAME_LOCK_SECONDS: Final = 2.0
-_READ_ONLY_BITS: Final = 0o444
 _SHARED_BITS: Final = stat.S_ISGID | stat.S_IRWXG
 
 _durable: Final[set[Path]] = set()
@@ -89,7 +89,7 @@ def _set_bits(mode: Mode, folder: Path) -> None:
         folder.chmod(mode.folder_bits)
     except PermissionError as error:
         if mode is Mode.GROUP and not _is_shared(folder):
-            command = f"`chmod g+rwxs {shlex.quote(str(folder))}`"
+            command = f"`chmod g+rwxs {system.quoted(str(folder))}`"
             words = f"the group may not write {folder}, which is another user's: let them run {command}, then run the same command again"
             raise numbered(WriteFailed(words), error) from error
     except OSError as error:
@@ -154,7 +154,7 @@ def sync_folder(folder: Path) -> None:
     except OSError as error:
         _refuse(folder, error)
     try:
-        os.fsync(descriptor)
+        in_use.sync(descriptor)
     except OSError as error:
         if error.errno not in _NO_FOLDER_FSYNC:
             _refuse(folder, error)
@@ -186,7 +186,7 @@ def publish(layout: Layout, final: Path, chunks: Iterable[Buffer], *, digest: st
     chunks = list(chunks)
     make_folder(layout, layout.temporary)
     with _made_visible(layout, final, size_bytes=sum(memoryview(chunk).nbytes for chunk in chunks)) as temporary:
-        _write(temporary, chunks, _READ_ONLY_BITS if read_only else layout.mode.file_bits)
+        _write(temporary, chunks, in_use.read_only_bits() if read_only else layout.mode.file_bits)
         if digest_file(temporary) != (digest or digest_of(chunks)):
             raise _reads_differently(final, temporary)
         return _finish(layout, temporary, final)
@@ -215,12 +215,7 @@ def _made_visible(layout: Layout, final: Path, *, size_bytes: int = 0, temporary
 def publish_file(layout: Layout, temporary: Path, final: Path) -> bool:
     """Publish a file that was built at a temporary path of `layout`, else as `publish`. The temporary name is gone afterwards."""
     with _made_visible(layout, final, temporary=temporary):
-        temporary.chmod(_READ_ONLY_BITS)
-        descriptor, _status = open_regular(temporary)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        in_use.sync_file(temporary, in_use.read_only_bits())
         return _finish(layout, temporary, final)
 
 
@@ -238,8 +233,8 @@ def publish_pieces(layout: Layout, final: Path, pieces: Iterable[Buffer], *, dig
             for block in _blocks(pieces):
                 state.update(block)
                 _write_all(descriptor, block)
-            temporary.chmod(_READ_ONLY_BITS)
-            os.fsync(descriptor)
+            temporary.chmod(in_use.read_only_bits())
+            in_use.sync(descriptor)
         finally:
             os.close(descriptor)
         if state.hexdigest() != digest:
@@ -268,7 +263,7 @@ def overwrite(layout: Layout, final: Path, data: Buffer) -> None:
     """
     with _made_visible(layout, final, size_bytes=memoryview(data).nbytes) as temporary:
         _write_unsynced(layout, temporary, data)
-        temporary.replace(final)
+        in_use.replace(temporary, final)
 
 
 def write_outside(final: Path, data: Buffer) -> None:
@@ -279,10 +274,10 @@ def write_outside(final: Path, data: Buffer) -> None:
         descriptor = os.open(temporary, _CREATE_FLAGS, 0o666)
         try:
             _write_all(descriptor, data)
-            os.fsync(descriptor)
+            in_use.sync(descriptor)
         finally:
             os.close(descriptor)
-        temporary.replace(final)
+        in_use.replace(temporary, final)
     except OSError as error:
         raise WriteFailed(
             f"cannot write {final}: {reason_of(error)}; the earlier contents are unchanged; correct that, then run the same command again"
@@ -299,7 +294,7 @@ def remove_leftovers(folder: Path) -> None:
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):  # noqa: PTH208 - names are wanted, not paths: a trainer's folder has a million of them
             if name.endswith(_OUTSIDE) and is_older(folder / name, _LEFTOVER_SECONDS, now=time.time()):
-                (folder / name).unlink(missing_ok=True)
+                in_use.unlink(folder / name, missing_ok=True)
 
 
 def move(layout: Layout, source: Path, target: Path) -> None:
@@ -309,7 +304,7 @@ def move(layout: Layout, source: Path, target: Path) -> None:
         if _link(layout, source, target):
             sync_folder(target.parent)  # before the old name goes, or a power cut could take both
             check_for_writing(layout, target)
-            source.unlink(missing_ok=True)
+            in_use.unlink(source, missing_ok=True)
         sync_folder(source.parent)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and look_at(source) is None:
@@ -324,7 +319,7 @@ def _write(temporary: Path, chunks: Sequence[Buffer], bits: int) -> None:
             _write_all(descriptor, block)
         temporary.chmod(bits)
         failpoint("publish.before_fsync")
-        os.fsync(descriptor)
+        in_use.sync(descriptor)
     finally:
         os.close(descriptor)
     failpoint("publish.after_fsync")
@@ -417,13 +412,13 @@ def _rename(layout: Layout, temporary: Path, final: Path) -> bool:
             stack.enter_context(locked(layout.lock("rename"), seconds=_RENAME_LOCK_SECONDS, mode=layout.mode))
         if final.exists():
             return False
-        temporary.rename(final)
+        in_use.rename(temporary, final)
         return True
 
 
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
-        path.unlink()
+        in_use.unlink(path)
 
 
 def _refuse(path: Path, error: OSError, *, size_bytes: int = 0) -> NoReturn:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from cachestore.core.errors import FormatError, WriteFailed, numbered
+from cachestore.files import in_use
 from cachestore.files.marker import check_for_writing
 from cachestore.files.opening import is_link, reason_of
 from cachestore.files.paths import Layout, to_verify
@@ -45,7 +46,7 @@ def _remove(
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if not is_kind(status.st_mode):
                 _refuse_strange(path)
-            remove(name, dir_fd=folder)
+            in_use.remove_in(name, folder, remove)
             return status.st_size
     except WriteFailed:
         raise

@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from cachestore.core import system
 from cachestore.core.inputs import NO_STAT, Stat, stamp_of
 
 WRITTEN_SECONDS: Final = 2.0
@@ -53,7 +54,7 @@ def _is_fresh(age_ns: int, seconds: float) -> bool:
 
 def _changed_ns(status: os.stat_result) -> int | None:
     """Return the change time; None on Windows, where Python gives the time at which the file was made."""
-    return None if os.name == "nt" else status.st_ctime_ns
+    return None if system.IS_WINDOWS else status.st_ctime_ns
 
 
 @lru_cache(maxsize=256)

@@ -10,12 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from cachestore.core import system
 from cachestore.core.arguments import as_path
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.keys import Json
 from cachestore.core.words import in_short
+from cachestore.files import in_use
 from cachestore.files.checksum import digest_of
 from cachestore.files.opening import FOREIGN_LIMIT_BYTES, names_in, read_foreign, reason_of
+from cachestore.files.portable import why_refused
 from cachestore.files.publish import remove_leftovers, write_outside
 
 NOTE: Final = ".cachestore-export.json"
@@ -82,17 +85,21 @@ class Target:
             if names.fullmatch(name) is None or name in but:
                 continue
             if self._ours.get(name) == _digest_there(self.folder / name):
-                (self.folder / name).unlink(missing_ok=True)
+                in_use.unlink(self.folder / name, missing_ok=True)
                 self._ours.pop(name)
             else:
                 self.foreign.append(name)
 
     def _inside(self, path: str) -> Path:
-        """Return the path of a file. Raises EncodeFailed for a name that leads out of the folder."""
+        """Return the path of a file. Raises EncodeFailed for a name that leads out of the folder, or that Windows refuses."""
         final = Path(os.path.normpath(self.folder / path))
         if not final.is_relative_to(self.folder) or final == self.folder:
             raise EncodeFailed(
                 f"its id leads out of {self.folder} ({path}): give the sample another id, and run `cachestore precompute` again"
+            )
+        if system.IS_WINDOWS and (why := next((found for part in Path(path).parts if (found := why_refused(part))), "")):
+            raise EncodeFailed(
+                f"Windows refuses the name {path} ({why}): give the sample another id, and run `cachestore precompute` again"
             )
         return final
 
@@ -107,7 +114,7 @@ class Target:
         if self._ours:
             self.close()
         else:
-            (self.folder / NOTE).unlink(missing_ok=True)
+            in_use.unlink(self.folder / NOTE, missing_ok=True)
 
     def close(self) -> None:
         """Write the note of which files are ours."""
@@ -162,7 +169,7 @@ def remove_export(folder: str | Path, *, apply: bool = True) -> RemovedExport:
         else:
             try:
                 if apply:
-                    (root / path).unlink(missing_ok=True)
+                    in_use.unlink(root / path, missing_ok=True)
             except OSError as error:
                 kept[path] = f"it cannot be removed ({reason_of(error)})"
                 continue

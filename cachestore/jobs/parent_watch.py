@@ -6,7 +6,9 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from typing import Final
 
+from cachestore.core import system
 from cachestore.core.parent import leave_with
+from cachestore.core.signals import heard
 
 PARENT: Final = "CACHESTORE_PARENT"
 """The variable with the pid of the process that started a worker. That process alone holds the other end of the worker's stdin."""
@@ -32,6 +34,6 @@ def watch_parent(environment: MutableMapping[str, str]) -> bool:
 
 def _read_to_the_end(gone: threading.Event) -> None:
     with suppress(OSError):
-        while os.read(0, 4096):
-            pass
+        while os.read(0, 4096):  # on Windows, which has no signals, the parent asks to stop so
+            system.signal_self(heard())
     gone.set()

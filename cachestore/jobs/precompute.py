@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from cachestore.core.arguments import as_mapping, as_path_str, check_calls
 from cachestore.core.errors import BadInput, Incomplete, WriteFailed
@@ -19,6 +19,7 @@ from cachestore.core.ranks import RankInfo
 from cachestore.core.words import did_you_mean, human_bytes
 from cachestore.encode.needs import NOT_MADE
 from cachestore.encode.unit import Encoder
+from cachestore.files import in_use
 from cachestore.files.marker import noticing_its_end
 from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
@@ -52,6 +53,8 @@ from cachestore.work.progress import Observer
 from cachestore.work.workers import Heartbeat
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from cachestore.encode.loaded import LoadedModel
     from cachestore.jobs.forecast import Forecast
 
@@ -78,7 +81,7 @@ def precompute(
     on_progress: OnProgress | None = None,
     cancel: Cancel | None = None,
     inline: bool = False,
-    **options: Unpack[Options],
+    **options: "Unpack[Options]",
 ) -> Report:
     """Encode a data set into a store, on any number of ranks. What the store holds already is not encoded again.
 
@@ -154,7 +157,7 @@ def plan(
     store: str | Path,
     encode: str | Iterable[str] = ("text", "latents"),
     encode_args: Mapping[str, Json] | None = None,
-    **options: Unpack[Options],
+    **options: "Unpack[Options]",
 ) -> "Forecast":
     """Return what `precompute` would do with the same arguments, as `cachestore precompute --plan-only` prints it. Encodes nothing.
 
@@ -236,7 +239,7 @@ def _written(layout: Layout, request: PrecomputeRequest, in_memory: InMemory) ->
         yield replace(request, sources=tuple(sources))
     finally:
         for path in paths:
-            path.unlink(missing_ok=True)
+            in_use.unlink(path, missing_ok=True)
 
 
 def _is_model_here(request: PrecomputeRequest) -> bool:

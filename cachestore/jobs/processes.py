@@ -21,7 +21,7 @@ from typing import IO, Any, Final, cast
 
 from cachestore.children.kinds import WORKER
 from cachestore.children.start import ChildProcess, last_line, start
-from cachestore.core import errors
+from cachestore.core import errors, system
 from cachestore.core.errors import BadInput, CacheStoreError, Incomplete
 from cachestore.core.keys import Json
 from cachestore.core.signals import STOPPING, heard
@@ -156,6 +156,8 @@ class _Running:
     process: ChildProcess
     out: IO[bytes]
     err: IO[bytes]
+    stdin: int
+    """The other end of its stdin, which ends with this process."""
     started: float
     sign: RankStatus | None = None
     """Its last status that was seen."""
@@ -170,7 +172,7 @@ class _Running:
         """Send a signal, once: it then publishes what it has encoded, and ends."""
         if self.asked_at is None:
             self.asked_at, self.reason = time.monotonic(), reason
-            self.process.send_signal(heard())
+            system.send_stop(self.process.send_signal, heard(), self.stdin)
 
     @property
     def patience(self) -> float:
@@ -249,40 +251,37 @@ def _start(
     *,
     answers: Answers | None,
 ) -> None:
-    """Start the workers. Nothing is written to their stdin, which ends when this process ends."""
-    if answers is not None and os.name != "posix":
+    """Start the workers. Their stdin ends when this process ends; only on Windows something is written to it (`system.send_stop`)."""
+    if answers is not None and system.IS_WINDOWS:
         raise BadInput("samples in memory are passed to workers over pipes, which this system does not have: pass inline=True, or paths")
-    theirs, ours = os.pipe()
-    stack.callback(os.close, ours)
-    try:
-        for rank, own in enumerate(environments):
-            out, err = _temporary(stack), _temporary(stack)
-            quiet = ["--quiet"] if care.is_quiet or own.get("CACHESTORE_RANK", "0") != "0" else []
-            line = answers.new_line() if answers is not None else ()
-            pipe = {PIPE: ",".join(map(str, line))} if line else {}
-            try:
-                process = start(
-                    WORKER,
-                    *arguments,
-                    "--json",
-                    *quiet,
-                    stdin=theirs,
-                    stdout=out,
-                    stderr=err,
-                    # A worker that crashes in a library then prints its stack.
-                    variables={"PYTHONFAULTHANDLER": "1", **own, **pipe, PARENT: str(os.getpid())},
-                    pass_fds=line,
-                )
-            except OSError as error:
-                raise BadInput(
-                    f"cannot start a worker process ({error}): free memory, or pass inline=True to encode in this process"
-                ) from error
-            finally:
-                for descriptor in line:
-                    os.close(descriptor)
-            running.append(_Running(rank, process, out, err, time.monotonic()))
-    finally:
-        os.close(theirs)
+    for rank, own in enumerate(environments):
+        out, err = _temporary(stack), _temporary(stack)
+        quiet = ["--quiet"] if care.is_quiet or own.get("CACHESTORE_RANK", "0") != "0" else []
+        line = answers.new_line() if answers is not None else ()
+        pipe = {PIPE: ",".join(map(str, line))} if line else {}
+        theirs, ours = os.pipe()
+        stack.callback(os.close, ours)
+        try:
+            process = start(
+                WORKER,
+                *arguments,
+                "--json",
+                *quiet,
+                stdin=theirs,
+                stdout=out,
+                stderr=err,
+                # A worker that crashes in a library then prints its stack.
+                variables={"PYTHONFAULTHANDLER": "1", **own, **pipe, PARENT: str(os.getpid())},
+                pass_fds=line,
+            )
+        except OSError as error:
+            raise BadInput(
+                f"cannot start a worker process ({error}): free memory, or pass inline=True to encode in this process"
+            ) from error
+        finally:
+            for descriptor in (*line, theirs):
+                os.close(descriptor)
+        running.append(_Running(rank, process, out, err, ours, time.monotonic()))
 
 
 def _temporary(stack: ExitStack) -> IO[bytes]:

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 from weakref import WeakKeyDictionary
 
 from cachestore.core.arguments import as_mapping, as_switch, as_whole, as_word
@@ -23,6 +23,9 @@ from cachestore.loading.callers import Callers, find_callers, refuse_options
 from cachestore.loading.mesh import seat_in
 from cachestore.loading.order import Indices, Order, Tail, count_batches, count_even, even_out, order_batches
 from cachestore.loading.planned import PlannedBatch
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 
@@ -201,7 +204,7 @@ class BucketBatchSampler:
         self._is_finished = self._is_over = True
 
     @property
-    def sampler(self) -> Self:
+    def sampler(self) -> "Self":
         """This object, as accelerate and Fabric call `batch_sampler.sampler.set_epoch`. Raises BadInput as `batch_size`."""
         refuse_options(inspect.currentframe())
         return self

@@ -5,7 +5,6 @@ Reads no entry; `rows` does.
 
 import json
 import operator
-import shlex
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cachestore.core import system
 from cachestore.core.arguments import as_text, refuse
 from cachestore.core.batch_shapes import SIZES, LatentsAs
 from cachestore.core.captions import CaptionPolicy
@@ -270,7 +270,7 @@ class Selection:
             return self._indices[normal]
         row = next((row for row, found in enumerate(self.catalog.ids) if found == normal), None)
         if row is not None and not self.catalog.is_complete(row):
-            command = self.options.layout.command(f"why {shlex.quote(normal)}")
+            command = self.options.layout.command(f"why {system.quoted(normal)}")
             raise MissingEntry(
                 f"sample {sample_id!r} of {self.options.called} could not be encoded completely; run {command} for the reason"
             )

@@ -4,7 +4,6 @@ The order of reading makes this safe: first the segments, then which passes have
 catalog before it ends, so the catalogs name everything that an ended pass made.
 """
 
-import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
@@ -12,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from cachestore.core import system
 from cachestore.core.arguments import as_path, as_whole
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import caption_key
@@ -230,7 +230,7 @@ def _collect(layout: Layout, grace_seconds: float, keep: Mapping[str, int], *, a
         held=held,
         held_partly=held_partly,
         held_catalog_bytes=sum(_size_of(layout.catalog(name, n)) for name, kept in found.kept.items() for n in kept[:-1]),
-        files=tuple(str(path.relative_to(layout.root)) for path in files),
+        files=tuple(path.relative_to(layout.root).as_posix() for path in files),
         plans=tuple(plans),
         freed_bytes=freed,
         remarks=(*remarks, *stays, *_unfinished(found.unfinished)),
@@ -424,12 +424,12 @@ def lost_catalogs(layout: Layout) -> list[ReportedCatalog]:
 def look_further(layout: Layout) -> Iterator[Finding]:
     """Yield findings that need plans and passes: catalogs that are missing although a pass published them, and unreadable plans."""
     for reported in lost_catalogs(layout):
-        where = str(layout.catalog(reported.name, reported.generation).relative_to(layout.root))
+        where = layout.catalog(reported.name, reported.generation).relative_to(layout.root).as_posix()
         message = f"{where} is missing, though a pass published it; run {layout.command('repair')} to rebuild it"
         yield Finding("bad-catalog", where, message)
     for plan in list_plans(layout):
         path = layout.plan(plan)
-        where = str(path.relative_to(layout.root))
+        where = path.relative_to(layout.root).as_posix()
         try:
             if is_published(layout, plan):
                 read_plan(layout, plan, io="pread")
@@ -456,7 +456,7 @@ def _refuse_lost_catalogs(layout: Layout) -> None:
         raise FormatError(
             f"generation {reported.generation} of the data set {reported.name!r} is missing, though a pass published it, so cachestore"
             f" cannot tell which entries are needed: run {layout.command('repair')}, or"
-            f" {layout.command(f'drop {shlex.quote(reported.name)}')} to remove the data set"
+            f" {layout.command(f'drop {system.quoted(reported.name)}')} to remove the data set"
         )
 
 

@@ -25,6 +25,7 @@ from cachestore.core.errors import how_to_install
 from cachestore.core.keys import Json
 from cachestore.core.ranks import discover
 from cachestore.core.words import plural
+from cachestore.files import in_use
 from cachestore.files.locks import LifeLock
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import descriptor_limit
@@ -226,7 +227,7 @@ def _probe(layout: Layout, look: Callable[[Layout, Path, Path], Check]) -> Check
         return look(layout, one, other)
     finally:
         for path in (one, other):
-            path.unlink(missing_ok=True)
+            in_use.unlink(path, missing_ok=True)
 
 
 def _probe_publish(layout: Layout, one: Path, other: Path) -> Check:
@@ -254,7 +255,7 @@ def _probe_publish(layout: Layout, one: Path, other: Path) -> Check:
 
 def _probe_rename(layout: Layout, one: Path, other: Path) -> Check:
     try:
-        one.rename(other)
+        in_use.rename(one, other)
         sync_folder(layout.temporary)
     except OSError as error:
         advice = "workers cannot show that they are alive: use another file system"

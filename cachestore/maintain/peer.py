@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from cachestore.files import in_use
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout
 from cachestore.files.publish import note
@@ -92,7 +93,7 @@ def meet(layout: Layout, seconds: float = PEER_SECONDS) -> list[Check]:
                 time.sleep(_POLL_SECONDS)
         finally:
             for number in range(len(made)):
-                _file(layout, heartbeat.worker, number).unlink(missing_ok=True)
+                in_use.unlink(_file(layout, heartbeat.worker, number), missing_ok=True)
     if found := _met(peers):
         return [check for peer in found for check in peer.checks()]
     command = f"cachestore doctor {layout.root} --peer"

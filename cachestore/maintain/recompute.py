@@ -442,7 +442,7 @@ def _wrong(cell: _Cell, what: str, advice: str) -> Finding:
 
 
 def _where(cell: _Cell, reader: Reader) -> str:
-    return str(reader.layout.segment(cell.segment).relative_to(reader.layout.root))
+    return reader.layout.segment(cell.segment).relative_to(reader.layout.root).as_posix()
 
 
 def _take_out(cell: _Cell, reader: Reader) -> str:

@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 from cachestore.core.errors import BadInput, FormatError, ReadFailed, WriteFailed, numbered
 from cachestore.core.keys import Json
 from cachestore.core.words import in_short
+from cachestore.files import in_use
 from cachestore.files.opening import FileIdentity, free_bytes, is_link, names_in, read_whole, reason_of
 from cachestore.files.paths import MARKER, decode_name, parse_catalog
 from cachestore.files.records import NEWER, decode_record, encode_record
@@ -163,7 +164,7 @@ def copy_file(
             data(temporary)
         if instead_of is not None and identity_of(final) == instead_of:
             set_aside_folder(final)
-            temporary.replace(final)
+            in_use.replace(temporary, final)
         else:  # another process may have made it meanwhile
             with suppress(FileExistsError):
                 os.link(temporary, final)
@@ -171,13 +172,13 @@ def copy_file(
         raise _refusal(final, error) from error
     finally:
         with suppress(OSError):
-            temporary.unlink()
+            in_use.unlink(temporary)
 
 
 def make_folder(folder: Path) -> None:
     """Make a folder in the cache. A link, or anything else under its name, is renamed. Raises OSError."""
     if os.path.lexists(folder) and (is_link(folder) or not folder.is_dir()):
-        folder.rename(_aside(folder))
+        in_use.rename(folder, _aside(folder))
     folder.mkdir(exist_ok=True)
 
 
@@ -185,7 +186,7 @@ def set_aside_folder(path: Path) -> None:
     """Rename a folder that lies where a file belongs, unless it is empty; somebody may want what is in it. Raises OSError."""
     if path.is_dir() and not is_link(path):
         aside = _aside(path)
-        path.rename(aside)
+        in_use.rename(path, aside)
         with suppress(OSError):
             aside.rmdir()
 
@@ -201,7 +202,7 @@ def make_way(path: Path) -> None:
         if stat.S_ISDIR(status.st_mode):
             set_aside_folder(path)
         elif not stat.S_ISREG(status.st_mode) or not os.access(path, os.R_OK):
-            path.unlink()
+            in_use.unlink(path, seconds=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +247,7 @@ class StoreCache:
             path = self.temporary / name
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    shutil.rmtree(path) if path.is_dir() else in_use.unlink(path, seconds=0.0)
 
     def make_folders(self) -> None:
         """Make those that are missing, also where something else is in their place, unless the disk refuses it."""
@@ -327,7 +328,7 @@ def make_room(folder: Path, size: int, limit: int, keep: Collection[tuple[str, s
 def _remove(root: Path, digest: str) -> bool:
     try:
         for kind in _KINDS:
-            (root / kind / digest).unlink(missing_ok=True)
+            in_use.unlink(root / kind / digest, missing_ok=True, seconds=0.0)
     except OSError:
         return False
     return True
@@ -385,7 +386,7 @@ def _clear(root: Path) -> None:
         for path in root.glob(pattern):
             with suppress(OSError):
                 if pattern not in {"have/*", "parts/*"} or _DIGEST.fullmatch(path.name):
-                    path.unlink()
+                    in_use.unlink(path, seconds=0.0)
     for path in sorted((path for path in root.rglob("*") if path.is_dir()), reverse=True):
         with suppress(OSError):
             path.rmdir()

@@ -6,7 +6,6 @@ helper ends with the last data set that uses it. If it is killed, the next one g
 
 import json
 import os
-import select
 import threading
 import time
 import weakref
@@ -15,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.children.kinds import HELPER
+from cachestore.core import system
 from cachestore.core.arguments import as_whole
 from cachestore.core.errors import RemoteFailed
 from cachestore.core.parent import is_orphan
@@ -209,7 +209,7 @@ class Downloads:
         return data
 
     def _is_readable(self, seconds: float) -> bool:
-        return bool(select.select([self._descriptors()[1]], [], [], seconds)[0])
+        return system.is_readable(self._descriptors()[1], seconds)
 
     def _descriptors(self) -> tuple[int, int]:
         helper = self._helper
@@ -244,7 +244,7 @@ class Downloads:
                 self._environment = dict(os.environ)
                 self._helper = start_helper(HELPER, *_LIMITS, self._parallel)
                 requests, answers = self._descriptors()
-                os.set_blocking(requests, False)
+                system.never_block(requests)
                 with suppress(ImportError, AttributeError, OSError):  # Linux only
                     import fcntl
 
@@ -267,7 +267,7 @@ class Downloads:
             except BlockingIOError:
                 if time.monotonic() - since > _SLACK_SECONDS:
                     raise _HelperEnded from None
-                select.select([], [descriptor], [], _LOOK_SECONDS)
+                system.wait_writable(descriptor, _LOOK_SECONDS)
             except OSError as error:
                 raise _HelperEnded from error
 

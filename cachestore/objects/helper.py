@@ -30,12 +30,13 @@ from typing import Any, Final
 from cachestore.core.errors import RemoteFailed
 from cachestore.core.parent import leave_with
 from cachestore.core.signals import leave_to_starter
+from cachestore.files import in_use
 from cachestore.objects.address import parse_address
 from cachestore.objects.cache import make_way
 from cachestore.objects.client import PIECE_BYTES, Client, ClientLimits, connect
 from cachestore.objects.process import error_as_json, requests_of
 
-_WRITE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_WRITE_FLAGS: Final = in_use.WRITE_FLAGS | os.O_CREAT
 
 Answer = tuple[dict[str, Any], bytes | bytearray]
 
@@ -152,10 +153,10 @@ def _write(path: str, data: bytes, at: int, *, size: int = 0) -> None:
     descriptor = os.open(path, _WRITE_FLAGS, 0o644)
     try:
         if os.fstat(descriptor).st_size < size:
-            os.truncate(descriptor, size)
+            os.ftruncate(descriptor, size)
         left = memoryview(data)
         while left:
-            count = os.pwrite(descriptor, left, at)
+            count = in_use.write_at(descriptor, left, at)
             left, at = left[count:], at + count
     finally:
         os.close(descriptor)

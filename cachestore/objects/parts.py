@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cachestore.files import in_use
+from cachestore.files.opening import read_at
 from cachestore.files.paths import Layout
 from cachestore.objects.address import Address
 from cachestore.objects.cache import Room, StoreCache
@@ -112,9 +114,9 @@ class PartsSource:
     def clear(self, span: EntrySpan) -> None:
         """Note that an entry is not in its part."""
         with suppress(OSError):
-            descriptor = os.open(self.cache.have(span.digest), os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+            descriptor = os.open(self.cache.have(span.digest), in_use.WRITE_FLAGS)
             try:
-                os.pwrite(descriptor, b"\0", span.ordinal)
+                in_use.write_at(descriptor, b"\0", span.ordinal)
             finally:
                 os.close(descriptor)
 
@@ -217,7 +219,7 @@ class OpenPart:
     def holds(self, ordinal: int) -> bool:
         """Whether an entry was written into the part. A hint."""
         with suppress(OSError):
-            return bool(self.checked[ordinal]) or os.pread(self._have, 1, ordinal) == b"\1"
+            return bool(self.checked[ordinal]) or bytes(read_at(self._have, 1, ordinal)) == b"\1"
         return False
 
     def touch(self) -> None:

@@ -8,7 +8,7 @@ report = cachestore.ray.precompute("/mnt/photos", model="/mnt/sdxl", store="/mnt
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 from cachestore.core.arguments import as_whole, check_calls, check_function
 from cachestore.core.errors import BadInput, naming_extras
@@ -23,6 +23,9 @@ from cachestore.jobs.task import Cancel, OnProgress
 from cachestore.store.reader import AnyKey
 from cachestore.store.writer import Store
 from cachestore.work.progress import Observer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 with naming_extras():
     from cachestore.ray.ranks import run_ranks
@@ -45,7 +48,7 @@ def precompute(
     encode_args: Mapping[str, Json] | None = None,
     max_failures: int | str = 0,
     on_progress: OnProgress | None = None,
-    **options: Unpack[SharedOptions],
+    **options: "Unpack[SharedOptions]",
 ) -> Report:
     """Encode a data set on the actors of a Ray cluster. Entries that are already in the store are not encoded again.
 

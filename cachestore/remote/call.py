@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 from cachestore.children.kinds import CALL_HELPER
 from cachestore.children.start import ChildProcess
+from cachestore.core import system
 from cachestore.core.errors import RemoteFailed, numbered
 from cachestore.core.keys import Json
 from cachestore.objects.process import end_helper, error_of, start_helper
@@ -60,7 +60,7 @@ def _answers(helper: ChildProcess) -> Iterator[dict[str, Any]]:
     rest = b""
     while True:
         # Another process, forked at the wrong moment, may hold the pipe open.
-        if not select.select([helper.stdout], [], [], _LOOK_SECONDS)[0]:
+        if not system.is_readable(helper.stdout.fileno(), _LOOK_SECONDS):
             if helper.poll() is not None:
                 return
             continue

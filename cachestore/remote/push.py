@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cachestore.core.errors import CacheStoreError, FormatError, MissingEntry, ReadFailed
+from cachestore.files import in_use
 from cachestore.files.checksum import digest_file, digest_of, read_blocks
 from cachestore.files.marker import FORMAT, VERSION, check_for_reading
 from cachestore.files.opening import look_at, names_in, opened, read_at, read_whole
@@ -267,7 +268,7 @@ class _Push:
                     copy.writelines(block for _offset, block in read_blocks(descriptor))
                 check_index(outline, index)
                 break
-            outline.index(index).unlink()
+            in_use.unlink(outline.index(index))
         sent = {Path(file.key).stem: file.size for file in plan.segments}
         draw_segments(outline, {**self._inventory.segments, **sent}, self._header_of)
         with closing(load_snapshot(outline)) as snapshot:

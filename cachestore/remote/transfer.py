@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from cachestore.core.arguments import as_switch, as_text, as_whole, check_calls
 from cachestore.core.errors import BadInput, CacheStoreError, MissingEntry, WriteFailed, numbered
@@ -26,6 +26,9 @@ from cachestore.objects.address import Address
 from cachestore.objects.client import PIECE_BYTES, ReadingClient
 from cachestore.storage.catalog import NO_KEY, Catalog
 from cachestore.storage.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 JOBS: Final = 8
 """How many files move at once by default."""
@@ -70,7 +73,7 @@ class TransferReport:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Self:
+    def from_json(cls, body: Mapping[str, Any]) -> "Self":
         """Return the report from the JSON of `as_json`."""
         known = dict(body)
         known |= {"generations": {name: tuple(some) for name, some in body["generations"].items()}, "remarks": tuple(body["remarks"])}
@@ -98,7 +101,9 @@ class TransferRequest:
     """Of a new store that `pull` makes."""
 
     @classmethod
-    def checked(cls, name: object, generation: object, jobs: object, *, check: object, dry_run: object, on_progress: Shown | None) -> Self:
+    def checked(
+        cls, name: object, generation: object, jobs: object, *, check: object, dry_run: object, on_progress: Shown | None
+    ) -> "Self":
         """Check a caller's arguments. Raises BadInput."""
         named = None if name is None else as_text("name", name)
         number = None if generation is None else as_whole("generation", generation, least=1)

@@ -5,7 +5,6 @@ If there are none, the direction in which the channels vary most is shown in gre
 """
 
 import hashlib
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cachestore.core import system
 from cachestore.core.errors import BadInput, CacheStoreError, FormatError, how_to_install
 from cachestore.core.inputs import is_trained_on
 from cachestore.core.keys import Key
@@ -205,5 +205,5 @@ def preview_sample(reader: Reader, names: Sequence[str], sample: str, source: Mo
         shown += read_samples(reader, catalog, column, others)
         colours = find_colours(shown, find_originals(catalog, column, shown, source))
         return Preview(name, sample, colours.paint(shown[0].latents), colours)
-    why = reader.layout.command(f"why {shlex.quote(sample)}")
+    why = reader.layout.command(f"why {system.quoted(sample)}")
     raise BadInput(f"{reader.layout.root} has no latents of the sample {sample!r} to make a picture from ({why} says what there is)")

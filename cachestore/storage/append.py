@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final
 
 from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput, CacheStoreError, FormatError
@@ -24,6 +24,9 @@ from cachestore.storage.locations import Location
 from cachestore.storage.marked import marked_segments
 from cachestore.storage.segment import ENTRY_LIMIT, SegmentContents, SegmentDraft, draft_of
 from cachestore.storage.snapshot import ref_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 UNDER_WAY: Final = 2
 """How many segments are written at once, while a further one is filled. Each holds up to `SegmentLimits.size_bytes` of memory."""
@@ -99,7 +102,7 @@ class Appender:
     _threads: ThreadPoolExecutor | None = None
     _pid: int = field(default_factory=os.getpid)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         self._threads = ThreadPoolExecutor(UNDER_WAY, thread_name_prefix="cachestore-write")  # starts no thread yet
         return self
 

@@ -23,6 +23,7 @@ import lmdb
 
 from cachestore.core.errors import FormatError, WriteFailed, numbered
 from cachestore.core.keys import Key, canonical
+from cachestore.files import in_use
 from cachestore.files.checksum import Checksum, digest_file
 from cachestore.files.opening import FileIdentity, opened, read_at
 from cachestore.files.paths import IndexName, Layout, to_repair
@@ -315,7 +316,7 @@ def build(
         return temporary, IndexName(number, digest_file(temporary))
     except (lmdb.Error, OSError) as error:
         with suppress(OSError):
-            temporary.unlink()
+            in_use.unlink(temporary)
         what = f"cannot write the index {temporary}, which takes about {size} bytes: {error}"
         raise numbered(
             WriteFailed(f"{what}; nothing was reported as stored. Run the same command again: it continues from here"), error

@@ -13,13 +13,14 @@ from typing import Final
 from cachestore.core.errors import CacheStoreError, FormatError, StoreNotFound
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, decode_name, parse_listed, parse_listing
+from cachestore.files.portable import check_new_name
 from cachestore.files.publish import make_folder, note
 from cachestore.files.records import encode_record
 from cachestore.files.removal import is_older, remove_file
 from cachestore.files.table import read_header
 from cachestore.storage.catalog import FORMAT as CATALOG_FORMAT
 from cachestore.storage.catalog import VERSION as CATALOG_VERSION
-from cachestore.storage.catalog import list_generations
+from cachestore.storage.catalog import list_generations, list_names
 from cachestore.storage.snapshot import open_layout
 
 FORMAT: Final = "cachestore-listing"
@@ -31,7 +32,10 @@ _SPENT_SECONDS: Final = 30 * 24 * 3600.0
 
 @contextmanager
 def listing_number(layout: Layout, name: str) -> Generator[int]:
-    """Take the next number of a data set for this context. Enter it before the source is listed. Raises WriteFailed."""
+    """Take the next number of a data set for this context. Enter it before the source is listed.
+
+    Raises WriteFailed; BadInput if the data set would be new, and other systems cannot have its name.
+    """
     number = _take(layout, name)
     try:
         yield number
@@ -45,10 +49,11 @@ def listing_number(layout: Layout, name: str) -> Generator[int]:
 
 @contextmanager
 def number_if_there(layout: Layout, name: str) -> Generator[int]:
-    """As `listing_number`, but 0 if there is no store yet, where no catalog can be replaced. Raises FormatError, WriteFailed."""
+    """As `listing_number`, but 0 if there is no store yet, where no catalog can be replaced. Raises BadInput, FormatError, WriteFailed."""
     try:
         opened = open_layout(layout)
     except StoreNotFound:
+        check_new_name(name, ())
         yield 0
         return
     with listing_number(opened, name) as number:
@@ -75,6 +80,8 @@ def spent_numbers(layout: Layout, *, now: float) -> list[Path]:
 
 
 def _take(layout: Layout, name: str) -> int:
+    if name not in (known := list_names(layout)):
+        check_new_name(name, known)
     make_folder(layout, layout.temporary, layout.listing_folder(name))
     lost = 0
     while True:

@@ -7,9 +7,12 @@ copies of a key follow each other.
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachestore.storage.entry import CHECKSUM_BYTES, Specs
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _PACKED: Final = struct.Struct(f"<IIQI{CHECKSUM_BYTES}s")
 LOCATION_BYTES: Final = _PACKED.size
@@ -50,7 +53,7 @@ class Located(NamedTuple):
     checksums: Sequence[bytes]
 
     @classmethod
-    def of(cls, locations: Sequence[Location]) -> Self:
+    def of(cls, locations: Sequence[Location]) -> "Self":
         """Make columns from a list of locations."""
         return cls(*zip(*locations, strict=True)) if locations else cls((), (), (), (), ())
 

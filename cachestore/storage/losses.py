@@ -39,7 +39,7 @@ def needed_entries(layout: Layout) -> dict[Key, tuple[str, str]]:
     needed: dict[Key, tuple[str, str]] = {}
     for name in list_names(layout):
         if (catalog := newest_catalog(layout, name)) is not None:
-            where = str(layout.catalog(name, catalog.generation).relative_to(layout.root))
+            where = layout.catalog(name, catalog.generation).relative_to(layout.root).as_posix()
             for key, sample in needed_by(catalog):
                 needed.setdefault(key, (where, sample))
     return needed
@@ -145,7 +145,7 @@ def lost(layout: Layout, good: frozenset[Key]) -> Iterator[Finding]:
 def vanished(layout: Layout, snapshot: Snapshot, needed: Container[Key]) -> Iterator[Finding]:
     """Findings for a writer's values that were lost with their segment. The `needed` ones are left to `missing`."""
     for digest, keys in vanished_keys(layout, snapshot).items():
-        where = str(layout.segment(digest).relative_to(layout.root))
+        where = layout.segment(digest).relative_to(layout.root).as_posix()
         for key in keys:
             if key not in needed:
                 yield Finding("missing-entry", where, f"entry {key} was lost with {where}, which is missing; write it again", str(key))

@@ -116,7 +116,7 @@ def _find_damage(layout: Layout, look_further: LookFurther | None) -> tuple[list
     with closing(_load(layout)) as snapshot:
         damaged = [found for digest in sorted(snapshot.listed) if (found := _examine(layout, snapshot, digest))]
     broken = _broken_files(layout, look_further)
-    return damaged, broken, [str(layout.segment(one.digest).relative_to(layout.root)) for one in damaged] + broken
+    return damaged, broken, [layout.segment(one.digest).relative_to(layout.root).as_posix() for one in damaged] + broken
 
 
 def _repair(layout: Layout, look_further: LookFurther | None) -> RepairReport:
@@ -358,7 +358,7 @@ def _quarantine(layout: Layout, path: Path, name: str = "") -> Path:
 
 
 def _flat(layout: Layout, path: Path) -> str:
-    return str(path.relative_to(layout.root)).replace("/", "_")
+    return path.relative_to(layout.root).as_posix().replace("/", "_")
 
 
 def _broken_files(layout: Layout, look_further: LookFurther | None) -> list[str]:

@@ -3,13 +3,13 @@
 So any good index is correct, and races between index writers are harmless. A snapshot never changes; `load_snapshot` takes a newer one.
 """
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import filterfalse
 from pathlib import Path
 
+from cachestore.core import system
 from cachestore.core.errors import FormatError, ReadFailed, StoreNotFound
 from cachestore.core.keys import Key
 from cachestore.files.marker import check_for_reading, read_marker
@@ -131,7 +131,7 @@ def open_layout(layout_root: Layout) -> Layout:
     except (FileNotFoundError, NotADirectoryError) as error:
         help_text = "`cachestore precompute … --store` makes one"
         if (layout_root.root / CACHE_MARKER).exists():
-            help_text = f"it has copies of stores at addresses: `cachestore cache {shlex.quote(str(layout_root.root))}` lists them"
+            help_text = f"it has copies of stores at addresses: `cachestore cache {system.quoted(str(layout_root.root))}` lists them"
         elif list_segments(layout_root):
             help_text = f"it holds segments: {layout_root.command('repair')} makes it a store again"
         raise StoreNotFound(

@@ -43,7 +43,7 @@ def check_segment(layout: Layout, digest: str, *, every_byte: bool) -> SegmentCh
 
 def _check_once(layout: Layout, digest: str, *, every_byte: bool) -> SegmentCheck:
     path = layout.segment(digest)
-    where = str(path.relative_to(layout.root))
+    where = path.relative_to(layout.root).as_posix()
     try:
         contents = read_contents(path)
         keys = frozenset(contents.entries.keys)

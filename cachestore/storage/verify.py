@@ -156,7 +156,7 @@ def _all_findings(
         yield finding
     yield from _check_indexes(layout, snapshot, checks, damage.described)
     for kind, path, check_one in _file_checks(layout):
-        found = tried(kind, str(path.relative_to(layout.root)), check_one)
+        found = tried(kind, path.relative_to(layout.root).as_posix(), check_one)
         if isinstance(found, Finding):
             yield found
     if not any(one.is_unreadable for one in checks):
@@ -229,7 +229,7 @@ def _check_indexes(layout: Layout, snapshot: Snapshot, checks: Sequence[SegmentC
     """Compare each index with its digest, and the one in use with the segments too."""
     summaries = {one.digest: one.summary for one in checks if one.summary is not None}
     for name in list_indexes(layout):
-        where = str(layout.index(name).relative_to(layout.root))
+        where = layout.index(name).relative_to(layout.root).as_posix()
         verdict = tried("bad-index", where, partial(check, layout, name))
         if isinstance(verdict, Finding):
             yield verdict
@@ -253,7 +253,7 @@ def _disagreements(
 
     No value is in danger, as each checksum is bound to its key. But reading an entry at a wrong location is an error.
     """
-    where = str(layout.index(index.verdict.name).relative_to(layout.root))
+    where = layout.index(index.verdict.name).relative_to(layout.root).as_posix()
     try:
         digests, nothing = index.table_digests(), digest_table(())
     except FormatError as error:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from cachestore.core.errors import BadInput, CacheStoreError, FormatError, MissingEntry, RemoteFailed, StoreNotFound
 from cachestore.core.words import plural
+from cachestore.files import in_use
 from cachestore.files.checksum import Checksum
 from cachestore.files.container import HEADER_LIMIT_BYTES
 from cachestore.files.marker import FORMAT as MARKER_FORMAT
@@ -228,9 +229,9 @@ def fetch_index(client: ReadingClient, inventory: Inventory, outline: Layout) ->
                 fetch_file(client, key_of(KEYS.index(name)), size, path)
                 check(outline, name)
             except FormatError:
-                path.unlink()
+                in_use.unlink(path)
             except RemoteFailed as error:
-                path.unlink()
+                in_use.unlink(path)
                 if error.errno != errno.ENOENT:
                     raise
                 break  # it is not there, whatever the listing says

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from cachestore.core.arguments import as_many, as_word
 from cachestore.core.dtypes import RawTensor
@@ -26,6 +26,9 @@ from cachestore.storage.index import Verdict
 from cachestore.storage.locations import Located, Location
 from cachestore.storage.segment import SegmentContents, read_contents
 from cachestore.storage.snapshot import Handover, Snapshot, hand_over, load_snapshot, open_layout, take_over
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _lock = threading.RLock()
 """Held while keys are looked up, and while a newer snapshot replaces one whose index another thread may be using."""
@@ -307,7 +310,7 @@ class Reader:
         self._fetcher.close()
         self._snapshot.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         """Return the open reader. Raises CacheStoreError if it is closed."""
         _ = self.snapshot
         return self

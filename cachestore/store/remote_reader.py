@@ -18,6 +18,7 @@ from cachestore.core.arguments import as_path, as_whole, as_word, refuse
 from cachestore.core.errors import BadInput, FormatError, RemoteFailed
 from cachestore.core.keys import Key
 from cachestore.core.words import did_you_mean, first_of, human_bytes
+from cachestore.files import in_use
 from cachestore.files.container import parse_start
 from cachestore.files.opening import is_of_a_signal
 from cachestore.files.paths import Layout, parse_index
@@ -216,7 +217,7 @@ class RemoteReader(Reader):
             for path in self.layout.indexes.iterdir():
                 name = parse_index(path.name)
                 if name is not None and name not in inventory.indexes:
-                    path.unlink()
+                    in_use.unlink(path, seconds=0.0)
 
     def _contents(self, digest: str, size: int) -> SegmentContents:
         """Read the header of a segment by range."""

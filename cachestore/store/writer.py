@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from cachestore.core.arguments import as_mapping, as_path, as_word
 from cachestore.core.errors import CacheStoreError
@@ -16,6 +16,9 @@ from cachestore.storage.commit import commit, create_store
 from cachestore.storage.fetch import Io, Verify
 from cachestore.storage.segment import SegmentContents
 from cachestore.store.reader import AnyKey, Reader
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Writer:
@@ -41,7 +44,7 @@ class Writer:
         value: Mapping[str, Json] = {} if meta is None else as_mapping("meta", meta, "a mapping that JSON can hold")
         self._published += self._appender.put(Key.parse(key), to_raw(named), value)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         self._appender.__enter__()
         return self
 

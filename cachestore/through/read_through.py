@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from cachestore.core.arguments import as_pairs, as_word, check_function, refuse
 from cachestore.core.dtypes import RawTensor
@@ -26,6 +26,7 @@ from cachestore.store.writer import Store
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Self, Unpack
 
     from cachestore.core.batch_shapes import LatentsAs
     from cachestore.core.captions import CaptionPolicy, Choose
@@ -98,7 +99,7 @@ class ReadThrough:
         encode: str | Iterable[str] = ("text", "latents"),
         encode_args: Mapping[str, Json] | None = None,
         max_failures: int | str = 0,
-        **options: Unpack[Options],
+        **options: "Unpack[Options]",
     ) -> "ModelReadThrough":
         """Encode a source with the encoders of a model while a trainer reads it. Takes the arguments of `precompute`; loads nothing.
 
@@ -180,7 +181,7 @@ class ReadThrough:
         if self._pid == os.getpid():
             self._forget_published(self._appender.close_segment())
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
+from cachestore.files import in_use
 from cachestore.files.opening import names_in
 from cachestore.files.paths import AttemptName, Layout, PassFolder, parse_attempt
 from cachestore.files.publish import make_folder, note
@@ -41,7 +42,7 @@ class Attempts:
         """Remove this worker's files. One that cannot be removed does no harm: the newest file counts."""
         while self._standing:
             with suppress(OSError):
-                self.folder.attempt(self._standing.pop()).unlink()
+                in_use.unlink(self.folder.attempt(self._standing.pop()))
 
     def last_units(self) -> dict[str, int]:
         """Return the unit index that each worker named last, by worker."""

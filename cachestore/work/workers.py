@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from cachestore.core.errors import FormatError, WriteFailed
 from cachestore.core.keys import Json
@@ -24,6 +24,9 @@ from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_plan, parse_worker
 from cachestore.files.publish import make_folder, overwrite
 from cachestore.files.records import encode_record, read_record
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 FORMAT: Final = "cachestore-worker"
 VERSION: Final = 1
@@ -110,7 +113,7 @@ class Heartbeat:
     def __post_init__(self) -> None:
         self._began = self.clock()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         """Take the lock, then write the heartbeat: a lock is checked only if its worker has a heartbeat."""
         make_folder(self.layout, self.layout.temporary)
         make_folder(self.layout, self.layout.workers)

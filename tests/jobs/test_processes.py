@@ -478,7 +478,7 @@ def test_without_a_guard_it_encodes_and_shows_the_workers_words_where_the_caller
 def test_words_are_copied_whole_as_they_come(tmp_path):
     copied = []
     with (tmp_path / "err").open("w+b") as err:
-        one = processes._Running(0, None, err, err, 0.0)  # pyright: ignore[reportArgumentType] - no process is needed
+        one = processes._Running(0, None, err, err, -1, 0.0)  # pyright: ignore[reportArgumentType] - no process is needed
         raw = "größer".encode()
         err.write(raw[:3])
         err.flush()

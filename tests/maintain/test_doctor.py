@@ -3,10 +3,10 @@
 import os
 import re
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from cachestore.maintain import doctor
 from cachestore.maintain.doctor import NOTE, OK, PROBLEM, default_start_method, examine, file_system_of

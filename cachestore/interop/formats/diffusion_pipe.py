@@ -11,6 +11,7 @@ There is no export: diffusion-pipe deletes a cache with another fingerprint, whi
 
 import re
 import sqlite3
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -80,7 +81,8 @@ def locations_in(root: Path, table: str) -> list[FileLocation]:
         open_foreign(path).close()  # SQLite would wait for a fifo
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as opened:
             opened.execute("PRAGMA trusted_schema=OFF")
-            opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _CELL_BYTES)  # a table may say that its cells are computed
+            if sys.version_info >= (3, 11):  # before, SQLite's own limit of 1 GB holds
+                opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _CELL_BYTES)  # a table may say that its cells are computed
             names = [name for (name,) in opened.execute("SELECT name FROM sqlite_master WHERE type='table'")]
             shards = sorted((int(found[1]), name) for name in names if (found := _SHARD.fullmatch(name)) is not None)
             rows = [
