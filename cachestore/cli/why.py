@@ -90,7 +90,8 @@ def _tell_source(arguments: argparse.Namespace) -> int:
         captioned += any(text.strip() for text in sample.captions)
         for role, references in sample.images.items():
             used.setdefault(role, set()).update(references)
-    unused = listing.unused(reference for references in used.values() for reference in references)
+    named = [*(reference for references in used.values() for reference in references), *(one.sample for one in remarks.refused)]
+    unused = listing.unused(named)
     counts = {role: len(references) for role, references in used.items()} | ({"text": unused.texts} if unused.texts else {})
     rows, stops = unused.as_json(), [*remarks.asks, *remarks.captions_elsewhere]
     found = {

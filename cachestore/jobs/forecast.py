@@ -20,7 +20,7 @@ from cachestore.encode.unit import Encoder
 from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
 from cachestore.jobs.fits import Fits, fits_of, samples_of
-from cachestore.jobs.pass_counts import list_failures, list_refused, recheck_in_words
+from cachestore.jobs.pass_counts import list_failed, list_refused, recheck_in_words
 from cachestore.jobs.planning import Wanted
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.jobs.task import words_of
@@ -132,7 +132,7 @@ def make_forecast(
     images = {name: _units_by(plan, missing, name) for name in dict.fromkeys(recipe.encoder for recipe in plan.recipes) if name != "text"}
     files, refused = _Glances(wanted.listing), dict[int, str]()
     facts = {name: _fits_of(plan, units, limit, files, refused) for name, units in images.items()}
-    will_fail = list({(one["sample"], one["reason"]): one for one in list_failures(plan, refused)}.values())
+    will_fail = list({(one["sample"], one["reason"]): one for one in list_failed(plan, refused)}.values())
     is_trained_on = _first_units_of(plan)
     trained_on = [(index, fit) for found in facts.values() for index, fit in found.items() if is_trained_on[index]]
     buckets = Counter((*fit.bucket, *frames) for _index, (fit, *frames) in trained_on)

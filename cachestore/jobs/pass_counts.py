@@ -136,16 +136,18 @@ def list_refused(plan: Plan) -> list[Json]:
 
 
 def list_failures(plan: Plan, failed: Mapping[int, str]) -> list[Json]:
-    """Return rows of sample, encoder and reason, each once: all variants of a damaged picture give one row.
+    """Return rows of sample, encoder and reason: first what the source has and cannot be used, then the failed units."""
+    return [*list_refused(plan)[:_NAMED_FAILURES], *list_failed(plan, failed)]
 
-    What the source has and cannot be used comes first.
+
+def list_failed(plan: Plan, failed: Mapping[int, str]) -> list[Json]:
+    """Return rows of sample, encoder and reason of failed units, each once: all variants of a damaged picture give one row.
 
     A failed unit that no sample refers to has "" as its sample if it is the empty caption, and "(prompt) TEXT" if it is a prompt; with
     `fill` it has its key.
     """
-    refused = list_refused(plan)[:_NAMED_FAILURES]
     if not failed:
-        return refused
+        return []
     rows: dict[tuple[str, str, str], None] = {}
     named: set[int] = set()
     for column, (at, units) in zip(plan.columns, plan.cells, strict=True):
@@ -157,7 +159,7 @@ def list_failures(plan: Plan, failed: Mapping[int, str]) -> list[Json]:
         (_name_alone(plan, index), plan.recipes[plan.recipe_of(index)].encoder, failed[index]) for index in sorted(set(failed) - named)
     ]
     listed = [*rows, *alone][:_NAMED_FAILURES]
-    return [*refused, *({"sample": sample, "encoder": encoder, "reason": reason} for sample, encoder, reason in listed)]
+    return [{"sample": sample, "encoder": encoder, "reason": reason} for sample, encoder, reason in listed]
 
 
 def _name_alone(plan: Plan, index: int) -> str:

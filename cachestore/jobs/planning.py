@@ -2,7 +2,7 @@
 
 import importlib.util
 import unicodedata
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -183,9 +183,15 @@ def look_at_request(
         comparing,
         not_made,
         _reread_files(request, plan, previous),
-        tuple(listing.unused(reference for _at, named in plan.images.values() for reference in named).as_json()),
+        tuple(listing.unused(_named_files(plan)).as_json()),
         unlike_scripts=tuple(words for encoder in encoders for words in unlike_script(encoder)),
     )
+
+
+def _named_files(plan: Plan) -> Iterator[str]:
+    """Yield the references of all samples, and the names of those that cannot be used: they have a row."""
+    yield from (reference for _at, named in plan.images.values() for reference in named)
+    yield from (sample for sample, _reason in plan.refused)
 
 
 def _refuse_names(request: PrecomputeRequest, listing: Listing, compare_with: Compare | None = None) -> None:

@@ -168,3 +168,16 @@ def test_why_of_a_manifest_and_of_tars_lists_them(data, capsys):
     assert main(["why", str(data / "rows.jsonl"), "--json"]) == OK
     found = json.loads(capsys.readouterr().out)
     assert (found["samples"], found["captioned"], found["used"], found["unused"]) == (1, 1, {"image": 1}, [])
+
+
+def test_a_picture_whose_row_fails_alone_is_no_picture_without_a_row_and_fails_once_in_the_forecast(tmp_path, makers):
+    for name in ("a.png", "b.png", "c.png"):
+        (tmp_path / name).write_bytes(b"x")
+    rows = [{"file_name": "a.png", "text": "fine"}, {"file_name": "b.png", "text": "a\0b"}]
+    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = cs.plan(tmp_path, model="model", store=tmp_path / "store")
+    assert [(row["reason"], row["examples"]) for row in found.unused if row["reason"] == "picture-without-row"] == [
+        ("picture-without-row", ["c.png"])
+    ]
+    assert [failure["sample"] for failure in found.failures] == ["b.png"]
+    assert "b.png" not in [failure["sample"] for failure in found.will_fail]
