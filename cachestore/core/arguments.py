@@ -159,7 +159,7 @@ def check_calls(on_progress: object, cancel: object) -> None:
 def refuse_caption(text: str, where: object) -> None:
     """Raise BadInput for a caption that cannot be encoded: with a NUL or half a character in it, or longer than any text encoder reads."""
     if "\0" in text:
-        raise BadInput(f"{where} has a NUL character in it, as UTF-16 text has without a byte order mark: save it as UTF-8")
+        raise BadInput(f"{where} has a NUL character in it, often a sign of UTF-16: write it again, and save it as UTF-8")
     if len(text) > MOST_CHARACTERS:
         raise BadInput(f"{where} has {len(text):,} characters, more than {MOST_CHARACTERS:,}, which is no caption: shorten it")
     if not text.isascii() and is_broken(text):

@@ -335,7 +335,7 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
         f"{plural(wanted, 'unit')}: {there} {noun(there, 'is', 'are')} in the store already{unfinished}; {most}{forecast.left} to encode"
     )
     lines = [not_made(forecast.not_made_here)] if forecast.not_made_here else []
-    counts = [plural(forecast.samples, "sample"), plural(forecast.distinct_captions, "distinct caption")]
+    counts = [plural(forecast.samples - forecast.failed, "sample"), plural(forecast.distinct_captions, "distinct caption")]
     counts += [f"{plural(forecast.prompts, 'prompt')} for validation"] if forecast.prompts else []
     lines += [recheck_in_words(forecast.rechecked)] if forecast.rechecked else []
     lines += _failures_in_words(forecast)
@@ -365,7 +365,7 @@ def _failures_in_words(forecast: Forecast) -> list[str]:
     """A line for each of the first rows that fail alone, below their count."""
     if not forecast.failed:
         return []
-    cannot = f"{plural(forecast.failed, 'row or file', 'rows or files')} of the source cannot be used and will be listed as failed:"
+    cannot = f"{plural(forecast.failed, 'row or file', 'rows or files')} of the source cannot be used, and the run goes on without them:"
     shown = [f"  {failure['sample']}: {failure['reason']}" for failure in forecast.failures[:_SHOWN_FAILURES]]
     more = forecast.failed - len(shown)
     return [cannot, *shown, *([f"  and {more} more (--plan-only --json names them)"] if more else [])]

@@ -40,7 +40,7 @@ OK: Final = "ok"
 NOTE: Final = "note"
 PROBLEM: Final = "problem"
 
-_NEEDED: Final = ("numpy", "safetensors", "lmdb", "filelock", "xxhash", "rich")
+_NEEDED: Final = ("numpy", "safetensors", "lmdb", "filelock", "xxhash", "rich", *(("tomli",) if sys.version_info < (3, 11) else ()))
 _CLEANERS: Final = ("ftfy", "beautifulsoup4")
 _ENCODING: Final = ("torch", "diffusers", "transformers", "tokenizers", "accelerate", "pillow", *_CLEANERS, "simplejpeg", "av")
 _SHARED: Final = frozenset({"nfs", "nfs4", "lustre", "gpfs", "ceph", "fuse", "fuse.sshfs", "cifs", "smb3", "beegfs", "9p"})

@@ -139,8 +139,8 @@ def asked_about(stems: Collection[str], plain: Iterable[str], how: ListingOption
     as_images = ",".join([*given, *(f"{IMAGE}={where}" for _role, where in examples)])
     what = listed(sorted({role for role, _where in examples}))
     words = (
-        f"files such as {first_of(examples.values())} may belong to others of the same names ({what}), or be pictures to train on: if they"
-        f" belong to others, pass --roles {as_roles}; if they are pictures of their own, pass --roles {as_images}"
+        f"files such as {first_of(examples.values())} have the names of other pictures: if they go with these ({what}),"
+        f" pass --roles {as_roles}; if they are pictures to train on, pass --roles {as_images}"
     )
     return [words]
 

@@ -135,7 +135,7 @@ def test_ranks_are_interrupted_resumed_and_fail_on_a_picture_without_a_ghost(dat
     again.check()
     assert f"42units:{interrupted[1]}areinthestore" in again.text(), "what the bar counted when it was stopped"
     assert f"{42 - int(interrupted[1])}toencode" in again.text()
-    own = f"{41 - int(interrupted[1])}bythisrun,{interrupted[1]}byearlierorotherruns"
+    own = f"{41 - int(interrupted[1])}bythisprocess,{interrupted[1]}byothersorearlier"
     assert f"42units:0reused,41encoded({own}),1failed,0missing" in again.text()
     assert "failed:bad.png" in again.text()
 

@@ -1,12 +1,12 @@
 """Doctor: it names what stands in the way, says what to do, and leaves nothing behind."""
 
 import os
-import re
 import sys
 from pathlib import Path
 
 import pytest
 import tomllib
+from packaging.requirements import Requirement
 
 from cachestore.maintain import doctor
 from cachestore.maintain.doctor import NOTE, OK, PROBLEM, default_start_method, examine, file_system_of
@@ -105,7 +105,8 @@ def test_missing_packages_are_named(monkeypatch):
 def test_the_packages_that_are_looked_for_are_those_that_installing_brings():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed, encode = (
-        {re.split(r"[^\w-]", one)[0] for one in listed} for listed in (project["dependencies"], project["optional-dependencies"]["encode"])
+        {one.name for one in map(Requirement, listed) if one.marker is None or one.marker.evaluate()}
+        for listed in (project["dependencies"], project["optional-dependencies"]["encode"])
     )
     assert set(doctor._NEEDED) == needed
     assert set(doctor._CLEANERS) <= encode <= set(doctor._ENCODING)

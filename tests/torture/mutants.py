@@ -41,7 +41,7 @@ _TRANSFERS: Final = ("transfers", 100)
 
 MUTANTS: Final[Mapping[str, Mutant]] = {
     "one thread after a fork": Mutant("core/forked.py", "_is_forked, _has_read = _has_torch(), False", "_has_read = False", "forks", 3),
-    "file fsync": Mutant("files/publish.py", '        failpoint("publish.before_fsync")\n        os.fsync(descriptor)\n', "", *_CRASHES),
+    "file fsync": Mutant("files/publish.py", '        failpoint("publish.before_fsync")\n        in_use.sync(descriptor)\n', "", *_CRASHES),
     "directory fsync": Mutant(
         "files/publish.py", "        _remove(temporary)\n        sync_folder(final.parent)\n", "        _remove(temporary)\n", *_CRASHES
     ),
