@@ -145,7 +145,7 @@ class Leftovers:
         if self.lacking * 2 <= self.samples or not found:
             return []
         named = first_of([name for reason in found for name in examples[reason]])
-        advice = [f"give {name} a field caption" for name in islice(self.fieldless, 1)]
+        advice = [f"name the field of {name} that holds the caption, with --caption-column" for name in islice(self.fieldless, 1)]
         advice += [f"rename {name} to {meant}" for name, meant in islice(self.spelled.items(), 1)]
         advice += [f"make a metadata.csv, with columns file_name and text, of {name}" for name in examples.get(UNREAD_TABLE, ())[:1]]
         advice += [f"give {examples[NO_PICTURE][0]} the name of its picture"] if NO_PICTURE in found else []
