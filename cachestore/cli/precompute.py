@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "cachestore precompute DATA [DATA ...] --model MODEL --store STORE [options]\n"
         "       cachestore precompute --again --store STORE [options that change]"
     )
-    data = "a folder of images or videos, a manifest .jsonl, a list of prompts .txt, tars; or several of these"
+    data = "a folder of images or videos, rows (.jsonl, .csv, .tsv, .json, .parquet), a list of prompts (.txt), tars; or several of these"
     parser.add_argument("data", metavar="DATA", nargs="*", help=data)
     groups = {name: parser.add_argument_group(name) if name else parser for name in _GROUPS}
     for one in fields(PrecomputeRequest):
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         words += f" (default: {default})" if default else ""
         action = "append" if one.name == "encode_arg" else "store"
         groups[option.group].add_argument(in_command(one.name), action=action, metavar=option.metavar, help=words.replace("%", "%%"))
-    again = "repeat the last command of the data set, with what else is given here instead; DATA, model and options come from the store"
+    again = "repeat the last command of the data set: DATA, model and options come from the store, and options given here replace those"
     parser.add_argument("--again", action="store_true", help=again)
     parser.add_argument("--plan-only", action="store_true", help="show what would be encoded, and stop")
     config = "a TOML file with options and [[source]] tables; options on the command line override it"

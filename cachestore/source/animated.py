@@ -7,7 +7,7 @@ from typing import BinaryIO, Final
 
 from cachestore.files.opening import open_foreign
 
-SUFFIXES: Final = frozenset({".gif", ".webp", ".png", ".apng", ".avif"})
+SUFFIXES: Final = frozenset({".gif", ".webp", ".png", ".apng", ".avif", ".avifs"})
 _MOST_BYTES: Final = 1 << 24
 """No further is looked for the second frame of a GIF, whose blocks have at most 255 bytes each."""
 _MOST_PARTS: Final = 10_000

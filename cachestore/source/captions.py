@@ -128,7 +128,7 @@ def parse_json(text: str, where: str) -> Any:
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (RecursionError, ValueError) as error:
-        raise BadInput(f"{where}: not JSON ({error}); correct it") from error
+        raise BadInput(f"{where}: not JSON ({error}): correct it") from error
 
 
 def _no_constant(name: str) -> Any:

@@ -167,7 +167,7 @@ def _refuse_again(parse: Parse, again: Sequence[tuple[str, str, str]], remarks: 
         one = first.get(name, "an earlier one")
         shown = ascii if one != other and normal(one) == normal(other) else str  # two spellings of one letter look the same
         reason = f"two samples have the id {name!r}: {shown(one)}, which is taken, and {shown(other)}; give one of them another id"
-        remarks.refused.append(Refused(origin, f"{reason}, in a column id", has_id=False))
+        remarks.refused.append(Refused(origin, f"{reason} in the column id", has_id=False))
 
 
 def _origin_of(sample: Sample, remarks: Remarks) -> str:

@@ -199,8 +199,8 @@ class Remarks:
             ),
             (
                 self.fieldless,
-                "file beside a picture has no field caption, text or prompt ({}): --caption-column NAME names another",
-                "files beside pictures have no field caption, text or prompt ({}): --caption-column NAME names another",
+                "file beside a picture has no field caption, text or prompt ({}): --caption-column NAME says which field it is",
+                "files beside pictures have no field caption, text or prompt ({}): --caption-column NAME says which field it is",
             ),
             (
                 self.dotted,
@@ -227,8 +227,8 @@ class Remarks:
             (self.nowhere, "entry of --roles names no file of the source ({})", "entries of --roles name no file of the source ({})"),
             (
                 self.same_names,
-                f"pair of folders has the same names in both ({{}}): {of_roles}",
-                f"pairs of folders have the same names in both ({{}}): {of_roles}",
+                f"pair of folders has pictures of the same names ({{}}): {of_roles}",
+                f"pairs of folders have pictures of the same names ({{}}): {of_roles}",
             ),
         )
         counted = ((some, plural(len(some), one, many)) for some, one, many in lines if some)

@@ -251,7 +251,7 @@ def _under_one_name(row: Mapping[str, Any], names: Sequence[str], where: str) ->
     if len(set(found.values())) > 1:
         one, other = list(found)[:2]
         examples = " and ".join(first_of([repr(text[:60]) for text in found[name]], 2) for name in (one, other))
-        raise BadInput(f"{where}: {one} and {other} mean the same but differ ({examples}): remove one, or give it another name")
+        raise BadInput(f"{where}: {one} and {other} mean the same but differ ({examples}): remove one of the two, or rename it")
     named = {column: value for column, value in row.items() if column not in names}
     if found:
         named[names[0]] = list(next(iter(found.values())))
