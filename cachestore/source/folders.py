@@ -62,12 +62,6 @@ def _refuse_arrow(folder: Path) -> None:
 _KINDS: Final = dict.fromkeys(IMAGE_SUFFIXES, IMAGE) | dict.fromkeys(VIDEO_SUFFIXES, VIDEO)
 
 
-def _kind_of(path: Path, suffix: str, how: ListingOptions) -> str | None:
-    """Whether a file with this suffix, in small letters, is a picture or a video; an animation is a video where videos are asked for."""
-    kind = _KINDS.get(suffix)
-    return VIDEO if kind == IMAGE and how.videos and is_animated_path(path) else kind
-
-
 class _File(NamedTuple):
     """A picture or video of a folder."""
 
@@ -141,10 +135,13 @@ def _files_in(walk: Walk, root: Path, how: ListingOptions) -> tuple[list[_File],
         here = texts[names.prefix] = _Texts(names)
         for name in names.files:
             stem, suffix = split_name(name)
-            if (kind := _kind_of(names.path / name, suffix, how)) is None:
+            kind = _KINDS.get(suffix)
+            if kind is None:
                 here.add(name, stem, suffix)
-            else:
-                found.append(_File(f"{names.prefix}{name}", kind, normal(f"{names.prefix}{stem}")))
+                continue
+            if kind == IMAGE and how.videos and is_animated_path(names.path / name):
+                kind = VIDEO
+            found.append(_File(f"{names.prefix}{name}", kind, normal(f"{names.prefix}{stem}")))
     found.sort(key=lambda one: by_spelling(one.reference))
     return found, texts
 
