@@ -74,6 +74,7 @@ def test_a_pipeline_without_a_row_whose_rows_are_wider_than_its_encoders_is_refu
         cs.precompute(tmp_path / "prompts.txt", model=allegro, store=tmp_path / "store", encode=["text"], device="cpu", inline=True)
 
 
+@pytest.mark.slow
 def test_captions_of_ltx2_take_little_more_than_their_forecast(built, tmp_path, capsys):
     (tmp_path / "prompts.txt").write_text("\n".join(f"{number} cats on a mat, " * 9 for number in range(20)))
     asked = asked_for(built("ltx2").folder, tmp_path, "--encode-arg", "max_sequence_length=256", "--json")

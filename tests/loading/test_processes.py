@@ -238,9 +238,8 @@ print(sum(len(batch["sample_id"]) for batch in found))
 """
 
 
-@pytest.mark.parametrize(
-    ("segments", "limit"), [(160, 64), pytest.param(2000, 256, marks=[pytest.mark.slow, pytest.mark.timeout(300)])], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("segments", "limit"), [(160, 64), pytest.param(2000, 256, marks=pytest.mark.timeout(300))], ids=str)
 def test_more_segments_than_descriptors_are_read_by_the_trainer_and_its_workers(path, segments, limit):
     rows, made = [Row(f"{n}.png") for n in range(segments)], recipes(None)
     make_store(path, [], made)

@@ -80,6 +80,7 @@ def test_a_sample_of_damages_under_open_readers_finds_nothing():
     assert readers.play(4, 3).violations == ()
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_reader_that_checks_nothing_is_found_out(monkeypatch):
     monkeypatch.setattr(Fetcher, "_check", lambda *_arguments: None)
