@@ -9,7 +9,9 @@ from functools import cache
 from types import MappingProxyType
 from typing import Final
 
-PLUGINS: Final[Mapping[str, str]] = MappingProxyType({".heic": "pillow_heif", ".heif": "pillow_heif", ".jxl": "pillow_jxl"})
+PLUGINS: Final[Mapping[str, str]] = MappingProxyType(
+    {".heic": "pillow_heif", ".heif": "pillow_heif", ".hif": "pillow_heif", ".jxl": "pillow_jxl"}
+)
 """The module that reads files of each suffix."""
 
 

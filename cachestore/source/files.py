@@ -4,25 +4,22 @@ import os
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
 from cachestore.core.inputs import Stat
+from cachestore.core.plugins import picture_plugins
 from cachestore.files.opening import open_foreign, refuse_size
 from cachestore.files.stat_record import proof_of, stat_of
 
 _VIDEO_BYTES: Final = 1 << 38
 """The most bytes of a video, of which all are read for its digest."""
 
-_BY_PLUGIN: Final = {"pillow_heif": (".heic", ".heif", ".hif"), "pillow_jxl": (".jxl",)}
-"""What more Pillow decodes where one of these packages is installed. `encode.images` registers them."""
-
 IMAGE_SUFFIXES: Final = frozenset(
     {
         *(".jpg", ".jpeg", ".jpe", ".jfif", ".jif", ".mpo", ".png", ".apng", ".webp", ".avif", ".avifs", ".gif", ".bmp", ".dib"),
         *(".tif", ".tiff", ".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm"),
-        *(suffix for package, suffixes in _BY_PLUGIN.items() if find_spec(package) is not None for suffix in suffixes),
+        *picture_plugins(),
     }
 )
 VIDEO_SUFFIXES: Final = frozenset(
