@@ -80,7 +80,7 @@ _NAMES = {
     "core.captions": "CaptionPolicy",
     "core.errors": (
         "BadInput BadUsage CacheStoreError CorruptEntry EncodeFailed FormatError Incomplete LockTimeout "
-        "MissingEntry MissingExtra RanksDiffer ReadFailed RecipeMismatch RemoteFailed StoreNotFound Superseded WriteFailed"
+        "MissingEntry MissingExtra NewerFormat RanksDiffer ReadFailed RecipeMismatch RemoteFailed StoreNotFound Superseded WriteFailed"
     ),
     "core.keys": "Key Recipe key",
     "core.samples": "Sample Source",

@@ -8,7 +8,8 @@
     │   └── RecipeMismatch    use the model the store was made with, or ask for it to be replaced
     ├── MissingEntry      encode it (`cachestore precompute`), or skip it
     ├── CorruptEntry      run `cachestore repair`
-    ├── FormatError       the file is damaged, or newer than this version of cachestore
+    ├── FormatError       the file is damaged
+    │   └── NewerFormat       install a newer cachestore
     ├── ReadFailed        fix the file system, or this user's rights, then run the same command again
     │   └── RemoteFailed      check the address, the credentials or the network, then run the same command again
     ├── WriteFailed       make room, or fix the file system, then run the same command again
@@ -59,6 +60,13 @@ class CorruptEntry(CacheStoreError):
 
 class FormatError(CacheStoreError):
     """A file of the store is malformed, or written by a newer version of cachestore."""
+
+    what: str | None = None
+    """The message without the command that helps, where it names one: for callers that know a better one."""
+
+
+class NewerFormat(FormatError):
+    """A file was written by a newer version of cachestore. It is no damage: nothing mends it, moves it or relies on what it says."""
 
 
 class ReadFailed(CacheStoreError, OSError):

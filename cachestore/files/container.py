@@ -16,7 +16,7 @@ from cachestore.core.dtypes import DTYPES
 from cachestore.core.errors import FormatError
 from cachestore.core.words import plural
 from cachestore.files.opening import read_at
-from cachestore.files.paths import to_repair
+from cachestore.files.paths import damaged
 
 ALIGNMENT: Final = 64
 """Data starts at a multiple of this; so do the entries of a segment."""
@@ -91,7 +91,7 @@ def read_header(descriptor: int, file_bytes: int, *, where: Path, is_whole: bool
     length = int.from_bytes(raw, "little")
     if len(raw) < _LENGTH_BYTES or length > min(HEADER_LIMIT_BYTES, file_bytes - _LENGTH_BYTES):
         size = f"should have {length} bytes, but the file has {file_bytes} (limit {HEADER_LIMIT_BYTES})"
-        raise FormatError(f"the header of {where} {size}; run {to_repair(where)}")
+        raise damaged(f"the header of {where} {size}", where)
     return parse_header(read_at(descriptor, length, _LENGTH_BYTES), file_bytes if is_whole else None, where=where)
 
 
@@ -113,7 +113,7 @@ def parse_header(text: bytes | bytearray, file_bytes: int | None, *, where: Path
         data_start = _LENGTH_BYTES + len(text)
         _check_offsets(tensors, None if file_bytes is None else file_bytes - data_start)
     except _Malformed as error:
-        raise FormatError(f"{where} is not a container that cachestore can read: {error}; run {to_repair(where)}") from error
+        raise damaged(f"{where} is not a container that cachestore can read: {error}", where) from error
     ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
     return Header(ordered, metadata, data_start)
 

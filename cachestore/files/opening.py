@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 
 from cachestore.core.errors import CacheStoreError, FormatError, ReadFailed, numbered
 from cachestore.files import in_use
-from cachestore.files.paths import to_repair, to_verify
+from cachestore.files.paths import damaged, to_verify
 
 READ_FLAGS: Final = (
     os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -303,7 +303,7 @@ def read_whole(path: Path, *, limit_bytes: int, folder: int | None = None) -> by
     """Read a regular file; `folder` as in `open_regular`. Raises FormatError above `limit_bytes`, FileNotFoundError, ReadFailed."""
     with opened(path, folder=folder) as (descriptor, status):
         if status.st_size > limit_bytes:
-            raise FormatError(f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have; run {to_repair(path)}")
+            raise damaged(f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have", path)
         return read_at(descriptor, status.st_size, 0)
 
 
@@ -314,7 +314,7 @@ def map_whole(path: Path, *, limit_bytes: int) -> memoryview:
     """
     with opened(path) as (descriptor, status):
         if status.st_size > limit_bytes:
-            raise FormatError(f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have; run {to_repair(path)}")
+            raise damaged(f"{path} has {status.st_size} bytes, more than the {limit_bytes} such a file may have", path)
         if status.st_size == 0:
             return memoryview(b"")
         return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 from cachestore.core import system
 from cachestore.core.arguments import as_path, as_word
-from cachestore.core.errors import BadInput
+from cachestore.core.errors import BadInput, FormatError
 from cachestore.files import in_use
 
 if TYPE_CHECKING:
@@ -380,6 +380,13 @@ def command_for(words: str, path: Path) -> str:
 def to_repair(path: Path) -> str:
     """Return the command that repairs the store of this file."""
     return command_for("repair", path)
+
+
+def damaged(what: str, path: Path) -> FormatError:
+    """Return the error for a damaged file of a store: what is wrong with it, and the command that repairs the store."""
+    error = FormatError(f"{what}; run {to_repair(path)}")
+    error.what = what
+    return error
 
 
 def to_verify(path: Path) -> str:

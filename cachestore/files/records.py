@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import FormatError, NewerFormat
 from cachestore.core.keys import Json, canonical
 from cachestore.files.checksum import digest_of
 from cachestore.files.opening import read_whole
-from cachestore.files.paths import to_repair, to_verify
+from cachestore.files.paths import damaged, to_verify
 
-NEWER: Final = "install a newer one"
-"""Part of each message that refuses a newer format."""
 RECORD_LIMIT_BYTES: Final = 256 * 1024 * 1024
 """Largest record that is read. A round that opens ten million units again is smaller."""
 
@@ -32,7 +30,7 @@ def _checksum(raw: bytes, kind: str, version: int) -> str:
 
 
 def decode_record(kind: str, version: int, data: bytes | bytearray, *, where: Path) -> dict[str, Any]:
-    """Return the body of a record. Raises FormatError if it is damaged, of another kind, or newer than `version`."""
+    """Return the body of a record. Raises FormatError if it is damaged or of another kind, NewerFormat if it is newer than `version`."""
     try:
         record = json.loads(bytes(data))
         found_kind, _, found_version = str(record["format"]).partition("/")
@@ -40,13 +38,13 @@ def decode_record(kind: str, version: int, data: bytes | bytearray, *, where: Pa
         number = int(found_version)
         raw = canonical(body)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise FormatError(f"{where} is not a record of cachestore: {type(error).__name__}; run {to_repair(where)}") from error
+        raise damaged(f"{where} is not a record of cachestore: {type(error).__name__}", where) from error
     if found_kind != kind or not isinstance(body, dict):
         raise FormatError(f"{where} holds {found_kind!r}, but should hold {kind!r}; run {to_verify(where)}")
     if number > version and checksum != _checksum(raw, kind, 1):
-        raise FormatError(f"{where} has format {kind}/{number}; this cachestore reads up to {kind}/{version}: {NEWER}")
+        raise NewerFormat(f"{where} has format {kind}/{number}; this cachestore reads up to {kind}/{version}: install a newer one")
     if checksum != _checksum(raw, kind, number):
-        raise FormatError(f"{where} does not match its checksum; run {to_repair(where)}")
+        raise damaged(f"{where} does not match its checksum", where)
     return body  # pyright: ignore[reportUnknownVariableType] - checked field by field where it is used
 
 

@@ -15,13 +15,13 @@ from operator import le
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, overload
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import FormatError, NewerFormat
 from cachestore.core.keys import Json, canonical_text
 from cachestore.files.checksum import Buffer, digest_of
 from cachestore.files.container import ALIGNMENT, TensorInfo, build_header, parse_header, parse_start
 from cachestore.files.container import read_header as read_container_header
 from cachestore.files.opening import let_go, map_whole, open_regular, opened, read_at, read_whole
-from cachestore.files.paths import to_repair, to_verify
+from cachestore.files.paths import damaged, to_verify
 
 TABLE_LIMIT_BYTES: Final = 64 * 1024 * 1024 * 1024
 """Largest table that is read."""
@@ -100,7 +100,7 @@ class _OpenFile:
     def read(self, start: int, size: int) -> memoryview:
         found = memoryview(read_at(self.descriptor, size, start))
         if len(found) < size:
-            raise FormatError(f"{self.path} ends before its last column; run {to_repair(self.path)}")
+            raise damaged(f"{self.path} ends before its last column", self.path)
         return found
 
 
@@ -319,7 +319,7 @@ def read_table(path: Path, kind: str, version: int, *, io: Literal["pread", "mma
     raw = (map_whole if io == "mmap" else read_whole)(path, limit_bytes=TABLE_LIMIT_BYTES)
     length = int.from_bytes(raw[:8], "little")
     if len(raw) < ALIGNMENT or length > len(raw) - 8:
-        raise FormatError(f"{path} is too short for its header; run {to_repair(path)}")
+        raise damaged(f"{path} is too short for its header", path)
     container = parse_header(bytes(raw[8 : 8 + length]), len(raw), where=path)
     header, checksums = _parse_metadata(container.metadata, kind, version, where=path)
     whole = memoryview(raw)
@@ -327,10 +327,10 @@ def read_table(path: Path, kind: str, version: int, *, io: Literal["pread", "mma
     columns = {name: view[info.start : info.end] for name, info in container.tensors.items()}
     found = {name: [info.dtype, list(info.shape), digest_of(_pieces(columns[name]))] for name, info in container.tensors.items()}
     if checksums != found:
-        raise FormatError(f"{path} does not match its checksums; run {to_repair(path)}")
+        raise damaged(f"{path} does not match its checksums", path)
     for name, column in columns.items():
         if name.endswith(_TEXT) and not _are_strings(column, columns.get(f"{name.removesuffix(_TEXT)}.offsets", memoryview(b""))):
-            raise FormatError(f"{path} holds damaged strings in {name!r}; run {to_repair(path)}")
+            raise damaged(f"{path} holds damaged strings in {name!r}", path)
     return Table(header, columns, container.metadata["digest"], found)
 
 
@@ -399,7 +399,7 @@ def check_table(path: Path, kind: str, version: int) -> str:
 
         found = {name: [info.dtype, list(info.shape), digest_of(pieces(info))] for name, info in container.tensors.items()}
     if checksums != found:
-        raise FormatError(f"{path} does not match its checksums; run {to_repair(path)}")
+        raise damaged(f"{path} does not match its checksums", path)
     return container.metadata["digest"]
 
 
@@ -425,15 +425,15 @@ def _parse_metadata(metadata: Mapping[str, str], kind: str, version: int, *, whe
         raise FormatError(f"{where} holds {found!r}, but should hold {kind}/{version}; run {to_verify(where)}")
     header_text, checksums_text, digest = (metadata.get(name, "") for name in ("header", "checksums", "digest"))
     if int(number) > version and digest != _digest(header_text, checksums_text, f"{kind}/1"):
-        raise FormatError(f"{where} has format {found}; this cachestore reads up to {kind}/{version}: install a newer one")
+        raise NewerFormat(f"{where} has format {found}; this cachestore reads up to {kind}/{version}: install a newer one")
     if digest != _digest(header_text, checksums_text, found):
-        raise FormatError(f"{where} does not match its checksums; run {to_repair(where)}")
+        raise damaged(f"{where} does not match its checksums", where)
     try:
         header, checksums = json.loads(header_text), json.loads(checksums_text)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{where} lacks a header or checksums; run {to_repair(where)}") from error
+        raise damaged(f"{where} lacks a header or checksums", where) from error
     if not isinstance(header, dict) or not isinstance(checksums, dict):
-        raise FormatError(f"{where} has a header or checksums that are no objects; run {to_repair(where)}")
+        raise damaged(f"{where} has a header or checksums that are no objects", where)
     return header, checksums  # pyright: ignore[reportUnknownVariableType] - read field by field where it is used
 
 

@@ -27,7 +27,7 @@ from cachestore.storage.catalog import list_generations, list_names, no_data_set
 from cachestore.storage.catalog_writer import mark_dropped
 from cachestore.storage.commit import commit
 from cachestore.storage.compact import choose_groups, compact_segments
-from cachestore.storage.findings import Finding
+from cachestore.storage.findings import Finding, finding_of
 from cachestore.storage.gc import (
     GRACE_SECONDS,
     due_lists,
@@ -434,7 +434,7 @@ def look_further(layout: Layout) -> Iterator[Finding]:
             if is_published(layout, plan):
                 read_plan(layout, plan, io="pread")
         except FormatError as error:
-            yield Finding("bad-plan", where, str(error))
+            yield finding_of("bad-plan", where, error)
         except OSError as error:
             yield Finding("unreadable", where, f"{where}: {error.strerror or error}")
 

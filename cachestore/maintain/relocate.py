@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from cachestore.core.arguments import as_mapping, as_path, as_path_str, as_text
-from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.errors import BadInput, FormatError, NewerFormat
 from cachestore.core.keys import Json
 from cachestore.core.words import did_you_mean, first_of, in_short
 from cachestore.files.marker import check_for_reading, noticing_its_end
@@ -148,6 +148,6 @@ def _publish(layout: Layout, name: str, paths: Mapping[str, str]) -> int:
         draft = draft_of(replace(catalog, request=request))
         if draft.digest != catalog.digest:
             path = layout.catalog(name, catalog.generation)
-            raise FormatError(f"{path} was written by a newer cachestore, so this one cannot publish it again: install a newer one")
+            raise NewerFormat(f"{path} was written by a newer cachestore, so this one cannot publish it again: install a newer one")
         if publish_draft(layout, draft, after=last):
             return last + 1

@@ -22,13 +22,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachestore.core.errors import BadInput, FormatError, ReadFailed, WriteFailed, numbered
+from cachestore.core.errors import BadInput, FormatError, NewerFormat, ReadFailed, WriteFailed, numbered
 from cachestore.core.keys import Json
 from cachestore.core.words import in_short
 from cachestore.files import in_use
 from cachestore.files.opening import FileIdentity, free_bytes, is_link, names_in, read_whole, reason_of
 from cachestore.files.paths import MARKER, decode_name, parse_catalog
-from cachestore.files.records import NEWER, decode_record, encode_record
+from cachestore.files.records import decode_record, encode_record
 
 CACHE_MARKER: Final = "cachestore-cache.json"
 FORMAT: Final = "cachestore-cache"
@@ -123,11 +123,9 @@ def _is_whole(marker: Path) -> bool:
     """Whether a marker can be read; anything may have happened to it. Raises FormatError for a newer one."""
     try:
         decode_record(FORMAT, VERSION, read_whole(marker, limit_bytes=_LIMIT_BYTES), where=marker)
-    except FormatError as error:
-        if NEWER in str(error):
-            raise
-        return False
-    except OSError:
+    except NewerFormat:
+        raise
+    except (FormatError, OSError):
         return False
     return True
 

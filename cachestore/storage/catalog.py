@@ -16,7 +16,7 @@ from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
 from cachestore.core.samples import CAPTION
 from cachestore.core.words import did_you_mean, first_of, plural
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, decode_name, encode_name, parse_catalog, parse_dropped, to_repair, to_verify
+from cachestore.files.paths import Layout, damaged, decode_name, encode_name, parse_catalog, parse_dropped, to_verify
 from cachestore.files.table import Table, check_table, never_falls, offsets_of, open_table, parse_table_start, read_table
 
 FORMAT: Final = "cachestore-catalog"
@@ -258,20 +258,16 @@ def _parse(table: Table, path: Path, generation: int) -> Catalog:
         )
         encode_name(catalog.name)
     except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(
-            f"{path} lacks a field of a catalog, or has a wrong one ({type(error).__name__}: {error}); run {to_repair(path)}"
-        ) from error
+        raise damaged(f"{path} lacks a field of a catalog, or has a wrong one ({type(error).__name__}: {error})", path) from error
     if type(catalog.generation) is not int or type(catalog.listing) is not int:
-        raise FormatError(f"{path} does not say which generation and listing it is; run {to_repair(path)}")
+        raise damaged(f"{path} does not say which generation and listing it is", path)
     return catalog
 
 
 def _check_home(catalog: Catalog, path: Path, generation: int) -> None:
     """Raise FormatError for the catalog of another data set or generation: its rows have other keys."""
     if encode_name(catalog.name) != path.parent.name or catalog.generation != generation:
-        raise FormatError(
-            f"{path} is generation {catalog.generation} of {catalog.name!r}, but its folder and name say otherwise; run {to_repair(path)}"
-        )
+        raise damaged(f"{path} is generation {catalog.generation} of {catalog.name!r}, but its folder and name say otherwise", path)
 
 
 def _read_column(table: Table, prefix: str, described: Mapping[str, Any]) -> KeyColumn:
@@ -301,7 +297,7 @@ def _check_shape(catalog: Catalog, path: Path) -> None:
         for column in catalog.columns
     )
     if not (fits and cells and len(catalog.extras) == rows):
-        raise FormatError(f"the columns of {path} do not have one row for each of its {plural(rows, 'sample')}; run {to_repair(path)}")
+        raise damaged(f"the columns of {path} do not have one row for each of its {plural(rows, 'sample')}", path)
 
 
 def list_names(layout: Layout) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import FormatError, NewerFormat
 from cachestore.files.opening import reason_of
 
 Found = TypeVar("Found")
@@ -51,6 +51,8 @@ class Finding:
     entries: tuple[DamagedEntry, ...] = ()
     """For a damaged segment, its entries that are damaged; `key` and `sample` are those of the first. If its header cannot be read, all of
     its entries, as far as the index knows them."""
+    is_newer: bool = False
+    """Whether the file is of a newer format, so that it is no damage of this version's to mend."""
 
 
 def missing_keys(findings: Iterable[Finding]) -> set[str]:
@@ -70,11 +72,16 @@ def one_each(findings: Iterable[Finding]) -> list[Finding]:
     return list(found.values())
 
 
+def finding_of(kind: Kind, where: str, error: FormatError) -> Finding:
+    """Return the finding for a file that cannot be read as what it should be."""
+    return Finding(kind, where, str(error), is_newer=isinstance(error, NewerFormat))
+
+
 def tried(kind: Kind, where: str, look: Callable[[], Found]) -> Found | Finding:
     """Return what `look` returns, or a finding: `kind` for a damaged file, `unreadable` if the file cannot be read."""
     try:
         return look()
     except FormatError as error:
-        return Finding(kind, where, str(error))
+        return finding_of(kind, where, error)
     except OSError as error:
         return Finding("unreadable", where, f"{where}: {reason_of(error)}")

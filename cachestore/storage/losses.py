@@ -10,7 +10,7 @@ from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key
 from cachestore.core.words import named_prompt
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, parse_lost, to_repair
+from cachestore.files.paths import Layout, damaged, parse_lost
 from cachestore.files.records import read_record
 from cachestore.storage.catalog import Catalog, list_names, newest_catalog
 from cachestore.storage.findings import Finding, tried
@@ -72,9 +72,9 @@ def read_lost(path: Path) -> dict[Key, Sample | None]:
         needed = {Key.parse(text): (str(name), str(sample)) for text, (name, sample) in body.get("needed", {}).items()}
         keys, is_at_home = {Key.parse(text): None for text in body["keys"]} | needed, parse_lost(path.name) == body["segment"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"{path} is not a list of lost entries; run {to_repair(path)}") from error
+        raise damaged(f"{path} is not a list of lost entries", path) from error
     if not is_at_home:
-        raise FormatError(f"{path} lists the lost entries of another segment; run {to_repair(path)}")
+        raise damaged(f"{path} lists the lost entries of another segment", path)
     return keys
 
 

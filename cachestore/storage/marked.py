@@ -9,11 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import FormatError, NewerFormat
 from cachestore.files.checksum import digest_of
 from cachestore.files.opening import names_in, read_whole
 from cachestore.files.paths import Layout, parse_marked, to_repair
-from cachestore.files.records import NEWER, RECORD_LIMIT_BYTES, decode_record
+from cachestore.files.records import RECORD_LIMIT_BYTES, decode_record
 
 FORMAT: Final = "cachestore-condemned"
 VERSION: Final = 1
@@ -38,10 +38,9 @@ def list_marked(layout: Layout) -> list[MarkedList]:
     for digest in filter(None, map(parse_marked, names_in(layout.marked))):
         try:
             found.append(read_marked(layout.marked_list(digest)))
-        except FormatError as error:
-            if NEWER in str(error):
-                raise
-        except FileNotFoundError:  # `gc` removed it meanwhile
+        except NewerFormat:
+            raise
+        except (FormatError, FileNotFoundError):  # damaged, or removed by `gc` meanwhile
             continue
     return found
 

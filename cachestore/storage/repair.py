@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 
-from cachestore.core.errors import FormatError, ReadFailed, StoreNotFound
+from cachestore.core.errors import FormatError, NewerFormat, ReadFailed, StoreNotFound
 from cachestore.core.keys import Json, Key, canonical
 from cachestore.core.words import in_short
 from cachestore.files.checksum import digest_file, digest_of
@@ -25,7 +25,7 @@ from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.opening import is_link, names_in, read_whole
 from cachestore.files.paths import MARKER, Layout, Mode, parse_lost, parse_segment
 from cachestore.files.publish import make_folder, move, publish
-from cachestore.files.records import NEWER, encode_record
+from cachestore.files.records import encode_record
 from cachestore.files.table import TABLE_LIMIT_BYTES
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import read_stray
@@ -191,10 +191,10 @@ def is_marker_broken(root: Path) -> bool:
         if list_segments(Layout(root)):
             return True
         raise
-    except FormatError as error:
-        if NEWER not in str(error):
-            return True
+    except NewerFormat:
         raise
+    except FormatError:
+        return True
     return False
 
 
@@ -239,7 +239,7 @@ def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[Stored
     try:
         in_header = read_contents(path, is_whole=False).entries
     except FormatError as error:
-        if NEWER in str(error) and digest_file(path) == digest:
+        if isinstance(error, NewerFormat) and digest_file(path) == digest:
             raise
     values = {entry.key: entry.meta for entry in in_header}  # the others are lost
     in_index = (
@@ -368,6 +368,6 @@ def _broken_files(layout: Layout, look_further: LookFurther | None) -> list[str]
     found = {
         finding.path
         for finding in verify(layout.root, "quick", look_further=look_further).findings
-        if finding.kind in kinds and NEWER not in finding.message
+        if finding.kind in kinds and not finding.is_newer
     }
     return sorted(path for path in found if os.path.lexists(layout.root / path))

@@ -11,12 +11,12 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import FormatError, NewerFormat
 from cachestore.core.keys import Json, Key
 from cachestore.files.checksum import digest_of
 from cachestore.files.container import ALIGNMENT, Header, field_start, join_header, read_header
 from cachestore.files.opening import opened
-from cachestore.files.paths import to_repair, to_verify
+from cachestore.files.paths import damaged, to_verify
 from cachestore.storage.entry import CHECKSUM_BYTES, EMPTY, Buffer, Entry, Specs, TensorSpec, specs_of
 
 FORMAT: Final = "cachestore-segment"
@@ -296,7 +296,7 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
     _check_format(header.metadata.get("format", ""), where)
     text = header.metadata.get("entries", "")
     if digest_of([text.encode("utf-8", "surrogatepass")]) != header.metadata.get("entries_checksum"):
-        raise FormatError(f"the entry table of {where} does not match its checksum; run {to_repair(where)}")
+        raise damaged(f"the entry table of {where} does not match its checksum", where)
     starts: dict[str, int] = {}
     specs: dict[str, list[TensorSpec]] = {}
     for full_name, info in header.tensors.items():
@@ -314,9 +314,9 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
             tuple(table[name][1] for name in names),
         )
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(f"the entry table of {where} does not fit its tensors; run {to_repair(where)}") from error
+        raise damaged(f"the entry table of {where} does not fit its tensors", where) from error
     if not set(specs) <= {*table, _FILLER}:
-        raise FormatError(f"{where} holds tensors that its entry table does not name; run {to_repair(where)}")
+        raise damaged(f"{where} holds tensors that its entry table does not name", where)
     return SegmentContents(header.metadata.get("origin", ""), entries, file_bytes)
 
 
@@ -325,7 +325,7 @@ def _check_format(found: str, where: Path) -> None:
     if kind != FORMAT or not version.isdecimal():
         raise FormatError(f"{where} is a safetensors file, but not a segment of cachestore; run {to_verify(where)}")
     if int(version) > VERSION:
-        raise FormatError(f"{where} has format {found}; this cachestore reads up to {FORMAT}/{VERSION}: install a newer one")
+        raise NewerFormat(f"{where} has format {found}; this cachestore reads up to {FORMAT}/{VERSION}: install a newer one")
 
 
 def _parse_row(row: Json) -> tuple[bytes, dict[str, Json]]:

@@ -10,12 +10,11 @@ from itertools import filterfalse
 from pathlib import Path
 
 from cachestore.core import system
-from cachestore.core.errors import FormatError, ReadFailed, StoreNotFound
+from cachestore.core.errors import FormatError, NewerFormat, ReadFailed, StoreNotFound
 from cachestore.core.keys import Key
 from cachestore.files.marker import check_for_reading, read_marker
 from cachestore.files.opening import is_link, is_of_a_signal, look_at, names_in
 from cachestore.files.paths import IndexName, Layout, Mode, parse_index, parse_segment
-from cachestore.files.records import NEWER
 from cachestore.objects.cache import CACHE_MARKER
 from cachestore.storage.index import Index, Verdict, check
 from cachestore.storage.locations import Located, Location, SegmentRef
@@ -137,9 +136,9 @@ def open_layout(layout_root: Layout) -> Layout:
         raise StoreNotFound(
             f"there is no store at {layout_root.root} (no {path.name} in it{_folder_hint(layout_root.root)}); {help_text}"
         ) from error
+    except NewerFormat:
+        raise
     except FormatError as error:
-        if NEWER in str(error):
-            raise
         raise FormatError(f"{error}; {layout_root.command('repair')} writes it again") from error
     try:
         return Layout(layout_root.root, Mode(body["mode"]), _as_id(body["store_id"]))

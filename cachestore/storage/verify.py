@@ -22,7 +22,7 @@ from cachestore.files.paths import Layout, parse_marked, parse_recipe
 from cachestore.files.records import read_record
 from cachestore.storage.catalog import list_generations, list_names, newest_catalog, no_data_set, read_catalog
 from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION
-from cachestore.storage.findings import HARMLESS, DamagedEntry, Finding, Kind, missing_keys, tried
+from cachestore.storage.findings import HARMLESS, DamagedEntry, Finding, Kind, finding_of, missing_keys, tried
 from cachestore.storage.index import Index, check, digest_table, is_no_index
 from cachestore.storage.locations import SegmentRef
 from cachestore.storage.losses import lost, missing, needed_by, needed_entries, vanished
@@ -211,12 +211,11 @@ class _Damage:
             needed = plural(lost, "needed entry of it has", "needed entries of it have")
             advice = f"run {self._layout.command('repair --refill')}, as {needed} no other copy"
         for finding in check.findings:
-            if finding.kind == "unreadable":
+            if finding.kind == "unreadable" or finding.is_newer:
                 yield finding
                 continue
             sample = entries[0].sample if finding.key is not None and entries else None
-            message = finding.message.removesuffix(f"; run {self._layout.command('repair')}")
-            yield replace(finding, message=f"{message}; {advice}", sample=sample, entries=entries)
+            yield replace(finding, message=f"{finding.message}; {advice}", sample=sample, entries=entries)
 
     def _sample(self, key: Key) -> str | None:
         return self._needed[key][1] if key in self._needed else None
@@ -240,7 +239,7 @@ def _check_indexes(layout: Layout, snapshot: Snapshot, checks: Sequence[SegmentC
                 yield from _disagreements(layout, index, summaries, describe) if is_in_use else ()
         except (FormatError, OSError) as error:
             if isinstance(error, FormatError) and is_no_index(error):
-                yield Finding("bad-index", where, str(error))
+                yield finding_of("bad-index", where, error)
                 continue
             message = f"{where} is intact, but cannot be opened ({error}); if that happens again, move it away: it can be rebuilt"
             yield Finding("unreadable", where, message)
@@ -257,7 +256,7 @@ def _disagreements(
     try:
         digests, nothing = index.table_digests(), digest_table(())
     except FormatError as error:
-        yield Finding("bad-index", where, str(error))
+        yield finding_of("bad-index", where, error)
         return
     for number, ref in index.segments.items():
         recorded = (ref, digests.get(number, nothing))
@@ -288,7 +287,7 @@ def _check_recipe(layout: Layout, fingerprint: str) -> None:
     where = f"recipes/{layout.recipe(fingerprint).name}"
     try:
         found = Recipe.from_json(read_record(layout.recipe(fingerprint), RECIPE_FORMAT, RECIPE_VERSION)).fingerprint
-    except (FormatError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{where}: {error}") from error
     if found != fingerprint:
         raise FormatError(f"{where} holds the recipe {found}; run {layout.command('repair')}")

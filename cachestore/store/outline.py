@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from cachestore.core.errors import BadInput, CacheStoreError, FormatError, MissingEntry, RemoteFailed, StoreNotFound
+from cachestore.core.errors import BadInput, CacheStoreError, FormatError, MissingEntry, NewerFormat, RemoteFailed, StoreNotFound
 from cachestore.core.words import plural
 from cachestore.files import in_use
 from cachestore.files.checksum import Checksum
@@ -23,7 +23,7 @@ from cachestore.files.container import HEADER_LIMIT_BYTES
 from cachestore.files.marker import FORMAT as MARKER_FORMAT
 from cachestore.files.marker import VERSION as MARKER_VERSION
 from cachestore.files.paths import MARKER, IndexName, Layout, decode_name, parse_catalog, parse_index, parse_recipe, parse_segment
-from cachestore.files.records import NEWER, decode_record
+from cachestore.files.records import decode_record
 from cachestore.files.table import read_header
 from cachestore.objects.address import Address
 from cachestore.objects.client import PIECE_BYTES, ObjectRef, ReadingClient
@@ -188,10 +188,10 @@ def hearing(client: ReadingClient, path: Path) -> Generator[ReadingClient]:
     heard = _HeardClient(client)
     try:
         yield heard
+    except NewerFormat as error:
+        raise NewerFormat(f"{client.address.of(key_of(path))} was written by a newer cachestore: install a newer one") from error
     except FormatError as error:
         where = client.address.of(key_of(path))
-        if NEWER in str(error):
-            raise FormatError(f"{where} was written by a newer cachestore: {NEWER}") from error
         wrong = WrongAnswer(f"what came for {where} is not what it should hold (digest {heard.checksum.hexdigest()})")
         wrong.where = where
         raise wrong from error

@@ -8,7 +8,7 @@ from cachestore.core.errors import FormatError
 from cachestore.core.keys import Json
 from cachestore.core.words import plural
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, PassFolder, encode_name, parse_pass, parse_round, to_repair
+from cachestore.files.paths import Layout, PassFolder, damaged, encode_name, parse_pass, parse_round
 from cachestore.files.publish import make_folder, publish
 from cachestore.files.records import encode_record, read_record
 from cachestore.work.partition import bounds, partition_count
@@ -171,7 +171,7 @@ def read_round_record(layout: Layout, ref: PassRef, number: int) -> Mapping[str,
     body: Mapping[str, Any] = read_record(path, ROUND_FORMAT, VERSION)
     own = {"plan": ref.plan, "pass": ref.number, "round": number}
     if any(body.get(name, value) != value for name, value in own.items()):  # rounds of the first stores lack these fields
-        raise FormatError(f"{path} is the round of another pass; run {to_repair(path)}")
+        raise damaged(f"{path} is the round of another pass", path)
     return body
 
 
@@ -203,9 +203,9 @@ def read_round(layout: Layout, ref: PassRef, plan: Plan, number: int) -> Round:
         units = tuple(_units_in(plan, recipe, listed) for recipe, listed in enumerate(body["units"]))
         found = Round(number, units, str(body["launch"]), float(body["started"]), None if generation is None else int(generation))
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise FormatError(f"{path} names units that are not in its plan; run {to_repair(path)}") from error
+        raise damaged(f"{path} names units that are not in its plan", path) from error
     if len(units) != len(plan.recipes):
-        raise FormatError(f"{path} has {plural(len(units), 'recipe')}, but its plan has {len(plan.recipes)}; run {to_repair(path)}")
+        raise damaged(f"{path} has {plural(len(units), 'recipe')}, but its plan has {len(plan.recipes)}", path)
     return found
 
 

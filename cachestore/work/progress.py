@@ -15,7 +15,7 @@ from cachestore.core.keys import Json
 from cachestore.core.words import in_short, plural
 from cachestore.files.locks import is_locked
 from cachestore.files.opening import names_in
-from cachestore.files.paths import ClaimName, Layout, parse_plan, parse_worker, to_repair
+from cachestore.files.paths import ClaimName, Layout, damaged, parse_plan, parse_worker
 from cachestore.work.claims import Claims
 from cachestore.work.ledgers import list_ledgers
 from cachestore.work.partition import partition_count
@@ -289,7 +289,7 @@ class Observer:
             path = ref.folder(self.layout).round(number)
             listed = _listed(read_round_record(self.layout, ref, number).get("units"))
             if len(listed) != len(starts) - 1:
-                raise FormatError(f"{path} has {plural(len(listed), 'recipe')}, but its plan has {len(starts) - 1}; run {to_repair(path)}")
+                raise damaged(f"{path} has {plural(len(listed), 'recipe')}, but its plan has {len(starts) - 1}", path)
             sizes = (starts[at + 1] - starts[at] if units is None else len(_listed(units)) for at, units in enumerate(listed))
             self._rounds[ref, number] = tuple(sizes)
         return self._rounds[ref, number]

@@ -13,7 +13,7 @@ from typing import Any, Final
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key
 from cachestore.files.opening import names_in
-from cachestore.files.paths import PASS_KINDS, Layout, PassFolder, parse_plan, parse_worker, parse_worker_lock, to_repair
+from cachestore.files.paths import PASS_KINDS, Layout, PassFolder, damaged, parse_plan, parse_worker, parse_worker_lock
 from cachestore.files.removal import age_seconds, remove_file, remove_folder
 from cachestore.work.ledgers import read_ledgers
 from cachestore.work.passes import PassRef, has_ended, list_passes, list_rounds, read_done, read_round_record
@@ -93,7 +93,7 @@ def generation_of_pass(layout: Layout, ref: PassRef) -> int | None:
     path = ref.folder(layout).round(0)
     generation = read_round_record(layout, ref, 0).get("generation")
     if generation is not None and type(generation) is not int:
-        raise FormatError(f"{path} does not say which generation its units are from; run {to_repair(path)}")
+        raise damaged(f"{path} does not say which generation its units are from", path)
     return generation
 
 
