@@ -1,7 +1,7 @@
 """The process that reads files with pickles for `sandbox`. It imports what it needs, builds a wall around itself, and answers.
 
-It gets a file's bytes through stdin and returns tensors through stdout: an 8-byte length, that much JSON, and the tensors' bytes. Its first
-answer is empty, and says that it is ready.
+It gets each file as the body of a frame through stdin and returns the tensors as that of a frame through stdout. Its first answer is empty,
+and says that it is ready.
 """
 
 import gzip
@@ -14,10 +14,9 @@ from typing import IO, Final
 
 from cachestore.children import wall
 from cachestore.core.errors import EncodeFailed
-from cachestore.core.keys import canonical
+from cachestore.files.frames import head_line, read_frame
 from cachestore.interop.formats.containers import LARGEST_BYTES
 
-LENGTH_BYTES: Final = 8
 _ROOM_BYTES: Final = 2 * LARGEST_BYTES
 """Memory for the file and what it unpacks to, besides what Python and torch use."""
 _CPU_SECONDS: Final = 100
@@ -37,22 +36,21 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     torch.set_num_threads(1)
     _warm_up()
     confine()
-    _answer(answers, canonical({}), ())
-    while head := requests.read(LENGTH_BYTES):
-        data = requests.read(int.from_bytes(head, "little"))
+    _answer(answers, head_line({}, 0), ())
+    while (request := read_frame(requests, limit_bytes=LARGEST_BYTES)) is not None:
         _allow_seconds()
         try:
-            contents = torch_files.read_torch(data)
+            contents = torch_files.read_torch(request.body)
             listed = [[name, dtype, list(shape), len(buffer)] for name, (dtype, shape, buffer) in contents.tensors.items()]
             buffers = [buffer for _dtype, _shape, buffer in contents.tensors.values()]
-            text = canonical({"tensors": listed, "values": dict(contents.values)})
+            line = head_line({"tensors": listed, "values": dict(contents.values)}, sum(map(len, buffers)))
         except (EncodeFailed, MemoryError, RuntimeError, ValueError) as error:  # torch raises RuntimeError for tensors without numbers
-            text, buffers = canonical({"error": str(error) or "reading it takes more memory than a file may take"}), []
-        _answer(answers, text, buffers)
+            line, buffers = head_line({"error": str(error) or "reading it takes more memory than a file may take"}, 0), []
+        _answer(answers, line, buffers)
 
 
-def _answer(answers: IO[bytes], text: bytes, buffers: Collection[bytes | bytearray | memoryview]) -> None:
-    answers.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+def _answer(answers: IO[bytes], line: bytes, buffers: Collection[bytes | bytearray | memoryview]) -> None:
+    answers.write(line)
     for buffer in buffers:
         answers.write(buffer)
     answers.flush()

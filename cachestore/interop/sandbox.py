@@ -5,35 +5,33 @@ stdin and returns tensors through its stdout. It gets no path and no credentials
 If it dies, only that file fails: the next one gets a new child. If it cannot start, no file can be read, and the import ends.
 """
 
-import json
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, TypeVar, cast
+from typing import Final, TypeVar
 
 from cachestore.children.kinds import PICKLE_READER
 from cachestore.children.start import ChildProcess, reason_of, start
 from cachestore.core.errors import EncodeFailed, Incomplete
 from cachestore.core.raw_tensors import Contents, Latents, Misplaced, Raw, Text, is_finite
+from cachestore.files.frames import Frame, frame, read_frame
 from cachestore.files.opening import open_foreign
 from cachestore.interop.formats.containers import LARGEST_BYTES, read_npz, read_safetensors
 from cachestore.interop.formats.families import Family, marked
 from cachestore.interop.formats.matching import FileLocation
 from cachestore.interop.formats.table import Format
 from cachestore.interop.formats.text import check_widths
-from cachestore.interop.pickle_reader import LENGTH_BYTES
 
 SECONDS: Final = 120.0
 """The time limit for a file, and for the child to start. Importing torch from a slow disk takes most of it."""
 _STARTS: Final = 2
 """How often a child that ends before it is ready is started again."""
 _END_SECONDS: Final = 10.0
-_HEADER_BYTES: Final = 1 << 24
 _VARIABLES: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 _Value = TypeVar("_Value", Latents, Text)
@@ -96,7 +94,7 @@ class TorchFiles(AbstractContextManager["TorchFiles"]):
                 continue
             with self._deadline(child) as late:
                 try:
-                    _read_head(child)
+                    _next_frame(child)
                 except (OSError, EOFError, ValueError) as error:
                     ended = self._end(child, _patience(error))
                     reason = f"it was not ready within {self._seconds:.0f} s" if late.is_set() else ended
@@ -139,44 +137,31 @@ def _exchange(child: ChildProcess, data: bytes) -> Contents | str:
     A file may have taken the child over, so its answer is a stranger's too.
     """
     assert child.stdin is not None
-    assert child.stdout is not None
-    child.stdin.write(len(data).to_bytes(LENGTH_BYTES, "little") + data)
+    child.stdin.write(frame({}, data))
     child.stdin.flush()
-    head = _read_head(child)
+    head, body = _next_frame(child)
     if "error" in head:
         return str(head["error"])
+    tensors, start, left = dict[str, Raw](), 0, memoryview(body)
     try:
-        listed = [(str(name), str(dtype), tuple(map(int, shape)), int(size)) for name, dtype, shape, size in head["tensors"]]
-        values = dict(head["values"])
+        for name, dtype, shape, size in head["tensors"]:
+            end = start + int(size)
+            if not start <= end <= len(body):
+                raise ValueError("an answer of impossible size")
+            tensors[str(name)] = (str(dtype), tuple(map(int, shape)), left[start:end])
+            start = end
+        return Contents(tensors, dict(head["values"]))
     except (LookupError, TypeError) as error:
         raise ValueError("an answer of an impossible form") from error
-    sizes = [size for _name, _dtype, _shape, size in listed]
-    if min(sizes, default=0) < 0 or sum(sizes) > 2 * LARGEST_BYTES:
-        raise ValueError("an answer of impossible size")
-    tensors: dict[str, Raw] = {name: (dtype, shape, _read(child.stdout, size)) for name, dtype, shape, size in listed}
-    return Contents(tensors, values)
 
 
-def _read_head(child: ChildProcess) -> Mapping[str, Any]:
-    """Return the JSON object that an answer begins with. Raises OSError, EOFError or ValueError."""
+def _next_frame(child: ChildProcess) -> Frame:
+    """Return the child's next answer. Raises OSError, EOFError or ValueError."""
     assert child.stdout is not None
-    length = int.from_bytes(_read(child.stdout, LENGTH_BYTES), "little")
-    if length > _HEADER_BYTES:
-        raise ValueError("an answer of impossible length")
-    try:
-        head: Any = json.loads(_read(child.stdout, length))
-    except RecursionError as error:
-        raise ValueError("an answer of impossible depth") from error
-    if not isinstance(head, dict):
-        raise ValueError("an answer that is no object")  # noqa: TRY004 - as for any other wrong answer
-    return cast("Mapping[str, Any]", head)
-
-
-def _read(pipe: IO[bytes], size: int) -> bytes:
-    data = pipe.read(size)
-    if len(data) < size:
+    answer = read_frame(child.stdout, limit_bytes=2 * LARGEST_BYTES)
+    if answer is None:
         raise EOFError
-    return data
+    return answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from cachestore.core import system
 from cachestore.core.arguments import as_whole
 from cachestore.core.errors import RemoteFailed
 from cachestore.core.parent import is_orphan
+from cachestore.files.frames import Frames, frame
 from cachestore.objects.address import Address
 from cachestore.objects.client import ClientLimits, ObjectRef
 from cachestore.objects.process import close_pipes, end_helper, error_of, start_helper
@@ -81,7 +82,7 @@ class Downloads:
         self._environment: dict[str, str] = {}
         """The environment in which the helper was started."""
         self._parallel = _PARALLEL
-        self._rest = bytearray()
+        self._answers = Frames()
         self._open: weakref.WeakValueDictionary[int, HelperRequest] = weakref.WeakValueDictionary()
         """What waits for an answer. A request that nothing holds any more, as its data set is gone, is not sent to the next helper."""
         self._numbers = 0
@@ -107,7 +108,7 @@ class Downloads:
     def end(self) -> str:
         """End the helper, and return how it ended, in words. The next request starts another one."""
         helper, self._helper = self._helper, None
-        self._rest.clear()
+        self._answers = Frames()
         return end_helper(helper) if helper is not None else ""
 
     def _stop(self) -> None:
@@ -140,7 +141,7 @@ class Downloads:
             if self._helper is None:
                 self._parallel = _parallel()
             self._numbers += 1
-            line = json.dumps({"n": self._numbers, **body}).encode() + b"\n"
+            line = frame({"n": self._numbers, **body})
             self._open[self._numbers] = request = HelperRequest(self._numbers, line)
             if self._helper is None:
                 self._start()  # sends all that is open
@@ -194,8 +195,7 @@ class Downloads:
                 self._give_up(f"the helper process did not answer for {seconds:.0f} s")
         elif data:
             self._heard = time.monotonic()
-            self._rest += data
-            self._settle()
+            self._settle(data)
         elif self._helper is helper:
             self._start()
 
@@ -217,20 +217,15 @@ class Downloads:
             raise _HelperEnded
         return helper.stdin.fileno(), helper.stdout.fileno()
 
-    def _settle(self) -> None:
+    def _settle(self, data: bytes) -> None:
         """Hand out the answers that have arrived whole."""
-        rest = self._rest
-        while (end := rest.find(b"\n")) >= 0:
-            head = json.loads(bytes(rest[:end]))
-            if len(rest) < end + 1 + head["size"]:
-                return
+        for head, body in self._answers.take(data):
             request = self._open.pop(head["n"], None)
             if request is not None:
-                request.body = bytes(memoryview(rest)[end + 1 : end + 1 + head["size"]])
+                request.body = body
                 request.error = error_of(head)
                 request.head = head
                 self._starts = 0
-            del rest[: end + 1 + head["size"]]
 
     def _start(self) -> None:
         """Start a helper, in place of one that ended, and send it all open requests."""

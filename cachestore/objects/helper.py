@@ -1,13 +1,12 @@
 """The helper of a process that trains: it talks to object stores. `downloads` starts it.
 
-It gets one JSON
-object on each line of stdin and answers each with a line on stdout, followed by as many bytes as the line says; answers come in any order.
+It gets frames through stdin and answers each with one on stdout, in any order. By their heads:
 
-    {"n": 1, "do": "list", "address": "s3://…", "folder": "segments"}                     -> {"n": 1, "size": …} and JSON: [[key, size], …]
-    {"n": 2, "do": "get", "address": …, "key": …}                                         -> {"n": 2, "size": …} and the object
-    {"n": 3, "do": "range", "address": …, "key": …, "start": 0, "size": 9, "soon": false} -> {"n": 3, "size": 9} and the bytes
-    {"n": 4, …, "part": {"path": …, "have": …, "bytes": …, "ordinals": […]}}              -> {"n": 4, "size": 0}; the bytes are in the part
-    a request that fails                                          -> {"n": 5, "size": 0, "error": kind, "errno": …, "message": …}
+    {"n": 1, "do": "list", "address": "s3://…", "folder": "segments"}                     -> {"n": 1} and JSON: [[key, size], …]
+    {"n": 2, "do": "get", "address": …, "key": …}                                         -> {"n": 2} and the object
+    {"n": 3, "do": "range", "address": …, "key": …, "start": 0, "size": 9, "soon": false} -> {"n": 3} and the bytes
+    {"n": 4, …, "part": {"path": …, "have": …, "bytes": …, "ordinals": […]}}              -> {"n": 4}; the bytes are in the part
+    a request that fails                                                   -> {"n": 5, "error": kind, "errno": …, "message": …}
 
 Ranges that are not needed `soon` wait for those that are. With "both" the bytes are written and sent. If the part cannot be written, the
 bytes are sent, and the answer has "full".
@@ -22,7 +21,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -31,14 +30,15 @@ from cachestore.core.errors import RemoteFailed
 from cachestore.core.parent import leave_with
 from cachestore.core.signals import leave_to_starter
 from cachestore.files import in_use
+from cachestore.files.frames import head_line
 from cachestore.objects.address import parse_address
 from cachestore.objects.cache import make_way
 from cachestore.objects.client import PIECE_BYTES, Client, ClientLimits, connect
-from cachestore.objects.process import error_as_json, requests_of
+from cachestore.objects.process import error_as_json, requests_of, write_out
 
 _WRITE_FLAGS: Final = in_use.WRITE_FLAGS | os.O_CREAT
 
-Answer = tuple[dict[str, Any], bytes | bytearray]
+Answer = tuple[Mapping[str, Any], bytes | bytearray]
 
 
 def main(arguments: list[str]) -> None:
@@ -50,22 +50,22 @@ def main(arguments: list[str]) -> None:
     for number in range(parallel):
         threading.Thread(target=server.work, name=f"range-{number}", daemon=True).start()
     threading.Thread(target=server.send, name="send", daemon=True).start()
-    for line in requests_of():
-        server.take(json.loads(line))
+    for request in requests_of():
+        server.take(request)
     os._exit(0)  # threads may still wait for the network
 
 
 class _Server:
     def __init__(self, limits: ClientLimits) -> None:
         self._limits = limits
-        self._requests: queue.PriorityQueue[tuple[bool, int, dict[str, Any]]] = queue.PriorityQueue()
+        self._requests: queue.PriorityQueue[tuple[bool, int, Mapping[str, Any]]] = queue.PriorityQueue()
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._clients: dict[str, Client] = {}
         self._guard = threading.Lock()
         self._answered = -math.inf
         """When a store answered last."""
 
-    def take(self, request: dict[str, Any]) -> None:
+    def take(self, request: Mapping[str, Any]) -> None:
         """Queue a request: those that are needed soon first, then by number."""
         self._requests.put((not request.get("soon", True), request["n"], request))
 
@@ -85,22 +85,20 @@ class _Server:
             head, body = error_as_json(error), b""
             if self._answered < began and time.monotonic() - began >= self._limits.retry_seconds:
                 self._end_waiting(head)
-        self._answers.put(({"n": number, "size": len(body), **head}, body))
+        self._answers.put(({"n": number, **head}, body))
 
-    def _end_waiting(self, head: dict[str, Any]) -> None:
+    def _end_waiting(self, head: Mapping[str, Any]) -> None:
         with suppress(queue.Empty):
             while True:
-                self._answers.put(({"n": self._requests.get_nowait()[1], "size": 0, **head}, b""))
+                self._answers.put(({"n": self._requests.get_nowait()[1], **head}, b""))
 
     def send(self) -> None:
         """Write answers to stdout until the reader is gone."""
         with suppress(OSError):
             while True:
                 head, body = self._answers.get()
-                for data in (json.dumps(head).encode() + b"\n", body):
-                    left = memoryview(data)
-                    while left:
-                        left = left[os.write(1, left) :]
+                write_out(head_line(head, len(body)))
+                write_out(body)
         os._exit(0)
 
     def _client(self, address: str) -> Client:
@@ -109,7 +107,7 @@ class _Server:
                 self._clients[address] = connect(parse_address("path", address), limits=self._limits)
             return self._clients[address]
 
-    def _answer(self, request: dict[str, Any]) -> Answer:
+    def _answer(self, request: Mapping[str, Any]) -> Answer:
         client = self._client(request["address"])
         match request["do"]:
             case "list":
@@ -120,9 +118,9 @@ class _Server:
                 return _range(client, request)
 
 
-def _range(client: Client, request: dict[str, Any]) -> Answer:
+def _range(client: Client, request: Mapping[str, Any]) -> Answer:
     """Bring a range piece by piece: into the part, as the answer's bytes, or both."""
-    part: dict[str, Any] | None = request.get("part")
+    part: Mapping[str, Any] | None = request.get("part")
     if part is None:
         return {}, b"".join(data for _at, data in _pieces(client, request))
     body = bytearray()
@@ -141,7 +139,7 @@ def _range(client: Client, request: dict[str, Any]) -> Answer:
     return {}, body
 
 
-def _pieces(client: Client, request: dict[str, Any]) -> Iterator[tuple[int, bytes]]:
+def _pieces(client: Client, request: Mapping[str, Any]) -> Iterator[tuple[int, bytes]]:
     end = request["start"] + request["size"]
     for at in range(request["start"], end, PIECE_BYTES):
         yield at, client.get_range(request["key"], at, min(PIECE_BYTES, end - at))

@@ -14,6 +14,7 @@ from cachestore.children.kinds import ChildKind
 from cachestore.children.start import ChildProcess, reason_of, start
 from cachestore.core import errors
 from cachestore.core.errors import CacheStoreError, ReadFailed
+from cachestore.files.frames import Frames
 
 END_SECONDS: Final = 30.0
 """How long a killed helper is waited for."""
@@ -43,15 +44,22 @@ def close_pipes(helper: ChildProcess) -> None:
                 pipe.close()
 
 
-def requests_of() -> Iterator[bytes]:
-    """In a helper: yield the lines of stdin until the process that started the helper closes it, or ends.
+def requests_of() -> Iterator[Mapping[str, Any]]:
+    """In a helper: yield the heads of the frames of stdin until the process that started the helper closes it, or ends.
 
     A process that the other one forked may hold stdin open: `cachestore.core.parent` watches for the end itself.
     """
-    rest = b""
+    frames = Frames()
     while data := os.read(0, _READ_BYTES):
-        *lines, rest = (rest + data).split(b"\n")
-        yield from lines
+        for request in frames.take(data):
+            yield {name: value for name, value in request.head.items() if name != "body"}
+
+
+def write_out(data: "bytes | bytearray") -> None:
+    """In a helper: write all of this to stdout. Raises OSError if the process that started the helper is gone."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(1, left) :]
 
 
 def error_as_json(error: Exception) -> dict[str, Any]:

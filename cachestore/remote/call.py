@@ -1,9 +1,8 @@
 """The caller's end of a push, pull or `ls`: it starts the helper process that does it, and ends it with the call. Has no network client."""
 
-import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from cachestore.children.start import ChildProcess
 from cachestore.core import system
 from cachestore.core.errors import RemoteFailed, numbered
 from cachestore.core.keys import Json
+from cachestore.files.frames import Frames, frame
 from cachestore.objects.process import end_helper, error_of, start_helper
 from cachestore.remote.transfer import Shown
 
@@ -47,17 +47,17 @@ def call_helper(do: str, address: str, *, on_progress: Shown | None = None, **gi
         _stop(helper)
 
 
-def _send(helper: ChildProcess, request: Json) -> None:
-    left = memoryview(json.dumps(request).encode() + b"\n")
+def _send(helper: ChildProcess, request: Mapping[str, Json]) -> None:
+    left = memoryview(frame(request))
     with suppress(BrokenPipeError):  # it has ended, and `_answers` finds nothing
         while left and helper.stdin is not None:
             left = left[helper.stdin.write(left) :]
 
 
-def _answers(helper: ChildProcess) -> Iterator[dict[str, Any]]:
+def _answers(helper: ChildProcess) -> Iterator[Mapping[str, Any]]:
     """Yield what a helper says, until it ends."""
     assert helper.stdout is not None
-    rest = b""
+    answers = Frames()
     while True:
         # Another process, forked at the wrong moment, may hold the pipe open.
         if not system.is_readable(helper.stdout.fileno(), _LOOK_SECONDS):
@@ -67,15 +67,15 @@ def _answers(helper: ChildProcess) -> Iterator[dict[str, Any]]:
         data = os.read(helper.stdout.fileno(), _READ_BYTES)
         if not data:
             return
-        *lines, rest = (rest + data).split(b"\n")
-        yield from map(json.loads, lines)
+        for answer in answers.take(data):
+            yield answer.head
 
 
 def _stop(helper: ChildProcess) -> None:
     """Let a helper stop in order, and kill it if it does not."""
     try:
         if helper.poll() is None:
-            _send(helper, "stop")
+            _send(helper, {"do": "stop"})
             helper.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
         pass

@@ -1,16 +1,15 @@
 """The helper of one push, pull or `ls` of an address: it does all of it, as its network client has threads that stay. `call` starts it.
 
-It gets the call as a JSON object on the first line of stdin. It writes JSON objects to stdout, one on each line: how far it is, and at
-last the result or the error. Another line on stdin stops it, and so does the end of the process that started it. Then it removes what is
+Its first frame on stdin is the call. It writes frames to stdout: how far it is, and at last the result or the error. Another frame on
+stdin stops it, and so does the end of the process that started it. Then it removes what is
 half written, unless a request that hangs keeps it from that.
 """
 
-import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,10 +17,11 @@ from typing import Any, Final
 from cachestore.core.keys import Json
 from cachestore.core.parent import leave_with
 from cachestore.core.signals import leave_to_starter
+from cachestore.files.frames import frame
 from cachestore.files.paths import Layout
 from cachestore.objects.address import parse_address
 from cachestore.objects.client import connect
-from cachestore.objects.process import error_as_json, requests_of
+from cachestore.objects.process import error_as_json, requests_of, write_out
 from cachestore.remote.listing import list_client
 from cachestore.remote.pull import pull_from
 from cachestore.remote.push import push_to
@@ -38,12 +38,12 @@ def main(arguments: list[str]) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, partial(_interrupt, stop))
     leave_with(int(arguments[0]), seconds=STOP_SECONDS, gone=stop)
-    lines = requests_of()
+    requests = requests_of()
     try:
-        call = next(lines, None)
+        call = next(requests, None)
         if call is not None:
-            threading.Thread(target=_wait_for_more, args=(lines, stop), name="stop", daemon=True).start()
-            answer = _answer(json.loads(call))
+            threading.Thread(target=_wait_for_more, args=(requests, stop), name="stop", daemon=True).start()
+            answer = _answer(call)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _say(answer)
     except (KeyboardInterrupt, BrokenPipeError):  # it was stopped, and has cleaned up
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
     os._exit(0)  # threads may still wait for the network
 
 
-def _answer(call: dict[str, Any]) -> dict[str, Any]:
+def _answer(call: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         return {"result": _act(**call)}
     except Exception as error:  # noqa: BLE001 - the caller gets it
@@ -72,10 +72,8 @@ def _show(doing: str, done: int, total: int) -> None:
     _say({"progress": [doing, done, total]})
 
 
-def _say(answer: dict[str, Any]) -> None:
-    left = memoryview(json.dumps(answer).encode() + b"\n")
-    while left:
-        left = left[os.write(1, left) :]
+def _say(answer: Mapping[str, Any]) -> None:
+    write_out(frame(answer))
 
 
 def _interrupt(stop: threading.Event, _number: int, _frame: object) -> None:
@@ -83,8 +81,8 @@ def _interrupt(stop: threading.Event, _number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
 
-def _wait_for_more(lines: Iterator[bytes], stop: threading.Event) -> None:
-    next(lines, None)
+def _wait_for_more(requests: Iterator[Mapping[str, Any]], stop: threading.Event) -> None:
+    next(requests, None)
     stop.set()
 
 

@@ -1,11 +1,10 @@
 """The source pipe: a worker asks the caller for pictures in the caller's memory, over two pipes.
 
-The caller answers while it waits for its workers (`Answers.serve`). Neither side waits for the other forever. A question is one line of
-JSON, `["read", REFERENCE]` or `["stat", REFERENCE]`. An answer is one line of JSON, `{"size": N, "stat": [SIZE, STAMP]}` or `{"error":
-TEXT}`, followed by N bytes.
+The caller answers while it waits for its workers (`Answers.serve`). Neither side waits for the other forever. A question is a frame with
+the head `{"do": "read", "reference": REFERENCE}`, or "stat". An answer has the head `{"stat": [SIZE, STAMP]}`, and the bytes behind it, or
+`{"error": TEXT}`.
 """
 
-import json
 import os
 import selectors
 import threading
@@ -15,7 +14,9 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from io import BytesIO
 from typing import Any, BinaryIO, Final, cast
 
+from cachestore.core import system
 from cachestore.core.inputs import Stat
+from cachestore.files.frames import Frame, Frames, frame
 from cachestore.source.files import Files
 
 PIPE: Final = "CACHESTORE_ASK"
@@ -25,7 +26,6 @@ ANSWER_SECONDS: Final = 600.0
 """How long a worker waits for an answer. The caller may be busy in a callback of its own."""
 
 _CHUNK: Final = 1 << 20
-_LINE_LIMIT: Final = 1 << 20
 
 
 # In the caller
@@ -69,7 +69,7 @@ class _Line:
     def __init__(self, pictures: Files, selector: selectors.BaseSelector, questions: int, answers: int) -> None:
         self._pictures, self._selector = pictures, selector
         self._in, self._out = questions, answers
-        self._question = bytearray()
+        self._questions = Frames()
         self._waiting = memoryview(b"")
         self._is_open = True
         os.set_blocking(answers, False)
@@ -82,18 +82,15 @@ class _Line:
         try:
             with suppress(BlockingIOError):
                 go_on()
-        except OSError:  # the worker is gone; the process that watches it reports why
+        except (OSError, ValueError):  # the worker is gone, and the process that watches it reports why; or what it says is no frame
             self.close()
 
     def _take_in(self) -> None:
         asked = os.read(self._in, _CHUNK)
-        self._question += asked
-        if not asked or len(self._question) > _LINE_LIMIT:
+        if not asked:
             self.close()
-            return
-        if b"\n" in asked:  # a worker asks one thing at a time
-            line, self._question = bytes(self._question), bytearray()
-            self._waiting = memoryview(_answer(self._pictures, line))
+        for question in self._questions.take(asked):  # one at most: a worker asks one thing at a time
+            self._waiting = memoryview(_answer(self._pictures, question.head))
             self._selector.unregister(self._in)
             self._selector.register(self._out, selectors.EVENT_WRITE, self)
 
@@ -113,19 +110,14 @@ class _Line:
             os.close(descriptor)
 
 
-def _answer(pictures: Files, line: bytes) -> bytes:
-    data = b""
+def _answer(pictures: Files, question: Mapping[str, Any]) -> bytes:
     try:
-        kind, reference = cast("tuple[str, str]", json.loads(line))
-        if kind == "stat":
-            head: dict[str, object] = {"size": 0, "stat": pictures.stat(reference)}
-        else:
-            data, stat = pictures.read(reference)
-            head = {"size": len(data), "stat": stat}
+        if question["do"] == "stat":
+            return frame({"stat": pictures.stat(question["reference"])})
+        data, stat = pictures.read(question["reference"])
+        return frame({"stat": stat}, data)
     except Exception as error:  # noqa: BLE001 - the caller's own code may raise anything: it costs one sample, which the worker names
-        data = b""
-        head = {"error": str(error) or type(error).__name__}
-    return json.dumps(head).encode() + b"\n" + data
+        return frame({"error": str(error) or type(error).__name__})
 
 
 # In a worker
@@ -139,14 +131,15 @@ class PipeFiles:
         self._in, self._out = answers, questions
         self._patience = patience_seconds
         self._lock = threading.Lock()
-        self._buffer = bytearray()
+        self._answers = Frames()
         self._broken = ""
         os.set_blocking(answers, False)
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
         """The bytes behind a reference. Raises OSError."""
-        head, data = self._ask("read", reference)
-        return data, (head["stat"][0], head["stat"][1])
+        answer = self._ask("read", reference)
+        size, stamp = answer.head["stat"]
+        return answer.body, (size, stamp)
 
     def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
         """As `read`: asks for all bytes at once, and gives them as a file. Raises OSError."""
@@ -155,48 +148,33 @@ class PipeFiles:
 
     def stat(self, reference: str) -> Stat | None:
         """The stat record now, or None if it is gone. Raises OSError if no answer comes."""
-        head, _data = self._ask("stat", reference)
-        return None if head["stat"] is None else (head["stat"][0], head["stat"][1])
+        stat: list[int] | None = self._ask("stat", reference).head["stat"]
+        return None if stat is None else (stat[0], stat[1])
 
-    def _ask(self, kind: str, reference: str) -> tuple[Mapping[str, Any], bytes]:
+    def _ask(self, do: str, reference: str) -> Frame:
         with self._lock:
             if self._broken:
                 raise OSError(self._broken)
             try:
-                os.write(self._out, json.dumps([kind, reference]).encode() + b"\n")
-                until = time.monotonic() + self._patience
-                head: dict[str, Any] = json.loads(self._take_line(until))
-                data = self._take(int(head.get("size", 0)), until)
-            except OSError as error:
+                os.write(self._out, frame({"do": do, "reference": reference}))
+                answer = self._next_answer(time.monotonic() + self._patience)
+            except (OSError, ValueError) as error:
                 # Half an answer may still come, and would be taken for the answer to a later question.
                 self._broken = f"the process that holds the pictures does not answer: {error}"
                 raise OSError(self._broken) from error
-        if "error" in head:
-            raise OSError(str(head["error"]))
-        return head, data
+        if "error" in answer.head:
+            raise OSError(str(answer.head["error"]))
+        return answer
 
-    def _take_line(self, until: float) -> bytes:
-        while b"\n" not in self._buffer:
-            self._fill(until)
-        return self._take(self._buffer.index(b"\n") + 1, until)
-
-    def _take(self, size: int, until: float) -> bytes:
-        while len(self._buffer) < size:
-            self._fill(until)
-        data = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        return data
-
-    def _fill(self, until: float) -> None:
-        """Wait for more bytes. Raises OSError at the end of the pipe, and after `patience_seconds`."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._in, selectors.EVENT_READ)
-            if not selector.select(max(0.0, until - time.monotonic())):
-                raise TimeoutError(f"no answer for {self._patience:.0f} s")
-        more = os.read(self._in, _CHUNK)
-        if not more:
-            raise BrokenPipeError("its end of the pipe is closed")
-        self._buffer += more
+    def _next_answer(self, until: float) -> Frame:
+        """Wait for an answer. Raises OSError at the end of the pipe, and after `patience_seconds`."""
+        while system.is_readable(self._in, max(0.0, until - time.monotonic())):
+            data = os.read(self._in, _CHUNK)
+            if not data:
+                raise BrokenPipeError("its end of the pipe is closed")
+            for answer in self._answers.take(data):
+                return answer
+        raise TimeoutError(f"no answer for {self._patience:.0f} s")
 
 
 _pipes: dict[str, PipeFiles] = {}

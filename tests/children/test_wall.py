@@ -131,12 +131,13 @@ def test_it_sees_no_credential_and_holds_its_pipes_alone(child):
 @pytest.mark.parametrize(
     "answer",
     [
-        {"tensors": [["a", "F32", [1], -1]], "values": {}},
-        {"tensors": [["a", "F32", [1], 1 << 40]], "values": {}},
-        {"tensors": [["a"]], "values": {}},
-        {"tensors": 3, "values": {}},
-        {"values": {}},
-        {"tensors": [], "values": 3},
+        {"tensors": [["a", "F32", [1], -1]], "values": {}, "body": 0},
+        {"tensors": [["a", "F32", [1], 1 << 40]], "values": {}, "body": 0},
+        {"tensors": [["a"]], "values": {}, "body": 0},
+        {"tensors": 3, "values": {}, "body": 0},
+        {"values": {}, "body": 0},
+        {"tensors": [], "values": 3, "body": 0},
+        {"tensors": [], "values": {}, "body": 1 << 60},
         [],
         "[" * 100_000,
     ],
@@ -148,8 +149,8 @@ def test_an_answer_of_a_process_that_was_taken_over_is_a_fault_of_its_file_alone
 import sys
 def main(_arguments):
     answers = sys.stdout.buffer
-    for text in (b"{}", TEXT):
-        answers.write(len(text).to_bytes(8, "little") + text)
+    for line in (b'{"body":0}', TEXT):
+        answers.write(line + bytes([10]))
         answers.flush()
     sys.stdin.read()
 """

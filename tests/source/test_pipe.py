@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from cachestore.files.frames import frame
 from cachestore.source.pipe import PIPE, Answers, PipeFiles, pipe_files
 
 
@@ -112,7 +113,7 @@ def test_who_waits_too_long_does_not_take_a_late_answer_for_another_one():
 def test_a_caller_is_not_held_up_by_a_worker_that_takes_no_answer():
     answers = Answers(Held(large=bytes(10_000_000)))
     answers_end, questions_end = answers.new_line()
-    os.write(questions_end, b'["read", "large"]\n')
+    os.write(questions_end, frame({"do": "read", "reference": "large"}))
     answers.serve(0.05)  # returns, though nobody reads
     os.close(answers_end)
     answers.serve(0.05)
