@@ -125,14 +125,17 @@ def lines_for_a_shell(page):
     return [line for kind, lines in pages.blocks(pages.text_of(page)) if kind in pages.SHELL for line in pages.shell_lines(lines)]
 
 
-def run(page, model):
-    """Run what a page has for a shell, but not the lines that cannot run here."""
+def run(page, model, capsys):
+    """Run what a page has for a shell, but not the lines that cannot run here; and the Python that `precompute` prints at its end."""
     for line in lines_for_a_shell(page):
         if line not in NOT_RUN:
             words = shlex.split(line)
             assert words[0] == "cachestore", f"{line}: run it, or add it to NOT_RUN"
             prepare(words, model)
             assert main(words[1:]) == 0, line
+            _counts, found, lines = capsys.readouterr().out.partition("import cachestore as cs\n")
+            assert bool(found) == (words[1] == "precompute")
+            exec(found + lines, {})
 
 
 def test_the_lines_that_are_not_run_stand_in_a_page():
@@ -140,20 +143,20 @@ def test_the_lines_that_are_not_run_stand_in_a_page():
 
 
 @pytest.mark.parametrize("page", [ALWAYS, *(pytest.param(page, marks=SLOW) for page in FILES if page != ALWAYS)])
-def test_the_lines_of_a_page_run_one_after_the_other_and_make_what_it_says(page, here, model):
+def test_the_lines_of_a_page_run_one_after_the_other_and_make_what_it_says(page, here, model, capsys):
     if page == "README.md":  # which trains with batches of 8
         for number in range(7):
             for ending in ("png", "txt"):
                 shutil.copy(f"photos/bird.{ending}", f"photos/bird-{number}.{ending}")
     photos = len([*here.glob("photos/*.png")])
-    run(page, model)
+    run(page, model, capsys)
     for _kind, lines in pages.blocks(pages.text_of(page), "python") if page == "README.md" else ():
         exec(lines, {"train_step": lambda latents, embeds: float((latents.mean() + embeds.mean()).isfinite())})
     assert {glob: len([*here.glob(glob)]) for glob in FILES[page]} == FILES[page]
     for store in {path.parent for path in here.glob("*/cachestore.json")}:
         assert cs.verify(store).ok
         for one in cs.stats(store).catalogs:
-            assert len(cs.CachedDataset(store, name=one.name)) == (len(CLIPS) if one.name == "videos" else photos)
+            assert one.samples == (len(CLIPS) if one.name == "videos" else photos)
     for kind, lines in pages.blocks(pages.text_of(page), "json", "toml"):
         named = paths_in(json.loads(lines) if kind == "json" else tomllib.loads(lines))
         assert named
