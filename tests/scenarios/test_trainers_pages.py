@@ -1,4 +1,4 @@
-"""The lines of README.md and of the pages for users of a trainer, run as they stand, one after the other, where what they name lies."""
+"""The lines of README.md, docs/commands.md and the pages for users of a trainer, run one after the other where what they name lies."""
 
 import contextlib
 import io
@@ -43,6 +43,7 @@ NOT_RUN = {
 FILES = {
     "README.md": {"report.html": 1},
     "into-a-diffusers-script.md": {},
+    "commands.md": {},
     "coming-from/sd-scripts.md": {"photos/*_sdxl.npz": 3, "photos/*_te_outputs.npz": 3},
     "coming-from/ai-toolkit.md": {"photos/_latent_cache/*.safetensors": 4, "photos/_t_e_cache/*.safetensors": 3},
     "coming-from/simpletuner.md": {"exported/text/*.pt": 4, "exported/vae/*.pt": 3, "exported/aspect_ratio_bucket_*_train.json": 2},
@@ -121,6 +122,22 @@ def prepare(line, model):
             trainers.write_diffusion_pipe_wan(Path("videos/cache/wan"), name, caption, CLIP_FRAMES, CLIP_SIZE, width=WIDTH)
 
 
+def lay_out(page, model):
+    """Lay out what a whole page supposes."""
+    if page == "README.md":  # it trains with batches of 8
+        copy_bird("photos", 7)
+    if page == "commands.md":  # it repeats a command
+        copy_bird("more-photos", 1)
+        cs.precompute("photos/", model=model("flux"), store="cache/", name="flux", resolution=64, inline=True)
+
+
+def copy_bird(folder, count):
+    Path(folder).mkdir(exist_ok=True)
+    for number in range(count):
+        for ending in ("png", "txt"):
+            shutil.copy(f"photos/bird.{ending}", f"{folder}/bird-{number}.{ending}")
+
+
 def lines_for_a_shell(page):
     return [line for kind, lines in pages.blocks(pages.text_of(page)) if kind in pages.SHELL for line in pages.shell_lines(lines)]
 
@@ -144,11 +161,8 @@ def test_the_lines_that_are_not_run_stand_in_a_page():
 
 @pytest.mark.parametrize("page", [ALWAYS, *(pytest.param(page, marks=SLOW) for page in FILES if page != ALWAYS)])
 def test_the_lines_of_a_page_run_one_after_the_other_and_make_what_it_says(page, here, model, capsys):
-    if page == "README.md":  # which trains with batches of 8
-        for number in range(7):
-            for ending in ("png", "txt"):
-                shutil.copy(f"photos/bird.{ending}", f"photos/bird-{number}.{ending}")
-    photos = len([*here.glob("photos/*.png")])
+    lay_out(page, model)
+    photos = len([*here.glob("*photos/*.png")])
     run(page, model, capsys)
     for _kind, lines in pages.blocks(pages.text_of(page), "python") if page == "README.md" else ():
         exec(lines, {"train_step": lambda latents, embeds: float((latents.mean() + embeds.mean()).isfinite())})
