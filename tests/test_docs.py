@@ -1,11 +1,16 @@
 """The documents name tests, commands and files; these tests hold them to what is there."""
 
+import json
 import re
+import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import tomllib
 
 from cachestore.cli import make_parser
+from cachestore.core.captions import CaptionPolicy
+from cachestore.jobs.options import PrecomputeRequest, in_command
 from tests import pages
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,3 +90,14 @@ def test_every_command_line_of_the_pages_is_understood():
                     wrong.append(f"{page.name}: {words}")
     assert count > 100
     assert wrong == []
+
+
+def test_each_option_in_the_tables_for_users_of_a_trainer_is_one_of_precompute():
+    texts = [page.read_text(encoding="utf-8") for page in (ROOT / "docs/coming-from").glob("*.md")]
+    cells = [cell for text in texts for cell in re.findall(r"^\| .* \| (.*) \|$", text, re.MULTILINE)]
+    named = [shlex.split(code) for cell in cells for code in re.findall(r"`(--[^`]+)`", cell)]
+    assert len(named) > 40
+    others = {"--config", "--trigger-word", "--n"}  # of the command alone, of `import`, and in a file of prompts
+    assert {name for name, *_values in named} <= others | {in_command(one.name) for one in fields(PrecomputeRequest)}
+    policies = [value for name, *values in named for value in values if name == "--captions"]
+    assert len([CaptionPolicy.parse(json.loads(value) if value.startswith("{") else value) for value in policies]) >= 8
