@@ -31,8 +31,9 @@ CLIPS = {"dog.mkv": "a dog runs"}
 CLIP_SIZE, CLIP_FRAMES = (96, 64), 33
 WIDTH = 32
 """Of the text of tiny models."""
-MODELS = {"sdxl": "sdxl", "stable-diffusion-xl-base-1.0": "sdxl", "flux": "flux", "z-image": "zimage"}
-MODELS |= dict.fromkeys(("wan", "Wan2.1-T2V-1.3B-Diffusers"), "wan")
+MODELS = {"sdxl": "sdxl", "stable-diffusion-xl-base-1.0": "sdxl", "flux": "flux", "z-image": "zimage"} | dict.fromkeys(
+    ("wan", "Wan2.1-T2V-1.3B-Diffusers"), "wan"
+)
 """The family of each model that a page names."""
 NOT_RUN = {
     "git clone … && cd cachestore": "test_start_page.py does it in a new environment",
@@ -231,9 +232,15 @@ def tiny_denoiser(title):
     from diffusers import FluxTransformer2DModel, UNet2DConditionModel
 
     if title == "FLUX":
-        heads = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2, "axes_dims_rope": (4, 4, 8)}
+        heads: Any = {
+            "num_layers": 1,
+            "num_single_layers": 1,
+            "attention_head_dim": 16,
+            "num_attention_heads": 2,
+            "axes_dims_rope": (4, 4, 8),
+        }
         return FluxTransformer2DModel(in_channels=64, joint_attention_dim=32, pooled_projection_dim=32, **heads)
-    sizes = {"block_out_channels": (32,), "layers_per_block": 1, "norm_num_groups": 8, "cross_attention_dim": 32 + 48}
-    blocks = {"down_block_types": ("CrossAttnDownBlock2D",), "up_block_types": ("CrossAttnUpBlock2D",)}
-    added = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 48 + 6 * 8}
+    sizes: Any = {"block_out_channels": (32,), "layers_per_block": 1, "norm_num_groups": 8, "cross_attention_dim": 32 + 48}
+    blocks: Any = {"down_block_types": ("CrossAttnDownBlock2D",), "up_block_types": ("CrossAttnUpBlock2D",)}
+    added: Any = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 48 + 6 * 8}
     return UNet2DConditionModel(**sizes, **blocks, **added)
