@@ -31,9 +31,14 @@ CLIPS = {"dog.mkv": "a dog runs"}
 CLIP_SIZE, CLIP_FRAMES = (96, 64), 33
 WIDTH = 32
 """Of the text of tiny models."""
-MODELS = {"sdxl": "sdxl", "stable-diffusion-xl-base-1.0": "sdxl", "flux": "flux", "z-image": "zimage"} | dict.fromkeys(
-    ("wan", "Wan2.1-T2V-1.3B-Diffusers"), "wan"
-)
+MODELS = {
+    "sdxl": "sdxl",
+    "stable-diffusion-xl-base-1.0": "sdxl",
+    "flux": "flux",
+    "z-image": "zimage",
+    "wan": "wan",
+    "Wan2.1-T2V-1.3B-Diffusers": "wan",
+}
 """The family of each model that a page names."""
 NOT_RUN = {
     "git clone … && cd cachestore": "test_start_page.py does it in a new environment",
