@@ -128,10 +128,12 @@ def prepare(line, model):
             trainers.write_diffusion_pipe_wan(Path("videos/cache/wan"), name, caption, CLIP_FRAMES, CLIP_SIZE, width=WIDTH)
 
 
-def lay_out(page, model):
+def lay_out(page, model, capsys):
     """Lay out what a whole page supposes."""
     if page == "README.md":  # it trains with batches of 8
         copy_bird("photos", 7)
+    if page == "coming-from/ai-toolkit.md":  # for whom used another trainer before, with the same folder and store
+        run(ALWAYS, model, capsys)
     if page == "commands.md":  # it repeats a command
         copy_bird("more-photos", 1)
         cs.precompute("photos/", model=model("flux"), store="cache/", name="flux", resolution=64, inline=True)
@@ -167,7 +169,7 @@ def test_the_lines_that_are_not_run_stand_in_a_page():
 
 @pytest.mark.parametrize("page", [ALWAYS, *(pytest.param(page, marks=SLOW) for page in FILES if page != ALWAYS)])
 def test_the_lines_of_a_page_run_one_after_the_other_and_make_what_it_says(page, here, model, capsys):
-    lay_out(page, model)
+    lay_out(page, model, capsys)
     photos = len([*here.glob("*photos/*.png")])
     run(page, model, capsys)
     for _kind, lines in pages.blocks(pages.text_of(page), "python") if page == "README.md" else ():
