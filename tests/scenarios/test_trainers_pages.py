@@ -20,7 +20,11 @@ from cachestore.cli import main
 from tests import pages
 from tests.interop import trainers
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.timeout(180),  # one of them may be the first test that imports diffusers
+    pytest.mark.usefixtures("torch_files_read_here"),
+]
 
 PHOTOS = (
     trainers.Picture("fox.png", "a red fox, in snow", (640, 480), (48, 64)),
