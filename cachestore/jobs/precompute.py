@@ -108,8 +108,8 @@ def precompute(
             the caller: one process for each rank of a launcher, else `procs` of them, else one for each GPU. If nothing has to be
             encoded, no process is started and torch is not loaded. The workers stop when this process dies.
         **options: all other options of `cachestore precompute`, with underscores: resolution (a number, or several of
-            them), variants, crop, crop_seed, flip, buckets, bucket_step, no_upscale, frames (a number, or several), fps, clips, name,
-            alpha ("mask": the transparency of pictures and videos is their mask),
+            them), variants, crop, crop_seed, flip, buckets, bucket_step, no_upscale, resample, frames (a number, or several), fps,
+            clips, name, alpha ("mask": the transparency of pictures and videos is their mask),
             captions ("first", "all", or a CaptionPolicy: all texts that it may ask for are encoded), caption_lines, caption,
             caption_column, tar_names ("first-dot", "last-dot"), prompts
             (a file, or a list of texts or of (prompt, negative prompt)), roles, access,

@@ -21,7 +21,7 @@ from cachestore.files.paths import Layout, Mode
 from cachestore.interop import export_target, tar_exporting
 from cachestore.storage.catalog import newest_catalog
 from cachestore.storage.snapshot import open_layout
-from tests import fakes
+from tests import fakes, pages
 from tests.leaks import held
 from tests.loading.stores import Row, make_store, recipes
 
@@ -148,6 +148,16 @@ def test_tarfile_and_safetensors_alone_read_it(store, sent):
                 stored = reader.get(cell["key"], as_numpy=True)
                 assert all(np.array_equal(stored[name], tensors[there]) for name, there in cell["tensors"].items())
     assert hashlib.sha256(files["00000000.safetensors"]).hexdigest() == body["sha256"]["safetensors"]
+
+
+@pytest.mark.torch
+def test_the_lines_of_the_page_read_a_sample(sent, monkeypatch):
+    monkeypatch.chdir(sent.parent)
+    [(_kind, lines)] = pages.blocks(pages.text_of("interop.md"), "python")
+    names = {}
+    exec(lines.replace("FOLDER", sent.name), names)
+    assert names["sample"]["id"] == ROWS[0].id
+    assert "latents.moments" in names["tensors"]
 
 
 def test_tars_are_bounded_and_those_of_a_longer_export_go(tmp_path, store, out, monkeypatch):

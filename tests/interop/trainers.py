@@ -364,15 +364,15 @@ def write_shards(folder, items):
     table.close()
 
 
-def write_diffusion_pipe(folder, family="flux", pictures=PICTURES, *, dtype=torch.bfloat16):
-    """The cache of one model, as it was made on a machine where the data lay elsewhere."""
+def write_diffusion_pipe(folder, family="flux", pictures=PICTURES, *, dtype=torch.bfloat16, width=None):
+    """The cache of one model, as it was made on a machine where the data lay elsewhere. `width` is that of a tiny model's text."""
     for picture in pictures:
         spec = (None, f"/elsewhere/data/{picture.reference}")
         size = f"{picture.latent[1] * 8}x{picture.latent[0] * 8}"
         name = picture.stem.replace("/", "-")
         latents = {"latents": latents_of(picture, family, dtype), "mask": None, "image_spec": spec, "caption": [picture.caption]}
         write_shards(folder / f"cache_{name}x{size}x1" / "latents", [latents])
-        made = text_of(picture.caption, family, dtype)
+        made = {key: tensor[..., :width].clone() for key, tensor in text_of(picture.caption, family, dtype).items()}
         write_shards(folder / f"ar_frames_{name}_1" / "text_embeddings_1", [{"clip_embed": made["pooled"], "image_spec": spec}])
         write_shards(folder / f"ar_frames_{name}_1" / "text_embeddings_2", [{"t5_embed": made["prompt"], "image_spec": spec}])
 

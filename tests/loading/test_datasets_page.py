@@ -1,6 +1,5 @@
 """The lines of `docs/datasets.md`, run where a store of a few samples stands."""
 
-import re
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,17 +11,17 @@ import pytest
 import cachestore as cs
 from cachestore.files.paths import Layout
 from cachestore.source.prompts import read_prompts
-from tests.fakes import ROOT, publish_catalog
+from tests import pages
+from tests.fakes import publish_catalog
 from tests.loading.stores import Row, catalog_of, make_store, recipes_of_model
 
 pytestmark = pytest.mark.torch
 
-BLOCKS = re.compile(r"^## ([^\n]*)$\n+```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ROWS = [Row("cat.png", ("a, b, c",)), Row("dog.png", ("d",)), *(Row(f"{n}.png", (f"caption {n}",)) for n in range(110))]
 
 
 def lines():
-    return dict(BLOCKS.findall((ROOT / "docs/datasets.md").read_text(encoding="utf-8")))
+    return {title: some for title, [some] in pages.python_by_title("datasets.md").items()}
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ def test_the_lines_on_captions_encode_and_choose(names, monkeypatch):
 
 
 def test_the_lines_on_prompts_find_embeddings_of_each(names, monkeypatch, tmp_path):
-    text = (ROOT / "docs/datasets.md").read_text(encoding="utf-8").partition("## Prompts for validation")[2]
+    text = pages.text_of("datasets.md").partition("## Prompts for validation")[2]
     (tmp_path / "validation.txt").write_text(text.partition("```\n# validation.txt")[2].partition("\n")[2].partition("```")[0])
 
     def precompute(_data, *, model, store, prompts):

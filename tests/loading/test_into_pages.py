@@ -1,6 +1,5 @@
 """The lines of `docs/into-a-diffusers-script.md` and `docs/into-your-own-loop.md`, run where a store of a few samples stands."""
 
-import re
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -9,21 +8,14 @@ import pytest
 import torch
 
 import cachestore as cs
-from tests.fakes import ROOT, captioned
+from tests.fakes import captioned
 from tests.loading.encoders import ReadableEncoder
 from tests.loading.stores import FLUX, SDXL, Row, make_store, recipes, recipes_of_model
+from tests.pages import python_by_title
 
 pytestmark = pytest.mark.torch
 
-TITLE = re.compile(r"^## ([^\n]*)$\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ROWS = [Row(f"{number}.png", (f"caption {number}",)) for number in range(8)]
-
-
-def blocks(page) -> dict[str, list[str]]:
-    """The lines under each title that has some."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    return {title: BLOCK.findall(body) for title, body in TITLE.findall(text) if BLOCK.search(body)}
 
 
 class Denoiser:
@@ -41,7 +33,7 @@ def test_the_lines_for_a_diffusers_script_hand_its_denoiser_what_was_encoded_in_
     denoiser = Denoiser()
     names: dict[str, Any] = {"torch": torch, "args": args, "weight_dtype": torch.bfloat16, "unet": denoiser, "transformer": denoiser}
     names |= {"noisy_model_input": 1, "packed_noisy_model_input": 1, "timesteps": 1000, "guidance": None, "latent_image_ids": None}
-    opening, loading, *loop = blocks("into-a-diffusers-script.md")[title]
+    opening, loading, *loop = python_by_title("into-a-diffusers-script.md")[title]
     exec(opening + loading, names)
     names["batch"] = batch = next(iter(names["train_dataloader"]))
     exec("".join(loop), names)
@@ -66,7 +58,7 @@ def test_the_lines_that_encode_while_they_train_do_so_in_the_first_epoch_alone(t
     encoded = []
     names: dict[str, Any] = {"epochs": 3, "device": "cpu", "cs": cs, "torch": torch}
     names["train_step"] = lambda latents, noise, embeds: encoded.append(len(makers.encoded()))
-    exec(blocks("into-your-own-loop.md")["Encode while training"][0], names)
+    exec(python_by_title("into-your-own-loop.md")["Encode while training"][0], names)
     assert (len(encoded), sum(encoded[:2]), encoded[2:]) == (6, 17, [0] * 4)
     assert names["data"].report.encoded == 17
 
@@ -78,7 +70,7 @@ def test_the_lines_for_a_loop_of_your_own_train_stop_and_go_on(tmp_path, monkeyp
     seen = []
     names: dict[str, Any] = {"epochs": 2, "device": "cpu", "model": torch.nn.Linear(1, 1)}
     names["train_step"] = lambda latents, noise, embeds: seen.append((latents.dtype, noise.shape == latents.shape, len(embeds)))
-    lines = blocks("into-your-own-loop.md")
+    lines = python_by_title("into-your-own-loop.md")
     assert list(lines) == [
         "One process",
         "Several processes",

@@ -1,18 +1,15 @@
 """The lines of `docs/loading.md`, run as programs."""
 
-import re
 from importlib.util import find_spec
 
 import pytest
 
-from tests.fakes import ROOT
+from tests.pages import blocks, python_by_title, text_of
 from tests.scenarios.trainers import ROWS, data_set, run_script
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
 
 EPOCHS = 2
-TITLE = re.compile(r"^## ([^\n]*)$\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 BEFORE = """
 import sys
@@ -57,13 +54,9 @@ sys.stdout.write(f"seen {len(seen)} {len(set(seen))}\\n")
 """
 
 
-def page():
-    return (ROOT / "docs" / "loading.md").read_text(encoding="utf-8")
-
-
 def programs():
     """The lines under each title that has some."""
-    return {title: "\n".join(BLOCK.findall(body)) for title, body in TITLE.findall(page()) if BLOCK.search(body)}
+    return {title: "\n".join(some) for title, some in python_by_title("loading.md").items()}
 
 
 LIGHTNING = pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed; the dependency group brings it")
@@ -81,7 +74,7 @@ def test_the_page_has_lines_for_every_way_to_train():
 @pytest.mark.parametrize("title", [pytest.param(title, marks=marks(title)) for title in programs()])
 def test_the_lines_of_the_page_show_every_sample_once_an_epoch(tmp_path, title):
     data_set(tmp_path / "cache")
-    (opening,) = BLOCK.findall(page().partition("\n## ")[0])
+    [(_kind, opening)] = blocks(text_of("loading.md").partition("\n## ")[0], "python")
     out = run_script(tmp_path, BEFORE + IMPORTS.get(title, "") + opening + programs()[title] + AFTER)
     epochs = 1 if title.startswith("Stop and resume") else EPOCHS
     assert out.splitlines()[-1] == f"seen {epochs * len(ROWS)} {len(ROWS)}"

@@ -1,7 +1,6 @@
 """The lines of `docs/sources.md`, run with small models."""
 
 import io
-import re
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,12 +12,12 @@ from cachestore.cli import make_parser
 from cachestore.cli.precompute import request_from
 from cachestore.core.samples import Source
 from tests.encode import tiny
-from tests.fakes import ROOT
+from tests.pages import blocks, text_of
 from tests.source.test_tars import pack
 
 pytestmark = pytest.mark.torch
 
-BLOCKS = re.compile(r"^```(python|toml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCKS = blocks(text_of("sources.md"), "python", "toml")
 
 
 def picture(number):
@@ -44,9 +43,8 @@ def names(tmp_path, monkeypatch):
 
 
 def test_the_lines_encode_and_load(names):
-    blocks = BLOCKS.findall((ROOT / "docs/sources.md").read_text(encoding="utf-8"))
-    assert [kind for kind, _text in blocks] == ["python", "python", "toml", "python", "python"]
-    path, several, _toml, memory, hub = (text for _kind, text in blocks)
+    assert [kind for kind, _text in BLOCKS] == ["python", "python", "toml", "python", "python"]
+    path, several, _toml, memory, hub = (text for _kind, text in BLOCKS)
     exec(path, names)
     assert names["report"].complete
     exec(several.replace("resolution=256", "resolution=128"), names)
@@ -68,7 +66,7 @@ def test_the_lines_encode_and_load(names):
 
 
 def test_the_file_says_what_the_lines_say(tmp_path):
-    [text] = [text for kind, text in BLOCKS.findall((ROOT / "docs/sources.md").read_text(encoding="utf-8")) if kind == "toml"]
+    [text] = [text for kind, text in BLOCKS if kind == "toml"]
     (tmp_path / "train.toml").write_text(text)
     request = request_from(make_parser().parse_args(["precompute", "--config", str(tmp_path / "train.toml")]))
     assert request.sources == (Source("photos/"), Source("faces.tar", name="faces", resolution=256, repeats=10))

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
+from tests import pages
 from tests.fakes import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(900)]
 
-BLOCKS = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CLONE = "git clone … && cd cachestore\n"
 FILES = ("cachestore", "scripts", "pyproject.toml", "README.md", "LICENSE")
 
@@ -42,10 +42,10 @@ def clone(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run_page(clone):
     """The folder that the page works in, and what its blocks printed, after all of them ran in one shell."""
-    page = (ROOT / "docs/start.md").read_text(encoding="utf-8")
+    page = pages.text_of("start.md")
     assert CLONE in page
     lines = ["set -e", f"cd '{clone}'"]
-    for number, (kind, text) in enumerate(BLOCKS.findall(page)):
+    for number, (kind, text) in enumerate(pages.blocks(page, "sh", "python")):
         saved = f"cat > train.py <<'END'\n{text}END"
         lines += [f"echo '=== {number}'", saved if kind == "python" else text.replace(CLONE, "")]
     ended = run(["bash", "-c", "\n".join(lines)], clone)

@@ -44,9 +44,9 @@ def unknown(messages, code):
 
 
 def messages(page):
-    """The messages in the first column of the page's tables."""
-    rows = re.findall(r"^\| (`.*?) \| ", page, re.MULTILINE)
-    return [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
+    """The messages in the first column of the page's tables, and those that a symptom begins with."""
+    rows = re.findall(r"^\| (`.*?) \| |^\*\*(`[^`]*…[^`]*`)", page, re.MULTILINE)
+    return [message for row in rows for message in re.findall(r"`([^`]+)`", "".join(row))]
 
 
 def test_a_message_that_the_code_does_not_have_would_be_seen():
