@@ -92,7 +92,7 @@ Column = tuple[str, str]
 
 
 _MOST_COLUMNS: Final = 5
-"""As many columns of numbers as fit on a phone. Of a table with more, or with text, each row is folded there: its cells say their columns."""
+"""As many columns of numbers as fit on a phone. A row of a table with more, or with text, is folded there: its cells say their columns."""
 
 
 def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Html]]) -> Html:

@@ -77,13 +77,16 @@ def write_report(
     Raises:
         StoreNotFound: there is no store there.
         FormatError: the store was written by a newer version.
-        BadInput: there is no such data set, there are several and no name is given, or the batch size is below 1.
+        BadInput: there is no such data set, there are several and no name is given, the batch size is below 1, or an address is to be
+            read in full.
         WriteFailed: the file cannot be written.
         RemoteFailed: the address cannot be read.
     """
     if batch_size < 1:
         raise BadInput(f"a batch must have at least one sample, not {batch_size}")
     target, is_here = as_path("output", output).absolute(), not is_address(path)
+    if level == "full" and not is_here:
+        raise BadInput(f"what lies at {path} is not checked: leave --full out, or run `cachestore pull {path} FOLDER` first")
     with open_whole(path, name) as reader:
         names = list_data_sets(reader.layout)
         chosen = _choose_name(reader.layout, names, name)

@@ -36,8 +36,9 @@ def test_what_the_script_passes_is_reported_with_the_argument_that_makes_its_tex
     argument, _ = REPORTED[name]
     assert main(asked) == OK
     assert f"pass --encode-arg '{argument}' to get the script's text" in capsys.readouterr().out
-    assert main([*asked, "--encode-arg", argument]) == OK
-    assert "training script" not in capsys.readouterr().out
+    for other in (["--encode-arg", argument], ["--buckets", "ai-toolkit"]):
+        assert main([*asked, *other]) == OK
+        assert "training script" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", sorted(REPORTED))

@@ -1,5 +1,6 @@
 """push and pull over obstore: through `file://` in every run; in slow ones through SeaweedFS, a real S3 server, and Azurite for Azure."""
 
+import json
 import os
 import subprocess
 import sys
@@ -46,6 +47,23 @@ def test_the_commands_print_what_moved(root, tmp_path, capsys):
     assert "train: generation 1\n" in capsys.readouterr().out
     assert main(["pull", f"file://{tmp_path}/nothing", str(tmp_path / "new")]) == NO_STORE
     assert main(["ls", address, "--keys"]) == ERROR
+
+
+def test_stats_of_an_address_are_those_of_the_folder(root, tmp_path, capsys):
+    make(root, [1, 2], [3])
+    address = f"file://{tmp_path}/there"
+    cs.push(root, address)
+    printed = []
+    for store in (root, address):
+        assert main(["stats", str(store), "--name", "train", "--json"]) == OK
+        printed.append(json.loads(capsys.readouterr().out))
+    assert printed[0]["catalogs"][0]["samples"] == 3
+    for one in printed:
+        one["recipes"].sort()
+        del one["generation"]  # each end numbers its indexes
+    assert printed[0] == printed[1]
+    assert main(["stats", address, "--name", "trian"]) == ERROR
+    assert "did you mean 'train'" in capsys.readouterr().err
 
 
 def test_a_store_that_pull_makes_is_the_groups_if_that_is_asked_for(root, tmp_path, capsys):

@@ -168,6 +168,8 @@ def test_a_store_at_an_address_has_a_report_that_says_what_it_does_not_know(tmp_
     assert is_static(page)
     with pytest.raises(BadInput, match="no data set 'other'"):
         write_report(f"file://{path}", output, "other")
+    with pytest.raises(BadInput, match="cachestore pull"):
+        write_report(f"file://{path}", output, level="full")
 
 
 def test_where_there_is_no_store_nothing_is_written(tmp_path, output):
@@ -274,6 +276,16 @@ def test_passes_stages_ranks_and_failures_are_those_of_the_data_set(tmp_path, ou
     assert [rank["encoded"] for rank in reported["passes"][1]["ranks"]] == [3]
     assert "this is no picture" in page.words
     assert reported["thumbnails"] == {}
+
+
+def test_a_sample_that_fails_for_one_reason_in_several_encoders_is_one_row(tmp_path, output):
+    source = fakes.Pictures({"b.png": b"undecodable"})
+    encoders = fakes.FakeEncoder("latents"), fakes.FakeEncoder("vision")
+    fakes.run(tmp_path / "store", fakes.pictures("b.png"), *encoders, source=source)
+    reported, page = report(tmp_path / "store", output)
+    assert [one["encoder"] for one in reported["failures"]] == ["latents", "vision"]
+    assert page.words.count("this is no picture") == 1
+    assert "latents, vision" in page.words
 
 
 def test_a_done_that_says_something_else_and_a_damaged_plan_are_passed_over(tmp_path, output):
