@@ -27,7 +27,6 @@ from cachestore.report.html import (
     words,
 )
 from cachestore.report.numbers import (
-    Bucket,
     Buckets,
     Captions,
     ColumnNumbers,
@@ -76,7 +75,7 @@ def make_page(numbers: ReportNumbers, gallery: Gallery) -> bytes:
     parts = [*of_data_set, *of_store] if numbers.name else of_store
     links = join(Html(f'<li><a href="#{anchor}">{title}</a></li>') for anchor, title, _body in parts)
     sections = join(Html(f'<section id="{anchor}"><h2>{title}</h2>{body}</section>') for anchor, title, body in parts)
-    title = attribute(f"{numbers.name or 'no data set'} · cachestore report")
+    title = attribute(f"{_name_of(numbers) or 'no data set'} · cachestore report")
     page = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -102,8 +101,12 @@ def make_page(numbers: ReportNumbers, gallery: Gallery) -> bytes:
     return page.encode("utf-8")
 
 
+def _name_of(numbers: ReportNumbers) -> str:
+    return numbers.name or next((one.name for one in numbers.unfinished), "")
+
+
 def _head(numbers: ReportNumbers) -> Html:
-    name = numbers.name or next((one.name for one in numbers.unfinished), "")
+    name = _name_of(numbers)
     generation = f", generation {numbers.generation:,}" if numbers.name else ""
     unfinished = join(element("p", prose(f"{one.words[:1].upper()}{one.words[1:]}."), "about") for one in numbers.unfinished)
     about_entries = f"{count(numbers.others)} not of this data set" if numbers.others and numbers.name else "all of this data set"
@@ -189,13 +192,10 @@ def _buckets(numbers: ReportNumbers) -> Html:
 def _buckets_at(one: Buckets, batch_size: int, where: str) -> Html:
     """Show the buckets of one resolution; `where` names it if there are several."""
     text = f"{plural(one.samples, 'complete sample')}{where} in {plural(len(one.buckets), 'bucket')}."
+    most = one.buckets[0].samples
     rows = [
-        [
-            words(bucket.name) if bucket.name else Html("size unknown"),
-            bar((bucket.samples / one.buckets[0].samples, "fill")),
-            *_part(bucket, one),
-        ]
-        for bucket in one.buckets[:MOST_ROWS]
+        [words(each.name or "size unknown"), bar((each.samples / most, "fill")), count(each.samples), in_percent(each.samples, one.samples)]
+        for each in one.buckets[:MOST_ROWS]
     ]
     buckets = table(f"Samples by bucket{where}", [("Bucket", "k"), ("", "bar"), ("Samples", "n"), ("Share", "n")], rows)
     shown = [note(Html(text)), buckets, _more(len(one.buckets), "smaller buckets are not shown")]
@@ -208,10 +208,6 @@ def _buckets_at(one: Buckets, batch_size: int, where: str) -> Html:
         )
         shown += [note(prose(f"{said[0]}.")), Html(f"<details><summary>All batch sizes</summary>{other}</details>")]
     return join(shown)
-
-
-def _part(one: Bucket, of: Buckets) -> list[Html]:
-    return [count(one.samples), in_percent(one.samples, of.samples)]
 
 
 def _captions(captions: Captions | None) -> Html:
