@@ -22,8 +22,8 @@ _WORST: Final = 5
 class Repeats(NamedTuple):
     """A clip with fewer frames a second than are asked for."""
 
-    share: float
-    """The share of its frames that are the same as the one before, 0 to 1."""
+    fraction: float
+    """The part of its frames that are the same as the one before, 0 to 1."""
     rate: float
     """The frames a second of its file."""
     fps: float
@@ -105,7 +105,7 @@ def fits_of(plan: Plan, found: Iterable[tuple[int, Fit, Repeats | None]]) -> Fit
     return Fits(
         _misfits(plan, [(index, 1 - fit.kept, fit) for index, fit, _repeats in units if fit.kept < LEAST_KEPT]),
         _misfits(plan, [(index, fit.scale, fit) for index, fit, _repeats in units if fit.scale > MOST_SCALED]),
-        _misfits(plan, [(index, repeats.share, repeats) for index, _fit, repeats in units if repeats is not None]),
+        _misfits(plan, [(index, repeats.fraction, repeats) for index, _fit, repeats in units if repeats is not None]),
     )
 
 

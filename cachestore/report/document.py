@@ -201,12 +201,12 @@ def _buckets_at(one: Buckets, batch_size: int, where: str) -> Html:
     shown = [note(Html(text)), buckets, _more(len(one.buckets), "smaller buckets are not shown")]
     if one.read_here:
         left_out = {loss.batch_size: loss.left_over for loss in one.losses if loss.batch_size in {*_SMALL, batch_size}}
-        said = left_out_in_words(left_out) or [f"cachestore's loader leaves out no sample with batch sizes of {first_of(left_out)}"]
+        sentences = left_out_in_words(left_out) or [f"cachestore's loader leaves out no sample with batch sizes of {first_of(left_out)}"]
         sizes = [[count(loss.batch_size), count(loss.batches), count(loss.left_over)] for loss in one.losses]
         other = table(
             f"Full batches of one bucket each, on one rank{where}", [("Batch size", "k"), ("Batches", "n"), ("Left out", "n")], sizes
         )
-        shown += [note(prose(f"{said[0]}.")), Html(f"<details><summary>All batch sizes</summary>{other}</details>")]
+        shown += [note(prose(f"{sentences[0]}.")), Html(f"<details><summary>All batch sizes</summary>{other}</details>")]
     return join(shown)
 
 

@@ -290,7 +290,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Footage:
+class ClipFile:
     """What the file of a clip says."""
 
     rate: float
@@ -319,7 +319,7 @@ class Framing:
     """The crop (left, top, right, bottom) that the source gives."""
     fps: float | None = None
     """Of a clip, the frames a second that were encoded."""
-    file: Footage | None = None
+    file: ClipFile | None = None
     """Of a clip whose file was found."""
 
 

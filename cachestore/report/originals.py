@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cachestore.core.errors import BadInput, EncodeFailed, naming_extras
 from cachestore.core.keys import Json, Key, digest_bytes
 from cachestore.core.samples import VIDEO, Source
-from cachestore.report.numbers import Footage, Picture
+from cachestore.report.numbers import ClipFile, Picture
 from cachestore.source.combined import Moved, at_new_paths, files_of, files_of_sources
 from cachestore.source.files import Files
 from cachestore.storage.catalog import Catalog, Cell, KeyColumn
@@ -47,7 +47,7 @@ class SampleLatents:
     key: Key
     latents: tuple[Latents, ...]
     """Of a clip the first, the middle and the last one; of a picture one."""
-    places: tuple[Fraction, ...] = (Fraction(0),)
+    positions: tuple[Fraction, ...] = (Fraction(0),)
     """Where each of them lies in the clip, 0 to 1."""
     rate: float | None = None
     """For a clip, the requested frames per second."""
@@ -64,7 +64,7 @@ class Original:
     """`[H, W, 3]` of the latents' size: each pixel is the mean over one latent pixel. Empty if the part is unknown."""
     reason: str = ""
     """Why a file that is there is unreadable."""
-    footage: Footage | None = None
+    footage: ClipFile | None = None
     """Of a clip, what its file says."""
 
 
@@ -110,7 +110,7 @@ def _files(catalog: Catalog, column: KeyColumn, source: Moved | None) -> Files |
         return None
 
 
-_Decode = Callable[[bytes, SampleLatents], "tuple[list[Image], Footage | None]"]
+_Decode = Callable[[bytes, SampleLatents], "tuple[list[Image], ClipFile | None]"]
 
 
 def _original(files: Files, references: Sequence[str], one: SampleLatents, decode: _Decode) -> Original:
@@ -204,13 +204,13 @@ def _box(size: tuple[int, int], cell: Cell) -> tuple[float, float, float, float]
     return left * across, top * down, min(right * across, size[0]), min(bottom * down, size[1])
 
 
-def _decoded(data: bytes, _one: SampleLatents) -> "tuple[list[Image], Footage | None]":
+def _decoded(data: bytes, _one: SampleLatents) -> "tuple[list[Image], ClipFile | None]":
     from cachestore.encode.images import decode
 
     return [decode(data)], None
 
 
-def _frames(data: bytes, one: SampleLatents) -> "tuple[list[Image], Footage | None]":
+def _frames(data: bytes, one: SampleLatents) -> "tuple[list[Image], ClipFile | None]":
     """Return the frames of the encoded clip beside its latents, whole. Raises EncodeFailed, also if its start is unknown."""
     from PIL import Image
 
@@ -225,9 +225,9 @@ def _frames(data: bytes, one: SampleLatents) -> "tuple[list[Image], Footage | No
     video = videos.look(BytesIO(data))
     whole = CropBox(video.size, (0, 0, video.size.width, video.size.height))
     times = video.timeline.take(rate, start, frames_in(one.cell))
-    chosen = [times[round(place * (len(times) - 1))] for place in one.places]
+    chosen = [times[round(position * (len(times) - 1))] for position in one.positions]
     frames = videos.take(BytesIO(data), chosen, video.size, whole)
-    return [Image.fromarray(frame) for frame in frames], Footage(float(video.rate), len(times) - len(set(times)), video.has_sound)
+    return [Image.fromarray(frame) for frame in frames], ClipFile(float(video.rate), len(times) - len(set(times)), video.has_sound)
 
 
 def frames_in(cell: Cell) -> int:

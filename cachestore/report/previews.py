@@ -105,9 +105,9 @@ def read_samples(reader: Reader, catalog: Catalog, column: KeyColumn, rows: Iter
             continue
         last = values.shape[1] - 1
         shown = sorted({0, (last + 1) // 2, last}) if column.role == VIDEO else [0]
-        places = tuple(Fraction(one, max(1, last)) for one in shown)
+        positions = tuple(Fraction(one, max(1, last)) for one in shown)
         latents = tuple(values[:, one] for one in shown)
-        found.append(SampleLatents(catalog.ids[row], row, cell, cell.key, latents, places, column.options.get("fps")))
+        found.append(SampleLatents(catalog.ids[row], row, cell, cell.key, latents, positions, column.options.get("fps")))
     return found
 
 

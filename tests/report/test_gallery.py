@@ -6,7 +6,7 @@ import pytest
 
 from cachestore.report.document import _in_words
 from cachestore.report.gallery import _fit, make_gallery
-from cachestore.report.numbers import Footage, Framing, Picture, Thumbnail
+from cachestore.report.numbers import ClipFile, Framing, Picture, Thumbnail
 from cachestore.report.write import write_report
 from cachestore.storage.catalog import Cell, newest_catalog
 from cachestore.store.reader import Reader
@@ -56,10 +56,10 @@ def thumbnail(framing):
         (Framing("a", (64, 48, 33), fps=16.0), "bucket 64x48, 33 frames at 16 a second, 2.1 s"),
         (Framing("a", (64, 48, 1)), "1 frame"),
         (
-            Framing("a", (64, 48, 9), fps=16.0, file=Footage(10.0, 3, has_sound=True)),
+            Framing("a", (64, 48, 9), fps=16.0, file=ClipFile(10.0, 3, has_sound=True)),
             "3 of them repeated: the file has 10 a second, sound: not",
         ),
-        (Framing("a", (64, 48, 9), fps=16.0, file=Footage(16.0, 0, has_sound=False)), "0.6 s, sound: none"),
+        (Framing("a", (64, 48, 9), fps=16.0, file=ClipFile(16.0, 0, has_sound=False)), "0.6 s, sound: none"),
     ],
 )
 def test_what_was_encoded_is_said_in_words(framing, said):

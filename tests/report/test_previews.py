@@ -134,7 +134,7 @@ def test_a_row_without_latents_is_not_chosen_and_a_clip_shows_its_first_middle_a
     monkeypatch.setattr(Reader, "get_raw", lambda _reader, _keys: [{"mean": ("F32", frames.shape, frames.tobytes())}])
     with Reader(path) as reader:
         [shown] = read_samples(reader, catalog, column, [0, 1])
-    assert (shown.sample, [one[0, 0, 0] for one in shown.latents], [float(place) for place in shown.places]) == (
+    assert (shown.sample, [one[0, 0, 0] for one in shown.latents], [float(one) for one in shown.positions]) == (
         "clip",
         [0, 3, 6],
         [0, 0.5, 1],
