@@ -224,12 +224,10 @@ def _frames(data: bytes, one: SampleLatents) -> "tuple[list[Image], ClipFile | N
     rate = None if one.rate is None else as_rate(one.rate)
     video = videos.look(BytesIO(data))
     whole = CropBox(video.size, (0, 0, video.size.width, video.size.height))
-    times = video.timeline.take(rate, start, frames_in(one.cell))
+    frames = next(iter(one.cell.facts.get("bucket", ())[_SIDES:]), 1)
+    if start + frames > video.timeline.count(rate):
+        raise EncodeFailed("the catalog names frames that the file does not have")
+    times = video.timeline.take(rate, start, frames)
     chosen = [times[round(position * (len(times) - 1))] for position in one.positions]
-    frames = videos.take(BytesIO(data), chosen, video.size, whole)
-    return [Image.fromarray(frame) for frame in frames], ClipFile(float(video.rate), len(times) - len(set(times)), video.has_sound)
-
-
-def frames_in(cell: Cell) -> int:
-    """Return how many frames a cell was made from, by its bucket; 1 for a picture."""
-    return next(iter(cell.facts.get("bucket", ())[_SIDES:]), 1)
+    taken = videos.take(BytesIO(data), chosen, video.size, whole)
+    return [Image.fromarray(frame) for frame in taken], ClipFile(float(video.rate), len(times) - len(set(times)), video.has_sound)

@@ -100,7 +100,7 @@ def open_whole(path: str | Path, name: str | None = None) -> Generator[Reader]:
             yield here
         return
     with (
-        tempfile.TemporaryDirectory(prefix="cachestore-") as folder,
+        tempfile.TemporaryDirectory(prefix="cachestore-", ignore_cleanup_errors=True) as folder,
         RemoteReader.open(parse_address("path", path), Path(folder), None, "first") as there,
     ):
         for one in there.inventory.catalogs if name is None else (name,):

@@ -102,6 +102,12 @@ def test_the_page_of_clips_names_rate_length_and_sound_and_of_a_clip_that_is_gon
     assert [one["fps"] for one in reported["thumbnails"]["samples"]] == [16.0, 16.0]
 
 
+def test_a_clip_of_frames_that_its_file_does_not_have_is_not_shown_beside_it(tmp_path):
+    short = gallery_of(make_clips(tmp_path, {"a.mp4": write(moving(5, SIZE), **MP4)}, fps=16, frames=17)).thumbnails[0]
+    assert (short.originals, short.framing.file) == ((), None)
+    assert "frames that the file does not have" in short.why_none
+
+
 def test_pictures_say_on_which_side_the_original_stands(tmp_path):
     path = make(tmp_path, 2)
     write_report(path, tmp_path / "page.html")
