@@ -80,9 +80,8 @@ def test_python_refuses_it_where_a_folder_is_meant(call):
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        *((f"{command} {ADDRESS}", USAGE) for command in ("status", "verify", "repair", "stats", "gc", "compact", "doctor")),
+        *((f"{command} {ADDRESS}", USAGE) for command in ("status", "verify", "repair", "gc", "compact", "doctor")),
         *((f"{command} {ADDRESS} x", USAGE) for command in ("show", "why", "drop")),
-        (f"report {ADDRESS} -o page.html", USAGE),
         (f"report store -o {ADDRESS}", ERROR),
         (f"report store -o page.html --source {ADDRESS}", ERROR),
         (f"export {ADDRESS} train --format sd-scripts --into out", USAGE),

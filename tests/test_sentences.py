@@ -28,6 +28,7 @@ NAMED_IN_SHARED = {
     ("core/ranks.py", "world-size"): "the other one",
     ("core/raw_tensors.py", "model"): "it says to import again",
     ("storage/commit.py", "access"): "it was given",
+    ("store/unfinished.py", "name"): "only commands on one data set raise it, and all of them have it",
 }
 
 

@@ -4,7 +4,6 @@ import argparse
 from typing import TYPE_CHECKING
 
 from cachestore.core.errors import BadInput, BadUsage
-from cachestore.core.words import listed
 
 if TYPE_CHECKING:
     from cachestore.files.paths import Layout
@@ -31,7 +30,7 @@ def given_name(arguments: argparse.Namespace) -> str | None:
 
 def choose(layout: "Layout", name: str | None) -> str:
     """Return the name of the data set that is meant: the given one, else the only one. Raises BadInput if there is none, or several."""
-    from cachestore.store.unfinished import list_data_sets, list_unfinished, not_there
+    from cachestore.store.unfinished import list_data_sets, list_unfinished, not_there, several_there
 
     there = list_data_sets(layout)
     if name is not None:
@@ -39,7 +38,7 @@ def choose(layout: "Layout", name: str | None) -> str:
             raise not_there(layout, name, there)
         return name
     if len(there) > 1:
-        raise BadInput(f"{layout.root} has {len(there)} data sets: add --name with {listed(there, 'or')}")
+        raise several_there(layout, there)
     if not there:
         unfinished = [one.in_words(layout) for one in list_unfinished(layout)]
         raise BadInput("; ".join(unfinished) or f"{layout.root} has no data set: `cachestore precompute` makes one")

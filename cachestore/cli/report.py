@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cachestore.children.start import absolute_entries
 from cachestore.cli import ERROR, add_source, add_store, positive, print_error, source_of, tell
-from cachestore.cli.data_sets import add_name, choose, unfinished_in_words
+from cachestore.cli.data_sets import add_name
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes, plural
 
@@ -16,7 +16,7 @@ HELP = "write an HTML page that shows what a store holds"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_store(parser)
+    add_store(parser, may_be_address=True)
     output = "the HTML file (default report.html); its folder is made if it does not exist"
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help=output)
     add_name(parser)
@@ -32,24 +32,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page, print its path and show it if asked. Damage is shown on the page and changes no exit code: `verify` is for that."""
-    from cachestore.files.paths import Layout
     from cachestore.report.write import write_report
-    from cachestore.storage.snapshot import open_layout
-    from cachestore.store.unfinished import list_data_sets
 
-    layout = open_layout(Layout.at(arguments.store))
-    name = choose(layout, arguments.name) if arguments.name is not None or len(list_data_sets(layout)) > 1 else None
     report = write_report(
         arguments.store,
         arguments.output,
-        name,
+        arguments.name,
         level="full" if arguments.full else "quick",
         batch_size=arguments.batch_size,
         source=source_of(arguments.source),
     )
-    of = f"data set {report['name']!r}" if report["name"] else "no data set"
-    held = f"{of}, {plural(report['samples'], 'sample')}, {plural(report['entries'], 'entry')} ({human_bytes(report['bytes'])})"
-    unfinished = unfinished_in_words(layout) if not report["name"] else []
+    unfinished = [] if report["name"] else [one["words"] for one in report["unfinished"]]
+    of = f"data set {report['name']!r}" if report["name"] else "no data set that is finished" if unfinished else "no data set"
+    samples = "" if unfinished else f", {plural(report['samples'], 'sample')}"
+    held = f"{of}{samples}, {plural(report['entries'], 'entry')} ({human_bytes(report['bytes'])})"
     code = tell(arguments, report, [*unfinished, f"{report['output']}: {held}; the page has {human_bytes(report['page_bytes'])}"])
     return code if not arguments.open or _is_opened(arguments.output) else ERROR
 

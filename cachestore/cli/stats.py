@@ -2,31 +2,30 @@
 
 import argparse
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from cachestore.cli import add_store, tell
 from cachestore.cli.data_sets import add_name, choose
 from cachestore.core.words import human_bytes, plural
+
+if TYPE_CHECKING:
+    from cachestore.storage.stats import StoreStats
+    from cachestore.store.unfinished import Unfinished
 
 HELP = "count entries and bytes, and list the data sets with their newest generation"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_store(parser)
+    add_store(parser, may_be_address=True)
     add_name(parser, "list only this data set; entries and bytes are those of the whole store (default: all)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the counts."""
-    from cachestore.files.paths import Layout
-    from cachestore.storage.stats import stats
-    from cachestore.store.unfinished import list_unfinished
+    from cachestore.objects.address import is_address
 
-    found, layout = stats(arguments.store), Layout.at(arguments.store)
-    if arguments.name is not None:
-        chosen = choose(layout, arguments.name)
-        found = replace(found, catalogs=tuple(one for one in found.catalogs if one.name == chosen))
-    unfinished = [] if arguments.name is not None else list_unfinished(layout)
+    found, unfinished = (_of_address if is_address(arguments.store) else _of_folder)(arguments.store, arguments.name)
     lines = [f"{plural(found.entries, 'entry')} in {plural(found.segments, 'segment')}, {human_bytes(found.bytes)}"]
     lines += [f"{f'index {found.generation}' if found.generation >= 0 else 'no index yet'}, {plural(len(found.recipes), 'recipe')}"]
     for catalog in found.catalogs:
@@ -34,5 +33,25 @@ def run(arguments: argparse.Namespace) -> int:
         prompts = f", {plural(catalog.prompts, 'prompt')} for validation" if catalog.prompts else ""
         counts = f"{plural(catalog.samples, 'sample')}, {catalog.complete} complete ({columns}){prompts}"
         lines += [f"{catalog.name}: {counts}, generation {catalog.generation}"]
-    lines += [one.in_words(layout) for one in unfinished]
+    lines += unfinished.values()
     return tell(arguments, {**found.as_json(), "unfinished": [one.as_json() for one in unfinished]}, lines)
+
+
+def _of_folder(store: str, name: str | None) -> "tuple[StoreStats, dict[Unfinished, str]]":
+    """Return the counts, and what is unfinished, with a line on each. With a `name`, of that data set alone."""
+    from cachestore.files.paths import Layout
+    from cachestore.storage.stats import stats
+    from cachestore.store.unfinished import list_unfinished
+
+    found, layout = stats(store), Layout.at(store)
+    if name is None:
+        return found, {one: one.in_words(layout) for one in list_unfinished(layout)}
+    chosen = choose(layout, name)
+    return replace(found, catalogs=tuple(one for one in found.catalogs if one.name == chosen)), {}
+
+
+def _of_address(address: str, name: str | None) -> "tuple[StoreStats, dict[Unfinished, str]]":
+    """As `_of_folder`. Only what is finished is pushed to an address."""
+    from cachestore.store.remote_reader import stats_of
+
+    return stats_of(address, name), {}

@@ -41,6 +41,8 @@ BUCKETS: Final = "buckets"
 """Option of an image column: the trainer whose rule chooses bucket, resized size and crop; left out for the rule of this project."""
 Buckets = Literal["cachestore", "sd-scripts", "musubi", "simpletuner", "ai-toolkit", "diffusers"]
 OWN: Final[Buckets] = "cachestore"
+READ_HERE: Final[tuple[Buckets, ...]] = (OWN, "diffusers")
+"""The buckets of who trains with cachestore's loader, or with diffusers' scripts. The others are of trainers with caches of their own."""
 """The rule of this project."""
 ALPHA: Final = "alpha"
 """Option of a column that is made from masks: with the value "mask", a picture or video that is its own mask gives its alpha."""

@@ -95,6 +95,8 @@ class Video:
     """The average number of frames a second; 0 if it is not known."""
     has_alpha: bool = False
     """Whether its frames have an alpha."""
+    has_sound: bool = False
+    """Whether its file has sound. Only `look` finds out."""
     decoding: Mapping[str, str] = field(default_factory=dict[str, str])
     """Its part of its keys: how an animation is read, and how an alpha is decoded that FFmpeg's own decoder leaves out."""
 
@@ -113,7 +115,8 @@ def look(file: BinaryIO) -> Video:
         if first is None:
             raise EncodeFailed(f"the video has no frame that can be decoded: {_MEND}")
         _refuse_high_range(first)
-        return Video(_size_of(first, stream), timeline, _rate_of(stream, timeline), _has_alpha(first), _decoding_of(stream))
+        rate, has_sound = _rate_of(stream, timeline), bool(container.streams.audio)
+        return Video(_size_of(first, stream), timeline, rate, _has_alpha(first), has_sound, _decoding_of(stream))
 
 
 def glance(file: BinaryIO) -> Video:

@@ -1,7 +1,7 @@
-"""What a data set loses before it is encoded: pictures of which the crop cuts off much, and those that are scaled up much."""
+"""What does not fit well: pictures of which the crop cuts off much, those that are scaled up much, and clips that repeat frames."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,17 +19,31 @@ MOST_SCALED: Final = 1.5
 _WORST: Final = 5
 
 
+class Repeats(NamedTuple):
+    """A clip with fewer frames a second than are asked for."""
+
+    fraction: float
+    """The part of its frames that are the same as the one before, 0 to 1."""
+    rate: float
+    """The frames a second of its file."""
+    fps: float
+    """Those asked for."""
+
+
 class Worst(NamedTuple):
-    """How badly a sample fits its bucket."""
+    """How badly a sample fits its bucket, or the rate that is asked for."""
 
     sample: str
     amount: float
-    """The share of the area that is cut off, 0 to 1; or how many times longer its sides become."""
-    fit: Fit
+    """The share of the area that is cut off, 0 to 1; how many times longer its sides become; or the share of frames that repeat."""
+    fit: Fit | Repeats
 
     def as_json(self) -> dict[str, Json]:
-        """Return the sample, the amount, and the sizes [width, height] in pixels of its picture and its bucket."""
-        return {"sample": self.sample, "amount": round(self.amount, 3), "size": list(self.fit.size), "bucket": list(self.fit.bucket)}
+        """Return the sample, the amount, and the sizes [width, height] in pixels of its picture and its bucket, or the two rates."""
+        fit, found = self.fit, dict[str, Json](sample=self.sample, amount=round(self.amount, 3))
+        if isinstance(fit, Repeats):
+            return {**found, "rate": round(fit.rate, 3), "fps": round(fit.fps, 3)}
+        return {**found, "size": list(fit.size), "bucket": list(fit.bucket)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +66,12 @@ class Fits:
     """Samples that lose more than a third of their area to the crop."""
     scaled_up: Misfits = field(default_factory=Misfits)
     """Samples whose sides become more than 1.5 times as long."""
+    repeated_frames: Misfits = field(default_factory=Misfits)
+    """Clips with fewer frames a second than are asked for, so that some are taken more than once."""
+
+    def as_json(self) -> dict[str, Json]:
+        """Return what fits badly as JSON, by how."""
+        return {one.name: getattr(self, one.name).as_json() for one in fields(self)}
 
     def in_words(self, about: str = "") -> list[str]:
         """Return a line for each way in which samples fit badly. `about` comes before a count that is an estimate."""
@@ -65,29 +85,31 @@ class Fits:
             many = plural(self.scaled_up.count, "sample is", "samples are")
             most = f"{about}{many} scaled up more than {MOST_SCALED} times, the most: {worst}"
             lines.append(f"{most}; --no-upscale gives small pictures small buckets")
+        if self.repeated_frames.count:
+            worst = ", ".join(f"{one.sample} {one.amount:.0%} {_sizes(one.fit)}" for one in self.repeated_frames.worst)
+            many = plural(self.repeated_frames.count, "clip has", "clips have")
+            most = f"{about}{many} fewer frames a second than --fps, so frames are repeated, the most: {worst}"
+            lines.append(f"{most}; a lower --fps avoids that")
         return lines
 
 
-def _sizes(fit: Fit) -> str:
+def _sizes(fit: Fit | Repeats) -> str:
+    if isinstance(fit, Repeats):
+        return f"({fit.rate:.4g} a second at --fps {fit.fps:.4g})"
     return f"({fit.size.width}x{fit.size.height} to {fit.bucket.width}x{fit.bucket.height})"
 
 
-def fits_of(plan: Plan, found: Iterable[tuple[int, Fit]]) -> Fits:
-    """Return how samples fit their buckets, from the fits of units by index. A sample with several units counts once, by its worst."""
-    cut: dict[int, Fit] = {}
-    scaled: dict[int, Fit] = {}
-    for index, fit in found:
-        if fit.kept < LEAST_KEPT:
-            cut[index] = fit
-        if fit.scale > MOST_SCALED:
-            scaled[index] = fit
+def fits_of(plan: Plan, found: Iterable[tuple[int, Fit, Repeats | None]]) -> Fits:
+    """Return how samples fit, from what is known of units by index. A sample with several units counts once, by its worst."""
+    units = list(found)
     return Fits(
-        _misfits(plan, [(index, 1 - fit.kept, fit) for index, fit in cut.items()]),
-        _misfits(plan, [(index, fit.scale, fit) for index, fit in scaled.items()]),
+        _misfits(plan, [(index, 1 - fit.kept, fit) for index, fit, _repeats in units if fit.kept < LEAST_KEPT]),
+        _misfits(plan, [(index, fit.scale, fit) for index, fit, _repeats in units if fit.scale > MOST_SCALED]),
+        _misfits(plan, [(index, repeats.fraction, repeats) for index, _fit, repeats in units if repeats is not None]),
     )
 
 
-def _misfits(plan: Plan, found: Sequence[tuple[int, float, Fit]]) -> Misfits:
+def _misfits(plan: Plan, found: Sequence[tuple[int, float, Fit | Repeats]]) -> Misfits:
     worst: dict[str, Worst] = {}
     names = samples_of(plan, [index for index, _amount, _fit in found])
     for index, amount, fit in sorted(found, key=lambda one: -one[1]):

@@ -1,7 +1,7 @@
 """Forecasts what a pass will do: counts, buckets, truncated captions, bytes and time. Encodes nothing."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from cachestore.core.errors import EncodeFailed, FormatError
-from cachestore.core.inputs import LIKE, is_trained_on, references_of
+from cachestore.core.inputs import LIKE, READ_HERE, is_trained_on, references_of
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO, role_of
 from cachestore.core.words import NAMED, first_of, human_bytes, in_short, noun, plural
@@ -19,7 +19,7 @@ from cachestore.encode.needs import in_words as not_made
 from cachestore.encode.unit import Encoder
 from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
-from cachestore.jobs.fits import Fits, fits_of, samples_of
+from cachestore.jobs.fits import Fits, Repeats, fits_of, samples_of
 from cachestore.jobs.pass_counts import list_failed, list_refused, recheck_in_words
 from cachestore.jobs.planning import Wanted
 from cachestore.jobs.reconcile import Reconciler
@@ -92,7 +92,9 @@ class Forecast:
     rechecked: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """With `recheck`: as in the report of `precompute`."""
     fits: Fits = field(default_factory=Fits)
-    """The samples of those to encode that lose much to the crop, and those that are scaled up much."""
+    """The samples of those to encode that lose much to the crop, are scaled up much, or repeat frames."""
+    left_out: Mapping[int, int] = field(default_factory=dict[int, int])
+    """How many samples an epoch of cachestore's loader leaves out, by batch size. Empty for trainers that read caches of their own."""
     truncated_samples: tuple[str, ...] = ()
     """The first samples whose captions are truncated."""
     will_fail: tuple[Mapping[str, Json], ...] = ()
@@ -110,8 +112,7 @@ class Forecast:
         """Return the forecast as JSON."""
         lists = {name: list(getattr(self, name)) for name in ("remarks", "not_made_here", "truncated_samples", "will_fail", "failures")}
         lists["unused"] = [dict(row) for row in self.unused]
-        fits = {"cut": self.fits.cut.as_json(), "scaled_up": self.fits.scaled_up.as_json()}
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "fits"} | lists | fits
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "fits"} | lists | self.fits.as_json()
 
 
 def make_forecast(
@@ -130,8 +131,8 @@ def make_forecast(
     missing = [index for index in missing if index not in held]
     captions = _units_by(plan, missing, "text")
     images = {name: _units_by(plan, missing, name) for name in dict.fromkeys(recipe.encoder for recipe in plan.recipes) if name != "text"}
-    files, refused = _Glances(wanted.listing), dict[int, str]()
-    facts = {name: _fits_of(plan, units, limit, files, refused) for name, units in images.items()}
+    files, refused, repeats = _Glances(wanted.listing), dict[int, str](), dict[int, Repeats]()
+    facts = {name: _fits_of(plan, units, limit, files, refused=refused, repeats=repeats) for name, units in images.items()}
     will_fail = list({(one["sample"], one["reason"]): one for one in list_failed(plan, refused)}.values())
     is_trained_on = _first_units_of(plan)
     trained_on = [(index, fit) for found in facts.values() for index, fit in found.items() if is_trained_on[index]]
@@ -167,7 +168,8 @@ def make_forecast(
         is_bound=any(images.values()),
         prompts=len(plan.prompts),
         rechecked=rechecked or {},
-        fits=fits_of(plan, ((index, fit) for index, (fit, *_frames) in trained_on)),
+        fits=fits_of(plan, ((index, fit, repeats.get(index)) for index, (fit, *_frames) in trained_on)),
+        left_out=_left_out(buckets.values()) if wanted.request.buckets in READ_HERE else {},
         truncated_samples=tuple(sample for names in samples_of(plan, truncated[:NAMED]).values() for sample in names)[:NAMED],
         will_fail=tuple({"sample": one["sample"], "reason": one["reason"]} for one in will_fail[:_NAMED_FAILURES]),
         will_fail_count=len({one["sample"] for one in will_fail}),
@@ -204,6 +206,11 @@ def _distinct_captions(plan: Plan) -> int:
     return len(set(plan.captions)) if units is None else int(_marked(plan, units).sum())
 
 
+def _left_out(buckets: Collection[int]) -> dict[int, int]:
+    left_out = {size: sum(count % size for count in buckets) for size in _BATCH_SIZES}
+    return left_out if any(left_out.values()) else {}
+
+
 def _first_units_of(plan: Plan) -> Mask:
     """Mask of each sample's first unit in columns of what is trained on: variants share a bucket. A picture in two roles is two units."""
     columns = zip(plan.columns, plan.cells, strict=True)
@@ -224,12 +231,12 @@ def _marked(plan: Plan, *cells: "Sequence[int] | Numbers") -> Mask:
 
 
 def _fits_of(
-    plan: Plan, indices: Iterable[int], limit: int, files: "_Glances", refused: dict[int, str]
+    plan: Plan, indices: Iterable[int], limit: int, files: "_Glances", *, refused: dict[int, str], repeats: dict[int, Repeats]
 ) -> "dict[int, tuple[Fit] | tuple[Fit, int]]":
     """How pictures and videos to encode fit their buckets, from their headers, by unit index; for a clip also its frames.
 
-    A mask has its picture's bucket. Puts why a unit will fail into `refused`. A video's header is trusted if it says nothing against the
-    file; the pass checks all packets.
+    A mask has its picture's bucket. Puts why a unit will fail into `refused`, and the clips that repeat frames into `repeats`. A video's
+    header is trusted if it says nothing against the file; the pass checks all packets.
     """
     from cachestore.encode.clips import clip_of
     from cachestore.encode.variants import fit_of
@@ -246,10 +253,12 @@ def _fits_of(
             if VIDEO in request or (role.is_cut_alike and role.follows == VIDEO):
                 video = files.glance(decides)
                 try:
-                    frames = clip_of(request, video.timeline)[0]
+                    frames, start, rate = clip_of(request, video.timeline)
                 except EncodeFailed:  # by its header it is too short: what counts are its frames
                     video = files.look(decides)
-                    frames = clip_of(request, video.timeline)[0]
+                    frames, start, rate = clip_of(request, video.timeline)
+                if rate is not None and (again := frames - len(set(video.timeline.take(rate, start, frames)))):
+                    repeats[index] = Repeats(again / frames, float(video.rate), float(rate))
                 found[index] = (fit_of(request, video.size), frames)
             else:
                 found[index] = (fit_of(request, files.measure(decides)),)
@@ -342,10 +351,7 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
     lines += [*forecast.remarks, *unused_in_words(forecast.unused), ", ".join([*counts, units])]
     if forecast.buckets:
         lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))
-        left = [(size, sum(count % size for count in forecast.buckets.values())) for size in _BATCH_SIZES]
-        if any(count for _size, count in left):
-            shown = ", ".join(f"{count} at {size}" for size, count in left)
-            lines.append(f"samples that fill no batch of their bucket, so an epoch leaves them out, by batch size: {about}{shown}")
+        lines += left_out_in_words(forecast.left_out, about)
     lines += forecast.fits.in_words(about)
     if forecast.truncated_captions:
         long = plural(forecast.truncated_captions, "caption is", "captions are")
@@ -359,6 +365,14 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
         seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate of earlier passes"
         lines.append(f"{room_in_words(forecast, root)}{seconds}")
     return lines
+
+
+def left_out_in_words(left_out: Mapping[int, int], about: str = "") -> list[str]:
+    """Return a sentence, without a full stop, on the samples that cachestore's loader leaves out by batch size; none if it keeps all."""
+    some = [(size, count) for size, count in left_out.items() if count]
+    shown = [f"{plural(count, 'sample')} with a batch size of {size}" for size, count in some[:1]]
+    shown += [f"{count} with {size}" for size, count in some[1:]]
+    return [f'cachestore\'s loader leaves out {about}{", ".join(shown)}; `tail="pad"` keeps all'] if shown else []
 
 
 def _failures_in_words(forecast: Forecast) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from cachestore.core.captions import CaptionPolicy, has_wildcards
 from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
-from cachestore.core.inputs import companions
+from cachestore.core.inputs import READ_HERE, companions
 from cachestore.core.keys import Json, Recipe, canonical, canonical_text, digest_parts
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample, role_of
 from cachestore.core.words import first_of, listed, noun, plural
@@ -184,7 +184,7 @@ def look_at_request(
         not_made,
         _reread_files(request, plan, previous),
         tuple(listing.unused(_named_files(plan)).as_json()),
-        unlike_scripts=tuple(words for encoder in encoders for words in unlike_script(encoder)),
+        unlike_scripts=tuple(words for one in encoders for words in unlike_script(one, is_for_scripts=request.buckets in READ_HERE)),
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, cast
 
-from cachestore.core.inputs import is_trained_on
+from cachestore.core.inputs import BUCKETS, OWN, READ_HERE, is_trained_on
 from cachestore.core.keys import Json, Key, Recipe
 from cachestore.core.samples import CAPTION
 from cachestore.core.words import first_of
@@ -51,6 +51,7 @@ def _count(columns: Sequence[KeyColumn], rows: Sequence[int], batch_size: int) -
         left_over=_lose(counted, batch_size).left_over,
         buckets=tuple(Bucket(name, samples, samples // batch_size, samples % batch_size) for name, samples in fullest),
         losses=tuple(_lose(counted, size) for size in sorted({*BATCH_SIZES, batch_size})),
+        read_here=columns[0].options.get(BUCKETS, OWN) in READ_HERE,
     )
 
 

@@ -2,9 +2,11 @@
 
 import base64
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
-from cachestore.core.words import first_of
+from cachestore.core.words import first_of, listed
+from cachestore.jobs.forecast import left_out_in_words
 from cachestore.report.charts import bar, histogram, neighbours, segment_map
 from cachestore.report.html import (
     DASH,
@@ -19,17 +21,18 @@ from cachestore.report.html import (
     join,
     note,
     plural,
+    prose,
     size,
     table,
     words,
 )
 from cachestore.report.numbers import (
-    Bucket,
     Buckets,
     Captions,
     ColumnNumbers,
+    Damage,
+    Framing,
     Gallery,
-    Loss,
     Pass,
     Picture,
     RankNumbers,
@@ -45,28 +48,34 @@ MOST_PASSES: Final = 10
 MOST_NAMES: Final = 10
 _SHORT: Final = 90
 """Characters of text in a narrow cell."""
+_SMALL: Final = (2, 4, 8)
+"""The batch sizes for which a sentence says what is left out; a table has the others."""
+_SAME: Final = 0.005
+"""A scale that is so near to 1 is none."""
 _LONGEST_SIDE: Final = 192
 """Of a picture as it is shown, in pixels; it shrinks with the page."""
-_LOSS: Final = (("Batches", "n"), ("Left out", "n"), ("Share", "n"))
 _COUNTS: Final = (("Encoded", "n"), ("Reused", "n"), ("Failed", "n"))
+_NO_RECORD: Final = Html("There is no record here of a run that ended.")
+_NOT_CHECKED: Final = "What lies at an address is not checked here: `cachestore pull` compares every byte while it brings it."
 
 
 def make_page(numbers: ReportNumbers, gallery: Gallery) -> bytes:
     """Return the whole report as UTF-8. If the store has no entries or no data set, the page says so."""
-    parts = [
-        ("damage", "Damage map", _damage(numbers)),
-        ("buckets", "Buckets", _buckets(numbers)),
-        ("captions", "Captions", _captions(numbers.captions)),
-        ("sizes", "Size by kind", _sizes(numbers)),
-        ("shared", "Shared entries", _sharing(numbers.kinds)),
-        ("work", "Throughput", _work(numbers.passes)),
+    kinds = [one for one in numbers.kinds if one.cells]
+    of_data_set = [
+        ("pictures", _title(gallery), _pictures(gallery)),
         ("failures", "Not encoded", _failures(numbers)),
         ("unused", "Not used", _unused(numbers)),
-        ("pictures", "Pictures from latents", _pictures(gallery)),
+        ("buckets", "Buckets", _buckets(numbers)),
+        ("captions", "Captions", _captions(numbers.captions)),
+        ("shared", "Shared entries", _sharing(kinds)),
+        ("work", "Throughput", _work(numbers.passes)),
     ]
+    of_store = [("sizes", "Size by kind", _sizes(numbers, kinds)), ("damage", "Damage map", _damage(numbers.damage))]
+    parts = [*of_data_set, *of_store] if numbers.name else of_store
     links = join(Html(f'<li><a href="#{anchor}">{title}</a></li>') for anchor, title, _body in parts)
     sections = join(Html(f'<section id="{anchor}"><h2>{title}</h2>{body}</section>') for anchor, title, body in parts)
-    title = attribute(f"{numbers.name or 'no data set'} · cachestore report")
+    title = attribute(f"{_name_of(numbers) or 'no data set'} · cachestore report")
     page = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -92,23 +101,41 @@ def make_page(numbers: ReportNumbers, gallery: Gallery) -> bytes:
     return page.encode("utf-8")
 
 
+def _name_of(numbers: ReportNumbers) -> str:
+    return numbers.name or next((one.name for one in numbers.unfinished), "")
+
+
 def _head(numbers: ReportNumbers) -> Html:
-    name = words(numbers.name) if numbers.name else Html("No data set")
+    name = _name_of(numbers)
     generation = f", generation {numbers.generation:,}" if numbers.name else ""
-    others = _named(numbers.other_names)
-    verdict = "no damage found" if numbers.damage.ok else plural(len(numbers.damage.findings), "finding")
-    level = "every byte read" if numbers.damage.level == "full" else "only names, sizes and headers read"
-    about_entries = f"{count(numbers.others)} not of this data set" if numbers.others else "all of this data set"
+    unfinished = join(element("p", prose(f"{one.words[:1].upper()}{one.words[1:]}."), "about") for one in numbers.unfinished)
+    about_entries = f"{count(numbers.others)} not of this data set" if numbers.others and numbers.name else "all of this data set"
     tiles = [
-        _tile("Samples", count(numbers.samples), Html(f"{in_percent(numbers.complete, numbers.samples)} complete")),
-        _tile("Entries", count(numbers.entries), Html(about_entries)),
+        _samples_tile(numbers),
+        _tile("Entries", count(numbers.entries), Html(about_entries if numbers.name else "in the store")),
         _tile("On disk", size(numbers.bytes), plural(numbers.segments, "segment")),
-        _tile("Verify", Html(f'<span class="{"good" if numbers.damage.ok else "bad"}">{verdict}</span>'), Html(level), css="wide"),
+        _verify_tile(numbers.damage),
     ]
     return Html(
-        f'<header><p class="kicker">cachestore report</p><h1>{name}</h1><p class="about">'
-        f'{words(numbers.store)}{generation} · {attribute(numbers.written)}{others}</p><dl class="tiles">{join(tiles)}</dl></header>'
+        f'<header><p class="kicker">cachestore report</p><h1>{words(name) if name else "No data set"}</h1><p class="about">'
+        f"{words(numbers.store)}{generation} · {attribute(numbers.written)}{_named(numbers.other_names)}</p>{unfinished}"
+        f'<dl class="tiles">{join(tiles)}</dl></header>'
     )
+
+
+def _samples_tile(numbers: ReportNumbers) -> Html:
+    if not numbers.name and numbers.unfinished:
+        one = numbers.unfinished[0]
+        return _tile("Values", Html(f"{count(one.done)} of {count(one.total)}"), Html("not finished"))
+    return _tile("Samples", count(numbers.samples), Html(f"{in_percent(numbers.complete, numbers.samples)} complete"))
+
+
+def _verify_tile(damage: Damage | None) -> Html:
+    if damage is None:
+        return _tile("Verify", Html("not checked"), Html("a store at an address"), css="wide")
+    verdict = "no damage found" if damage.ok else plural(len(damage.findings), "finding")
+    level = "every byte read" if damage.level == "full" else "only names, sizes and headers read"
+    return _tile("Verify", Html(f'<span class="{"good" if damage.ok else "bad"}">{verdict}</span>'), Html(level), css="wide")
 
 
 def _named(others: Sequence[str]) -> Html:
@@ -124,8 +151,9 @@ def _tile(title: str, figure: Html, about: Html, css: str = "") -> Html:
     return Html(f'<div class="{css}"><dt>{title}</dt><dd>{figure}</dd><dd class="small">{about}</dd></div>')
 
 
-def _damage(numbers: ReportNumbers) -> Html:
-    damage = numbers.damage
+def _damage(damage: Damage | None) -> Html:
+    if damage is None:
+        return note(prose(_NOT_CHECKED))
     if not damage.map and not damage.findings:
         return note(Html("There are no segments yet."))
     text = "every byte was read" if damage.level == "full" else "only names, sizes and headers were read (--full reads every byte)"
@@ -151,7 +179,7 @@ def _damage(numbers: ReportNumbers) -> Html:
 
 def _more(found: int, where: str) -> Html:
     left = found - MOST_ROWS
-    return note(Html(f"and {count(left)} more; {where}.")) if left > 0 else NOTHING
+    return note(prose(f"and {left:,} more; {where}.")) if left > 0 else NOTHING
 
 
 def _buckets(numbers: ReportNumbers) -> Html:
@@ -161,28 +189,25 @@ def _buckets(numbers: ReportNumbers) -> Html:
     return join(_buckets_at(one, numbers.batch_size, f" at {one.resolution}" if len(found) > 1 else "") for one in found)
 
 
-def _buckets_at(one: Buckets, batch: int, where: str) -> Html:
+def _buckets_at(one: Buckets, batch_size: int, where: str) -> Html:
     """Show the buckets of one resolution; `where` names it if there are several."""
-    total = f"{plural(one.samples, 'complete sample')}{where} in {plural(len(one.buckets), 'bucket')}"
-    lost = f"{count(one.left_over)} of them ({in_percent(one.left_over, one.samples)})"
-    batches = f"In full batches of {count(batch)} from one bucket each, on one rank"
-    text = f"{total}. {batches}, an epoch leaves out {lost}; which ones changes with every epoch."
-    rows = [_bucket_row(bucket, batch, one.buckets[0].samples) for bucket in one.buckets[:MOST_ROWS]]
-    sizes = [[count(loss.batch_size), bar((loss.left_over / one.samples, "lost")), *_lost(loss, one.samples)] for loss in one.losses]
-    title = f"Samples by bucket{where}, and how many batches of {batch} leave out"
-    buckets = table(title, [("Bucket", "k"), ("", "bar"), ("Samples", "n"), *_LOSS], rows)
-    other = table(f"How many samples other batch sizes leave out{where}", [("Batch size", "k"), ("", "bar"), *_LOSS], sizes)
-    return join([note(Html(text)), buckets, _more(len(one.buckets), "smaller buckets are not shown"), other])
-
-
-def _bucket_row(one: Bucket, batch: int, most: int) -> list[Html]:
-    name = words(one.name) if one.name else Html("size unknown")
-    drawn = bar((one.batches * batch / most, "fill"), (one.left_over / most, "lost"))
-    return [name, drawn, count(one.samples), *_lost(one, one.samples)]
-
-
-def _lost(one: Bucket | Loss, samples: int) -> list[Html]:
-    return [count(one.batches), count(one.left_over), in_percent(one.left_over, samples)]
+    text = f"{plural(one.samples, 'complete sample')}{where} in {plural(len(one.buckets), 'bucket')}."
+    most = one.buckets[0].samples
+    rows = [
+        [words(each.name or "size unknown"), bar((each.samples / most, "fill")), count(each.samples), in_percent(each.samples, one.samples)]
+        for each in one.buckets[:MOST_ROWS]
+    ]
+    buckets = table(f"Samples by bucket{where}", [("Bucket", "k"), ("", "bar"), ("Samples", "n"), ("Share", "n")], rows)
+    shown = [note(Html(text)), buckets, _more(len(one.buckets), "smaller buckets are not shown")]
+    if one.read_here:
+        left_out = {loss.batch_size: loss.left_over for loss in one.losses if loss.batch_size in {*_SMALL, batch_size}}
+        sentences = left_out_in_words(left_out) or [f"cachestore's loader leaves out no sample with batch sizes of {first_of(left_out)}"]
+        sizes = [[count(loss.batch_size), count(loss.batches), count(loss.left_over)] for loss in one.losses]
+        other = table(
+            f"Full batches of one bucket each, on one rank{where}", [("Batch size", "k"), ("Batches", "n"), ("Left out", "n")], sizes
+        )
+        shown += [note(prose(f"{sentences[0]}.")), Html(f"<details><summary>All batch sizes</summary>{other}</details>")]
+    return join(shown)
 
 
 def _captions(captions: Captions | None) -> Html:
@@ -209,19 +234,21 @@ def _captions(captions: Captions | None) -> Html:
     return join([note(Html(text)), drawn, folded, cuts])
 
 
-def _sizes(numbers: ReportNumbers) -> Html:
-    if not numbers.kinds and not numbers.others:
+def _sizes(numbers: ReportNumbers, kinds: Sequence[ColumnNumbers]) -> Html:
+    if not kinds and not numbers.others:
         return note(Html("There are no entries yet."))
-    most = max([one.bytes for one in numbers.kinds] + [numbers.others_bytes]) or 1
+    most = max([one.bytes for one in kinds] + [numbers.others_bytes]) or 1
 
     def row(name: Html, css: str, entries: int, total: int, about: Html) -> list[Html]:
         each = size(total / entries) if entries else DASH
         return [name, bar((total / most, css)), count(entries), size(total), each, about]
 
-    rows = [row(words(one.name), "fill", one.entries, one.bytes, _about(one)) for one in numbers.kinds]
+    rows = [row(words(one.name), "fill", one.entries, one.bytes, _about(one)) for one in kinds]
     if numbers.others:
         about = Html("other data sets, older inputs, the empty caption, prompts for validation, entries written by a script")
-        rows.append(row(Html("not of this data set"), "other", numbers.others, numbers.others_bytes, about))
+        rows.append(
+            row(Html("not of this data set" if numbers.name else "all entries"), "other", numbers.others, numbers.others_bytes, about)
+        )
     columns = [("Kind", "k"), ("", "bar"), ("Entries", "n"), ("Bytes", "n"), ("Each", "n"), ("Made by", "t")]
     text = "Bytes of tensors. Headers, alignment and second copies take another"
     overhead = max(0, numbers.bytes - numbers.tensor_bytes)
@@ -250,7 +277,7 @@ def _sharing(kinds: Sequence[ColumnNumbers]) -> Html:
 
 def _work(passes: Sequence[Pass]) -> Html:
     if not passes:
-        return note(Html("There is no record of a pass of this data set."))
+        return note(_NO_RECORD)
     rows = [
         [
             Html(f"{words(one.plan[:8])} / {one.number}"),
@@ -302,16 +329,23 @@ def _ranks(one: Pass) -> Html:
 
 
 def _failures(numbers: ReportNumbers) -> Html:
+    if not any(one.complete for one in numbers.passes):
+        return note(_NO_RECORD)
     if not numbers.failures:
-        return note(Html("Nothing failed in the newest pass that ended."))
-    rows = [[words(one.sample, _SHORT), words(one.encoder), words(one.reason)] for one in numbers.failures[:MOST_ROWS]]
+        return note(Html("Nothing failed in the newest run."))
+    alike: dict[tuple[str, str], list[str]] = {}
+    for one in numbers.failures:
+        alike.setdefault((one.sample, one.reason), []).append(one.encoder)
+    rows = [[words(sample, _SHORT), words(first_of(encoders)), words(why)] for (sample, why), encoders in islice(alike.items(), MOST_ROWS)]
     shown = table("Samples that could not be encoded", [("Sample", "k"), ("Encoder", "k"), ("Reason", "t")], rows)
-    return join([shown, _more(len(numbers.failures), "the report of the pass lists all")])
+    return join([shown, _more(len(alike), "`cachestore why` lists all")])
 
 
 def _unused(numbers: ReportNumbers) -> Html:
+    if not any(one.complete for one in numbers.passes):
+        return note(_NO_RECORD)
     if not numbers.unused:
-        return note(Html("The newest pass that ended recorded no file of the source that it did not use."))
+        return note(Html("The newest run recorded no file of the source that it did not use."))
     rows = [
         [words(one.reason), count(one.count), words(first_of(one.examples), _SHORT), words(REASONS.get(one.reason, ""))]
         for one in numbers.unused
@@ -319,27 +353,73 @@ def _unused(numbers: ReportNumbers) -> Html:
     return table("Files of the source that are not used", [("Reason", "k"), ("Files", "n"), ("First", "k"), ("What it says", "t")], rows)
 
 
+def _title(gallery: Gallery) -> str:
+    kinds = {one.is_clip for one in gallery.thumbnails}
+    return "Clips" if kinds == {True} else "Pictures and clips" if True in kinds else "Pictures"
+
+
 def _pictures(gallery: Gallery) -> Html:
     if not gallery.thumbnails:
-        return note(Html("There are no latents of pictures to show."))
-    figures = join(_figure(one, in_pairs=bool(gallery.beside)) for one in gallery.thumbnails)
-    text = " ".join(words(one, 1000) for one in (gallery.chosen, gallery.beside, gallery.colours) if one)
-    css = "gallery pairs" if gallery.beside else "gallery"
-    return join([note(Html(text)), Html(f'<div class="{css}">{figures}</div>')])
+        return note(Html("There are no latents of pictures or clips to show."))
+    kinds = {one.is_clip for one in gallery.thumbnails}
+    text = [f"{plural(len(gallery.thumbnails), 'sample')}, chosen arbitrarily from {count(gallery.samples)}."]
+    if False in kinds:
+        text += [f"{'Left: the part that was encoded. Right:' if gallery.has_originals else 'Shown is'} a rough picture of the latents."]
+    if True in kinds:
+        of = "Of a clip" if False in kinds else "Of each clip"
+        how = "above as encoded, below" if gallery.has_originals else "as"
+        text += [f"{of}, the first, middle and last frame: {how} a rough picture of the latents."]
+    figures = join(_figure(one, has_originals=gallery.has_originals) for one in gallery.thumbnails)
+    css = "gallery pairs" if gallery.has_originals or True in kinds else "gallery"
+    return join([note(Html(" ".join([*text, *(words(one) for one in gallery.colours)]))), Html(f'<div class="{css}">{figures}</div>')])
 
 
-def _figure(one: Thumbnail, *, in_pairs: bool) -> Html:
-    source = words(one.source or one.sample, _SHORT)
+def _figure(one: Thumbnail, *, has_originals: bool) -> Html:
+    framing = one.framing
+    source = words(one.source or framing.sample, _SHORT)
     caption = words(one.caption) if one.caption else element("i", Html("no caption"))
-    made = _image(one.latents, f"{one.sample}, made from its latents: {one.caption or 'no caption'}")
-    if in_pairs:
-        missing = element("span", words(one.why_none), "missing")
-        original = missing if one.original is None else _image(one.original, f"{one.sample}, the original")
-        made = Html(f'<div class="pair">{original}{made}</div>')
+    made = [_image(each, f"{framing.sample}, made from its latents: {one.caption or 'no caption'}") for each in one.latents]
+    originals = [_image(each, f"{framing.sample}, the original") for each in one.originals]
+    if has_originals and not originals:
+        originals = [element("span", words(one.why_none), "missing")]
+    rows = [originals, made] if one.is_clip else [[*originals, *made]]
+    shown = join(Html(f'<div class="row of{max(len(row), len(made))}">{join(row)}</div>') for row in rows if row)
     return Html(
-        f'<figure>{made}<figcaption><span class="source">{source}</span> <span class="small">{attribute(one.size)}</span>'
+        f'<figure>{shown}<figcaption><span class="source">{source}</span> <span class="small">{words(_in_words(one))}</span>'
         f'<span class="caption">{caption}</span></figcaption></figure>'
     )
+
+
+def _in_words(one: Thumbnail) -> str:
+    """Return what was encoded of a picture or clip: its size and bucket, how it was scaled and cut, and what of its frames and sound."""
+    framing, latents = one.framing, one.latents[0]
+    bucket = "x".join(map(str, framing.bucket[:2]))
+    parts = ["x".join(map(str, framing.size))] if framing.size else []
+    if framing.within:
+        parts.append(f"of which {list(framing.within)} is used")
+    parts.append(f"bucket {bucket}" if bucket else f"{latents.width}x{latents.height} latents")
+    if framing.scale is not None:
+        way = "not scaled" if abs(framing.scale - 1) < _SAME else "scaled up" if framing.scale > 1 else "scaled down"
+        parts.append(way + {"scaled up": f" {framing.scale:.2f} times", "scaled down": f" to {framing.scale:.2f}"}.get(way, ""))
+    if framing.cut is not None:
+        percent = f"{100 * framing.cut:.0f}\u00a0%" if framing.cut >= 0.01 else "less than 1\u00a0%"
+        parts.append(f"{percent} cut at {listed(framing.cut_at)}" if framing.cut_at else "nothing cut")
+    return ", ".join([*parts, *_of_clip(framing)])
+
+
+def _of_clip(framing: Framing) -> list[str]:
+    if len(framing.bucket) <= 2:
+        return []
+    frames = framing.bucket[2]
+    parts: list[str] = [plural(frames, "frame")]
+    if framing.fps:
+        parts[0] += f" at {framing.fps:.4g} a second"
+        parts.append(f"{frames / framing.fps:.1f} s")
+    if framing.file is not None:
+        if framing.file.repeated:
+            parts.append(f"{framing.file.repeated} of them repeated: the file has {framing.file.rate:.4g} a second")
+        parts.append("sound: not encoded" if framing.file.has_sound else "sound: none")
+    return parts
 
 
 def _image(one: Picture, about: str) -> Html:

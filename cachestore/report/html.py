@@ -1,6 +1,7 @@
 """Text, numbers and tables as HTML. Text from outside must go through `words` or `attribute`; `Html` marks what is safe."""
 
 import html
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Final, NewType
@@ -21,6 +22,11 @@ def words(text: str, limit: int = LONGEST_TEXT) -> Html:
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     shown = "".join("↵ " if char == "\n" else "\N{REPLACEMENT CHARACTER}" if _is_unprintable(char) else char for char in cut)
     return Html(f"<bdi>{html.escape(shown, quote=True)}</bdi>")
+
+
+def prose(text: str) -> Html:
+    """Like `words`, for whole sentences: what stands in backticks is set as code."""
+    return Html(re.sub("`([^`]*)`", r"<code>\1</code>", words(text, 2 * LONGEST_TEXT)))
 
 
 def attribute(text: str, limit: int = LONGEST_TEXT) -> Html:
@@ -85,17 +91,25 @@ Column = tuple[str, str]
 """A column's title and class: `n` for numbers, `bar` for charts, `t` for text, `k` for short names."""
 
 
+_MOST_COLUMNS: Final = 5
+"""As many columns of numbers as fit on a phone. A row of a table with more, or with text, is folded there: its cells say their columns."""
+
+
 def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Html]]) -> Html:
     """Return a table with a caption, whose first column names its rows; empty without rows."""
     if not rows:
         return NOTHING
+    is_wide = len(columns) > _MOST_COLUMNS or any(css == "t" for _name, css in columns)
     heads = join(Html(f'<th scope="col" class="{css}">{attribute(name)}</th>') for name, css in columns)
-    body = join(_row(columns, row) for row in rows)
+    of = [f' data-of="{attribute(name)}"' if name and is_wide else "" for name, _css in columns]
+    body = join(_row(columns, of, row) for row in rows)
     caption = element("caption", attribute(title))
-    return Html(f'<div class="scroll"><table>{caption}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>')
+    css = ' class="fold"' if is_wide else ""
+    return Html(f'<div class="scroll"><table{css}>{caption}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>')
 
 
-def _row(columns: Sequence[Column], row: Sequence[Html]) -> Html:
+def _row(columns: Sequence[Column], of: Sequence[str], row: Sequence[Html]) -> Html:
+    """Return a row; `of` has what the cells of each column say of it."""
     first = Html(f'<th scope="row" class="{columns[0][1]}">{row[0]}</th>')
-    cells = (Html(f'<td class="{css}">{cell}</td>') for (_name, css), cell in zip(columns[1:], row[1:], strict=True))
+    cells = (Html(f'<td class="{css}"{name}>{cell}</td>') for (_name, css), name, cell in zip(columns[1:], of[1:], row[1:], strict=True))
     return element("tr", join([first, *cells]))

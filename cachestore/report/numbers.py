@@ -43,6 +43,8 @@ class Buckets:
     """Fullest first."""
     losses: tuple[Loss, ...]
     """One for each batch size."""
+    read_here: bool = True
+    """Whether cachestore's loader reads them, and not another trainer by whose rule the buckets were chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +226,18 @@ class UnusedFiles:
     examples: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class UnfinishedNumbers:
+    """A data set that no run has finished yet."""
+
+    name: str
+    done: int
+    total: int
+    at_work: bool
+    words: str
+    """How far it is, and how it is finished."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportNumbers:
     """Everything in a report except its pictures."""
@@ -257,9 +271,12 @@ class ReportNumbers:
     """Failures of the newest pass that ended."""
     unused: tuple[UnusedFiles, ...] = ()
     """What was not used of the source, by the newest pass that ended."""
-    damage: Damage
+    damage: Damage | None
+    """None for a store at an address: what is there is not checked."""
     other_names: tuple[str, ...] = ()
     """The store's other data sets."""
+    unfinished: tuple[UnfinishedNumbers, ...] = ()
+    """The store's data sets that are not finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,32 +290,69 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Thumbnail:
-    """A sample's original beside the picture made from its latents."""
+class ClipFile:
+    """What the file of a clip says."""
+
+    rate: float
+    """Frames a second; 0 if it is not known."""
+    repeated: int
+    """How many frames of the clip are the same frame of the file as the one before, as the file has fewer a second."""
+    has_sound: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """What was encoded of a picture or clip. What the catalog does not say is None, or empty."""
 
     sample: str
+    bucket: tuple[int, ...]
+    """Width and height, of a clip also frames."""
+    size: tuple[int, ...] = ()
+    """Width and height of the whole picture."""
+    scale: float | None = None
+    """How many times longer its sides became; below 1 it was made smaller."""
+    cut: float | None = None
+    """The share of its area that was cut off, 0 to 1."""
+    cut_at: tuple[str, ...] = ()
+    """The sides at which it was cut."""
+    within: tuple[int, ...] = ()
+    """The crop (left, top, right, bottom) that the source gives."""
+    fps: float | None = None
+    """Of a clip, the frames a second that were encoded."""
+    file: ClipFile | None = None
+    """Of a clip whose file was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thumbnail:
+    """A sample's original beside the picture made from its latents; of a clip several frames."""
+
+    framing: Framing
     source: str
     """The reference of the original."""
     caption: str
-    size: str
-    """The bucket, as text."""
-    latents: Picture
-    original: Picture | None
-    """None if it cannot be shown."""
+    latents: tuple[Picture, ...]
+    originals: tuple[Picture, ...]
+    """Empty if it cannot be shown."""
     why_none: str = ""
     """Why it cannot be shown, as a sentence."""
+
+    @property
+    def is_clip(self) -> bool:
+        """Whether it is a clip."""
+        return len(self.framing.bucket) > 2
 
 
 @dataclass(frozen=True, slots=True)
 class Gallery:
     """The thumbnails of a report, and how they were made."""
 
-    chosen: str = ""
-    """How many of how many samples are shown, and how they were chosen."""
-    beside: str = ""
-    """What stands beside each picture from latents; empty if no original was found."""
-    colours: str = ""
-    """Where the colours come from."""
+    samples: int = 0
+    """How many the data set has."""
+    has_originals: bool = False
+    """Whether any original was found."""
+    colours: tuple[str, ...] = ()
+    """Where the colours come from, as sentences."""
     thumbnails: tuple[Thumbnail, ...] = ()
     about: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """The same as numbers."""

@@ -1,11 +1,13 @@
-"""Finds the files that latents were made from, and the part of them that was encoded.
+"""Finds the files that latents were made from, and the part of them that was encoded: of a clip its first, middle and last frame.
 
 A file counts only if its bytes have the digest that the catalog names. So no page shows another file, whatever path a catalog holds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from io import BytesIO
+from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, cast
 
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from cachestore.core.errors import BadInput, EncodeFailed, naming_extras
 from cachestore.core.keys import Json, Key, digest_bytes
 from cachestore.core.samples import VIDEO, Source
+from cachestore.report.numbers import ClipFile, Picture
 from cachestore.source.combined import Moved, at_new_paths, files_of, files_of_sources
 from cachestore.source.files import Files
 from cachestore.storage.catalog import Catalog, Cell, KeyColumn
@@ -24,25 +27,28 @@ if TYPE_CHECKING:
 
 LARGEST_FILE: Final = 256 * 1024 * 1024
 LONGEST_SIDE: Final = 192
-"""Of an original on a page, in pixels."""
+"""Of an original on a page, in pixels. The frames of a clip have as many pixels together."""
 _QUALITY: Final = 80
 """Of its JPEG: photographs take about 6 KiB."""
 _SIDES: Final = 2
 
 Latents = NDArray[np.float32]
-"""`[C, H, W]` as stored; of moments the mean, of a video the first frame."""
+"""`[C, H, W]` as stored; of moments the mean."""
 State = Literal["found", "changed", "missing", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
 class SampleLatents:
-    """A sample's picture in one column, with its latents."""
+    """A sample's picture or clip in one column, with its latents."""
 
     sample: str
     row: int
     cell: Cell
     key: Key
-    latents: Latents
+    latents: tuple[Latents, ...]
+    """Of a clip the first, the middle and the last one; of a picture one."""
+    positions: tuple[Fraction, ...] = (Fraction(0),)
+    """Where each of them lies in the clip, 0 to 1."""
     rate: float | None = None
     """For a clip, the requested frames per second."""
 
@@ -52,14 +58,14 @@ class Original:
     """What became of the file that latents were made from."""
 
     state: State
-    jpeg: bytes = b""
-    """The part that was encoded, reduced; the whole picture if the catalog does not name a part. Empty if it cannot be shown."""
-    size: tuple[int, int] = (0, 0)
-    """Of the JPEG: (width, height)."""
-    pixels: NDArray[np.float64] | None = None
-    """`[H, W, 3]` of the latents' size: each pixel is the mean over one latent pixel. None if the part is unknown."""
+    shown: tuple[Picture, ...] = ()
+    """The part that was encoded, reduced, beside each of the latents; the whole picture if the catalog does not name a part."""
+    pixels: tuple[NDArray[np.float64], ...] = ()
+    """`[H, W, 3]` of the latents' size: each pixel is the mean over one latent pixel. Empty if the part is unknown."""
     reason: str = ""
     """Why a file that is there is unreadable."""
+    footage: ClipFile | None = None
+    """Of a clip, what its file says."""
 
 
 def find_originals(catalog: Catalog, column: KeyColumn, shown: Sequence[SampleLatents], source: Moved | None = None) -> list[Original]:
@@ -71,7 +77,7 @@ def find_originals(catalog: Catalog, column: KeyColumn, shown: Sequence[SampleLa
     files = _files(catalog, column, source)
     if files is None:
         return [Original("missing")] * len(shown)
-    decode = _first_frame if column.role == VIDEO else _decoded
+    decode = _frames if column.role == VIDEO else _decoded
     return [_original(files, references_of(catalog, column, one.row), one, decode) for one in shown]
 
 
@@ -104,7 +110,7 @@ def _files(catalog: Catalog, column: KeyColumn, source: Moved | None) -> Files |
         return None
 
 
-_Decode = Callable[[bytes, SampleLatents], "Image"]
+_Decode = Callable[[bytes, SampleLatents], "tuple[list[Image], ClipFile | None]"]
 
 
 def _original(files: Files, references: Sequence[str], one: SampleLatents, decode: _Decode) -> Original:
@@ -136,52 +142,76 @@ def _read(files: Files, reference: str) -> bytes | Original:
 def _shown(data: bytes, one: SampleLatents, decode: _Decode) -> Original:
     try:
         with naming_extras():
-            return _reduced(decode(data, one), one)
+            pictures, footage = decode(data, one)
+            reduced = [_reduced(picture, one) for picture in pictures]
     except (ImportError, EncodeFailed, OSError, ValueError) as error:
         return Original("unreadable", reason=str(error))
+    pixels = tuple(pixels for _picture, pixels in reduced if pixels is not None)
+    return Original("found", tuple(picture for picture, _pixels in reduced), pixels, footage=footage)
 
 
-def _reduced(picture: "Image", one: SampleLatents) -> Original:
+def _reduced(picture: "Image", one: SampleLatents) -> tuple[Picture, NDArray[np.float64] | None]:
     """Return the encoded part of a decoded picture in two sizes."""
     from PIL import Image
 
     box = _box(picture.size, one.cell)
     left, top, right, bottom = box or (0, 0, *picture.size)
-    scale = min(1.0, LONGEST_SIDE / max(right - left, bottom - top))
+    scale = min(1.0, longest_side(LONGEST_SIDE, len(one.latents)) / max(right - left, bottom - top))
     size = max(1, round(scale * (right - left))), max(1, round(scale * (bottom - top)))
     small = picture.resize(size, Image.Resampling.LANCZOS, box=(left, top, right, bottom), reducing_gap=2.0)
-    _channels, height, width = one.latents.shape
+    _channels, height, width = one.latents[0].shape
     pixels = None if box is None else np.asarray(picture.resize((width, height), Image.Resampling.BOX, box=box), np.float64)
-    if one.cell.facts.get("flip") == (1,):
+    if _is_flipped(one.cell):
         small = small.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         pixels = None if pixels is None else pixels[:, ::-1]
     buffer = BytesIO()
     small.save(buffer, "JPEG", quality=_QUALITY, optimize=True)
-    return Original("found", buffer.getvalue(), size, pixels)
+    return Picture("jpeg", buffer.getvalue(), *size), pixels
 
 
-def _box(size: tuple[int, int], cell: Cell) -> tuple[float, float, float, float] | None:
-    """Return the part of a picture that was encoded, in its pixels; None if the catalog does not say. Raises ValueError for nonsense."""
+def longest_side(alone: int, pictures: int) -> int:
+    """Return the longest side of each of so many pictures that have as many pixels together as one alone."""
+    return isqrt(alone * alone // pictures)
+
+
+def _is_flipped(cell: Cell) -> bool:
+    return cell.facts.get("flip") == (1,)
+
+
+def crop_of(cell: Cell) -> tuple[tuple[int, int], tuple[int, int, int, int]] | None:
+    """Return the size to which the file's picture was resized, and the part of it that was encoded (left, top, right, bottom).
+
+    None if the catalog does not say. Raises ValueError for nonsense.
+    """
     resized, crop = cell.facts.get("resized", ()), cell.facts.get("crop", ())
     if len(resized) != _SIDES or min(resized) < 1 or len(crop) != 2 * _SIDES:
         return None
     left, top, right, bottom = crop
-    if cell.facts.get("flip") == (1,):  # such a crop is one of the mirrored picture
+    if _is_flipped(cell):  # such a crop is one of the mirrored picture
         left, right = resized[0] - right, resized[0] - left
     if not (0 <= left < right and 0 <= top < bottom):
         raise ValueError(f"the catalog's crop {list(crop)} is no part of a picture")
+    return (resized[0], resized[1]), (left, top, right, bottom)
+
+
+def _box(size: tuple[int, int], cell: Cell) -> tuple[float, float, float, float] | None:
+    """Return the part of a picture that was encoded, in its pixels; as `crop_of`."""
+    found = crop_of(cell)
+    if found is None:
+        return None
+    resized, (left, top, right, bottom) = found
     across, down = size[0] / resized[0], size[1] / resized[1]
     return left * across, top * down, min(right * across, size[0]), min(bottom * down, size[1])
 
 
-def _decoded(data: bytes, _one: SampleLatents) -> "Image":
+def _decoded(data: bytes, _one: SampleLatents) -> "tuple[list[Image], ClipFile | None]":
     from cachestore.encode.images import decode
 
-    return decode(data)
+    return [decode(data)], None
 
 
-def _first_frame(data: bytes, one: SampleLatents) -> "Image":
-    """Return the first frame of the encoded clip, whole. Raises EncodeFailed, also if its start is unknown."""
+def _frames(data: bytes, one: SampleLatents) -> "tuple[list[Image], ClipFile | None]":
+    """Return the frames of the encoded clip beside its latents, whole. Raises EncodeFailed, also if its start is unknown."""
     from PIL import Image
 
     from cachestore.encode import videos
@@ -194,4 +224,10 @@ def _first_frame(data: bytes, one: SampleLatents) -> "Image":
     rate = None if one.rate is None else as_rate(one.rate)
     video = videos.look(BytesIO(data))
     whole = CropBox(video.size, (0, 0, video.size.width, video.size.height))
-    return Image.fromarray(videos.take(BytesIO(data), video.timeline.take(rate, start, 1), video.size, whole)[0])
+    frames = next(iter(one.cell.facts.get("bucket", ())[_SIDES:]), 1)
+    if start + frames > video.timeline.count(rate):
+        raise EncodeFailed("the catalog names frames that the file does not have")
+    times = video.timeline.take(rate, start, frames)
+    chosen = [times[round(position * (len(times) - 1))] for position in one.positions]
+    taken = videos.take(BytesIO(data), chosen, video.size, whole)
+    return [Image.fromarray(frame) for frame in taken], ClipFile(float(video.rate), len(times) - len(set(times)), video.has_sound)

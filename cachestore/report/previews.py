@@ -5,8 +5,9 @@ If there are none, the direction in which the channels vary most is shown in gre
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from importlib.util import find_spec
 from typing import Final
 
@@ -19,7 +20,7 @@ from cachestore.core.inputs import is_trained_on
 from cachestore.core.keys import Key
 from cachestore.core.raw_tensors import numbers
 from cachestore.core.read_block import parse_latents
-from cachestore.core.samples import IMAGE
+from cachestore.core.samples import IMAGE, VIDEO
 from cachestore.report.originals import Latents, Original, SampleLatents, find_originals
 from cachestore.source.combined import Moved
 from cachestore.storage.catalog import Catalog, KeyColumn, newest_catalog
@@ -42,24 +43,18 @@ class Colours:
     weights: NDArray[np.float64]
     """`[C + 1, 3]` to RGB in 0..255, or `[C + 1, 1]` to grey; the last row is the constant."""
     fitted_to: int
-    """How many pictures it was fitted to; 0 if none was found."""
+    """How many pictures and clips it was fitted to; 0 if none was found."""
     explained: float
     """R squared: the part of the fitted pictures' variance that the map explains; 0 if nothing was fitted."""
 
     def in_words(self) -> str:
-        """Return where the colours come from, in words."""
+        """Return where the colours come from, as a sentence."""
         if self.fitted_to:
-            return (
-                f"Colours: a linear map of the latent channels, fitted by least squares to {self.fitted_to} of the encoded"
-                f" pictures; it explains {100 * self.explained:.0f} % of their variance at this size."
-            )
-        why = "the originals were not found unchanged", "If the originals moved, pass --source with their new path."
+            return "Colours are estimated."
+        why = "the originals were not found unchanged", "If they moved, pass --source with their new path."
         if find_spec("PIL") is None:
             why = "Pillow is not installed, so the originals cannot be read", f"{how_to_install('encode')}."
-        return (
-            f"Grey instead of colours: {why[0]}, so no colours could be fitted. It shows the direction in which the latent channels vary"
-            f" most, and may look like a negative. {why[1]}"
-        )
+        return f"Grey, and perhaps like a negative: {why[0]}, so colours could not be estimated. {why[1]}"
 
     def paint(self, latents: Latents) -> Pixels:
         """Return latents as RGB `[H, W, 3]` or grey `[H, W]`, uint8."""
@@ -67,16 +62,15 @@ class Colours:
         return painted.reshape(*latents.shape[1:], 3) if painted.shape[1] == 3 else painted.reshape(latents.shape[1:])
 
 
-def picture_column(catalog: Catalog, sample: str | None = None) -> KeyColumn | None:
-    """Return the first column of latents of pictures that are trained on, if its recipe can be read here; None without one.
+def picture_columns(catalog: Catalog, row: int | None = None) -> list[KeyColumn]:
+    """Return the first columns of latents of pictures and of clips that are trained on, have cells, and can be read here by their recipe.
 
-    If there are videos and no pictures, or the `sample` is a video, it is a column of videos, whose first frames are shown.
+    With a `row`, they have cells in it.
     """
-    trained = (column for column in catalog.columns if is_trained_on(column.role, column.options))
-    known = [column for column in trained if stored_name(catalog, column) is not None]
-    row = list(catalog.ids).index(sample) if sample is not None and sample in catalog.ids else None
-    is_empty = {id(column): not (len(column.keys) if row is None else column.count(row)) for column in known}
-    return min(known, key=lambda column: (is_empty[id(column)], column.role != IMAGE), default=None)
+    trained = [column for column in catalog.columns if is_trained_on(column.role, column.options)]
+    known = [one for one in trained if (len(one.keys) if row is None else one.count(row)) and stored_name(catalog, one) is not None]
+    found = (next((column for column in known if column.role == role), None) for role in (IMAGE, VIDEO))
+    return [column for column in found if column is not None]
 
 
 def stored_name(catalog: Catalog, column: KeyColumn) -> str | None:
@@ -88,30 +82,37 @@ def stored_name(catalog: Catalog, column: KeyColumn) -> str | None:
         return None
 
 
-def choose_rows(catalog: Catalog, column: KeyColumn, count: int = MAX_SAMPLES) -> list[int]:
-    """Return the rows to show: of those with latents, the ones whose ids have the smallest digests.
+def choose_rows(catalog: Catalog, columns: Sequence[KeyColumn], count: int = MAX_SAMPLES) -> dict[int, KeyColumn]:
+    """Return the rows to show, each with the first of these columns in which it has latents: those whose ids have the smallest digests.
 
     The choice does not depend on the order or the content of samples, and hardly changes when samples are added.
     """
-    has_some = (row for row in range(len(catalog)) if any(column.row_keys(row)))
-    return sorted(has_some, key=lambda row: hashlib.sha256(catalog.ids[row].encode("utf-8", "surrogatepass")).digest())[:count]
+    found: dict[int, KeyColumn] = {}
+    for column in columns:
+        found |= {row: column for row in range(len(catalog)) if row not in found and any(column.row_keys(row))}
+    rows = sorted(found, key=lambda row: hashlib.sha256(catalog.ids[row].encode("utf-8", "surrogatepass")).digest())
+    return {row: found[row] for row in rows[:count]}
 
 
-def read_samples(reader: Reader, catalog: Catalog, column: KeyColumn, rows: Sequence[int]) -> list[SampleLatents]:
+def read_samples(reader: Reader, catalog: Catalog, column: KeyColumn, rows: Iterable[int]) -> list[SampleLatents]:
     """Return the first latents of each row. Rows whose entry is missing, damaged or no picture, or has other channels, are left out."""
     name = stored_name(catalog, column)
     found: list[SampleLatents] = []
     for row in rows:
         cell = next((cell for cell in column.row_cells(row) if cell.key is not None), None)
-        latents = None if cell is None or cell.key is None else _read(reader, cell.key, name)
-        if cell is None or cell.key is None or latents is None:
+        values = None if cell is None or cell.key is None else _read(reader, cell.key, name)
+        if cell is None or cell.key is None or values is None or (found and len(found[0].latents[0]) != len(values)):
             continue
-        if not found or len(found[0].latents) == len(latents):
-            found.append(SampleLatents(catalog.ids[row], row, cell, cell.key, latents, column.options.get("fps")))
+        last = values.shape[1] - 1
+        shown = sorted({0, (last + 1) // 2, last}) if column.role == VIDEO else [0]
+        positions = tuple(Fraction(one, max(1, last)) for one in shown)
+        latents = tuple(values[:, one] for one in shown)
+        found.append(SampleLatents(catalog.ids[row], row, cell, cell.key, latents, positions, column.options.get("fps")))
     return found
 
 
-def _read(reader: Reader, key: Key, name: str | None) -> Latents | None:
+def _read(reader: Reader, key: Key, name: str | None) -> NDArray[np.float32] | None:
+    """Return latents `[C, F, H, W]`; of a picture F is 1."""
     try:
         raw = reader.get_raw([key])[0].get(name or "")
         values = None if raw is None else np.asarray(numbers(raw), np.float32)
@@ -119,18 +120,17 @@ def _read(reader: Reader, key: Key, name: str | None) -> Latents | None:
         return None
     if values is None or values.ndim not in {3, 4} or 0 in values.shape or not np.isfinite(values).all():
         return None
-    if values.ndim == 4:  # channels, frames, height, width
-        values = values[:, 0]
+    values = values[:, None] if values.ndim == 3 else values
     return values[: len(values) // 2] if name == "moments" else values
 
 
 def find_colours(shown: Sequence[SampleLatents], originals: Sequence[Original]) -> Colours:
     """Return the map for latents of one column, at least one: fitted to the originals that were found, else grey."""
-    pairs = [(one.latents, original.pixels) for one, original in zip(shown, originals, strict=True) if original.pixels is not None]
-    count = sum(latents[0].size for latents, _pixels in pairs)
-    if count < _PIXELS_EACH * (len(shown[0].latents) + 1):
-        return _grey([one.latents for one in shown])
-    return fit([latents for latents, _pixels in pairs], [pixels for _latents, pixels in pairs])
+    found = [(one, original) for one, original in zip(shown, originals, strict=True) if original.pixels]
+    pairs = [pair for one, original in found for pair in zip(one.latents, original.pixels, strict=True)]
+    if sum(latents[0].size for latents, _pixels in pairs) < _PIXELS_EACH * (len(shown[0].latents[0]) + 1):
+        return _grey([latents for one in shown for latents in one.latents])
+    return replace(fit([latents for latents, _pixels in pairs], [pixels for _latents, pixels in pairs]), fitted_to=len(found))
 
 
 def fit(latents: Sequence[Latents], pixels: Sequence[NDArray[np.float64]]) -> Colours:
@@ -195,15 +195,15 @@ def preview_sample(reader: Reader, names: Sequence[str], sample: str, source: Mo
     """Return a picture of a sample's first latents, from the first of these data sets that has some. Raises BadInput if none has."""
     for name in names:
         catalog = newest_catalog(reader.layout, name)
-        column = None if catalog is None else picture_column(catalog, sample)
-        if catalog is None or column is None or sample not in catalog.ids:
+        row = list(catalog.ids).index(sample) if catalog is not None and sample in catalog.ids else None
+        if catalog is None or row is None:
             continue
-        shown = read_samples(reader, catalog, column, [list(catalog.ids).index(sample)])
-        if not shown:
-            continue
-        others = [row for row in choose_rows(catalog, column) if row != shown[0].row]
-        shown += read_samples(reader, catalog, column, others)
-        colours = find_colours(shown, find_originals(catalog, column, shown, source))
-        return Preview(name, sample, colours.paint(shown[0].latents), colours)
+        for column in picture_columns(catalog, row):
+            shown = read_samples(reader, catalog, column, [row])
+            if not shown:
+                continue
+            shown += read_samples(reader, catalog, column, [one for one in choose_rows(catalog, [column]) if one != row])
+            colours = find_colours(shown, find_originals(catalog, column, shown, source))
+            return Preview(name, sample, colours.paint(shown[0].latents[0]), colours)
     why = reader.layout.command(f"why {system.quoted(sample)}")
     raise BadInput(f"{reader.layout.root} has no latents of the sample {sample!r} to make a picture from ({why} says what there is)")

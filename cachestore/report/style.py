@@ -58,7 +58,8 @@ svg .limit-text { fill: var(--bad); }
 details { margin-top: .8rem; } summary { color: var(--soft); font-size: .9rem; cursor: pointer; }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(10.5rem, 1fr)); gap: 1.6rem 1.2rem; margin-top: 1.4rem; }
 .gallery.pairs { grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); }
-.pair { display: flex; gap: .5rem; align-items: flex-start; } .pair > * { max-width: calc(50% - .25rem); }
+.row { display: flex; gap: .5rem; align-items: flex-start; } .row + .row { margin-top: .5rem; }
+.of2 > * { max-width: calc(50% - .25rem); } .of3 > * { max-width: calc((100% - 1rem) / 3); } .of3 > .missing { max-width: 100%; }
 .missing { width: 12rem; min-height: 6rem; align-self: stretch; display: grid; place-content: center; text-align: center; padding: .5rem;
   border: 1px dashed var(--other); color: var(--soft); font-size: .85rem; line-height: 1.4; }
 figure { margin: 0; break-inside: avoid; }
@@ -72,6 +73,10 @@ footer { margin-top: 4rem; border-top: 1px solid var(--line); padding-top: 1rem;
   .tiles { grid-template-columns: 1fr 1fr; gap: 1.1rem; }
   section { margin-top: 2.4rem; }
   table { font-size: .85rem; } th, td { padding-left: .45rem; } .k { min-width: 4rem; } .bar { min-width: 2rem; }
+  .fold, .fold tbody { display: block; } .fold thead { display: none; } .fold caption { display: block; }
+  .fold tr { display: flex; flex-wrap: wrap; gap: 0 1rem; padding: .4rem 0; border-bottom: 1px solid var(--line); }
+  .fold th, .fold td { padding: 0; border: 0; width: auto; min-width: 0; } .fold th { font-weight: 600; }
+  .fold th, .fold .bar { flex: 0 0 100%; } .fold td[data-of]::before { content: attr(data-of) " "; color: var(--soft); }
   .gallery:not(.pairs) { grid-template-columns: 1fr 1fr; gap: 1.2rem .9rem; }
 }
 @media print {

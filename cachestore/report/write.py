@@ -3,9 +3,7 @@
 It changes nothing in the store. It needs neither torch nor the models; Pillow only for originals and the colours fitted to them.
 """
 
-import json
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -15,58 +13,46 @@ from typing import Any, Final, Literal
 from cachestore import __version__
 from cachestore.core.arguments import as_path
 from cachestore.core.errors import BadInput, FormatError
-from cachestore.core.inputs import WITHIN, framing_of
 from cachestore.core.keys import Json
-from cachestore.core.words import plural
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout
 from cachestore.files.publish import write_outside
 from cachestore.files.records import read_record
 from cachestore.jobs.forecast import TRAINING_BATCH
 from cachestore.maintain.collect import verify
+from cachestore.objects.address import is_address
 from cachestore.report.counting import count_buckets, kind_of, measure_captions, sizes_of
 from cachestore.report.document import make_page
+from cachestore.report.gallery import make_gallery
 from cachestore.report.numbers import (
     Damage,
     Failure,
     FindingNumbers,
     Gallery,
     Pass,
-    Picture,
     RankNumbers,
     ReportNumbers,
     Segment,
     Stage,
     State,
-    Thumbnail,
+    UnfinishedNumbers,
     UnusedFiles,
 )
-from cachestore.report.originals import Original, SampleLatents, find_originals, references_of
-from cachestore.report.png import encode_png
-from cachestore.report.previews import Pixels, choose_rows, find_colours, picture_column, read_samples, reduce
 from cachestore.source.combined import Moved
-from cachestore.storage.catalog import Catalog, KeyColumn, list_names, newest_catalog
+from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.snapshot import Snapshot
 from cachestore.storage.verify import VerifyReport
 from cachestore.store.reader import Reader
-from cachestore.store.unfinished import not_there
+from cachestore.store.remote_reader import open_whole
+from cachestore.store.unfinished import list_data_sets, list_unfinished, not_there, several_there
 from cachestore.work.passes import ROUND_FORMAT, VERSION, PassRef, list_passes, read_done
 from cachestore.work.plan import read_outline
 from cachestore.work.retention import list_plans
 from cachestore.work.stages import STAGES, stage_fractions, sum_stages
 from cachestore.work.workers import lived, read_heartbeats
 
-DEFAULT_NAME: Final = "train"
 _COUNTS: Final = ("reused", "encoded", "failed")
 _RANK_FIELDS: Final = ("rank", "host", "pid", "encoded", "reused", "failed", "phase")
-LONGEST_SIDE: Final = 128
-"""Of a picture from latents, in pixels: 20 of them take at most 1.4 MB of the page."""
-_BESIDE: Final = "The left picture is the part of the original that was encoded; the right one is made from its latents."
-_WHY_NONE: Final = {
-    "missing": "The original was not found.",
-    "changed": "The original has changed since it was encoded.",
-    "unreadable": "The original cannot be read: ",
-}
 
 
 def write_report(
@@ -81,45 +67,50 @@ def write_report(
     """Write a report of a store and one of its data sets to a file, and return what it says as JSON. An existing file is replaced.
 
     Args:
-        path: the store.
+        path: the store, or its address, where nothing is checked for damage.
         output: the file, inside or outside of the store; its folder is made.
-        name: the data set; by default `train`, else the first one. A store without data sets has a report too.
+        name: the data set; by default the only one. A store without data sets has a report too.
         level: as for `verify`: "full" reads every byte.
-        batch_size: the batch size for counting the samples that buckets leave out.
+        batch_size: a batch size for which the page says how many samples cachestore's loader leaves out.
         source: the new path of the data set's pictures if they moved, or paths by source name.
 
     Raises:
         StoreNotFound: there is no store there.
         FormatError: the store was written by a newer version.
-        BadInput: there is no such data set, or the batch size is below 1.
+        BadInput: there is no such data set, there are several and no name is given, the batch size is below 1, or an address is to be
+            read in full.
         WriteFailed: the file cannot be written.
+        RemoteFailed: the address cannot be read.
     """
     if batch_size < 1:
         raise BadInput(f"a batch must have at least one sample, not {batch_size}")
-    target = as_path("output", output).absolute()
-    with Reader(path) as reader:
-        names = sorted(list_names(reader.layout))
+    target, is_here = as_path("output", output).absolute(), not is_address(path)
+    if level == "full" and not is_here:
+        raise BadInput(f"what lies at {path} is not checked: leave --full out, or run `cachestore pull {path} FOLDER` first")
+    with open_whole(path, name) as reader:
+        names = list_data_sets(reader.layout)
         chosen = _choose_name(reader.layout, names, name)
-        found = verify(path, level)
+        found = verify(path, level) if is_here else None
         catalog = newest_catalog(reader.layout, chosen) if chosen is not None else None
         others = tuple(one for one in names if one != chosen)
         numbers = _count_all(reader, catalog, found, batch_size=batch_size, store=str(path), other_names=others)
-        gallery = _make_gallery(reader, catalog, source) if catalog is not None else Gallery()
-        check_for_reading(reader.layout)
+        gallery = make_gallery(reader, catalog, source) if catalog is not None else Gallery()
+        if is_here:
+            check_for_reading(reader.layout)
     page = make_page(numbers, gallery)
     write_outside(target, page)
     return asdict(numbers) | {"output": str(output), "page_bytes": len(page), "thumbnails": dict(gallery.about)}
 
 
 def _choose_name(layout: Layout, names: Sequence[str], name: str | None) -> str | None:
-    if name is None:
-        return DEFAULT_NAME if DEFAULT_NAME in names else next(iter(names), None)
-    if name not in names:
+    if name is None and len(names) > 1:
+        raise several_there(layout, names)
+    if name is not None and name not in names:
         raise not_there(layout, name, names)
-    return name
+    return next(iter(names), None) if name is None else name
 
 
-def _count_all(reader: Reader, catalog: Catalog | None, found: VerifyReport, *, batch_size: int, **known: Any) -> ReportNumbers:
+def _count_all(reader: Reader, catalog: Catalog | None, found: VerifyReport | None, *, batch_size: int, **known: Any) -> ReportNumbers:
     """Collect the numbers of a report; `known` are the fields that the caller knows."""
     snapshot = reader.snapshot
     sizes, segments = sizes_of(snapshot), snapshot.segments()
@@ -135,7 +126,8 @@ def _count_all(reader: Reader, catalog: Catalog | None, found: VerifyReport, *, 
         others=len(others),
         others_bytes=sum(others),
         batch_size=batch_size,
-        damage=_map_damage(snapshot, found),
+        damage=_map_damage(snapshot, found) if found is not None else None,
+        unfinished=tuple(UnfinishedNumbers(**one.as_json(), words=one.in_words(reader.layout)) for one in list_unfinished(reader.layout)),
         **known,
     )
     if catalog is None:
@@ -232,47 +224,3 @@ def _map_damage(snapshot: Snapshot, found: VerifyReport) -> Damage:
         segments.append(Segment(digest, ref.size_bytes if ref else 0, ref.entries if ref else 0, state))
     findings = tuple(FindingNumbers(one.kind, one.path, one.message, one.sample) for one in found.findings)
     return Damage(found.level, found.ok, found.seconds, found.entries, found.bytes, tuple(segments), findings)
-
-
-def _make_gallery(reader: Reader, catalog: Catalog, source: Moved | None) -> Gallery:
-    column = picture_column(catalog)
-    shown = read_samples(reader, catalog, column, choose_rows(catalog, column)) if column is not None else []
-    if column is None or not shown:
-        return Gallery()
-    originals = find_originals(catalog, column, shown, source)
-    colours = find_colours(shown, originals)
-    states = Counter(one.state for one in originals)
-    return Gallery(
-        chosen=f"{len(shown)} of {plural(len(catalog), 'sample', form=',')}: those whose ids have the smallest digests.",
-        beside=_BESIDE if states["missing"] < len(shown) else "",
-        colours=colours.in_words(),
-        thumbnails=tuple(
-            _thumbnail(catalog, column, one, original, reduce(colours.paint(one.latents), LONGEST_SIDE))
-            for one, original in zip(shown, originals, strict=True)
-        ),
-        about={
-            "shown": len(shown),
-            "originals": states["found"],
-            "changed": [one.sample for one, original in zip(shown, originals, strict=True) if original.state == "changed"],
-            "fitted_to": colours.fitted_to,
-            "explained": round(colours.explained, 4),
-        },
-    )
-
-
-def _thumbnail(catalog: Catalog, column: KeyColumn, one: SampleLatents, original: Original, painted: Pixels) -> Thumbnail:
-    source = next(iter(references_of(catalog, column, one.row)), "")
-    caption = next(iter(catalog.row_captions(one.row)), "")
-    _channels, height, width = one.latents.shape
-    size = "x".join(map(str, one.cell.facts.get("bucket", ()))) or f"{width}x{height} latents"
-    within = framing_of(json.loads(catalog.extras[one.row])).get(WITHIN)
-    size += f" of {within}" if within else ""
-    return Thumbnail(
-        sample=one.sample,
-        source=source,
-        caption=caption,
-        size=size,
-        latents=Picture("png", encode_png(painted), width, height),
-        original=Picture("jpeg", original.jpeg, *original.size) if original.state == "found" else None,
-        why_none=_WHY_NONE.get(original.state, "") + original.reason,
-    )

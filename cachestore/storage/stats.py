@@ -1,5 +1,6 @@
 """Count what is in a store, from catalogs, index, names and headers. Reads no value."""
 
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,19 +56,30 @@ def stats(path: str | Path) -> StoreStats:
     """Count a store's entries, segments and bytes, and list recipes and catalogs. Raises StoreNotFound, FormatError."""
     layout = open_layout(Layout.at(path))
     # Catalogs are published after the segments that they need, so they are read first.
-    newest = [catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None]
+    newest = newest_catalogs(layout)
+    recipes = [fingerprint for fingerprint in map(parse_recipe, names_in(layout.recipes)) if fingerprint]
     with closing(load_snapshot(layout)) as snapshot:
-        segments = snapshot.segments()
-        found = StoreStats(
-            entries=len(snapshot),
-            segments=len(segments),
-            bytes=sum(ref.size_bytes for ref in segments),
-            generation=snapshot.generation,
-            recipes=tuple(fingerprint for fingerprint in map(parse_recipe, names_in(layout.recipes)) if fingerprint),
-            catalogs=tuple(_count(catalog, snapshot) for catalog in newest),
-        )
+        found = count_snapshot(snapshot, newest, recipes)
     check_for_reading(layout)
     return found
+
+
+def newest_catalogs(layout: Layout) -> list[Catalog]:
+    """Return the newest readable catalog of each data set."""
+    return [catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None]
+
+
+def count_snapshot(snapshot: Snapshot, catalogs: Iterable[Catalog], recipes: Iterable[str]) -> StoreStats:
+    """Count the entries, segments and bytes of a snapshot, and the samples of these catalogs."""
+    segments = snapshot.segments()
+    return StoreStats(
+        entries=len(snapshot),
+        segments=len(segments),
+        bytes=sum(ref.size_bytes for ref in segments),
+        generation=snapshot.generation,
+        recipes=tuple(recipes),
+        catalogs=tuple(_count(catalog, snapshot) for catalog in catalogs),
+    )
 
 
 def _count(catalog: Catalog, snapshot: Snapshot) -> CatalogStats:

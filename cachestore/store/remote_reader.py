@@ -7,8 +7,9 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, nullcontext, suppress
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -44,6 +45,7 @@ from cachestore.storage.fetch_parts import PartsFetcher
 from cachestore.storage.index import Index, check
 from cachestore.storage.segment import SegmentContents, parse_contents
 from cachestore.storage.snapshot import Handover, Snapshot, hand_over, snapshot_of
+from cachestore.storage.stats import StoreStats, count_snapshot, newest_catalogs
 from cachestore.store.outline import (
     KEYS,
     Inventory,
@@ -87,6 +89,32 @@ def open_reader(path: str | Path, *, verify: Verify, io: Io, local: str | Path |
     return RemoteReader.open(parse_address("path", path), as_path("local", folder).absolute(), as_limit(limit), verify)
 
 
+@contextmanager
+def open_whole(path: str | Path, name: str | None = None) -> Generator[Reader]:
+    """Yield a reader of the store at a path or address, with the newest catalog of each data set, or only of the named one.
+
+    What it brings from an address lies in a temporary folder, and goes with it. Raises as `open_reader`; BadInput for an unknown name.
+    """
+    if not is_address(path):
+        with Reader(path) as here:
+            yield here
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="cachestore-", ignore_cleanup_errors=True) as folder,
+        RemoteReader.open(parse_address("path", path), Path(folder), None, "first") as there,
+    ):
+        for one in there.inventory.catalogs if name is None else (name,):
+            there.bring_catalog(one, None)
+        yield there
+
+
+def stats_of(address: str, name: str | None = None) -> StoreStats:
+    """Count what is in the store at an address, as `stats` does in a folder; with a `name`, only that data set. Raises as `open_whole`."""
+    with open_whole(address, name) as reader:
+        recipes = reader.inventory.recipes if isinstance(reader, RemoteReader) else ()
+        return count_snapshot(reader.snapshot, newest_catalogs(reader.layout), recipes)
+
+
 def as_limit(given: int | str | None) -> int | None:
     """Return a limit in bytes: from a number, or from a text such as "200GB" or "1.5 GiB". None stays None. Raises BadInput."""
     if given is None:
@@ -106,7 +134,7 @@ class RemoteReader(Reader):
     _cache: StoreCache
     _limit: int
     _source: PartsSource
-    _inventory: Inventory
+    inventory: Inventory
     """As it was when a snapshot was taken last."""
     _catalogs: dict[tuple[str, int], tuple[int, CatalogStart]]
     """By name and generation, the size and the start of each catalog that is in use."""
@@ -169,7 +197,7 @@ class RemoteReader(Reader):
         return look_again(lambda: self._take_snapshot(earlier))
 
     def _take_snapshot(self, earlier: Snapshot | None) -> Snapshot:
-        inventory = self._inventory = take_inventory(self._client)
+        inventory = self.inventory = take_inventory(self._client)
         index = self._index_of(inventory)
         with closing(index) if index is not None else nullcontext():
             refs: Mapping[int, SegmentRef] = index.segments if index is not None else {}
@@ -231,9 +259,9 @@ class RemoteReader(Reader):
 
         def look() -> int:
             if next(looks):
-                self._inventory = take_inventory(self._client)
+                self.inventory = take_inventory(self._client)
             found = self._find_generation(name, generation)
-            size = self._inventory.catalogs[name][found]
+            size = self.inventory.catalogs[name][found]
             start = remote_start(self._client, name, found, size)
             self._copy_catalog(name, found, size, start)
             return found
@@ -241,7 +269,7 @@ class RemoteReader(Reader):
         return look_again(look)
 
     def _find_generation(self, name: str, generation: int | None) -> int:
-        there = self._inventory.catalogs
+        there = self.inventory.catalogs
         sizes = there.get(name)
         if not sizes:
             names = first_of(map(repr, there)) or "none"

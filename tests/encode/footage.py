@@ -45,9 +45,10 @@ def write(
     turn=None,
     path=None,
     container_options=None,
+    has_sound=False,
     **tags,
 ):
-    """The bytes of a video: one frame after the other at a rate, or at these times, in ticks of a thousandth.
+    """The bytes of a video: one frame after the other at a rate, or at these times, in ticks of a thousandth; perhaps with silence.
 
     With a path it is written there first, as FFmpeg puts the table of an mp4 in front only in a file of its own.
     """
@@ -60,6 +61,7 @@ def write(
             setattr(stream.codec_context, name, value)
         if turn is not None:
             stream.set_display_rotation(turn)
+        sound: Any = container.add_stream("aac", rate=8000) if has_sound else None
         tick = Fraction(1, 1000) if times is not None else 1 / Fraction(rate)
         if times is not None:
             stream.codec_context.time_base = tick
@@ -70,7 +72,15 @@ def write(
             frame.pts, frame.time_base = number if times is None else times[number], tick
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
+        if sound is not None:
+            container.mux([*sound.encode(_silence()), *sound.encode(None)])
     return buffer.getvalue() if path is None else path.read_bytes()
+
+
+def _silence():
+    frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+    frame.sample_rate, frame.pts = 8000, 0
+    return frame
 
 
 def write_sound(*, cover=None):
@@ -83,9 +93,7 @@ def write_sound(*, cover=None):
             picture = container.add_stream("mjpeg", rate=1)
             picture.width, picture.height, picture.pix_fmt = 8, 8, "yuvj420p"
             picture.disposition = Disposition.attached_pic
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
-        frame.sample_rate, frame.pts = 8000, 0
-        container.mux(sound.encode(frame))
+        container.mux(sound.encode(_silence()))
         if picture is not None:
             packet = av.Packet(cover)
             packet.stream, packet.pts, packet.dts, packet.time_base = picture, 0, 0, Fraction(1, 1000)

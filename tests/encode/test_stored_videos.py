@@ -22,6 +22,7 @@ from cachestore.cli.precompute import request_from
 from cachestore.core.errors import BadInput, RecipeMismatch
 from cachestore.core.samples import Sample
 from cachestore.interop.exporting import export_cache
+from cachestore.jobs.forecast import in_words
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import forecast_of
 from cachestore.jobs.task import UnitReader
@@ -161,6 +162,26 @@ def test_buckets_are_reported_with_their_frames_before_anything_is_encoded(folde
     alone = forecast_of(asked(folder, tmp_path, frames=(), fps=None))
     assert alone.estimated_bytes < forecast.estimated_bytes
     assert (alone.samples, alone.buckets) == (1, {"80x48": 1})
+
+
+def test_clips_whose_frames_are_repeated_are_named_with_both_rates(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, rate in (("slow.mp4", 4), ("slower.mp4", 2), ("film.mp4", 8)):
+        (data / name).write_bytes(write(moving(5 * rate), rate=rate, **HOW["mp4"]))
+    found = forecast_of(asked(data, tmp_path))
+    assert found.as_json()["repeated_frames"] == {
+        "count": 2,
+        "worst": [
+            {"sample": "slower.mp4", "amount": 0.706, "rate": 2.0, "fps": 8.0},
+            {"sample": "slow.mp4", "amount": 0.471, "rate": 4.0, "fps": 8.0},
+        ],
+    }
+    [line] = [line for line in in_words(found, tmp_path) if "repeated" in line]
+    assert "2 clips have fewer frames a second" in line
+    assert "slow.mp4 47% (4 a second at --fps 8)" in line
+    assert forecast_of(asked(data, tmp_path, fps=2)).fits.repeated_frames.count == 0
+    assert forecast_of(asked(data, tmp_path, fps=None)).fits.repeated_frames.count == 0
 
 
 @pytest.mark.parametrize(

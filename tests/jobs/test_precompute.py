@@ -589,13 +589,19 @@ def test_a_forecast_counts_and_encodes_nothing(photos, root, makers):
 
 
 def test_a_forecast_names_no_batch_size_of_its_own_and_says_what_several_leave_out(photos, root, makers):
-    buckets = {"64x64": 5, "64x48": 2}
-    found = replace(look(photos, root, resolution=128), buckets=buckets)
-    [line] = [line for line in in_words(found, root) if "fill no batch" in line]
-    assert line.endswith(": 1 at 2, 3 at 4, 7 at 8, 7 at 16")
+    found = look(photos, root, resolution=128)
+    assert found.left_out == {size: sum(count % size for count in found.buckets.values()) for size in (2, 4, 8, 16)}
+    found = replace(found, buckets={"64x64": 5, "64x48": 2}, left_out={2: 1, 4: 3, 8: 7, 16: 7})
+    [line] = [line for line in in_words(found, root) if "loader" in line]
+    assert "leaves out 1 sample with a batch size of 2, 3 with 4, 7 with 8, 7 with 16;" in line
     assert "buckets (2): 64x64 5, 64x48 2" in in_words(found, root)
-    whole = replace(found, buckets={"64x64": 16})
-    assert not any("fill no batch" in line for line in in_words(whole, root))
+    assert not any("loader" in line for line in in_words(replace(found, left_out={2: 0}), root))
+
+
+def test_who_trains_with_another_program_is_told_nothing_of_this_loader(photos, root, makers):
+    found = look(photos, root, resolution=128, buckets="ai-toolkit")
+    assert (sum(found.buckets.values()), found.left_out) == (5, {})
+    assert not any("loader" in line for line in in_words(found, root))
 
 
 def test_buckets_are_those_of_the_pictures_that_are_trained_on(tmp_path, root, makers):

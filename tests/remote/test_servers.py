@@ -1,5 +1,6 @@
 """push and pull over obstore: through `file://` in every run; in slow ones through SeaweedFS, a real S3 server, and Azurite for Azure."""
 
+import json
 import os
 import subprocess
 import sys
@@ -46,6 +47,19 @@ def test_the_commands_print_what_moved(root, tmp_path, capsys):
     assert "train: generation 1\n" in capsys.readouterr().out
     assert main(["pull", f"file://{tmp_path}/nothing", str(tmp_path / "new")]) == NO_STORE
     assert main(["ls", address, "--keys"]) == ERROR
+
+
+def test_stats_of_an_address_are_those_of_the_folder(root, capsys):
+    make(root, [1, 2], [3])
+    address, printed = f"file://{root}", []
+    for store in (root, address):
+        assert main(["stats", str(store), "--json"]) == OK
+        printed.append(json.loads(capsys.readouterr().out))
+        printed[-1]["recipes"].sort()
+    assert printed[0] == printed[1]
+    assert printed[0]["catalogs"][0]["samples"] == 3
+    assert main(["stats", address, "--name", "trian"]) == ERROR
+    assert "did you mean 'train'" in capsys.readouterr().err
 
 
 def test_a_store_that_pull_makes_is_the_groups_if_that_is_asked_for(root, tmp_path, capsys):

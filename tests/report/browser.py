@@ -42,7 +42,8 @@ function measure(frame) {
   }
   const whole = page.documentElement, overflow = whole.scrollWidth - whole.clientWidth;
   const right = node => node.getBoundingClientRect().right;
-  const cut = [...page.querySelectorAll('.scroll caption')].filter(node => right(node) > right(node.closest('.scroll')) + .5);
+  const cut = [...page.querySelectorAll('.scroll *, figure *')].filter(
+    node => node.checkVisibility() && right(node) > right(node.closest('.scroll, figure')) + .5);
   return {width: view.innerWidth, background: behind(page.body).slice(0, 3), overflow, faint, cut: cut.map(node => node.textContent)};
 }
 window.onload = () => { document.title = JSON.stringify([...document.querySelectorAll('iframe')].map(measure)); };
@@ -57,7 +58,7 @@ def look_at(page, folder, *flags):
 
 
 def measure(page, folder, widths, scheme) -> list[dict[str, Any]]:
-    """At each width: by how many pixels a page overflows, texts with a contrast below 4.5 to 1, captions that a scrolling box cuts."""
+    """At each width: by how many pixels a page overflows, texts with a contrast below 4.5 to 1, what a scrolling box or a figure cuts."""
     text = html.escape(page.read_text(encoding="utf-8"), quote=True)
     frames = "".join(f'<iframe style="border: 0; width: {width}px; height: 900px" srcdoc="{text}"></iframe>' for width in widths)
     host = folder / "host.html"

@@ -57,3 +57,29 @@ def make(tmp_path, count=3, *, others=(), pictures=(), **facts):
         catalog = replace(catalog, columns=(column,), images=images, request={"latents": {"data": str(data), **sources}})
         publish_catalog(store.layout, catalog)
     return path
+
+
+def make_clips(tmp_path, clips, *, fps, frames):
+    """A store of latents of these clips, bytes by name, as a VAE would make them of so many frames, four at a time after the first."""
+    made = stores.recipes(None, "mean")
+    data, path = tmp_path / "clips", tmp_path / "clip store"
+    data.mkdir()
+    rows, cells = [Row(name, (f"a caption of {name}",)) for name in clips], []
+    with open_store(path, mode="a") as store:
+        with store.writer() as writer:
+            for name, content in clips.items():
+                (data / name).write_bytes(content)
+                latents = np.random.default_rng(1).standard_normal((4, 1 + frames // 4, SIZE[1] // FACTOR, SIZE[0] // FACTOR))
+                writer.put(picture_key(made.latents, name), {"mean": latents.astype(np.float32)})
+                facts = {"size": SIZE, "bucket": (*SIZE, frames), "resized": SIZE, "crop": (0, 0, *SIZE), "fps": (fps, 1), "start": (0,)}
+                cells.append([Cell(picture_key(made.latents, name), bytes.fromhex(digest_bytes(content)), facts=facts)])
+        store.commit()
+        column = make_column("latents", "video", made.latents.fingerprint, {"fps": fps}, cells)
+        catalog = replace(
+            stores.catalog_of(rows, made, "train"),
+            columns=(column,),
+            images={"video": (list(range(len(clips) + 1)), list(clips))},
+            request={"latents": {"data": str(data)}},
+        )
+        publish_catalog(store.layout, catalog)
+    return path

@@ -62,6 +62,13 @@ def test_each_resolution_has_its_buckets_and_control_images_have_none():
     assert [one.resolution for one in count_buckets(catalog([[]], control, small, large), range(1), 1)] == [512, 1024]
 
 
+@pytest.mark.parametrize(("rule", "read_here"), [(None, True), ("diffusers", True), ("musubi", False)])
+def test_buckets_by_the_rule_of_a_trainer_with_a_cache_of_its_own_are_not_read_here(rule, read_here):
+    options = {} if rule is None else {"buckets": rule}
+    [found] = count_buckets(catalog([[]], pictures((64, 48), options=options)), range(1), 1)
+    assert found.read_here is read_here
+
+
 def test_videos_have_frames_in_their_buckets_and_unknown_ones_no_name():
     (found,) = count_buckets(catalog([[]] * 2, pictures((64, 48, 9), ())), range(2), 1)
     assert {one.name for one in found.buckets} == {"64x48x9", ""}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.report.html import DASH, Html, attribute, duration, in_percent, plural, size, table, words
+from cachestore.report.html import DASH, Html, attribute, duration, in_percent, plural, prose, size, table, words
 
 
 def test_nothing_is_empty_text_and_no_rows_are_no_table():
@@ -62,3 +62,16 @@ def test_a_tables_first_column_names_its_rows():
     made = table("Sizes <of> things", [("Name", "k"), ("Bytes", "n")], [[Html("a"), Html("1")]])
     assert "<caption>Sizes &lt;of&gt; things</caption>" in made
     assert '<th scope="row" class="k">a</th><td class="n">1</td>' in made
+
+
+def test_of_a_table_that_is_too_wide_for_a_phone_or_has_text_each_cell_says_its_column():
+    columns = [("Kind", "k"), ("", "bar"), *((f"N{n}", "n") for n in range(4))]
+    made = table("Wide", columns, [[Html(str(n)) for n in range(6)]])
+    assert '<table class="fold">' in made
+    assert re.findall(r'data-of="(\w+)">(\d)', made) == [(f"N{n}", str(n + 2)) for n in range(4)]
+    assert "data-of" not in table("Narrow", columns[:5], [[Html("1")] * 5])
+    assert "data-of" in table("Text", [("Sample", "k"), ("Reason", "t")], [[Html("1")] * 2])
+
+
+def test_what_stands_in_backticks_of_a_sentence_is_code():
+    assert prose("run `a <b>` now") == "<bdi>run <code>a &lt;b&gt;</code> now</bdi>"

@@ -9,7 +9,7 @@ from PIL import Image
 
 from cachestore.report import originals
 from cachestore.report.originals import LONGEST_SIDE, find_originals
-from cachestore.report.previews import choose_rows, picture_column, read_samples
+from cachestore.report.previews import choose_rows, picture_columns, read_samples
 from cachestore.storage.catalog import newest_catalog
 from cachestore.store.reader import Reader
 from tests.report.pictures import SIZE, make, picture
@@ -20,15 +20,15 @@ def found(path, source=None):
     with Reader(path) as reader:
         catalog = newest_catalog(reader.layout, "train")
         assert catalog is not None
-        column = picture_column(catalog)
-        assert column is not None
-        shown = read_samples(reader, catalog, column, choose_rows(catalog, column))
+        [column] = picture_columns(catalog)
+        shown = read_samples(reader, catalog, column, choose_rows(catalog, [column]))
         return dict(zip([one.sample for one in shown], find_originals(catalog, column, shown, source), strict=True))
 
 
 def pixels_of(original):
-    with Image.open(BytesIO(original.jpeg)) as image:
-        assert (image.format, image.size) == ("JPEG", original.size)
+    [shown] = original.shown
+    with Image.open(BytesIO(shown.data)) as image:
+        assert (image.format, image.size) == ("JPEG", (shown.width, shown.height))
         return np.asarray(image.convert("RGB"), np.float64)
 
 
@@ -58,7 +58,7 @@ def test_of_a_mirrored_crop_the_same_part_is_shown_mirrored(tmp_path):
 def test_without_a_crop_the_whole_picture_is_shown_and_nothing_is_fitted_to_it(tmp_path):
     original = found(make(tmp_path, crop=()))["1.png"]
     assert is_like(original, picture(1)[1])
-    assert original.pixels is None
+    assert original.pixels == ()
 
 
 def test_a_file_that_changed_or_is_gone_is_not_shown_and_the_state_says_which(tmp_path):
@@ -70,7 +70,7 @@ def test_a_file_that_changed_or_is_gone_is_not_shown_and_the_state_says_which(tm
     (tmp_path / "data" / "4.png").symlink_to("0.png")
     states = {name: one.state for name, one in found(path).items()}
     assert states == {"0.png": "found", "1.png": "changed", "2.png": "missing", "3.png": "changed", "4.png": "changed"}
-    assert not any(one.jpeg for name, one in found(path).items() if name != "0.png")
+    assert not any(one.shown for name, one in found(path).items() if name != "0.png")
 
 
 def test_a_fifo_a_folder_and_a_file_that_is_too_large_are_unreadable_and_the_reason_names_no_path(tmp_path, monkeypatch):
@@ -123,6 +123,6 @@ def test_a_large_or_thin_picture_is_reduced_to_a_few_kilobytes(tmp_path, size):
     buffer = BytesIO()
     Image.linear_gradient("L").resize(size).convert("RGB").save(buffer, "PNG")
     path = make(tmp_path, 1, resized=size, crop=(0, 0, *size), pictures=[buffer.getvalue()])
-    original = found(path)["0.png"]
-    assert max(original.size) == LONGEST_SIDE
-    assert len(original.jpeg) < 20_000
+    [shown] = found(path)["0.png"].shown
+    assert max(shown.width, shown.height) == LONGEST_SIDE
+    assert len(shown.data) < 20_000

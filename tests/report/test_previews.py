@@ -16,12 +16,12 @@ from cachestore.report.previews import (
     choose_rows,
     find_colours,
     fit,
-    picture_column,
+    picture_columns,
     preview_sample,
     read_samples,
     reduce,
 )
-from cachestore.storage.catalog import newest_catalog
+from cachestore.storage.catalog import make_column, newest_catalog
 from cachestore.store.reader import Reader
 from tests.loading import stores
 from tests.loading.stores import Row
@@ -29,9 +29,7 @@ from tests.report.pictures import FACTOR, SIZE, make, picture
 
 
 def column_of(catalog) -> Any:
-    column = picture_column(catalog)
-    assert column is not None
-    return column
+    return picture_columns(catalog)[0]
 
 
 def preview(path, sample="0.png", source=None):
@@ -57,7 +55,7 @@ def test_a_map_that_is_linear_is_found_and_gives_the_picture_back(tmp_path):
     assert (made.colours.fitted_to, made.pixels.shape) == (3, (SIZE[1] // FACTOR, SIZE[0] // FACTOR, 3))
     assert made.colours.explained > 0.999
     assert difference(made.pixels, 1) <= 1
-    assert "fitted by least squares to 3" in made.colours.in_words()
+    assert "estimated" in made.colours.in_words()
 
 
 def test_a_picture_that_was_replaced_is_not_fitted_to(tmp_path):
@@ -119,26 +117,47 @@ def test_the_rows_that_are_shown_depend_on_no_order_and_stay_when_samples_come(t
     found = []
     for listed in (rows, rows[::-1], rows[:50]):
         catalog = stores.catalog_of(listed, made, "train")
-        found.append([catalog.ids[row] for row in choose_rows(catalog, column_of(catalog))])
+        found.append([catalog.ids[row] for row in choose_rows(catalog, picture_columns(catalog))])
     assert found[0] == found[1]
     assert len(found[0]) == MAX_SAMPLES
     assert set(found[0]) - {row.id for row in rows[50:]} <= set(found[2])
 
 
-def test_a_row_without_latents_is_not_chosen_and_video_shows_its_first_frame(tmp_path, monkeypatch):
+def test_a_row_without_latents_is_not_chosen_and_a_clip_shows_its_first_middle_and_last_frame(tmp_path, monkeypatch):
     made = stores.recipes(None, "mean")
-    rows = [Row("failed", fails=True), Row("video")]
+    rows = [Row("failed", fails=True), Row("clip")]
     path = stores.make_store(tmp_path / "store", rows, made)
-    frames = np.stack([np.zeros((4, 6, 8), np.float32), np.ones((4, 6, 8), np.float32)], axis=1)
+    frames = np.stack([np.full((4, 6, 8), n, np.float32) for n in range(7)], axis=1)
     catalog = stores.catalog_of(rows, made, "train")
-    column = column_of(catalog)
-    assert choose_rows(catalog, column) == [1]
+    column = replace(column_of(catalog), role="video")
+    assert list(choose_rows(catalog, [column])) == [1]
     monkeypatch.setattr(Reader, "get_raw", lambda _reader, _keys: [{"mean": ("F32", frames.shape, frames.tobytes())}])
     with Reader(path) as reader:
-        shown = read_samples(reader, catalog, column, [0, 1])
-    assert [one.sample for one in shown] == ["video"]
-    assert not shown[0].latents.any()
-    assert find_colours(shown, [Original("missing")]).paint(shown[0].latents).shape == (6, 8)
+        [shown] = read_samples(reader, catalog, column, [0, 1])
+    assert (shown.sample, [one[0, 0, 0] for one in shown.latents], [float(one) for one in shown.positions]) == (
+        "clip",
+        [0, 3, 6],
+        [0, 0.5, 1],
+    )
+    assert find_colours([shown], [Original("missing")]).paint(shown.latents[0]).shape == (6, 8)
+
+
+def test_pictures_and_clips_of_one_data_set_are_both_shown(tmp_path):
+    made = stores.recipes(None)
+    rows = [Row("0.png"), Row("1.mp4")]
+    with Reader(stores.make_store(tmp_path, rows, made)) as reader:
+        catalog = newest_catalog(reader.layout, "train")
+    assert catalog is not None
+    column = column_of(catalog)
+    cells = [column.row_cells(row) for row in range(2)]
+    both = [
+        make_column("latents", role, column.fingerprint, {}, some) for role, some in (("video", [[], cells[1]]), ("image", [cells[0], []]))
+    ]
+    mixed = replace(catalog, columns=tuple(both))
+    columns = picture_columns(mixed)
+    assert [one.role for one in columns] == ["image", "video"]
+    assert {mixed.ids[row]: one.role for row, one in choose_rows(mixed, columns).items()} == {"0.png": "image", "1.mp4": "video"}
+    assert picture_columns(mixed, 1) == [both[0]]
 
 
 def test_channels_that_never_differ_are_one_grey():

@@ -6,7 +6,7 @@ from cachestore.report.write import write_report
 from tests.report.browser import DARK, LIGHT, in_a_browser, measure
 from tests.report.pictures import make
 
-WIDTHS = (400, 1400)
+WIDTHS = (400, 1200)
 
 
 @in_a_browser
@@ -21,13 +21,13 @@ def test_the_measure_sees_what_overflows_and_what_is_faint(tmp_path):
 
 @in_a_browser
 @pytest.mark.processes
-def test_the_measure_sees_a_caption_that_its_box_cuts(tmp_path):
+def test_the_measure_sees_what_a_scrolling_box_cuts(tmp_path):
     page = tmp_path / "page.html"
     cells = "<td><div style='width: 700px'>wide</div>"
     box = f"<div class='scroll' style='overflow: auto'><table><caption>cut</caption><tr>{cells}</table></div>"
     page.write_text(f"<!DOCTYPE html><body style='background: #fff'>{box}")
     narrow, wide = measure(page, tmp_path / "browser", WIDTHS, LIGHT)
-    assert (narrow["cut"], wide["cut"]) == (["cut"], [])
+    assert ("wide" in narrow["cut"], wide["cut"]) == (True, [])
 
 
 @in_a_browser

@@ -119,6 +119,59 @@ def test_a_store_of_nothing_has_a_report_that_says_so(tmp_path, output):
     assert "No data set" in page.text
 
 
+def test_a_data_set_that_is_not_finished_is_called_so_with_how_far_it_is(tmp_path, output):
+    fakes.open_pass(fakes.job(tmp_path / "store", fakes.captions("a", "b"), [fakes.FakeEncoder()]))
+    reported, page = report(tmp_path / "store", output)
+    assert [(one["name"], one["done"], one["total"]) for one in reported["unfinished"]] == [("train", 0, 2)]
+    shown = "".join(page.words)
+    assert "not finished (0 of 2 values)" in shown
+    assert "--again" in shown
+    assert "No data set" not in shown
+    assert "0 samples" not in shown
+
+
+def test_the_pictures_come_first_then_what_failed_and_what_is_not_used(tmp_path, output):
+    _reported, page = report(make(tmp_path / "store"), output)
+    assert [found["id"] for found in page.all("section")][:4] == ["pictures", "failures", "unused", "buckets"]
+
+
+def test_what_is_left_out_is_said_of_this_loader_and_is_no_alarm(tmp_path, output):
+    _reported, page = report(make(tmp_path / "store"), output, batch_size=3)
+    assert "cachestore's loader leaves out 1 sample with a batch size of 2, 2 with 3, 5 with 4, 5 with 8" in "".join(page.words)
+    buckets = page.text[page.text.index('id="buckets"') : page.text.index('id="captions"')]
+    assert "lost" not in buckets
+    assert "bad" not in buckets
+
+
+def test_buckets_of_another_trainer_say_nothing_of_this_loader(tmp_path, output):
+    path, made = make(tmp_path / "store"), stores.recipes()
+    catalog = stores.catalog_of([Row("00000")], made, "theirs")
+    columns = [replace(one, options={**one.options, "buckets": "ai-toolkit"}) for one in catalog.columns]
+    with open_store(path, mode="a") as store:
+        publish_catalog(store.layout, replace(catalog, columns=tuple(columns)))
+    reported, page = report(path, output, name="theirs")
+    assert reported["buckets"][0]["samples"] == 1
+    assert "loader" not in "".join(page.words)
+
+
+@pytest.mark.processes
+def test_a_store_at_an_address_has_a_report_that_says_what_it_does_not_know(tmp_path, output):
+    pytest.importorskip("obstore", reason="the extra [objects] is not installed")
+    path = make(tmp_path / "store")
+    here, _page = report(path, tmp_path / "here.html")
+    reported, page = report(f"file://{path}", output)
+    assert {name: reported[name] for name in ("samples", "complete", "entries", "bytes", "buckets", "captions")} == {
+        name: here[name] for name in ("samples", "complete", "entries", "bytes", "buckets", "captions")
+    }
+    assert (reported["damage"], reported["thumbnails"]["shown"]) == (None, 5)
+    assert "not checked" in page.words
+    assert is_static(page)
+    with pytest.raises(BadInput, match="no data set 'other'"):
+        write_report(f"file://{path}", output, "other")
+    with pytest.raises(BadInput, match="cachestore pull"):
+        write_report(f"file://{path}", output, level="full")
+
+
 def test_where_there_is_no_store_nothing_is_written(tmp_path, output):
     with pytest.raises(StoreNotFound):
         write_report(tmp_path / "nothing", output)
@@ -134,17 +187,22 @@ def test_a_report_counts_samples_buckets_entries_and_what_is_shared(tmp_path, ou
     ]
     assert {one["encoder"]: (one["cells"], one["entries"]) for one in reported["kinds"]} == {"text": (5, 3), "latents": (5, 5)}
     assert reported["others"] == 1  # the empty caption
-    assert reported["thumbnails"] == {"shown": 5, "originals": 0, "changed": [], "fitted_to": 0, "explained": 0.0}
+    shown = {name: value for name, value in reported["thumbnails"].items() if name != "samples"}
+    assert shown == {"shown": 5, "originals": 0, "changed": [], "fitted_to": 0, "explained": 0.0}
+    assert {tuple(one["bucket"]) for one in reported["thumbnails"]["samples"]} == {(48, 64), (64, 48)}
     assert len(page.all("figure")) == 5
     assert reported["page_bytes"] == output.stat().st_size
     assert is_static(page)
     assert is_accessible(page)
 
 
-def test_the_data_set_is_train_else_the_first_and_an_unknown_one_is_refused(tmp_path, output):
+def test_the_data_set_is_the_only_one_or_the_named_one_and_an_unknown_one_is_refused(tmp_path, output):
     path = make(tmp_path / "store")
+    assert report(path, output)[0]["name"] == "train"
     stores.make_store(path, [Row("a")], stores.recipes(), name="another")
-    reported, _page = report(path, output)
+    with pytest.raises(BadInput, match="2 data sets: add --name with another or train"):
+        write_report(path, output)
+    reported, _page = report(path, output, name="train")
     assert (reported["name"], reported["other_names"]) == ("train", ("another",))
     assert report(path, output, name="another")[0]["samples"] == 1
     with pytest.raises(BadInput, match="no data set 'none of them'"):
@@ -157,7 +215,7 @@ def test_a_store_with_very_many_data_sets_names_the_first_ones(tmp_path, output)
     path = make(tmp_path / "store", 1)
     for n in range(12):
         stores.make_store(path, [Row("a")], stores.recipes(), name=f"another {n:02}")
-    reported, page = report(path, output)
+    reported, page = report(path, output, name="train")
     assert len(reported["other_names"]) == 12
     assert "another 09" in page.words
     assert "another 10" not in page.words
@@ -220,6 +278,16 @@ def test_passes_stages_ranks_and_failures_are_those_of_the_data_set(tmp_path, ou
     assert reported["thumbnails"] == {}
 
 
+def test_a_sample_that_fails_for_one_reason_in_several_encoders_is_one_row(tmp_path, output):
+    source = fakes.Pictures({"b.png": b"undecodable"})
+    encoders = fakes.FakeEncoder("latents"), fakes.FakeEncoder("vision")
+    fakes.run(tmp_path / "store", fakes.pictures("b.png"), *encoders, source=source)
+    reported, page = report(tmp_path / "store", output)
+    assert [one["encoder"] for one in reported["failures"]] == ["latents", "vision"]
+    assert page.words.count("this is no picture") == 1
+    assert "latents, vision" in page.words
+
+
 def test_a_done_that_says_something_else_and_a_damaged_plan_are_passed_over(tmp_path, output):
     fakes.run(tmp_path / "store", fakes.captions("one"), fakes.FakeEncoder())
     for plan in (tmp_path / "store" / "plans").rglob("plan.safetensors"):
@@ -240,7 +308,7 @@ def hostile(path):
 
 
 def test_what_users_wrote_is_shown_as_text(tmp_path, output):
-    _reported, page = report(hostile(tmp_path / "store"), output)
+    _reported, page = report(hostile(tmp_path / "store"), output, name="train")
     assert is_static(page)
     assert is_accessible(page)
     assert "document.title" in "".join(page.words)
@@ -301,8 +369,8 @@ def large(tmp_path_factory):
         publish_catalog(store.layout, replace(catalog, columns=(text, *catalog.columns[1:])))
     output = path.parent / "report.html"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cachestore.report.write.find_colours", loud)
-        patch.setattr("cachestore.report.write.find_originals", noisy)
+        patch.setattr("cachestore.report.gallery.find_colours", loud)
+        patch.setattr("cachestore.report.gallery.find_originals", noisy)
         return write_report(path, output), output
 
 
@@ -336,14 +404,14 @@ def test_a_browser_shows_the_report_of_10_000_samples_and_complains_of_nothing(l
     assert console == []
     assert "<dd>10,000</dd>" in dom
     assert len(re.findall(r"<figure>", dom)) == MAX_SAMPLES
-    assert len(re.findall(r"<section ", dom)) == 8
+    assert len(re.findall(r"<section ", dom)) == 9
     assert f"{reported['entries']:,}" in dom
 
 
 @in_a_browser
 @pytest.mark.processes
 def test_a_browser_runs_nothing_of_what_users_wrote(tmp_path, output):
-    write_report(hostile(tmp_path / "store"), output)
+    write_report(hostile(tmp_path / "store"), output, "train")
     dom, console = look_at(output, tmp_path / "profile")
     assert console == []
     assert "<title>train · cachestore report</title>" in dom

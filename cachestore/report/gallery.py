@@ -1,0 +1,105 @@
+"""Chooses the samples that a page shows, and makes their pictures: the part that was encoded, and what the latents hold of it."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from cachestore.core.inputs import WITHIN, framing_of
+from cachestore.report.numbers import Framing, Gallery, Picture, Thumbnail
+from cachestore.report.originals import Original, SampleLatents, crop_of, find_originals, longest_side, references_of
+from cachestore.report.png import encode_png
+from cachestore.report.previews import Colours, choose_rows, find_colours, picture_columns, read_samples, reduce
+from cachestore.source.combined import Moved
+from cachestore.storage.catalog import Catalog, Cell, KeyColumn
+from cachestore.store.reader import Reader
+
+if TYPE_CHECKING:
+    from cachestore.core.keys import Json
+
+LONGEST_SIDE: Final = 128
+"""Of a picture from latents, in pixels: 20 of them take at most 1.4 MB of the page. The frames of a clip have as many together."""
+_WHY_NONE: Final = {
+    "missing": "The original was not found.",
+    "changed": "The original has changed since it was encoded.",
+    "unreadable": "The original cannot be read: ",
+}
+
+
+def make_gallery(reader: Reader, catalog: Catalog, source: Moved | None) -> Gallery:
+    """Return the gallery of a data set. Without latents of pictures or clips it is empty. `source` is as for `find_originals`."""
+    columns = picture_columns(catalog)
+    rows = choose_rows(catalog, columns)
+    made: dict[int, Thumbnail] = {}
+    states: dict[str, str] = {}
+    colours: list[Colours] = []
+    for column in columns:
+        shown = read_samples(reader, catalog, column, [row for row in rows if rows[row] is column])
+        if not shown:
+            continue
+        originals = find_originals(catalog, column, shown, source)
+        colours.append(find_colours(shown, originals))
+        states |= {one.sample: original.state for one, original in zip(shown, originals, strict=True)}
+        made |= {one.row: _thumbnail(catalog, column, one, original, colours[-1]) for one, original in zip(shown, originals, strict=True)}
+    if not made:
+        return Gallery()
+    thumbnails = tuple(made[row] for row in rows if row in made)
+    about: dict[str, Json] = {
+        "shown": len(made),
+        "originals": list(states.values()).count("found"),
+        "changed": [sample for sample, state in states.items() if state == "changed"],
+        "fitted_to": sum(one.fitted_to for one in colours),
+        "explained": round(min(one.explained for one in colours), 4),
+        "samples": [asdict(one.framing) for one in thumbnails],
+    }
+    return Gallery(
+        samples=len(catalog),
+        has_originals=any(state != "missing" for state in states.values()),
+        colours=tuple(dict.fromkeys(one.in_words() for one in colours)),
+        thumbnails=thumbnails,
+        about=about,
+    )
+
+
+def _thumbnail(catalog: Catalog, column: KeyColumn, one: SampleLatents, original: Original, colours: Colours) -> Thumbnail:
+    side = longest_side(LONGEST_SIDE, len(one.latents))
+    painted = [reduce(colours.paint(latents), side) for latents in one.latents]
+    return Thumbnail(
+        framing=_framing(one, original, framing_of(json.loads(catalog.extras[one.row]))),
+        source=next(iter(references_of(catalog, column, one.row)), ""),
+        caption=next(iter(catalog.row_captions(one.row)), ""),
+        latents=tuple(Picture("png", encode_png(pixels), pixels.shape[1], pixels.shape[0]) for pixels in painted),
+        originals=original.shown,
+        why_none=_WHY_NONE.get(original.state, "") + original.reason,
+    )
+
+
+def _framing(one: SampleLatents, original: Original, given: Mapping[str, Any]) -> Framing:
+    facts, (numerator, denominator) = one.cell.facts, one.cell.facts.get("fps", (0, 0))
+    size, (scale, cut, cut_at) = facts.get("size", ()), _fit(one.cell)
+    return Framing(
+        one.sample,
+        facts.get("bucket", ()),
+        size,
+        scale,
+        cut,
+        cut_at,
+        tuple(given.get(WITHIN, ())),
+        numerator / denominator if numerator and denominator else None,
+        original.footage,
+    )
+
+
+def _fit(cell: Cell) -> tuple[float | None, float | None, tuple[str, ...]]:
+    """Return how many times longer a picture's sides became, the share of its area that was cut off, and at which sides."""
+    found, size = None, cell.facts.get("size", ())
+    with suppress(ValueError):  # nonsense, which also keeps the original from being shown
+        found = crop_of(cell)
+    if found is None:
+        return None, None, ()
+    (width, height), (left, top, right, bottom) = found
+    scale = max(width / size[0], height / size[1]) if len(size) == 2 and min(size) > 0 else None
+    over = {"left": left, "right": width - right, "top": top, "bottom": height - bottom}
+    kept = (min(right, width) - left) * (min(bottom, height) - top) / (width * height)
+    return scale, max(0.0, 1 - kept), tuple(side for side, pixels in over.items() if pixels > 0)
