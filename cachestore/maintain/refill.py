@@ -32,8 +32,10 @@ from cachestore.storage.losses import needed_by
 from cachestore.storage.repair import RepairReport, finish_report, foresee_repair, note_unmade, repair_store
 from cachestore.storage.snapshot import load_snapshot, open_layout
 from cachestore.store.unfinished import list_data_sets, not_there
+from cachestore.work.pace import telling
 from cachestore.work.passes import read_done
 from cachestore.work.plan import Plan, read_plan
+from cachestore.work.progress import Observer
 from cachestore.work.retention import ReportedCatalog, generation_of_pass, reported_catalogs
 
 _log = logging.getLogger("cachestore")
@@ -209,7 +211,8 @@ def _look(layout: Layout, catalog: Catalog, request: PrecomputeRequest, missing:
 def _run_again(layout: Layout, request: PrecomputeRequest, on_progress: OnProgress | None, cancel: Cancel | None) -> int:
     """Encode what is missing; samples and captions stay."""
     unchanged = partial(_check_unchanged, request)
-    found = precompute_here(request, store_id=layout.store_id, on_progress=on_progress, cancel=cancel, compare_with=unchanged)
+    follow = Observer(layout).following(telling(on_progress)) if on_progress else None
+    found = precompute_here(request, store_id=layout.store_id, on_progress=follow, cancel=cancel, compare_with=unchanged)
     if refused := [failure for failure in found.failures if failure["encoder"] == OF_SOURCE]:
         named = first_of(str(failure["sample"]) for failure in refused)
         what = plural(len(refused), "row or file", "rows or files")

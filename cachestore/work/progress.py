@@ -260,11 +260,14 @@ class Observer:
         joined = [heartbeat for heartbeat in ours if heartbeat["plan"]]
         newest = min(joined, key=lambda heartbeat: age_of(heartbeat) + lived(heartbeat), default=None)
         status = self._look(PassRef(newest["plan"], newest["pass"])) if newest is not None else None
-        before = tuple(self._rank_status(heartbeat) for heartbeat in ours if status is None or not heartbeat["plan"])
-        return LaunchStatus((*before, *(status.ranks if status else ())), status, newest["launch"] if newest is not None else "")
+        ranks = status.ranks if status else ()
+        known = {one.worker for one in ranks}  # also those that have joined the pass since their heartbeat was read above
+        waiting = (heartbeat for heartbeat in ours if heartbeat["worker"] not in known and (status is None or not heartbeat["plan"]))
+        before = tuple(map(self._rank_status, waiting))
+        return LaunchStatus((*before, *ranks), status, newest["launch"] if newest is not None else "")
 
-    def following(self, on_progress: Callable[[Mapping[str, Json]], None], *, seconds: float = 1.0) -> Callable[[Mapping[str, Json]], None]:
-        """Return a callback for one worker's counts that gives all workers' counts to `on_progress`, at most every `seconds`."""
+    def following(self, show: Callable[[PassStatus], None], *, seconds: float = 1.0) -> Callable[[Mapping[str, Json]], None]:
+        """Return a callback for one worker's counts that shows how far the whole pass is, at most every `seconds`."""
         seen_at = -seconds
 
         def tell(counts: Mapping[str, Json]) -> None:
@@ -273,7 +276,7 @@ class Observer:
                 return
             seen_at = self.clock()
             if (status := self._look(PassRef(str(counts["plan"]), int(counts["pass"])))) is not None:
-                on_progress(status.counts())
+                show(status)
 
         return tell
 
