@@ -275,7 +275,6 @@ def _lines_of(answer: dict[str, Any]) -> Iterator[str]:
 
 def _in_words(cell: dict[str, Any]) -> list[str]:
     state = cell["state"] + (f": {cell['reason']}" if cell["reason"] else "")
-    key = f"key {cell['key']}, made from {cell['input_digest'][:16]}…, " if cell["key"] is not None else ""
-    origin = f"{key}recipe {cell['recipe'][:16]}…"
+    key = [f"key {cell['key']}"] if cell["key"] is not None else []
     facts = ", ".join(f"{name} {values}" for name, values in cell["facts"].items())
-    return [state, origin, facts] if facts else [state, origin]
+    return [state, *key, *([facts] if facts else [])]

@@ -76,9 +76,9 @@ class Claiming:
         """Return why a unit is not tried again in this pass: the worker `alone` died when it encoded the unit alone."""
         watch, others = self._claims.watch, [worker for worker in dead if worker != alone]
         if not others:
-            return f"a worker died encoding it alone: {watch.name_of(alone)}; the next pass tries it again"
+            return f"a worker died encoding it alone: {watch.name_of(alone)}; the next run tries it again"
         among = f"{watch.name_of(others[0])} with it among others, {watch.name_of(alone)} with it alone"
-        return f"two workers died encoding it: {among}; the next pass tries it again"
+        return f"two workers died encoding it: {among}; the next run tries it again"
 
     def look(self, waits: "Patience", state: object, claims: Mapping[Slot, ClaimName]) -> None:
         """Raise Incomplete if `state`, these claims (there may be none) and their holders' counts have not changed for too long."""

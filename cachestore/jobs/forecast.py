@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from cachestore.core.errors import EncodeFailed, FormatError
-from cachestore.core.inputs import LIKE, is_trained_on, references_of
+from cachestore.core.inputs import LIKE, cells_each, clips_each, is_trained_on, references_of, sides_each
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO, role_of
-from cachestore.core.words import NAMED, first_of, human_bytes, in_short, noun, plural
+from cachestore.core.words import NAMED, first_of, human_bytes, in_short, listed, plural
 from cachestore.encode.needs import in_words as not_made
 from cachestore.encode.unit import Encoder
 from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
 from cachestore.jobs.fits import Fits, fits_of, samples_of
+from cachestore.jobs.options import LATENTS
 from cachestore.jobs.pass_counts import list_failed, list_refused, recheck_in_words
 from cachestore.jobs.planning import Wanted
 from cachestore.jobs.reconcile import Reconciler
@@ -29,7 +30,7 @@ from cachestore.source.unused import unused_in_words
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.outcomes import FAILED, Mask, Numbers
 from cachestore.work.passes import list_rounds
-from cachestore.work.plan import Plan
+from cachestore.work.plan import Plan, PlanColumn
 from cachestore.work.progress import pass_status
 from cachestore.work.workers import lived, read_heartbeats
 
@@ -103,12 +104,14 @@ class Forecast:
     """Rows and files of the source that cannot be used. They count in `samples` and `wanted`: `wanted = present + to_encode + failed`."""
     failures: tuple[Mapping[str, Json], ...] = ()
     """These, as in the report of `precompute`."""
+    made_of: tuple[str, ...] = ()
+    """What the units are made of, in words: "30 pictures, each also mirrored", "7 captions"."""
 
     __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
         """Return the forecast as JSON."""
-        lists = {name: list(getattr(self, name)) for name in ("remarks", "not_made_here", "truncated_samples", "will_fail", "failures")}
+        lists = {name: list(getattr(self, name)) for name in ("remarks", "not_made_here", "truncated_samples", "will_fail", "failures", "made_of")}
         lists["unused"] = [dict(row) for row in self.unused]
         fits = {"cut": self.fits.cut.as_json(), "scaled_up": self.fits.scaled_up.as_json()}
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "fits"} | lists | fits
@@ -173,7 +176,40 @@ def make_forecast(
         will_fail_count=len({one["sample"] for one in will_fail}),
         failed=plan.refused_count,
         failures=tuple(list_refused(plan)),
+        made_of=tuple(_made_of(plan)),
     )
+
+
+def _made_of(plan: Plan) -> Iterable[str]:
+    """Yield what the units of a plan are made of: a phrase for each kind of picture, for captions, and for texts of no sample."""
+    found: dict[tuple[str, ...], tuple[int, list[str]]] = {}
+    for column, (_at, units) in zip(plan.columns, plan.cells, strict=True):
+        count = int(_marked(plan, units).sum()) // cells_each(column.options)
+        kind = _kind_of(column)
+        most, sizes = found.get(kind, (0, []))
+        found[kind] = (max(most, count), [*sizes, *([str(column.options["resolution"])] if "resolution" in column.options else [])])
+    for (one, many, *ways), (count, sizes) in sorted(found.items(), key=lambda kind: kind[0][0] == "caption"):
+        if count:
+            yield ", ".join([plural(count, one, many), *([f"each at {listed(sizes)}"] if len(sizes) > 1 else []), *ways])
+    alone = np.flatnonzero(~_marked(plan, *(units for _at, units in plan.cells))).tolist()
+    texts = {str(plan.unit(index).request.get(CAPTION, "")) for index in alone}
+    if others := len(texts - {""}):
+        yield f"{plural(others, 'text')} of prompts for validation"
+    if "" in texts:
+        yield "the empty caption"
+
+
+def _kind_of(column: PlanColumn) -> tuple[str, ...]:
+    """What a column's units are made of: one, several, and in which ways each of them is encoded."""
+    clips, variants = clips_each(column.options), int(column.options.get("variants", 1))
+    named = {CAPTION: "caption", IMAGE: "picture", VIDEO: "clip" if clips == 1 else "video"}
+    one = named.get(column.role, column.role.replace("_", " ") + ("" if column.role.endswith("_frame") else " picture"))
+    if column.encoder not in ("text", LATENTS):  # masks, and conditions, which have names of their own
+        one = column.encoder
+    ways = [f"{clips} clips of each"] if clips > 1 else []
+    ways += [f"{variants} crops of each"] if variants > 1 else []
+    ways += ["each also mirrored"] if sides_each(column.options) > 1 else []
+    return one, one if one.endswith("s") else "", *ways
 
 
 def _published(layout: Layout, reconciler: Reconciler) -> int:
@@ -331,21 +367,20 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
     unfinished = ""
     if forecast.published > forecast.present:
         unfinished = f",{'' if forecast.published >= there else f' {forecast.published} of them'} from a run that did not finish"
-    units = (
-        f"{plural(wanted, 'unit')}: {there} {noun(there, 'is', 'are')} in the store already{unfinished}; {most}{forecast.left} to encode"
-    )
+    samples = plural(forecast.samples - forecast.failed, "sample")
+    parts = [*forecast.made_of] if any(part.split()[0] == samples.split()[0] for part in forecast.made_of) else [samples, *forecast.made_of]
+    values = f"{plural(wanted, 'value')}, {there or 'none'} of them in the store already{unfinished}; {most}{forecast.left} to encode"
     lines = [not_made(forecast.not_made_here)] if forecast.not_made_here else []
-    counts = [plural(forecast.samples - forecast.failed, "sample"), plural(forecast.distinct_captions, "distinct caption")]
-    counts += [f"{plural(forecast.prompts, 'prompt')} for validation"] if forecast.prompts else []
     lines += [recheck_in_words(forecast.rechecked)] if forecast.rechecked else []
     lines += _failures_in_words(forecast)
-    lines += [*forecast.remarks, *unused_in_words(forecast.unused), ", ".join([*counts, units])]
+    made_of = ", and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
+    lines += [*forecast.remarks, *unused_in_words(forecast.unused), f"{made_of}: {values}"]
     if forecast.buckets:
-        lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))
+        filled = ", ".join(f"{count} of {name}" for name, count in forecast.buckets.items())
+        lines.append(f"{plural(len(forecast.buckets), 'bucket')}: {filled}")
         left = [(size, sum(count % size for count in forecast.buckets.values())) for size in _BATCH_SIZES]
-        if any(count for _size, count in left):
-            shown = ", ".join(f"{count} at {size}" for size, count in left)
-            lines.append(f"samples that fill no batch of their bucket, so an epoch leaves them out, by batch size: {about}{shown}")
+        shown = ", ".join(f"{count} with a batch size of {size}" for size, count in left if count)
+        lines += [f"cachestore's loader leaves out {about}{shown} (samples that fill no batch; `tail=\"pad\"` keeps all)"] if shown else []
     lines += forecast.fits.in_words(about)
     if forecast.truncated_captions:
         long = plural(forecast.truncated_captions, "caption is", "captions are")
@@ -356,7 +391,7 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
         more = f"; and {forecast.will_fail_count - _SHOWN_FAILURES} more" if forecast.will_fail_count > _SHOWN_FAILURES else ""
         lines.append(f"{about}{plural(forecast.will_fail_count, 'sample')} will fail: {named}{more}")
     if forecast.left:
-        seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate of earlier passes"
+        seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate of earlier runs"
         lines.append(f"{room_in_words(forecast, root)}{seconds}")
     return lines
 

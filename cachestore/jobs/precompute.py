@@ -334,7 +334,8 @@ def unknown_units(wanted: Wanted, rise: Callable[[], None], launch: str = "") ->
 def _reconciler_of(wanted: Wanted, rise: Callable[[], None], launch: str) -> Reconciler:
     numbers = list_passes(wanted.layout, wanted.plan.name)
     ref = PassRef(wanted.plan.name, numbers[-1] if numbers else 0)
-    if numbers and read_done(wanted.layout, ref) is not None:
+    ended = read_done(wanted.layout, ref) if numbers else None
+    if ended is not None and (not launch or launch not in ended.launches):
         ref = PassRef(ref.plan, ref.number + 1)
     job = Job(wanted.layout, wanted.plan, wanted.encoders, wanted.listing, RankInfo(), "", is_recheck=wanted.request.recheck)
     return Reconciler(job, ref, key_without_reading(wanted.encoders), rise, ignored_launch=launch)
@@ -464,7 +465,8 @@ def _tell_beforehand(wanted: Wanted, heartbeat: Heartbeat, say: Say, complete: R
     forecast = _forecast(wanted, heartbeat, complete)
     for line in in_words(forecast, wanted.layout.root):
         say(line)
-    _check_room(wanted.layout, forecast)
+    if heartbeat.plan:  # else others have ended the pass already, and nothing has to be written
+        _check_room(wanted.layout, forecast)
 
 
 def _look_again(wanted: Wanted, heartbeat: Heartbeat, say: Say, encoder: Encoder) -> None:

@@ -114,6 +114,8 @@ class PassStatus:
     encoders: tuple[EncoderStatus, ...] = ()
     prompts: int = 0
     """How many prompts for validation the plan has. Their texts are among its units."""
+    generation: int = 0
+    """The generation with which it ended; 0 while it has not."""
 
     @property
     def done(self) -> int:
@@ -215,7 +217,7 @@ class Observer:
         reader = Claims(self.layout, folder, "", Watch(self.layout))
         newest = reader.newest(number).items()
         claims = [claim for slot, claim in newest if slot[0] < len(sizes) and slot not in finished]
-        done = read_done(self.layout, ref)
+        done = None if self.without else read_done(self.layout, ref)
         heartbeats = [heartbeat for heartbeat in self._heartbeats() if heartbeat["plan"] == ref.plan and heartbeat["pass"] == ref.number]
         ranks = self._name_waiting([self._rank_status(heartbeat) for heartbeat in heartbeats], reader, claims)
         first = self._sizes(ref, 0) if rounds else tuple(map(operator.sub, outline.units_at[1:], outline.units_at))
@@ -235,6 +237,7 @@ class Observer:
             ranks=tuple(ranks),
             encoders=_by_encoder(outline, first, heartbeats, {one.worker for one in ranks if one.is_at_work}, is_complete=done is not None),
             prompts=outline.prompts,
+            generation=int(done.report["generation"]) if done else 0,
         )
 
     def newest(self, plan: str) -> PassStatus | None:

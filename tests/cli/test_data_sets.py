@@ -4,12 +4,14 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import fields
 
 import pytest
 
 import cachestore as cs
 from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, OK, USAGE, failed_samples, main, make_parser, question
 from cachestore.core.errors import BadInput
+from cachestore.jobs.options import PrecomputeRequest, in_command, switched_off
 from tests import fakes
 from tests.fakes import FakeEncoder, captions
 
@@ -179,6 +181,28 @@ def test_again_takes_a_file_over_what_is_remembered_and_the_command_line_over_bo
     arguments = ["precompute", "--again", "--store", str(store), "--config", str(tmp_path / "c.toml"), "--caption", "y", "--quiet"]
     request = request_from(make_parser(["precompute"]).parse_args(arguments))
     assert (request.name, request.resolution, request.caption, request.flip) == ("flux", 256, "y", True)
+
+
+@pytest.mark.parametrize("switch", [one.name for one in fields(PrecomputeRequest) if isinstance(one.default, bool)])
+def test_every_switch_of_the_last_command_can_be_taken_back(switch):
+    from cachestore.cli.precompute import request_from
+
+    on, off = in_command(switch), switched_off(in_command(switch))
+    parser = make_parser(["precompute"])
+    for given, value in (([on], True), ([on, off], False), ([], False)):
+        found = request_from(parser.parse_args(["precompute", "data", "--model", "m", "--store", "s", *given]))
+        assert getattr(found, switch) is value
+
+
+def test_one_rank_alone_says_what_is_repeated_and_a_switch_is_taken_back(store, capsys, monkeypatch):
+    from cachestore.cli.precompute import request_from
+
+    arguments = make_parser(["precompute"]).parse_args(["precompute", "--again", "--store", str(store), "--no-flip"])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        assert request_from(arguments).flip is False
+    assert capsys.readouterr().err.count("again: ") == 1
 
 
 def test_the_command_that_is_shown_is_one_line_that_gives_the_same(run, store):

@@ -542,11 +542,22 @@ def test_progress_within_this_process_counts_over_all_ranks_as_it_does_without(d
     reported = []
     report = cs.precompute(data, model="m", store=root, inline=True, on_progress=reported.append)
     counts = {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 11, "failed": 0, "total": 11}
-    assert reported[-1] == {**counts, "done": 11, "doing": ""}
-    assert all(set(counts) == set(reported[-1]) for counts in reported)
+    assert reported[-1] == {**counts, "done": 11, "doing": "", "rate": None, "seconds_left": 0.0}
+    assert all({*counts, "rate", "seconds_left"} <= set(one) for one in reported)
 
 
 # Forecasts
+
+
+def test_rank_0_says_what_there_was_to_do_if_others_have_done_it_by_then(data, root, makers, monkeypatch):
+    monkeypatch.setenv("CACHESTORE_LAUNCH", "one")
+    said = []
+    for _process in range(2):
+        monkeypatch.setattr("cachestore.jobs.pass_loop._invocations", {})
+        precompute_here(PrecomputeRequest(str(data), "m", str(root), rank=0, world_size=2), say=said.append)
+    first, second = [line for line in said if "to encode" in line]
+    assert first == second
+    assert "11 values, none of them in the store already" in first
 
 
 def look(data, root, **options):
@@ -592,8 +603,9 @@ def test_a_forecast_names_no_batch_size_of_its_own_and_says_what_several_leave_o
     buckets = {"64x64": 5, "64x48": 2}
     found = replace(look(photos, root, resolution=128), buckets=buckets)
     [line] = [line for line in in_words(found, root) if "fill no batch" in line]
-    assert line.endswith(": 1 at 2, 3 at 4, 7 at 8, 7 at 16")
-    assert "buckets (2): 64x64 5, 64x48 2" in in_words(found, root)
+    shown = "1 with a batch size of 2, 3 with a batch size of 4, 7 with a batch size of 8, 7 with a batch size of 16"
+    assert f"leaves out {shown} (" in line
+    assert "2 buckets: 5 of 64x64, 2 of 64x48" in in_words(found, root)
     whole = replace(found, buckets={"64x64": 16})
     assert not any("fill no batch" in line for line in in_words(whole, root))
 

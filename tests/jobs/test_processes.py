@@ -454,7 +454,7 @@ import cachestore as cs
 sys.stderr = io.StringIO()
 report = cs.precompute({data!r}, model="model", store={store!r})
 shown, sys.stderr = sys.stderr.getvalue(), sys.__stderr__
-print(report.complete, report.encoded, "6 units" in shown, shown.count("distinct"))
+print(report.complete, report.encoded, "6 values" in shown, shown.count("to encode"))
 """
 
 NOTEBOOK = """
