@@ -57,10 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list_address(arguments: argparse.Namespace) -> int:
     """Print the generations of the data sets at an address."""
+    from cachestore.cli.transfer import say_whom
     from cachestore.remote.listing import list_address
 
     if arguments.keys or arguments.samples or arguments.name is not None:
         raise BadInput(f"--keys, --samples and --name need a folder: run `cachestore pull {arguments.store} FOLDER` first")
+    say_whom(arguments.store)
     found = list_address(arguments.store)
     lines = [f"{one.name}  generation {one.generation}  {one.samples} samples  catalog {human_bytes(one.bytes)}" for one in found.catalogs]
     return tell(arguments, found.as_json(), [*lines, f"{found.segments} segments, {human_bytes(found.bytes)}"])

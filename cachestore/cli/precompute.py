@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import FAILURES, OK, PROGRESS, PROGRESS_HELP, USAGE, failed_samples, print_error, print_json, printable
+from cachestore.cli import FAILURES, OK, PROGRESS, PROGRESS_HELP, USAGE, failed_samples, print_error, print_json, printable, say
 from cachestore.cli.question import ask
 from cachestore.cli.stopping import Stop, silence, stopping, to_stderr
 from cachestore.core.errors import BadInput
@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from cachestore.jobs.options import PrecomputeRequest, in_command, option_of, spelled, switched_off
 
     parser.usage = (
-        "cachestore precompute DATA [DATA ...] --model MODEL --store STORE [options]\n"
+        "cachestore precompute DATA [DATA ...] --model MODEL --store STORE\n"
+        "                             [options]\n"
         "       cachestore precompute --again --store STORE [options that change]"
     )
     data = "a folder of images or videos, rows (.jsonl, .csv, .tsv, .json, .parquet), a list of prompts (.txt), tars; or several of these"
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         words += f" (default: {default})" if default else ""
         action = "append" if one.name == "encode_arg" else "store"
         groups[option.group].add_argument(in_command(one.name), action=action, metavar=option.metavar, help=words.replace("%", "%%"))
-    again = "repeat the last command of the data set: DATA, model and options come from the store, and options given here replace those (--no-flip takes --flip back)"
+    again = "repeat the last command of the data set; options given here replace those in the store, and --no-flip takes --flip back"
     parser.add_argument("--again", action="store_true", help=again)
     parser.add_argument("--plan-only", action="store_true", help="show what would be encoded, and stop")
     config = "a TOML file with options and [[source]] tables; options on the command line override it"
@@ -216,7 +217,8 @@ def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest")
     if arguments.json:
         print_json(forecast.as_json())
     else:
-        print(printable("\n".join(in_words(forecast, Path(request.store)))))
+        for line in in_words(forecast, Path(request.store)):
+            say(line)
 
 
 def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds: float) -> None:
@@ -237,21 +239,21 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds
     counts = f"{plural(report.wanted, 'value')}: {report.reused} reused, {encoded}, {report.failed} failed"
     seconds_here = f" over all runs, {seconds:.1f} s in this one" if earlier else ""
     usable = "" if report.usable is None else f", {report.usable} of them ready to train on"
-    print(f"{counts}; {plural(report.samples, 'sample')}{usable}; {human_bytes(report.bytes)} new, {report.seconds:.1f} s{seconds_here}")
+    say(f"{counts}; {plural(report.samples, 'sample')}{usable}; {human_bytes(report.bytes)} new, {report.seconds:.1f} s{seconds_here}")
     if report.stages:
-        print(printable(stages_in_words(report.stages)))
+        say(stages_in_words(report.stages))
     if report.rechecked:
-        print(printable(recheck_in_words(report.rechecked)))
+        say(recheck_in_words(report.rechecked))
     for line in masks_in_words(report.masks):
-        print(printable(line))
+        say(line)
     failures = ((str(one["sample"] or "(the empty caption)"), str(one["encoder"]), str(one["reason"])) for one in report.failures)
     for line in failed_samples(failures):
-        print(printable(line))
-    print(printable(f"data set {report.name!r} generation {report.generation} in {report.store}"))
+        say(line)
+    say(f"data set {report.name!r} generation {report.generation} in {report.store}")
     if report.without_picture:
-        print(printable(report.without_picture))
+        say(report.without_picture)
     if report.not_made_here:
-        print(printable(not_made(report.not_made_here)))
+        say(not_made(report.not_made_here))
     if report.samples and report.usable != 0 and request is not None:
         lines = training_lines(report, captions=request.policy, sources=request.sources)
         print(printable("\n".join(["\nto train from it:\n", *lines])))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from cachestore.cli import failed_samples, printable
+from cachestore.cli.folding import fold, folded
 from cachestore.core.errors import CacheStoreError
 from cachestore.core.words import NAMED, duration, plural
 from cachestore.files.paths import Layout
@@ -175,7 +176,7 @@ class _Lines:
 
     def write(self, text: str) -> None:
         with suppress(OSError, ValueError, AttributeError):  # stderr is closed, or there is none
-            sys.stderr.write(text)
+            sys.stderr.write(folded(text, sys.stderr))
             sys.stderr.flush()
 
     def say(self, line: str) -> None:
@@ -229,7 +230,7 @@ class _Bar:
     def say(self, line: str) -> None:
         from rich.text import Text
 
-        self._safely(partial(self._console.print, Text.from_ansi(line), soft_wrap=True))
+        self._safely(partial(self._console.print, Text.from_ansi(fold(line, self._console.width)), soft_wrap=True))
 
     def close(self) -> None:
         if self._partial:

@@ -3,7 +3,7 @@
 import argparse
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,8 +125,8 @@ def _samples(reader: "Reader", sample: str, name: str | None) -> list[dict[str, 
             name: [reader.describe(key).as_json() if key and key in reader else None for key in column.row_keys(row)]
             for name, column in columns.items()
         }
-        facts = {name: [{fact: [*numbers] for fact, numbers in cell.facts.items()} for cell in column.row_cells(row)] for name, column in columns.items()}
-        images = {role: _paths(catalog, role, images_in(catalog, row, role)) for role in catalog.images}
+        facts = {name: [_numbers(cell.facts) for cell in column.row_cells(row)] for name, column in columns.items()}
+        images = {role: _paths(catalog, images_in(catalog, row, role)) for role in catalog.images}
         about = {"name": catalog.name, "generation": catalog.generation, "captions": catalog.row_captions(row)}
         own = own_inputs(catalog, row, CAPTION)
         about |= {"own_captions": own} if own else {}
@@ -140,8 +140,12 @@ def _samples(reader: "Reader", sample: str, name: str | None) -> list[dict[str, 
     return found
 
 
-def _paths(catalog: "Catalog", role: str, references: "list[str]") -> list[str]:
-    """Return where a row's files of a role are: under the folder that was given as DATA, else as the source names them."""
+def _numbers(facts: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    return {name: [*numbers] for name, numbers in facts.items()}
+
+
+def _paths(catalog: "Catalog", references: Iterable[str]) -> list[str]:
+    """Return where the files with these references are: under the folder that was given as DATA, else as the source names them."""
     data = next((hints["data"] for hints in catalog.request.values() if isinstance(hints, dict) and hints.get("data")), "")
     return [str(Path(data, one)) if Path(data).is_dir() else one for one in references]
 

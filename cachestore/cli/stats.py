@@ -27,12 +27,11 @@ def run(arguments: argparse.Namespace) -> int:
         chosen = choose(layout, arguments.name)
         found = replace(found, catalogs=tuple(one for one in found.catalogs if one.name == chosen))
     unfinished = [] if arguments.name is not None else list_unfinished(layout)
-    lines = [f"{plural(found.entries, 'entry')} in {plural(found.segments, 'segment')}, {human_bytes(found.bytes)}"]
-    lines += [f"{f'index {found.generation}' if found.generation >= 0 else 'no index yet'}, {plural(len(found.recipes), 'recipe')}"]
+    lines = [f"{plural(found.entries, 'value')} in {plural(found.segments, 'file')}, {human_bytes(found.bytes)}"]
     for catalog in found.catalogs:
         columns = ", ".join(catalog.columns) or "no encoder"
         prompts = f", {plural(catalog.prompts, 'prompt')} for validation" if catalog.prompts else ""
-        counts = f"{plural(catalog.samples, 'sample')}, {catalog.complete} complete ({columns}){prompts}"
+        counts = f"{plural(catalog.samples, 'sample')}, {catalog.complete} of them ready to train on ({columns}){prompts}"
         lines += [f"{catalog.name}: {counts}, generation {catalog.generation}"]
     lines += [one.in_words(layout) for one in unfinished]
     return tell(arguments, {**found.as_json(), "unfinished": [one.as_json() for one in unfinished]}, lines)

@@ -41,7 +41,7 @@ from cachestore.source.unused import BROKEN_LINK, LISTED_TWICE, NO_FRAMES, REPLA
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.commit import create_store
 from cachestore.storage.listing_numbers import number_if_there
-from cachestore.work.pace import telling
+from cachestore.work.pace import with_pace
 from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, publish_plan
 from cachestore.work.progress import Observer
 
@@ -192,7 +192,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
             f"own:{secrets.token_hex(8)}",
             request=request.hints(),
             cancel=cancel,
-            on_progress=Observer(layout).following(telling(on_progress)) if on_progress else None,
+            on_progress=Observer(layout).following(with_pace(on_progress)) if on_progress else None,
             listing=number,
             compare=partial(_check_name, plan, request),
         )

@@ -111,7 +111,10 @@ class Forecast:
 
     def as_json(self) -> dict[str, Json]:
         """Return the forecast as JSON."""
-        lists = {name: list(getattr(self, name)) for name in ("remarks", "not_made_here", "truncated_samples", "will_fail", "failures", "made_of")}
+        lists = {
+            name: list(getattr(self, name))
+            for name in ("remarks", "not_made_here", "truncated_samples", "will_fail", "failures", "made_of")
+        }
         lists["unused"] = [dict(row) for row in self.unused]
         fits = {"cut": self.fits.cut.as_json(), "scaled_up": self.fits.scaled_up.as_json()}
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "fits"} | lists | fits
@@ -379,8 +382,9 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
         filled = ", ".join(f"{count} of {name}" for name, count in forecast.buckets.items())
         lines.append(f"{plural(len(forecast.buckets), 'bucket')}: {filled}")
         left = [(size, sum(count % size for count in forecast.buckets.values())) for size in _BATCH_SIZES]
-        shown = ", ".join(f"{count} with a batch size of {size}" for size, count in left if count)
-        lines += [f"cachestore's loader leaves out {about}{shown} (samples that fill no batch; `tail=\"pad\"` keeps all)"] if shown else []
+        shown = ", ".join(f"{count} with {size}" for size, count in left if count)
+        out = "cachestore's loader leaves out samples that fill no batch, by batch size"
+        lines += [f'{out}: {about}{shown} (`tail="pad"` keeps all)'] if shown else []
     lines += forecast.fits.in_words(about)
     if forecast.truncated_captions:
         long = plural(forecast.truncated_captions, "caption is", "captions are")

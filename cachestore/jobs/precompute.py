@@ -48,7 +48,7 @@ from cachestore.storage.catalog import list_generations, newest_catalog
 from cachestore.storage.listing_numbers import listing_number, number_if_there
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.agreement import check_agreement
-from cachestore.work.pace import telling
+from cachestore.work.pace import with_pace
 from cachestore.work.passes import PassRef, list_passes, read_done
 from cachestore.work.progress import Observer
 from cachestore.work.workers import Heartbeat
@@ -135,7 +135,7 @@ def precompute(
     request, held, loaded = read_arguments("precompute", data, model, store, asked)
     find_rank(request.rank, request.world_size)  # raises now, before a store is made
     observer = Observer(Layout.at(request.store))
-    tell = telling(on_progress) if on_progress else None
+    tell = with_pace(on_progress) if on_progress else None
     follow = observer.following(tell) if tell else None
     with number_if_there(Layout.at(request.store), request.name) as number:
         in_memory = list_in_memory(request.sources, held, request.reading)

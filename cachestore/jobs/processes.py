@@ -23,7 +23,6 @@ from cachestore.children.kinds import WORKER
 from cachestore.children.start import ChildProcess, last_line, start
 from cachestore.core import errors, system
 from cachestore.core.errors import BadInput, CacheStoreError, Incomplete
-from cachestore.core.keys import Json
 from cachestore.core.signals import STOPPING, heard
 from cachestore.core.words import plural
 from cachestore.files.opening import read_at

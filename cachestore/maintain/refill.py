@@ -32,7 +32,7 @@ from cachestore.storage.losses import needed_by
 from cachestore.storage.repair import RepairReport, finish_report, foresee_repair, note_unmade, repair_store
 from cachestore.storage.snapshot import load_snapshot, open_layout
 from cachestore.store.unfinished import list_data_sets, not_there
-from cachestore.work.pace import telling
+from cachestore.work.pace import with_pace
 from cachestore.work.passes import read_done
 from cachestore.work.plan import Plan, read_plan
 from cachestore.work.progress import Observer
@@ -211,7 +211,7 @@ def _look(layout: Layout, catalog: Catalog, request: PrecomputeRequest, missing:
 def _run_again(layout: Layout, request: PrecomputeRequest, on_progress: OnProgress | None, cancel: Cancel | None) -> int:
     """Encode what is missing; samples and captions stay."""
     unchanged = partial(_check_unchanged, request)
-    follow = Observer(layout).following(telling(on_progress)) if on_progress else None
+    follow = Observer(layout).following(with_pace(on_progress)) if on_progress else None
     found = precompute_here(request, store_id=layout.store_id, on_progress=follow, cancel=cancel, compare_with=unchanged)
     if refused := [failure for failure in found.failures if failure["encoder"] == OF_SOURCE]:
         named = first_of(str(failure["sample"]) for failure in refused)

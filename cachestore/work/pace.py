@@ -76,7 +76,9 @@ class Pace:
         return seconds
 
 
-def telling(on_progress: Callable[[Mapping[str, Json]], None], clock: Callable[[], float] = time.monotonic) -> Callable[[PassStatus], None]:
+def with_pace(
+    on_progress: Callable[[Mapping[str, Json]], None], clock: Callable[[], float] = time.monotonic
+) -> Callable[[PassStatus], None]:
     """Return a function that gives `on_progress` the counts of a pass, with `rate` and `seconds_left`: None where they are not known."""
     pace = Pace()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cachestore.work.pace import FIRST_SECONDS, Pace, telling
+from cachestore.work.pace import FIRST_SECONDS, Pace, with_pace
 from cachestore.work.progress import EncoderStatus, PassStatus, RankStatus
 
 
@@ -96,7 +96,7 @@ def test_after_a_minute_the_present_rate_counts_more_than_the_earlier_one():
 
 def test_on_progress_gets_the_rate_and_the_seconds_left_once_they_are_known():
     told, seconds = [], iter(range(9))
-    tell = telling(told.append, lambda: float(next(seconds)))
+    tell = with_pace(told.append, lambda: float(next(seconds)))
     for done in range(0, 10, 2):
         tell(replace(status("encoding latents", latents=(10, done)), total=10, encoded=done))
     assert (told[0]["rate"], told[0]["seconds_left"]) == (None, None)
