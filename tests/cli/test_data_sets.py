@@ -138,13 +138,14 @@ def test_gc_keeps_the_generations_of_other_data_sets(run, store, data):
 # Unfinished
 
 
-@pytest.mark.parametrize("command", ["export", "show", "report", "stats", "ls", "why", "status", "drop"])
+@pytest.mark.parametrize("command", ["export", "show", "report", "stats", "ls", "why", "status", "drop", "verify", "push"])
 def test_an_unfinished_data_set_is_called_so_with_how_far_it_is(run, begun, monkeypatch, tmp_path, command):
     monkeypatch.chdir(tmp_path)
-    more = {"show": ["a"], "drop": ["train", "--dry-run"]}.get(command, ON_ONE[command])
+    others = {"show": ["a"], "drop": ["train", "--dry-run"], "ls": [], "push": ["s3://bucket/c", "--name", "train"]}
+    more = others.get(command, ON_ONE.get(command, []))
     _code, out, err = run(command, begun, *more)
     assert "0 of 2" in out + err
-    if command not in {"status", "drop"}:
+    if command != "drop":
         assert f"cachestore precompute --again --store {begun}" in out + err
 
 
@@ -158,7 +159,8 @@ def test_a_trainer_is_told_that_the_data_set_is_not_finished(begun):
 def test_machines_get_unfinished_data_sets_too(run, begun):
     unfinished = [{"name": "train", "done": 0, "total": 2, "at_work": False}]
     assert json.loads(run("stats", begun, "--json")[1])["unfinished"] == unfinished
-    assert json.loads(run("ls", begun, "--samples", "--json")[1])["unfinished"] == unfinished
+    for more in ([], ["--samples"]):
+        assert json.loads(run("ls", begun, *more, "--json")[1])["unfinished"] == unfinished
 
 
 # Again
