@@ -236,7 +236,9 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds
     by = {"this process": here, "others": report.encoded - here - earlier, "earlier runs": earlier}
     whose = ", ".join(f"{count} by {name}" for name, count in by.items() if count or name == "this process")
     encoded = f"{report.encoded} encoded{f' ({whose})' if here < report.encoded else ''}"
-    counts = f"{plural(report.wanted, 'value')}: {report.reused} reused, {encoded}, {report.failed} failed"
+    broken = {one["sample"] for one in report.failures}
+    of_samples = f" (of {plural(len(broken), 'sample')})" if report.failed > len(broken) > 0 else ""
+    counts = f"{plural(report.wanted, 'value')}: {report.reused} reused, {encoded}, {report.failed} failed{of_samples}"
     seconds_here = f" over all runs, {seconds:.1f} s in this one" if earlier else ""
     usable = "" if report.usable is None else f", {report.usable} of them ready to train on"
     say(f"{counts}; {plural(report.samples, 'sample')}{usable}; {human_bytes(report.bytes)} new, {report.seconds:.1f} s{seconds_here}")

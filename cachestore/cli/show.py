@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cachestore.cli import add_source, add_store, near_to, shared_by, source_of, tell
 from cachestore.cli.data_sets import add_name, catalogs_of, unfinished_in_words
 from cachestore.core.errors import BadInput, BadUsage
-from cachestore.core.samples import IMAGE
+from cachestore.core.samples import IMAGE, MASK, VIDEO
 from cachestore.core.words import human_bytes, listed, plural
 
 if TYPE_CHECKING:
@@ -154,9 +154,9 @@ def _of_sample(found: dict[str, Any]) -> Iterator[str]:
     """Yield the lines about a sample in one data set: its files and how they were cut, its captions, then the keys of its values."""
     yield f"data set {found['name']} (generation {found['generation']})"
     facts: dict[str, list[dict[str, list[int]]]] = found["facts"]
-    for role, paths in found["images"].items():
+    for role, paths in sorted(found["images"].items(), key=lambda one: one[0] not in {IMAGE, VIDEO}):
         yield from (f"  {'picture' if role == IMAGE else role.replace('_', ' ')}: {path}" for path in paths)
-        cells = [one for name, some in facts.items() if name.partition("/")[2].partition("@")[0] == role for one in some if one]
+        cells = [one for name, some in facts.items() if _role_of(name) == role for one in some if one]
         yield from dict.fromkeys(f"    {_fit(one)}" for one in cells if not one.get("flip"))
         yield from ["    also mirrored"] if any(one.get("flip") for one in cells) else []
     captions: list[str] = found["captions"]
@@ -171,7 +171,13 @@ def _of_sample(found: dict[str, Any]) -> Iterator[str]:
     for column, entries in found["entries"].items():
         by_key = {entry["key"] if entry else None: entry for entry in entries}
         for key, count in Counter(entry["key"] if entry else None for entry in entries).items():
-            yield f"  {column}{shared_by(count, column)}: {_value(by_key[key])}"
+            yield f"  {column}{shared_by(count, column) if key else ''}: {_value(by_key[key])}"
+
+
+def _role_of(column: str) -> str:
+    """Return the role whose files a column (`encoder/role@resolution`) is about: the masks of videos stand beside them."""
+    encoder, _slash, role = column.partition("@")[0].partition("/")
+    return MASK if encoder == MASK else role
 
 
 def _fit(facts: dict[str, list[int]]) -> str:
@@ -186,7 +192,7 @@ def _fit(facts: dict[str, list[int]]) -> str:
     sides = {"left": left, "top": top, "right": scaled[0] - right, "bottom": scaled[1] - bottom}
     lost = [f"{pixels} at the {side}" for side, pixels in sides.items() if pixels]
     share = 1 - (right - left) * (bottom - top) / (scaled[0] * scaled[1])
-    words += [f"cut off {listed(lost)} ({share:.0%} of the picture)" if lost else "nothing cut off", f"bucket {across}x{down}"]
+    words += [f"cut off {listed(lost)} ({share:.0%} of it)" if lost else "nothing cut off", f"bucket {across}x{down}"]
     if frames:
         rate = facts["fps"][0] / facts["fps"][1] if all(facts.get("fps", [0])) else 0
         long = f" at {rate:g} a second ({frames[0] / rate:.2f} s)" if rate else ""

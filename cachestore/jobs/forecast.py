@@ -362,8 +362,8 @@ def _seconds(layout: Layout, units: int, ignored: str) -> float | None:
     return round(units / (sum(rates) / len(rates)), 1) if rates else None
 
 
-def in_words(forecast: Forecast, root: Path) -> list[str]:
-    """Return the forecast as lines for a person."""
+def in_words(forecast: Forecast, root: Path, *, with_reasons: bool = True) -> list[str]:
+    """Return the forecast as lines for a person; without the reasons why samples fail if the end of the run will give them."""
     about, most = "about " if forecast.is_estimate else "", "at most " if forecast.left and forecast.is_bound else ""
     wanted = forecast.wanted - forecast.failed
     there = wanted - forecast.left
@@ -375,7 +375,7 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
     values = f"{plural(wanted, 'value')}, {there or 'none'} of them in the store already{unfinished}; {most}{forecast.left} to encode"
     lines = [not_made(forecast.not_made_here)] if forecast.not_made_here else []
     lines += [recheck_in_words(forecast.rechecked)] if forecast.rechecked else []
-    lines += _failures_in_words(forecast)
+    lines += _failures_in_words(forecast, with_reasons=with_reasons)
     made_of = ", and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
     lines += [*forecast.remarks, *unused_in_words(forecast.unused), f"{made_of}: {values}"]
     if forecast.buckets:
@@ -390,7 +390,10 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
         long = plural(forecast.truncated_captions, "caption is", "captions are")
         named = f" ({first_of(forecast.truncated_samples)})" if forecast.truncated_samples else ""
         lines.append(f"{about}{long} longer than the encoder reads, and truncated{named}")
-    if forecast.will_fail:
+    if forecast.will_fail and not with_reasons:
+        named = first_of(dict.fromkeys(one["sample"] for one in forecast.will_fail))
+        lines.append(f"{about}{plural(forecast.will_fail_count, 'sample')} will fail ({named}): the end says why, and --plan-only does now")
+    elif forecast.will_fail:
         named = "; ".join(f"{one['sample']}: {one['reason']}" for one in forecast.will_fail[:_SHOWN_FAILURES])
         more = f"; and {forecast.will_fail_count - _SHOWN_FAILURES} more" if forecast.will_fail_count > _SHOWN_FAILURES else ""
         lines.append(f"{about}{plural(forecast.will_fail_count, 'sample')} will fail: {named}{more}")
@@ -400,11 +403,14 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
     return lines
 
 
-def _failures_in_words(forecast: Forecast) -> list[str]:
-    """A line for each of the first rows that fail alone, below their count."""
+def _failures_in_words(forecast: Forecast, *, with_reasons: bool) -> list[str]:
+    """How many rows fail alone, and with the reasons a line for each of the first ones."""
     if not forecast.failed:
         return []
-    cannot = f"{plural(forecast.failed, 'row or file', 'rows or files')} of the source cannot be used, and the run goes on without them:"
+    cannot = f"{plural(forecast.failed, 'row or file', 'rows or files')} of the source cannot be used, and the run goes on without them"
+    if not with_reasons:
+        return [f"{cannot} (listed at the end)"]
+    cannot += ":"
     shown = [f"  {failure['sample']}: {failure['reason']}" for failure in forecast.failures[:_SHOWN_FAILURES]]
     more = forecast.failed - len(shown)
     return [cannot, *shown, *([f"  and {more} more (--plan-only --json names them)"] if more else [])]

@@ -463,7 +463,7 @@ def _tell_beforehand(wanted: Wanted, heartbeat: Heartbeat, say: Say, complete: R
     from cachestore.jobs.forecast import in_words
 
     forecast = _forecast(wanted, heartbeat, complete)
-    for line in in_words(forecast, wanted.layout.root):
+    for line in in_words(forecast, wanted.layout.root, with_reasons=False):
         say(line)
     if heartbeat.plan:  # else others have ended the pass already, and nothing has to be written
         _check_room(wanted.layout, forecast)

@@ -15,7 +15,7 @@ Stage = Literal["read", "prepare", "encode", "append"]
 STAGES: Final[tuple[Stage, ...]] = ("read", "prepare", "encode", "append")
 """`read` (and digest), `prepare` (decode and resize, or tokenise), `encode`, `append` (compute checksums, write, sync, read back)."""
 
-_NAMES: Final = {"read": "reading files", "prepare": "preparing them", "encode": "encoding", "append": "writing"}
+_NAMES: Final = {"read": "reading files", "prepare": "preparing", "encode": "encoding", "append": "writing"}
 """What stages are called for a person."""
 _SHARED: Final[tuple[Stage, ...]] = ("read", "prepare")
 

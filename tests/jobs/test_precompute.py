@@ -618,6 +618,14 @@ def test_buckets_are_those_of_the_pictures_that_are_trained_on(tmp_path, root, m
     assert look(manifest, root, resolution=128).buckets == {"4x4": 2}
 
 
+def test_the_start_of_a_run_names_what_will_fail_and_leaves_the_reason_to_its_end(photos, root, makers):
+    why = ({"sample": "a.png", "reason": "it is broken"},)
+    found = replace(look(photos, root, resolution=128), will_fail=why, will_fail_count=1, failed=1, failures=why)
+    at_once, at_start = ("\n".join(in_words(found, root, with_reasons=reasons)) for reasons in (True, False))
+    assert (at_once.count("it is broken"), at_start.count("it is broken")) == (2, 0)
+    assert ("1 sample will fail (a.png)" in at_start, "1 row or file of the source" in at_start) == (True, True)
+
+
 def test_a_forecast_after_a_run_finds_all_present_and_still_tells_the_buckets(photos, root, makers):
     run(photos, root, resolution=128)
     forecast = look(photos, root, resolution=128)
