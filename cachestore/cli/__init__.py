@@ -67,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _refuse_unknown_command(parser, given, names)
     parsed, unknown = parser.parse_known_args(given)
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant_option(unknown, parsed.command)}{_line_to_copy(given)}")
+        meant = f"{_meant_option(unknown, parsed.command)}{_line_to_copy(given)}".replace("?. ", "? ")
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
     parsed.line = given
     try:
         with naming_extras():
@@ -168,9 +169,16 @@ class _Help(argparse.HelpFormatter):
         return text if "\n" in text else "\n".join(f"{indent}{line}" for line in self._split_lines(text, width))
 
 
+class _Parser(argparse.ArgumentParser):
+    """Prints help and errors in lines that fit a terminal."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        super()._print_message(folded(message, file), file)
+
+
 def make_parser(names: Sequence[str] = COMMANDS, *, spelled: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
     """Return the parser of some commands. Only those in `spelled` get their arguments, as these take time to load."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="cachestore",
         description="A store for the text embeddings and VAE latents of diffusion training.",
         epilog=EXIT_CODES,

@@ -99,7 +99,7 @@ def import_cache(
         encode_args: the arguments of `encode_prompt`, if they were not the defaults; declared with the model.
         replace: replace other values under the same name.
         access: who may write a new store, as for `precompute`.
-        on_progress: called with the pass's counts, as for `precompute`.
+        on_progress: called about once a second with the counts that `precompute` gives.
         cancel: anything with `is_set()`; if set, the import stops and raises Incomplete.
 
     Raises:

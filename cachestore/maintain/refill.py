@@ -67,7 +67,7 @@ def repair(
         vae: with `refill`, the new path of the VAE.
         text_encoder: with `refill`, the new path of the text encoder.
         dry_run: report what would be done and change nothing. With `refill`, the sources and models that would be needed are checked.
-        on_progress: with `refill`, called with the counts of each pass, as for `precompute`.
+        on_progress: with `refill`, called about once a second with the counts that `precompute` gives.
         cancel: with `refill`, anything with `is_set()`. Once it is set, the work ends after the current batch: what is encoded is
             published, and Incomplete is raised.
         name: with `refill`, encode only what this data set lacks.
