@@ -146,7 +146,8 @@ def _numbers(facts: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
 
 def _paths(catalog: "Catalog", references: Iterable[str]) -> list[str]:
     """Return where the files with these references are: under the folder that was given as DATA, else as the source names them."""
-    data = next((hints["data"] for hints in catalog.request.values() if isinstance(hints, dict) and hints.get("data")), "")
+    hints = [dict(one) for one in catalog.request.values()]
+    data = next((str(one["data"]) for one in hints if "data" in one), "")
     return [str(Path(data, one)) if Path(data).is_dir() else one for one in references]
 
 
