@@ -275,10 +275,11 @@ def _lines_of(answer: dict[str, Any]) -> Iterator[str]:
 
 def _lacking_in_words(cells: Iterable[dict[str, Any]]) -> list[str]:
     """Return a line for each state and reason of cells without a value: one broken file is one line, in however many ways it is encoded."""
-    alike: dict[str, list[str]] = {}
+    alike: dict[str, list[dict[str, Any]]] = {}
     for cell in cells:
-        alike.setdefault(_in_words(cell)[0], []).append(f"{cell['encoder']}/{cell['role']}")
-    return [f"{', '.join(dict.fromkeys(columns))} {state}" for state, columns in alike.items()]
+        alike.setdefault(_in_words(cell)[0], []).append(cell)
+    several = {state: dict.fromkeys(f"{cell['encoder']}/{cell['role']}" for cell in some) for state, some in alike.items()}
+    return [f"{_which(some[0]) if len(some) == 1 else ', '.join(several[state])} {state}" for state, some in alike.items()]
 
 
 def _in_words(cell: dict[str, Any]) -> list[str]:

@@ -398,7 +398,7 @@ def test_where_no_sample_can_be_trained_on_no_lines_of_python_are_printed(run, t
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "bad.png").write_bytes(b"undecodable")
     code, out, _err = run("precompute", tmp_path / "data", "--model", "m", "--store", tmp_path / "s")
-    assert (code, "0 of them complete" in out, "CachedDataset" in out) == (FAILURES, True, False)
+    assert (code, "0 of them ready" in out, "CachedDataset" in out) == (FAILURES, True, False)
 
 
 def test_what_import_starts_for_itself_is_in_no_message(run):

@@ -269,7 +269,8 @@ def test_on_a_terminal_it_is_asked_for(store, data, types, capsys, typed, chosen
     types(typed)
     arguments = make_parser(["precompute"]).parse_args(["precompute", str(data), "--model", "m", "--store", str(store)])
     assert _named(arguments, request_from(arguments)).name == chosen
-    assert "There is a data set 'flux' here. Add to it (a), or make a new one called 'train' (n)?" in capsys.readouterr().err
+    asked = " ".join(capsys.readouterr().err.split())
+    assert "There is a data set 'flux' here. Add to it (a), or make a new one called 'train' (n)?" in asked
 
 
 def test_a_name_that_is_given_is_never_asked_about(store, data, types, capsys):
