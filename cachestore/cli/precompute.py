@@ -242,7 +242,7 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds
     seconds_here = f" over all runs, {seconds:.1f} s in this one" if earlier else ""
     usable = "" if report.usable is None else f", {report.usable} of them ready to train on"
     say(f"{counts}; {plural(report.samples, 'sample')}{usable}; {human_bytes(report.bytes)} new, {report.seconds:.1f} s{seconds_here}")
-    if report.stages:
+    if report.stages and report.encoded:
         say(stages_in_words(report.stages))
     if report.rechecked:
         say(recheck_in_words(report.rechecked))
