@@ -9,12 +9,14 @@ import os
 import re
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from keyword import iskeyword
 from typing import Any, Final
 
 from cachestore import __version__
+from cachestore.cli.folding import folded
 
 COMMANDS: Final = (
     *("precompute", "status", "verify", "repair", "stats", "ls", "show", "report", "why"),
@@ -41,13 +43,17 @@ NO_STORE: Final = 10
 EXIT_CODES: Final = """exit codes:
   0         complete
   1         an error, in one line on stderr
-  2         a wrong command line, a source with nothing to encode, or a model that --strict refuses
-  3         finished, but some samples or files failed: each is listed with its reason
+  2         a wrong command line, a source with nothing to encode, or a model
+            that --strict refuses
+  3         finished, but some samples or files failed: each is listed with its
+            reason
   4         damaged or missing entries: run cachestore repair
-  5         another run replaced the data set during this one; run the command again: nothing is encoded twice
+  5         another run replaced the data set during this one; run the command
+            again: nothing is encoded twice
   10        there is no store at that path
   130, 143  stopped by SIGINT or SIGTERM: run the same command again to continue
-            (129, 138, 140, 152: by SIGHUP, SIGUSR1, SIGUSR2 or SIGXCPU; it is 128 and the signal's number)
+            (129, 138, 140, 152: by SIGHUP, SIGUSR1, SIGUSR2 or SIGXCPU; it is
+            128 and the signal's number)
 """
 
 
@@ -61,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _refuse_unknown_command(parser, given, names)
     parsed, unknown = parser.parse_known_args(given)
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant_option(unknown, parsed.command)}{_line_to_copy(given)}")
+        meant = f"{_meant_option(unknown, parsed.command)}{_line_to_copy(given)}".replace("?. ", "? ")
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
     parsed.line = given
     try:
         with naming_extras():
@@ -152,20 +159,37 @@ def _line_to_copy(given: Sequence[str]) -> str:
     return to_copy(given) if is_meant and given[0] in COMMANDS else ""
 
 
+class _Help(argparse.HelpFormatter):
+    """Breaks lines between words only, never inside an option; a text of several lines stays as it is."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else "\n".join(f"{indent}{line}" for line in self._split_lines(text, width))
+
+
+class _Parser(argparse.ArgumentParser):
+    """Prints help and errors in lines that fit a terminal."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        super()._print_message(folded(message, file), file)
+
+
 def make_parser(names: Sequence[str] = COMMANDS, *, spelled: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
     """Return the parser of some commands. Only those in `spelled` get their arguments, as these take time to load."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="cachestore",
         description="A store for the text embeddings and VAE latents of diffusion training.",
         epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"cachestore {__version__}", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in names:
         command: Any = _module_of(name)
-        added = commands.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
+        added = commands.add_parser(name, help=command.HELP, description=command.HELP, formatter_class=_Help, allow_abbrev=False)
         if name in spelled:
             command.add_arguments(added)
     return parser
@@ -345,14 +369,14 @@ def _bare(sample: str) -> str:
 def print_error(error: Exception, *, as_json: bool) -> None:
     """Print one line on stderr; with `as_json` also an object on stdout."""
     message = getattr(error, "in_command", None) or str(error)
-    print(f"cachestore: {printable(message)}", file=sys.stderr)
+    print(folded(f"cachestore: {printable(message)}", sys.stderr), file=sys.stderr)
     if as_json:
         print_json({"error": message, "kind": type(error).__name__})
 
 
 def say(line: str) -> None:
     """Print one line of a result. Control characters and line ends from files and names are escaped."""
-    print(printable(line).replace("\n", "\\n"))
+    print(folded(printable(line).replace("\n", "\\n"), sys.stdout))
 
 
 def tell(arguments: argparse.Namespace, found: object, lines: Iterable[str], *, is_ok: bool = True, otherwise: int = ERROR) -> int:

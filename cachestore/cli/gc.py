@@ -72,8 +72,8 @@ def _freed(report: "GcReport", hours: float, store: Path) -> list[str]:
         later += f"; {human_bytes(report.waiting.bytes)} marked earlier from {_moment(report.removable_from)} on"
     if marked or report.freed_bytes or report.waiting.segments:
         return [f"{now}{later}"]
-    needed = ", ".join(map(repr, report.generations)) or "nothing"
-    return [f"{now}: all that is here is needed ({needed}). To free the whole store, delete its folder {store}"]
+    needed = f" ({', '.join(map(repr, report.generations))})" if report.generations else ""
+    return [f"{now}: all that is here is needed{needed}. To free the whole store, delete its folder {store}"]
 
 
 def _older(report: "GcReport") -> list[str]:

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--family", metavar="FAMILY", help="the model family, such as sdxl or flux, if neither the files' names nor the model show it"
     )
-    declared = parser.add_argument_group("what a trainer's cache was made with (give at least one of these; not for webdataset)")
+    declared = parser.add_argument_group("what made a trainer's cache (at least one of these; not for webdataset)")
     declared.add_argument(
         "--model",
         metavar="MODEL",

@@ -39,10 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _list_address(arguments)
     with Reader(arguments.store) as reader:
         catalogs = catalogs_of(reader.layout, arguments.name) if arguments.samples or arguments.name is not None else []
+        unfinished = list_unfinished(reader.layout) if arguments.name is None else []
         if arguments.samples:
             samples = [sample for catalog in catalogs for sample in _samples(reader, catalog)]
             prompts = [prompt for catalog in catalogs for prompt in _prompts(reader, catalog)]
-            unfinished = list_unfinished(reader.layout) if arguments.name is None else []
             lines = [*map(_sample_in_a_line, samples), *map(_prompt_in_a_line, prompts)]
             lines += [one.in_words(reader.layout) for one in unfinished]
             found = {"samples": samples, "prompts": prompts, "unfinished": [one.as_json() for one in unfinished]}
@@ -52,15 +52,18 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.keys and not arguments.json:
             return tell(arguments, None, map(str, keys))
         entries = [reader.describe(key).as_json() for key in keys]
-    return tell(arguments, {"entries": entries}, map(_in_a_line, entries))
+        found = {"entries": entries, "unfinished": [one.as_json() for one in unfinished]}
+        return tell(arguments, found, [*map(_in_a_line, entries), *(one.in_words(reader.layout) for one in unfinished)])
 
 
 def _list_address(arguments: argparse.Namespace) -> int:
     """Print the generations of the data sets at an address."""
+    from cachestore.cli.transfer import say_whom
     from cachestore.remote.listing import list_address
 
     if arguments.keys or arguments.samples or arguments.name is not None:
         raise BadInput(f"--keys, --samples and --name need a folder: run `cachestore pull {arguments.store} FOLDER` first")
+    say_whom(arguments.store)
     found = list_address(arguments.store)
     lines = [f"{one.name}  generation {one.generation}  {one.samples} samples  catalog {human_bytes(one.bytes)}" for one in found.catalogs]
     return tell(arguments, found.as_json(), [*lines, f"{found.segments} segments, {human_bytes(found.bytes)}"])

@@ -153,9 +153,10 @@ def understand(arguments: Sequence[str]) -> Meant:
 
 def _values_of_options() -> dict[str, bool]:
     """The options of `precompute`, each with whether it takes a value."""
-    from cachestore.jobs.options import PrecomputeRequest, in_command
+    from cachestore.jobs.options import PrecomputeRequest, in_command, switched_off
 
     found = {in_command(one.name)[2:]: not isinstance(one.default, bool) for one in fields(PrecomputeRequest) if one.name != "data"}
+    found |= {switched_off(f"--{name}")[2:]: False for name, takes_value in found.items() if not takes_value}
     return {**found, "config": True, "progress": True, **dict.fromkeys(("plan-only", "again", "json", "quiet"), False)}
 
 

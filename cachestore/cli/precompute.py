@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import FAILURES, OK, PROGRESS, PROGRESS_HELP, USAGE, failed_samples, print_error, print_json, printable
+from cachestore.cli import FAILURES, OK, PROGRESS, PROGRESS_HELP, USAGE, failed_samples, print_error, print_json, printable, say
 from cachestore.cli.question import ask
 from cachestore.cli.stopping import Stop, silence, stopping, to_stderr
 from cachestore.core.errors import BadInput
@@ -32,10 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     They have no defaults here: None means that an option was not given, so that a file can give it.
     """
-    from cachestore.jobs.options import PrecomputeRequest, in_command, option_of, spelled
+    from cachestore.jobs.options import PrecomputeRequest, in_command, option_of, spelled, switched_off
 
     parser.usage = (
-        "cachestore precompute DATA [DATA ...] --model MODEL --store STORE [options]\n"
+        "cachestore precompute DATA [DATA ...] --model MODEL --store STORE\n"
+        "                             [options]\n"
         "       cachestore precompute --again --store STORE [options that change]"
     )
     data = "a folder of images or videos, rows (.jsonl, .csv, .tsv, .json, .parquet), a list of prompts (.txt), tars; or several of these"
@@ -46,13 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             continue
         option, words = option_of(one), option_of(one).help
         if isinstance(one.default, bool):
-            groups[option.group].add_argument(in_command(one.name), action="store_true", default=None, help=words)
+            switch = in_command(one.name)
+            groups[option.group].add_argument(switch, action="store_true", default=None, help=words)
+            parser.add_argument(switched_off(switch), dest=one.name, action="store_const", const=False, help=argparse.SUPPRESS)
             continue
         default = spelled(one.default)
         words += f" (default: {default})" if default else ""
         action = "append" if one.name == "encode_arg" else "store"
         groups[option.group].add_argument(in_command(one.name), action=action, metavar=option.metavar, help=words.replace("%", "%%"))
-    again = "repeat the last command of the data set: DATA, model and options come from the store, and options given here replace those"
+    again = "repeat the last command of the data set; options given here replace those in the store, and --no-flip takes --flip back"
     parser.add_argument("--again", action="store_true", help=again)
     parser.add_argument("--plan-only", action="store_true", help="show what would be encoded, and stop")
     config = "a TOML file with options and [[source]] tables; options on the command line override it"
@@ -166,6 +169,7 @@ def _remembered(arguments: argparse.Namespace, given: "Mapping[str, Any]") -> "d
     from cachestore.core.samples import Source
     from cachestore.files.paths import Layout
     from cachestore.jobs.options import PrecomputeRequest, option_of
+    from cachestore.jobs.ranks import find_rank
     from cachestore.jobs.remembered import remember_one, say_rest
     from cachestore.storage.snapshot import open_layout
 
@@ -173,7 +177,7 @@ def _remembered(arguments: argparse.Namespace, given: "Mapping[str, Any]") -> "d
         raise BadInput("--again needs --store: the store whose last command is repeated")
     found = remember_one(open_layout(Layout.at(given["store"])), given.get("name"))
     request = found.requests[0]
-    if not arguments.quiet:
+    if not arguments.quiet and find_rank(given.get("rank"), given.get("world_size")).rank in {0, None}:
         to_stderr(f"again: {found.lines()[0]}")
         to_stderr(rest) if (rest := say_rest(found)) else None
     kept = {one.name: getattr(request, one.name) for one in fields(PrecomputeRequest) if option_of(one).is_hint and one.name != "data"}
@@ -213,13 +217,14 @@ def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest")
     if arguments.json:
         print_json(forecast.as_json())
     else:
-        print(printable("\n".join(in_words(forecast, Path(request.store)))))
+        for line in in_words(forecast, Path(request.store)):
+            say(line)
 
 
 def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds: float) -> None:
     """Print the counts, each failure, and the lines of Python that train from the data set (none if `request` is None).
 
-    The report counts over the whole pass; `seconds` is the time of this run, and is printed only if others had a part in the pass.
+    The report counts over the whole pass; `seconds` is the time of this run, and is printed only if an earlier one had a part in it.
     """
     from cachestore.cli.lines import training_lines
     from cachestore.encode.needs import in_words as not_made
@@ -227,27 +232,30 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds
     from cachestore.work.stages import stages_in_words
 
     here = min(report.encoded_here, report.encoded)  # what two processes made at once counts once
-    others = report.encoded - here
-    whose = f" ({here} by this process, {others} by others or earlier)" if others else ""
-    encoded = f"{report.encoded} encoded{whose}"
-    counts = f"{plural(report.wanted, 'unit')}: {report.reused} reused, {encoded}, {report.failed} failed, {report.missing} missing"
-    whose_seconds = f" over all runs, {seconds:.1f} s in this one" if others else ""
-    usable = "" if report.usable is None else f", {report.usable} of them complete and ready to train on"
-    print(f"{counts}; {plural(report.samples, 'sample')}{usable}; {human_bytes(report.bytes)} new, {report.seconds:.1f} s{whose_seconds}")
-    if report.stages:
-        print(printable(stages_in_words(report.stages)))
+    earlier = min(report.encoded_earlier, report.encoded - here)
+    by = {"this process": here, "others": report.encoded - here - earlier, "earlier runs": earlier}
+    whose = ", ".join(f"{count} by {name}" for name, count in by.items() if count or name == "this process")
+    encoded = f"{report.encoded} encoded{f' ({whose})' if here < report.encoded else ''}"
+    broken = {one["sample"] for one in report.failures}
+    of_samples = f" (of {plural(len(broken), 'sample')})" if report.failed > len(broken) > 0 else ""
+    counts = f"{plural(report.wanted, 'value')}: {report.reused} reused, {encoded}, {report.failed} failed{of_samples}"
+    seconds_here = f" over all runs, {seconds:.1f} s in this one" if earlier else ""
+    usable = "" if report.usable is None else f", {report.usable} of them ready to train on"
+    say(f"{counts}; {plural(report.samples, 'sample')}{usable}; {human_bytes(report.bytes)} new, {report.seconds:.1f} s{seconds_here}")
+    if report.stages and report.encoded:
+        say(stages_in_words(report.stages))
     if report.rechecked:
-        print(printable(recheck_in_words(report.rechecked)))
+        say(recheck_in_words(report.rechecked))
     for line in masks_in_words(report.masks):
-        print(printable(line))
+        say(line)
     failures = ((str(one["sample"] or "(the empty caption)"), str(one["encoder"]), str(one["reason"])) for one in report.failures)
     for line in failed_samples(failures):
-        print(printable(line))
-    print(printable(f"data set {report.name!r} generation {report.generation} in {report.store}"))
+        say(line)
+    say(f"data set {report.name!r} generation {report.generation} in {report.store}")
     if report.without_picture:
-        print(printable(report.without_picture))
+        say(report.without_picture)
     if report.not_made_here:
-        print(printable(not_made(report.not_made_here)))
+        say(not_made(report.not_made_here))
     if report.samples and report.usable != 0 and request is not None:
         lines = training_lines(report, captions=request.policy, sources=request.sources)
         print(printable("\n".join(["\nto train from it:\n", *lines])))

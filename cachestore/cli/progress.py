@@ -1,4 +1,4 @@
-"""What `precompute` shows while its workers run: a bar on a terminal, a line every 30 s elsewhere. Units count when they are published.
+"""What `precompute` shows while its workers run: a bar on a terminal, a line every 30 s elsewhere. Values count when they are published.
 
 Everything is drawn by the process that started the workers, from their heartbeats, in the loop that waits for them. No thread draws.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from cachestore.cli import failed_samples, printable
+from cachestore.cli.folding import fold, folded
 from cachestore.core.errors import CacheStoreError
 from cachestore.core.words import NAMED, duration, plural
 from cachestore.files.paths import Layout
@@ -175,7 +176,7 @@ class _Lines:
 
     def write(self, text: str) -> None:
         with suppress(OSError, ValueError, AttributeError):  # stderr is closed, or there is none
-            sys.stderr.write(text)
+            sys.stderr.write(folded(text, sys.stderr))
             sys.stderr.flush()
 
     def say(self, line: str) -> None:
@@ -229,7 +230,7 @@ class _Bar:
     def say(self, line: str) -> None:
         from rich.text import Text
 
-        self._safely(partial(self._console.print, Text.from_ansi(line), soft_wrap=True))
+        self._safely(partial(self._console.print, Text.from_ansi(fold(line, self._console.width)), soft_wrap=True))
 
     def close(self) -> None:
         if self._partial:
@@ -275,7 +276,7 @@ def _bar(status: PassStatus, pace: Pace, width: int) -> "RenderableType":
     parts = [f"{100 * reached // max(status.total, 1)}%"]
     parts += [f"{duration(left)} left"] if left is not None and status.done < status.total else []
     parts += [f"{_short(rate)}/s"] if rate is not None else []
-    parts += [f"{status.done:,} of {plural(status.total, 'unit', form=',')}"]
+    parts += [f"{status.done:,} of {plural(status.total, 'value', form=',')}"]
     parts += [f"{status.unpublished:,} to be written"] if status.unpublished else []
     parts += [f"{status.failed:,} failed"] if status.failed else []
     shown = parts[:1]
@@ -333,7 +334,7 @@ def failed_once(failures: Iterable[str]) -> list[str]:
 
 def counts_in_words(status: PassStatus) -> str:
     """Return the counts of a pass, in the words of its report."""
-    return f"{status.done} of {plural(status.total, 'unit')}: {status.reused} reused, {status.encoded} encoded, {status.failed} failed"
+    return f"{status.done} of {plural(status.total, 'value')}: {status.reused} reused, {status.encoded} encoded, {status.failed} failed"
 
 
 def in_a_line(status: PassStatus, pace: Pace | None = None) -> str:

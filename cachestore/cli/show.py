@@ -3,16 +3,19 @@
 import argparse
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import add_source, add_store, near_to, shared_by, source_of, tell
 from cachestore.cli.data_sets import add_name, catalogs_of, unfinished_in_words
 from cachestore.core.errors import BadInput, BadUsage
-from cachestore.core.words import human_bytes
+from cachestore.core.samples import IMAGE, MASK, VIDEO
+from cachestore.core.words import human_bytes, listed, plural
 
 if TYPE_CHECKING:
+    from cachestore.storage.catalog import Catalog
     from cachestore.store.reader import Reader
 
 HELP = "show an entry by its key, or a sample by its id; with --command the command that made a data set"
@@ -109,7 +112,7 @@ def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
 def _samples(reader: "Reader", sample: str, name: str | None) -> list[dict[str, Any]]:
     """Return the sample in every data set that lists it, or only in the named one. Raises BadInput if none does."""
     from cachestore.core.samples import CAPTION
-    from cachestore.jobs.columns import own_inputs
+    from cachestore.jobs.columns import images_in, own_inputs
 
     found: list[dict[str, Any]] = []
     catalogs = catalogs_of(reader.layout, name)
@@ -117,13 +120,17 @@ def _samples(reader: "Reader", sample: str, name: str | None) -> list[dict[str, 
         if sample not in catalog.ids:
             continue
         row = list(catalog.ids).index(sample)
+        columns = dict(zip(catalog.column_names(), catalog.columns, strict=True))
         entries = {
             name: [reader.describe(key).as_json() if key and key in reader else None for key in column.row_keys(row)]
-            for name, column in zip(catalog.column_names(), catalog.columns, strict=True)
+            for name, column in columns.items()
         }
+        facts = {name: [_numbers(cell.facts) for cell in column.row_cells(row)] for name, column in columns.items()}
+        images = {role: _paths(catalog, images_in(catalog, row, role)) for role in catalog.images}
         about = {"name": catalog.name, "generation": catalog.generation, "captions": catalog.row_captions(row)}
         own = own_inputs(catalog, row, CAPTION)
-        found.append({**about, **({"own_captions": own} if own else {}), "entries": entries})
+        about |= {"own_captions": own} if own else {}
+        found.append(about | {"images": {role: paths for role, paths in images.items() if paths}, "entries": entries, "facts": facts})
     if not found:
         lists = f"{reader.layout.command('ls')} and {reader.layout.command('stats')} list them"
         of = "its data sets" if name is None else f"the data set {name!r}"
@@ -133,25 +140,77 @@ def _samples(reader: "Reader", sample: str, name: str | None) -> list[dict[str, 
     return found
 
 
+def _numbers(facts: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    return {name: [*numbers] for name, numbers in facts.items()}
+
+
+def _paths(catalog: "Catalog", references: Iterable[str]) -> list[str]:
+    """Return where the files with these references are: under the folder that was given as DATA, else as the source names them."""
+    hints = [dict(one) for one in catalog.request.values()]
+    data = next((str(one["data"]) for one in hints if "data" in one), "")
+    return [str(Path(data, one)) if Path(data).is_dir() else one for one in references]
+
+
 def _of_sample(found: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines about a sample in one data set. Equal captions and entries are printed once, with their count."""
+    """Yield the lines about a sample in one data set: its files and how they were cut, its captions, then the keys of its values."""
     yield f"data set {found['name']} (generation {found['generation']})"
+    facts: dict[str, list[dict[str, list[int]]]] = found["facts"]
+    for role, paths in sorted(found["images"].items(), key=lambda one: one[0] not in {IMAGE, VIDEO}):
+        yield from (f"  {'picture' if role == IMAGE else role.replace('_', ' ')}: {path}" for path in paths)
+        cells = [one for name, some in facts.items() if _role_of(name) == role for one in some if one]
+        yield from dict.fromkeys(f"    {_fit(one)}" for one in cells if not one.get("flip"))
+        yield from ["    also mirrored"] if any(one.get("flip") for one in cells) else []
     captions: list[str] = found["captions"]
+    texts = (entries for name, entries in found["entries"].items() if name.endswith("/caption"))
+    made = {caption: entry["meta"] for entries in texts for caption, entry in zip(captions, entries, strict=False) if entry}
     for caption, count in Counter(captions).items():
         yield f"  caption: {caption}" + (f" ({count} times)" if count > 1 else "")
+        if "tokens" in made.get(caption, {}):
+            more = ", more than the encoder reads: truncated" if made[caption].get("truncated") else ""
+            yield f"    {plural(made[caption]['tokens'], 'token')}{more}"
     yield from (f"  caption.{encoder}: {caption}" for encoder, caption in found.get("own_captions", {}).items())
     for column, entries in found["entries"].items():
         by_key = {entry["key"] if entry else None: entry for entry in entries}
         for key, count in Counter(entry["key"] if entry else None for entry in entries).items():
-            title = f"  {column}{shared_by(count, column)}:"
-            entry = by_key[key]
-            yield title if entry else f"{title} no entry, run `cachestore why`"
-            yield from _of_entry(entry, indent="    ") if entry else ()
+            yield f"  {column}{shared_by(count, column) if key else ''}: {_value(by_key[key])}"
 
 
-def _of_entry(entry: dict[str, Any], indent: str = "") -> list[str]:
+def _role_of(column: str) -> str:
+    """Return the role whose files a column (`encoder/role@resolution`) is about: the masks of videos stand beside them."""
+    encoder, _slash, role = column.partition("@")[0].partition("/")
+    return MASK if encoder == MASK else role
+
+
+def _fit(facts: dict[str, list[int]]) -> str:
+    """Return how a picture or clip fits its bucket: its size, how it was scaled and what was cut off."""
+    if "weight" in facts:
+        return ("nothing of it counts", "a part counts", "all of it counts")[facts["weight"][0]]
+    if not {"size", "crop", "resized", "bucket"} <= {*facts}:
+        return ", ".join(f"{name} {numbers}" for name, numbers in facts.items())
+    (width, height), (left, top, right, bottom), scaled = facts["size"], facts["crop"], facts["resized"]
+    across, down, *frames = facts["bucket"]
+    words = [f"{width}x{height} pixels, scaled {scaled[0] / width:.2f} times to {scaled[0]}x{scaled[1]}"]
+    sides = {"left": left, "top": top, "right": scaled[0] - right, "bottom": scaled[1] - bottom}
+    lost = [f"{pixels} at the {side}" for side, pixels in sides.items() if pixels]
+    share = 1 - (right - left) * (bottom - top) / (scaled[0] * scaled[1])
+    words += [f"cut off {listed(lost)} ({share:.0%} of it)" if lost else "nothing cut off", f"bucket {across}x{down}"]
+    if frames:
+        rate = facts["fps"][0] / facts["fps"][1] if all(facts.get("fps", [0])) else 0
+        long = f" at {rate:g} a second ({frames[0] / rate:.2f} s)" if rate else ""
+        words += [f"{plural(frames[0], 'frame')}{long} from frame {facts.get('start', [0])[0]} on"]
+    return ", ".join(words)
+
+
+def _value(entry: dict[str, Any] | None) -> str:
+    if entry is None:
+        return "no value, run `cachestore why`"
+    tensors = (f"{name} {tensor['dtype']} {tensor['shape']}" for name, tensor in entry["tensors"].items())
+    return f"{entry['key']}  {human_bytes(entry['bytes'])}  {', '.join(tensors)}"
+
+
+def _of_entry(entry: dict[str, Any]) -> list[str]:
     return [
-        f"{indent}{entry['key']}  {human_bytes(entry['bytes'])}  {entry['segment']}",
-        *(f"{indent}  {name} {tensor['dtype']} {tensor['shape']}" for name, tensor in entry["tensors"].items()),
-        *(f"{indent}  {name}: {value}" for name, value in entry["meta"].items()),
+        f"{entry['key']}  {human_bytes(entry['bytes'])}  {entry['segment']}",
+        *(f"  {name} {tensor['dtype']} {tensor['shape']}" for name, tensor in entry["tensors"].items()),
+        *(f"  {name}: {value}" for name, value in entry["meta"].items()),
     ]

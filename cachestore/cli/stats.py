@@ -26,12 +26,11 @@ def run(arguments: argparse.Namespace) -> int:
     from cachestore.objects.address import is_address
 
     found, unfinished = (_of_address if is_address(arguments.store) else _of_folder)(arguments.store, arguments.name)
-    lines = [f"{plural(found.entries, 'entry')} in {plural(found.segments, 'segment')}, {human_bytes(found.bytes)}"]
-    lines += [f"{f'index {found.generation}' if found.generation >= 0 else 'no index yet'}, {plural(len(found.recipes), 'recipe')}"]
+    lines = [f"{plural(found.entries, 'value')} in {plural(found.segments, 'file')}, {human_bytes(found.bytes)}"]
     for catalog in found.catalogs:
         columns = ", ".join(catalog.columns) or "no encoder"
         prompts = f", {plural(catalog.prompts, 'prompt')} for validation" if catalog.prompts else ""
-        counts = f"{plural(catalog.samples, 'sample')}, {catalog.complete} complete ({columns}){prompts}"
+        counts = f"{plural(catalog.samples, 'sample')}, {catalog.complete} of them ready to train on ({columns}){prompts}"
         lines += [f"{catalog.name}: {counts}, generation {catalog.generation}"]
     lines += unfinished.values()
     return tell(arguments, {**found.as_json(), "unfinished": [one.as_json() for one in unfinished]}, lines)

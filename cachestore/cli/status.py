@@ -31,25 +31,25 @@ def run(arguments: argparse.Namespace) -> int:
         found = replace(found, plans=tuple(one for one in found.plans if one.name == arguments.name))
         if not found.plans:
             choose(Layout.at(arguments.store), arguments.name)  # raises if there is no such data set
-    lines = [line for one in found.plans for line in _in_words(one, Path(arguments.store))]
-    return tell(arguments, found.as_json(), lines or ["no pass has been started here"])
+    shown = sorted(found.plans, key=lambda one: (one.complete, one.name, one.generation))
+    lines = [line for one in shown for line in _in_words(one, Path(arguments.store))]
+    return tell(arguments, found.as_json(), lines or ["no run has been started here"])
 
 
 def _in_words(status: "PassStatus", store: Path) -> list[str]:
     """Return the lines about a pass and its current workers; for a pass that has ended only the counts."""
-    from cachestore.cli.progress import failed_once, in_a_line
+    from cachestore.cli.progress import counts_in_words, failed_once, in_a_line
     from cachestore.store.unfinished import again_in
 
-    title = f"{status.name or 'fill'} (plan {status.plan[:8]}, pass {status.number})"
+    title = status.name or "values of your own (cs.fill)"
     title += f" with {plural(status.prompts, 'prompt')} for validation" if status.prompts else ""
     if status.complete:
         ended = "ended, `cachestore why` says what failed" if status.failed else "complete"
-        return [f"{title}: {ended}", f"  {status.reused} reused, {status.encoded} encoded, {status.failed} failed"]
-    open_now = f"{status.finished} of {plural(status.partitions, 'partition')} finished"
-    lines = [f"{title}: {open_now}" + (f", round {status.round}" if status.round else ""), f"  {in_a_line(status)}"]
+        return [f"{title}, generation {status.generation}: {ended}", f"  {counts_in_words(status)}"]
+    lines = [f"{title}: {'a run is working on it' if status.at_work else 'not finished'}", f"  {in_a_line(status)}"]
     if not status.at_work:
-        again = f" ({again_in(store, status.name)})" if status.name else ""
-        lines.append(f"  no worker is running: run the same command again{again}, it continues where it stopped")
+        again = f", or {again_in(store, status.name)}" if status.name else ""
+        lines.append(f"  nobody is working on it: run the same command again{again}; it continues where it stopped")
     lines += [f"  {line}" for line in failed_once(failure for one in status.ranks for failure in one.failures)]
     running = {one.launch for one in status.at_work}
     return lines + [f"  {_of_rank(one)}" for one in status.ranks if one.launch in running]
@@ -61,4 +61,4 @@ def _of_rank(one: "RankStatus") -> str:
         return f"{rank}: {'ended' if one.phase == 'ended' else 'gone'}, {one.done} done"
     heard = f"silent for {one.still_seconds:.0f} s" if one.is_silent else f"last heartbeat {one.beat_age_seconds} s ago"
     life = "" if one.alive else ", on another machine"
-    return f"{rank}: {one.phase}, {one.done} done, {one.rate}/s, {heard}{life}"
+    return f"{rank}: {one.doing}, {one.done} done, {one.rate}/s, {heard}{life}"

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from cachestore.cli import printable
+from cachestore.cli.folding import folded
 from cachestore.core import system
 from cachestore.core.errors import Incomplete
 from cachestore.core.signals import STOPPING
@@ -99,7 +100,7 @@ def in_shell(line: Sequence[str]) -> str:
 def to_stderr(line: str) -> None:
     """Print a line to stderr. Errors are ignored: stderr may be closed, and a signal handler may print while the same is printed."""
     with suppress(OSError, ValueError, RuntimeError):
-        print(printable(line), file=sys.stderr, flush=True)
+        print(folded(printable(line), sys.stderr), file=sys.stderr, flush=True)
 
 
 def silence(_line: str) -> None:

@@ -29,6 +29,16 @@ def address(text: str) -> str:
     return text
 
 
+def say_whom(address: str) -> None:
+    """Say on stderr which object store is asked, and how long its answer is waited for; nothing for a folder (file://)."""
+    from cachestore.cli.stopping import to_stderr
+    from cachestore.objects.address import parse_address
+    from cachestore.objects.client import ClientLimits
+
+    if parse_address("address", address).scheme != "file":
+        to_stderr(f"asking {address}; without an answer this ends within {ClientLimits().longest_seconds:.0f} s")
+
+
 def add_address(parser: argparse.ArgumentParser) -> None:
     """Add ADDRESS."""
     parser.add_argument("address", metavar="ADDRESS", type=address, help="s3://BUCKET/PATH, gs://…, az://… or file:///…")
@@ -54,7 +64,10 @@ def run_transfer(arguments: argparse.Namespace, act: "Callable[..., TransferRepo
     from cachestore.cli.progress import style_for
 
     options = {name: getattr(arguments, name) for name in ("name", "generation", "jobs", "check", "dry_run")}
-    with _Progress(style_for(arguments.progress)) as progress:
+    style = style_for(arguments.progress)
+    if style != "none":
+        say_whom(arguments.address)
+    with _Progress(style) as progress:
         report = act(*given, **options, **more, on_progress=progress.show)
     return tell(arguments, report.as_json(), _in_words(report, done))
 

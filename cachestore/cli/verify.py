@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.cli import DAMAGE, USAGE, add_moved, add_store, print_error, source_of, tell
-from cachestore.cli.data_sets import add_name
+from cachestore.cli.data_sets import add_name, unfinished_in_words
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes, plural
 
@@ -34,12 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings. Returns 4 if there is damage."""
+    from cachestore.files.paths import Layout
+
     if arguments.recompute == 0 and (unused := [name for name in _AGAIN if getattr(arguments, name) is not None]):
         message = f"--{unused[0].replace('_', '-')} needs --recompute N"
         print_error(BadInput(message), as_json=arguments.json)
         return USAGE
     report = _verify(arguments)
-    return tell(arguments, report.as_json(), _in_words(report), is_ok=report.ok, otherwise=DAMAGE)
+    unfinished = unfinished_in_words(Layout.at(arguments.store)) if arguments.name is None else []
+    lines = [*(f"note: {line}" for line in unfinished), *_in_words(report)]
+    return tell(arguments, report.as_json(), lines, is_ok=report.ok, otherwise=DAMAGE)
 
 
 def _verify(arguments: argparse.Namespace) -> "VerifyReport":

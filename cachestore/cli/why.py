@@ -5,7 +5,7 @@ import json
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -141,8 +141,7 @@ def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
             answer = _answer(reader, catalog, row, reasons)
             answer["cells"] = [cell for cell in answer["cells"] if cell["state"] != "present"]
             lacking.append({"sample": catalog.ids[row], **answer})
-            states = dict.fromkeys(f"{_which(cell)} {_in_words(cell)[0]}" for cell in answer["cells"])
-            lines += [f"{catalog.name}  {catalog.ids[row]}: {what}" for what in (*states, *answer["lacks"])]
+            lines += [f"{catalog.name}  {catalog.ids[row]}: {what}" for what in (*_lacking_in_words(answer["cells"]), *answer["lacks"])]
         refused = reasons.refused()
         lacking += refused
         lines += [f"{catalog.name}  {one['sample']}: {what}" for one in refused for what in one["lacks"]]
@@ -267,15 +266,24 @@ def _lines_of(answer: dict[str, Any]) -> Iterator[str]:
     """Yield the lines about a sample in one data set. Cells with equal lines are printed once, with their count."""
     yield f"data set {answer['name']} (generation {answer['generation']}): {'ready' if answer['ready'] else 'NOT READY'}"
     yield from (f"  {what}" for what in answer["lacks"])
-    counts = Counter((_which(cell), *_in_words(cell)) for cell in answer["cells"])
+    yield from (f"  {what}" for what in _lacking_in_words(cell for cell in answer["cells"] if cell["state"] != "present"))
+    counts = Counter((_which(cell), *_in_words(cell)) for cell in answer["cells"] if cell["state"] == "present")
     for (which, state, *more), count in counts.items():
         yield f"  {which}{shared_by(count, which)}: {state}"
         yield from (f"    {line}" for line in more)
 
 
+def _lacking_in_words(cells: Iterable[dict[str, Any]]) -> list[str]:
+    """Return a line for each state and reason of cells without a value: one broken file is one line, in however many ways it is encoded."""
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for cell in cells:
+        alike.setdefault(_in_words(cell)[0], []).append(cell)
+    several = {state: dict.fromkeys(f"{cell['encoder']}/{cell['role']}" for cell in some) for state, some in alike.items()}
+    return [f"{_which(some[0]) if len(some) == 1 else ', '.join(several[state])} {state}" for state, some in alike.items()]
+
+
 def _in_words(cell: dict[str, Any]) -> list[str]:
     state = cell["state"] + (f": {cell['reason']}" if cell["reason"] else "")
-    key = f"key {cell['key']}, made from {cell['input_digest'][:16]}…, " if cell["key"] is not None else ""
-    origin = f"{key}recipe {cell['recipe'][:16]}…"
+    key = [f"key {cell['key']}"] if cell["key"] is not None else []
     facts = ", ".join(f"{name} {values}" for name, values in cell["facts"].items())
-    return [state, origin, facts] if facts else [state, origin]
+    return [state, *key, *([facts] if facts else [])]

@@ -41,7 +41,9 @@ from cachestore.source.unused import BROKEN_LINK, LISTED_TWICE, NO_FRAMES, REPLA
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.commit import create_store
 from cachestore.storage.listing_numbers import number_if_there
+from cachestore.work.pace import with_pace
 from cachestore.work.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, publish_plan
+from cachestore.work.progress import Observer
 
 _NAMED: Final = 10_000
 
@@ -97,7 +99,7 @@ def import_cache(
         encode_args: the arguments of `encode_prompt`, if they were not the defaults; declared with the model.
         replace: replace other values under the same name.
         access: who may write a new store, as for `precompute`.
-        on_progress: called with the pass's counts, as for `precompute`.
+        on_progress: called about once a second with the counts that `precompute` gives.
         cancel: anything with `is_set()`; if set, the import stops and raises Incomplete.
 
     Raises:
@@ -190,7 +192,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
             f"own:{secrets.token_hex(8)}",
             request=request.hints(),
             cancel=cancel,
-            on_progress=on_progress,
+            on_progress=Observer(layout).following(with_pace(on_progress)) if on_progress else None,
             listing=number,
             compare=partial(_check_name, plan, request),
         )

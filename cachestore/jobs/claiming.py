@@ -13,7 +13,7 @@ from cachestore.work.choice import GROUP_UNITS, Takeover, choose, claims_to_take
 from cachestore.work.claims import Claims, Slot
 from cachestore.work.ledgers import list_ledgers
 from cachestore.work.partition import order_for
-from cachestore.work.passes import PassRef, Round
+from cachestore.work.passes import Round
 
 STUCK_SECONDS: Final = 1800.0
 """After so long without any progress, waiting ends with an error that names the workers waited for."""
@@ -25,12 +25,9 @@ WINDOWS: Final = 4
 class Claiming:
     """Claims partitions of a job's rounds, and bounds the time that a worker waits for others."""
 
-    def __init__(
-        self, job: Job, ref: PassRef, claims: Claims, *, look_again: Callable[[], None], check_cancelled: Callable[[], None]
-    ) -> None:
+    def __init__(self, job: Job, claims: Claims, *, look_again: Callable[[], None], check_cancelled: Callable[[], None]) -> None:
         """`look_again` is called after a partition was taken over, `check_cancelled` while other workers are faster."""
         self._job = job
-        self._ref = ref
         self._claims = claims
         self._look_again = look_again
         self._check_cancelled = check_cancelled
@@ -76,9 +73,9 @@ class Claiming:
         """Return why a unit is not tried again in this pass: the worker `alone` died when it encoded the unit alone."""
         watch, others = self._claims.watch, [worker for worker in dead if worker != alone]
         if not others:
-            return f"a worker died encoding it alone: {watch.name_of(alone)}; the next pass tries it again"
+            return f"a worker died encoding it alone: {watch.name_of(alone)}; the next run tries it again"
         among = f"{watch.name_of(others[0])} with it among others, {watch.name_of(alone)} with it alone"
-        return f"two workers died encoding it: {among}; the next pass tries it again"
+        return f"two workers died encoding it: {among}; the next run tries it again"
 
     def look(self, waits: "Patience", state: object, claims: Mapping[Slot, ClaimName]) -> None:
         """Raise Incomplete if `state`, these claims (there may be none) and their holders' counts have not changed for too long."""
@@ -95,14 +92,14 @@ class Claiming:
 
     def _waits_for(self, claims: Mapping[Slot, ClaimName]) -> str:
         named = [f"{self._name_of(slot)} held by {self._owner(claim)}" for slot, claim in list(claims.items())[:3]]
-        what = f"{plural(len(claims), 'partition')}: {'; '.join(named)}" if named else "partitions that no worker has claimed"
-        return f"pass {self._ref.origin} of {self._job.layout.root} waits for {what}"
+        what = f"{plural(len(claims), 'part')} of the work: {'; '.join(named)}" if named else "work that no process has claimed"
+        return f"the run over {self._job.plan.catalog or 'values of your own'} in {self._job.layout.root} waits for {what}"
 
     def _name_of(self, slot: Slot) -> str:
         recipe, partition = slot
         if recipe == len(self._job.plan.recipes):
-            return "the reconciling of this round"
-        return f"partition {partition} of recipe {recipe} ({self._job.plan.recipes[recipe].encoder})"
+            return "the check at the end"
+        return f"part {partition} of {self._job.plan.recipes[recipe].encoder}"
 
     def _owner(self, claim: ClaimName) -> str:
         holder = self._claims.holder(claim)

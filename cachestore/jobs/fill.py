@@ -18,6 +18,7 @@ from cachestore.jobs.task import Cancel, Job, OnProgress
 from cachestore.store.reader import AnyKey
 from cachestore.store.writer import Store
 from cachestore.work.agreement import Intent, check_agreement
+from cachestore.work.pace import with_pace
 from cachestore.work.plan import is_published, plan_of_keys, publish_plan
 from cachestore.work.progress import Observer
 from cachestore.work.workers import Heartbeat
@@ -114,8 +115,7 @@ def fill(
         world_size: the number of ranks.
         strict: raise EncodeFailed if more units failed than `max_failures`.
         max_failures: how many units may fail: a count, or a share such as "2%".
-        on_progress: called in this thread, about once a second and at the end, with the counts of units over all ranks:
-            `{"plan", "pass", "reused", "encoded", "failed", "done", "total"}`, and `doing`, in words.
+        on_progress: called in this thread, about once a second and at the end, with the counts over all ranks, as for `precompute`.
         cancel: anything with `is_set()`. Once it is set, the work ends after the current batch.
 
     Returns:
@@ -141,7 +141,7 @@ def fill(
         publish_plan(store.layout, plan)
     say_conflict(rank_info, _log.warning)
     observer, launch = Observer(store.layout), launch_of(rank_info)
-    tell = observer.following(on_progress) if on_progress else None
+    tell = with_pace(on_progress) if on_progress else None
     with noticing_its_end(store.layout), Heartbeat(store.layout, "", 0, launch, rank_info.rank, rank_info.world_size) as heartbeat:
         intent = Intent(plan.request, {}, plan.content, plan.name)
         heartbeat.detail = intent.as_json()
@@ -158,11 +158,11 @@ def fill(
                 launch,
                 appends_beside=True,
                 cancel=cancel,
-                on_progress=tell,
+                on_progress=observer.following(tell) if tell else None,
                 heartbeat=heartbeat,
             )
         )
     store.refresh()
-    if on_progress and (ended := observer.newest(report.plan)) is not None:
-        on_progress(ended.counts())
+    if tell and (ended := observer.newest(report.plan)) is not None:
+        tell(ended)
     return held_to(report, allowed_failures(str(max_failures), report.wanted), strict=strict)

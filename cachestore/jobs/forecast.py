@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from cachestore.core.errors import EncodeFailed, FormatError
-from cachestore.core.inputs import LIKE, READ_HERE, is_trained_on, references_of
+from cachestore.core.inputs import LIKE, READ_HERE, cells_each, clips_each, is_trained_on, references_of, sides_each
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO, role_of
-from cachestore.core.words import NAMED, first_of, human_bytes, in_short, noun, plural
+from cachestore.core.words import NAMED, first_of, human_bytes, in_short, listed, plural
 from cachestore.encode.needs import in_words as not_made
 from cachestore.encode.unit import Encoder
 from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
 from cachestore.jobs.fits import Fits, Repeats, fits_of, samples_of
+from cachestore.jobs.options import LATENTS
 from cachestore.jobs.pass_counts import list_failed, list_refused, recheck_in_words
 from cachestore.jobs.planning import Wanted
 from cachestore.jobs.reconcile import Reconciler
@@ -29,7 +30,7 @@ from cachestore.source.unused import unused_in_words
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.outcomes import FAILED, Mask, Numbers
 from cachestore.work.passes import list_rounds
-from cachestore.work.plan import Plan
+from cachestore.work.plan import Plan, PlanColumn
 from cachestore.work.progress import pass_status
 from cachestore.work.workers import lived, read_heartbeats
 
@@ -105,12 +106,17 @@ class Forecast:
     """Rows and files of the source that cannot be used. They count in `samples` and `wanted`: `wanted = present + to_encode + failed`."""
     failures: tuple[Mapping[str, Json], ...] = ()
     """These, as in the report of `precompute`."""
+    made_of: tuple[str, ...] = ()
+    """What the units are made of, in words: "30 pictures, each also mirrored", "7 captions"."""
 
     __repr__ = in_short
 
     def as_json(self) -> dict[str, Json]:
         """Return the forecast as JSON."""
-        lists = {name: list(getattr(self, name)) for name in ("remarks", "not_made_here", "truncated_samples", "will_fail", "failures")}
+        lists = {
+            name: list(getattr(self, name))
+            for name in ("remarks", "not_made_here", "truncated_samples", "will_fail", "failures", "made_of")
+        }
         lists["unused"] = [dict(row) for row in self.unused]
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "fits"} | lists | self.fits.as_json()
 
@@ -175,7 +181,40 @@ def make_forecast(
         will_fail_count=len({one["sample"] for one in will_fail}),
         failed=plan.refused_count,
         failures=tuple(list_refused(plan)),
+        made_of=tuple(_made_of(plan)),
     )
+
+
+def _made_of(plan: Plan) -> Iterable[str]:
+    """Yield what the units of a plan are made of: a phrase for each kind of picture, for captions, and for texts of no sample."""
+    found: dict[tuple[str, ...], tuple[int, list[str]]] = {}
+    for column, (_at, units) in zip(plan.columns, plan.cells, strict=True):
+        count = int(_marked(plan, units).sum()) // cells_each(column.options)
+        kind = _kind_of(column)
+        most, sizes = found.get(kind, (0, []))
+        found[kind] = (max(most, count), [*sizes, *([str(column.options["resolution"])] if "resolution" in column.options else [])])
+    for (one, many, *ways), (count, sizes) in sorted(found.items(), key=lambda kind: kind[0][0] == "caption"):
+        if count:
+            yield ", ".join([plural(count, one, many), *([f"each at {listed(sizes)}"] if len(sizes) > 1 else []), *ways])
+    alone = np.flatnonzero(~_marked(plan, *(units for _at, units in plan.cells))).tolist()
+    texts = {str(plan.unit(index).request.get(CAPTION, "")) for index in alone}
+    if others := len(texts - {""}):
+        yield f"{plural(others, 'text')} of prompts for validation"
+    if "" in texts:
+        yield "the empty caption"
+
+
+def _kind_of(column: PlanColumn) -> tuple[str, ...]:
+    """What a column's units are made of: one, several, and in which ways each of them is encoded."""
+    clips, variants = clips_each(column.options), int(column.options.get("variants", 1))
+    named = {CAPTION: "caption", IMAGE: "picture", VIDEO: "clip" if clips == 1 else "video"}
+    one = named.get(column.role, column.role.replace("_", " ") + ("" if column.role.endswith("_frame") else " picture"))
+    if column.encoder not in ("text", LATENTS):  # masks, and conditions, which have names of their own
+        one = column.encoder
+    ways = [f"{clips} clips of each"] if clips > 1 else []
+    ways += [f"{variants} crops of each"] if variants > 1 else []
+    ways += ["each also mirrored"] if sides_each(column.options) > 1 else []
+    return one, one if one.endswith("s") else "", *ways
 
 
 def _published(layout: Layout, reconciler: Reconciler) -> int:
@@ -332,37 +371,40 @@ def _seconds(layout: Layout, units: int, ignored: str) -> float | None:
     return round(units / (sum(rates) / len(rates)), 1) if rates else None
 
 
-def in_words(forecast: Forecast, root: Path) -> list[str]:
-    """Return the forecast as lines for a person."""
+def in_words(forecast: Forecast, root: Path, *, with_reasons: bool = True) -> list[str]:
+    """Return the forecast as lines for a person; without the reasons why samples fail if the end of the run will give them."""
     about, most = "about " if forecast.is_estimate else "", "at most " if forecast.left and forecast.is_bound else ""
     wanted = forecast.wanted - forecast.failed
     there = wanted - forecast.left
     unfinished = ""
     if forecast.published > forecast.present:
         unfinished = f",{'' if forecast.published >= there else f' {forecast.published} of them'} from a run that did not finish"
-    units = (
-        f"{plural(wanted, 'unit')}: {there} {noun(there, 'is', 'are')} in the store already{unfinished}; {most}{forecast.left} to encode"
-    )
+    samples = plural(forecast.samples - forecast.failed, "sample")
+    parts = [*forecast.made_of] if any(part.split()[0] == samples.split()[0] for part in forecast.made_of) else [samples, *forecast.made_of]
+    values = f"{plural(wanted, 'value')}, {there or 'none'} of them in the store already{unfinished}; {most}{forecast.left} to encode"
     lines = [not_made(forecast.not_made_here)] if forecast.not_made_here else []
-    counts = [plural(forecast.samples - forecast.failed, "sample"), plural(forecast.distinct_captions, "distinct caption")]
-    counts += [f"{plural(forecast.prompts, 'prompt')} for validation"] if forecast.prompts else []
     lines += [recheck_in_words(forecast.rechecked)] if forecast.rechecked else []
-    lines += _failures_in_words(forecast)
-    lines += [*forecast.remarks, *unused_in_words(forecast.unused), ", ".join([*counts, units])]
+    lines += _failures_in_words(forecast, with_reasons=with_reasons)
+    made_of = ", and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
+    lines += [*forecast.remarks, *unused_in_words(forecast.unused), f"{made_of}: {values}"]
     if forecast.buckets:
-        lines.append(f"buckets ({len(forecast.buckets)}): " + ", ".join(f"{name} {count}" for name, count in forecast.buckets.items()))
+        filled = ", ".join(f"{count} of {name}" for name, count in forecast.buckets.items())
+        lines.append(f"{plural(len(forecast.buckets), 'bucket')}: {filled}")
         lines += left_out_in_words(forecast.left_out, about)
     lines += forecast.fits.in_words(about)
     if forecast.truncated_captions:
         long = plural(forecast.truncated_captions, "caption is", "captions are")
         named = f" ({first_of(forecast.truncated_samples)})" if forecast.truncated_samples else ""
         lines.append(f"{about}{long} longer than the encoder reads, and truncated{named}")
-    if forecast.will_fail:
+    if forecast.will_fail and not with_reasons:
+        named = first_of(dict.fromkeys(one["sample"] for one in forecast.will_fail))
+        lines.append(f"{about}{plural(forecast.will_fail_count, 'sample')} will fail ({named}): the end says why, and --plan-only does now")
+    elif forecast.will_fail:
         named = "; ".join(f"{one['sample']}: {one['reason']}" for one in forecast.will_fail[:_SHOWN_FAILURES])
         more = f"; and {forecast.will_fail_count - _SHOWN_FAILURES} more" if forecast.will_fail_count > _SHOWN_FAILURES else ""
         lines.append(f"{about}{plural(forecast.will_fail_count, 'sample')} will fail: {named}{more}")
     if forecast.left:
-        seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate of earlier passes"
+        seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate of earlier runs"
         lines.append(f"{room_in_words(forecast, root)}{seconds}")
     return lines
 
@@ -375,11 +417,14 @@ def left_out_in_words(left_out: Mapping[int, int], about: str = "") -> list[str]
     return [f'cachestore\'s loader leaves out {about}{", ".join(shown)}; `tail="pad"` keeps all'] if shown else []
 
 
-def _failures_in_words(forecast: Forecast) -> list[str]:
-    """A line for each of the first rows that fail alone, below their count."""
+def _failures_in_words(forecast: Forecast, *, with_reasons: bool) -> list[str]:
+    """How many rows fail alone, and with the reasons a line for each of the first ones."""
     if not forecast.failed:
         return []
-    cannot = f"{plural(forecast.failed, 'row or file', 'rows or files')} of the source cannot be used, and the run goes on without them:"
+    cannot = f"{plural(forecast.failed, 'row or file', 'rows or files')} of the source cannot be used, and the run goes on without them"
+    if not with_reasons:
+        return [f"{cannot} (listed at the end)"]
+    cannot += ":"
     shown = [f"  {failure['sample']}: {failure['reason']}" for failure in forecast.failures[:_SHOWN_FAILURES]]
     more = forecast.failed - len(shown)
     return [cannot, *shown, *([f"  and {more} more (--plan-only --json names them)"] if more else [])]

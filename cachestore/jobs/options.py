@@ -434,6 +434,11 @@ def in_command(name: str) -> str:
     return "DATA" if name == "data" else f"--{name.replace('_', '-')}"
 
 
+def switched_off(option: str) -> str:
+    """Return the option that turns a switch off, which `--again` may have turned on: `--no-flip`, `--upscale`."""
+    return f"--{option.removeprefix('--no-')}" if option.startswith("--no-") else f"--no-{option.removeprefix('--')}"
+
+
 def in_python(message: str) -> str:
     """Return a message with Python's arguments for options: `--crop random` becomes `crop="random"`. Commands in backticks stay."""
     parts = message.split("`")

@@ -68,6 +68,8 @@ class Report:
     mask, and how many of these are `varying`: they leave a part out."""
     unused: tuple[Mapping[str, Json], ...] = ()
     """The files that are not used of the source: `reason` (docs/sources.md), `count`, and the first as `examples`."""
+    encoded_earlier: int = 0
+    """Entries among the encoded ones that runs published which ended before this launch began: the pass had been stopped."""
     rechecked: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """With `recheck`: `samples` whose files were read again, and how many of them had `changed`, with up to 100 `names`; `model_files`
     that were read again, and `model_files_changed`: those with other bytes than the data set was made with. Otherwise empty."""
@@ -140,7 +142,10 @@ def _take_part(job: Job, heartbeat: Heartbeat) -> Report:
     invocation = invocation_of(job.layout, job.plan, job.rank_info)
     job = replace(job, launch=numbered(job.launch, invocation))
     ref = join_pass(job.layout, job.plan.name, job.launch)
-    if (done := read_done(job.layout, ref)) is not None:
+    if (done := read_done(job.layout, ref)) is not None:  # others of this launch were faster
+        heartbeat.launch = job.launch
+        if job.on_open:
+            job.on_open()
         count_invocation(invocation)
         return Report.from_json(done.report, encoded_here=0)
     heartbeat.join(ref.plan, ref.number, job.launch)

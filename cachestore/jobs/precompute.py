@@ -48,6 +48,7 @@ from cachestore.storage.catalog import list_generations, newest_catalog
 from cachestore.storage.listing_numbers import listing_number, number_if_there
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.agreement import check_agreement
+from cachestore.work.pace import with_pace
 from cachestore.work.passes import PassRef, list_passes, read_done
 from cachestore.work.progress import Observer
 from cachestore.work.workers import Heartbeat
@@ -99,9 +100,9 @@ def precompute(
             family can call them alone. Several are a list, or one text with commas.
         encode_args: arguments for the pipeline's `encode_prompt`.
         max_failures: how many units may fail (a count, or a share such as "2%"). If more fail, `complete` is False.
-        on_progress: called in the calling thread, about once a second and at the end, with the counts of units over all ranks:
-            `{"plan", "pass", "reused", "encoded", "failed", "done", "total"}`, and `doing`, such as "encoding latents". A bar in a
-            notebook is three lines (docs/engines.md).
+        on_progress: called in the calling thread, about once a second and at the end, with the counts of values over all ranks:
+            `{"plan", "pass", "reused", "encoded", "failed", "done", "total"}`, and `doing`, such as "encoding latents"; `rate`, in values a
+            second, and `seconds_left`, both None until they are known. docs/into-your-own-loop.md logs them.
         cancel: anything with `is_set()`. Once it is set, the work ends after the current batch: what is encoded is published, and
             Incomplete is raised.
         inline: encode in this process. Otherwise `python -m cachestore` is started, so that no thread, GPU memory or tokenizer stays in
@@ -134,18 +135,19 @@ def precompute(
     request, held, loaded = read_arguments("precompute", data, model, store, asked)
     find_rank(request.rank, request.world_size)  # raises now, before a store is made
     observer = Observer(Layout.at(request.store))
-    tell = observer.following(on_progress) if on_progress else None
+    tell = with_pace(on_progress) if on_progress else None
+    follow = observer.following(tell) if tell else None
     with number_if_there(Layout.at(request.store), request.name) as number:
         in_memory = list_in_memory(request.sources, held, request.reading)
         if loaded is not None:
             with loaded.evaluating(), _as_it_was(os.environ):
-                report = precompute_here(request, on_progress=tell, cancel=cancel, loaded=loaded, in_memory=in_memory, number=number)
+                report = precompute_here(request, on_progress=follow, cancel=cancel, loaded=loaded, in_memory=in_memory, number=number)
         elif inline:
-            report = precompute_here(request, on_progress=tell, cancel=cancel, in_memory=in_memory, number=number)
+            report = precompute_here(request, on_progress=follow, cancel=cancel, in_memory=in_memory, number=number)
         else:
-            report = _in_processes(request, Care(observer.look_at, showing(on_progress), cancel=cancel), in_memory, number)
-    if on_progress and (ended := observer.newest(report.plan)) is not None:
-        on_progress(ended.counts())
+            report = _in_processes(request, Care(observer.look_at, showing(tell), cancel=cancel), in_memory, number)
+    if tell and (ended := observer.newest(report.plan)) is not None:
+        tell(ended)
     return report
 
 
@@ -332,7 +334,8 @@ def unknown_units(wanted: Wanted, rise: Callable[[], None], launch: str = "") ->
 def _reconciler_of(wanted: Wanted, rise: Callable[[], None], launch: str) -> Reconciler:
     numbers = list_passes(wanted.layout, wanted.plan.name)
     ref = PassRef(wanted.plan.name, numbers[-1] if numbers else 0)
-    if numbers and read_done(wanted.layout, ref) is not None:
+    ended = read_done(wanted.layout, ref) if numbers else None
+    if ended is not None and (not launch or launch not in ended.launches):
         ref = PassRef(ref.plan, ref.number + 1)
     job = Job(wanted.layout, wanted.plan, wanted.encoders, wanted.listing, RankInfo(), "", is_recheck=wanted.request.recheck)
     return Reconciler(job, ref, key_without_reading(wanted.encoders), rise, ignored_launch=launch)
@@ -460,9 +463,10 @@ def _tell_beforehand(wanted: Wanted, heartbeat: Heartbeat, say: Say, complete: R
     from cachestore.jobs.forecast import in_words
 
     forecast = _forecast(wanted, heartbeat, complete)
-    for line in in_words(forecast, wanted.layout.root):
+    for line in in_words(forecast, wanted.layout.root, with_reasons=False):
         say(line)
-    _check_room(wanted.layout, forecast)
+    if heartbeat.plan:  # else others have ended the pass already, and nothing has to be written
+        _check_room(wanted.layout, forecast)
 
 
 def _look_again(wanted: Wanted, heartbeat: Heartbeat, say: Say, encoder: Encoder) -> None:

@@ -23,7 +23,6 @@ from cachestore.children.kinds import WORKER
 from cachestore.children.start import ChildProcess, last_line, start
 from cachestore.core import errors, system
 from cachestore.core.errors import BadInput, CacheStoreError, Incomplete
-from cachestore.core.keys import Json
 from cachestore.core.signals import STOPPING, heard
 from cachestore.core.words import plural
 from cachestore.files.opening import read_at
@@ -31,7 +30,7 @@ from cachestore.jobs.parent_watch import PARENT
 from cachestore.jobs.task import Cancel
 from cachestore.source.files import Files
 from cachestore.source.pipe import PIPE, Answers
-from cachestore.work.progress import WAITING, LaunchStatus, RankStatus
+from cachestore.work.progress import WAITING, LaunchStatus, PassStatus, RankStatus
 
 WORK: Final = "work"
 """The command that a worker runs: `cachestore work REQUEST`."""
@@ -121,11 +120,11 @@ class Care:
     """Whether rank 0, too, writes nothing but warnings of libraries."""
 
 
-def showing(on_progress: Callable[[Mapping[str, Json]], None] | None) -> Callable[[LaunchStatus], None] | None:
-    """Return a `Care.show` that calls `on_progress` with the counts of the pass once it is known; None if there is no `on_progress`."""
-    if on_progress is None:
+def showing(tell: Callable[[PassStatus], None] | None) -> Callable[[LaunchStatus], None] | None:
+    """Return a `Care.show` that tells how far the pass is once it is known; None if there is nobody to tell."""
+    if tell is None:
         return None
-    return lambda seen: None if seen.status is None else on_progress(seen.status.counts())
+    return lambda seen: None if seen.status is None else tell(seen.status)
 
 
 @dataclass(frozen=True, slots=True)

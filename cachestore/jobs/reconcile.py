@@ -226,7 +226,10 @@ class Reconciler:
         heartbeats = [
             heartbeat for heartbeat in read_heartbeats(self.job.layout, plan=self.job.plan.name) if heartbeat["pass"] == self.ref.number
         ]
-        report |= {"stages": sum_stages(heartbeats), "usable": usable, "listing": listing}
+        began = min((heartbeat["started"] for heartbeat in heartbeats if heartbeat["launch"] == self.job.launch), default=0.0)
+        now = [heartbeat["encoded"] for heartbeat in heartbeats if heartbeat["updated"] >= began]
+        earlier = max(0, int(report["encoded"]) - sum(now)) if len(now) < len(heartbeats) else 0
+        report |= {"stages": sum_stages(heartbeats), "usable": usable, "listing": listing, "encoded_earlier": earlier}
         launches = [*(str(heartbeat["launch"]) for heartbeat in heartbeats), self.job.launch]
         return publish_done(self.job.layout, self.ref, report, launches, self.job.request)
 

@@ -65,7 +65,7 @@ class Job:
     cancel: Cancel | None = None
     on_progress: OnProgress | None = None
     on_open: Callable[[], None] | None = None
-    """Called once the pass is open, before this worker begins."""
+    """Called once the pass is open, before this worker begins; also if others have ended it by then."""
     on_loaded: Callable[[Encoder], None] | None = None
     """Called after an encoder's first batch was submitted, for which it loads its model. An error from this function ends the work."""
     heartbeat: Heartbeat | None = None

@@ -57,7 +57,7 @@ class Worker:
         self._known = KnownEntries(job.layout, ref)
         self._stages = Stages(clock)
         self._encoding = Encoding(job, ref, heartbeat, self._known, self._stages, clock=clock)
-        self._claiming = Claiming(job, ref, self.claims, look_again=self._known.look_again, check_cancelled=self._encoding.check_cancelled)
+        self._claiming = Claiming(job, self.claims, look_again=self._known.look_again, check_cancelled=self._encoding.check_cancelled)
         self._states = [EncoderState(n, encoder, Batches(encoder.batch_limit)) for n, encoder in enumerate(job.encoders)]
         self._sleep = sleep
 

@@ -47,7 +47,7 @@ from cachestore.storage.segment import SegmentContents, read_contents
 from cachestore.storage.snapshot import Snapshot, list_segments, load_snapshot, open_layout
 from cachestore.storage.usage import Needs, Usage, survey
 from cachestore.storage.verify import VerifyReport
-from cachestore.store.unfinished import list_data_sets, not_there
+from cachestore.store.unfinished import check_there, list_data_sets, not_there
 from cachestore.work.passes import PassRef
 from cachestore.work.plan import is_published, read_plan
 from cachestore.work.retention import (
@@ -267,7 +267,7 @@ def _unfinished(passes: frozenset[PassRef]) -> list[str]:
     """Return a remark on passes whose entries stay because they may still be finished."""
     if not passes:
         return []
-    return [f"the entries of {len(passes)} unfinished passes stay: run the same `cachestore precompute` again to finish them"]
+    return [f"the values of {plural(len(passes), 'unfinished run')} stay: run the same `cachestore precompute` again to finish"]
 
 
 def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
@@ -448,6 +448,7 @@ def verify(
     name: str | None = None,
 ) -> VerifyReport:
     """Verify as `storage.verify`, with the findings of `look_further`. Raises as that does."""
+    check_there(open_layout(Layout.at(as_path("path", path))), name)
     return storage_verify.verify(path, level, subset=subset, on_finding=on_finding, look_further=look_further, name=name)
 
 

@@ -38,6 +38,7 @@ from cachestore.storage.model_digests import load_digests
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.storage.verify import VerifyReport
 from cachestore.store.reader import Reader
+from cachestore.store.unfinished import list_unfinished
 from cachestore.work.workers import host_name
 
 T = TypeVar("T")
@@ -180,7 +181,7 @@ def verify(
             wanted = _by_segment(catalogs, snapshot, makers)
         chosen = choose(wanted, recompute, seed)
         if not chosen and report.entries and report.ok:
-            why = "; ".join(unknown) or "no data set has them"
+            why = "; ".join([*unknown, *(one.in_words(layout) for one in list_unfinished(layout))]) or "no data set has them"
             none = f"none of {plural(report.entries, 'entry')} in {layout.root} can be encoded again and compared"
             raise BadInput(f"{none}: {why}; without --recompute, `verify` checks the stored bytes")
         tally = _remake_all(layout, chosen, makers)

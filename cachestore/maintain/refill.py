@@ -32,8 +32,10 @@ from cachestore.storage.losses import needed_by
 from cachestore.storage.repair import RepairReport, finish_report, foresee_repair, note_unmade, repair_store
 from cachestore.storage.snapshot import load_snapshot, open_layout
 from cachestore.store.unfinished import list_data_sets, not_there
+from cachestore.work.pace import with_pace
 from cachestore.work.passes import read_done
 from cachestore.work.plan import Plan, read_plan
+from cachestore.work.progress import Observer
 from cachestore.work.retention import ReportedCatalog, generation_of_pass, reported_catalogs
 
 _log = logging.getLogger("cachestore")
@@ -65,7 +67,7 @@ def repair(
         vae: with `refill`, the new path of the VAE.
         text_encoder: with `refill`, the new path of the text encoder.
         dry_run: report what would be done and change nothing. With `refill`, the sources and models that would be needed are checked.
-        on_progress: with `refill`, called with the counts of each pass, as for `precompute`.
+        on_progress: with `refill`, called about once a second with the counts that `precompute` gives.
         cancel: with `refill`, anything with `is_set()`. Once it is set, the work ends after the current batch: what is encoded is
             published, and Incomplete is raised.
         name: with `refill`, encode only what this data set lacks.
@@ -209,7 +211,8 @@ def _look(layout: Layout, catalog: Catalog, request: PrecomputeRequest, missing:
 def _run_again(layout: Layout, request: PrecomputeRequest, on_progress: OnProgress | None, cancel: Cancel | None) -> int:
     """Encode what is missing; samples and captions stay."""
     unchanged = partial(_check_unchanged, request)
-    found = precompute_here(request, store_id=layout.store_id, on_progress=on_progress, cancel=cancel, compare_with=unchanged)
+    follow = Observer(layout).following(with_pace(on_progress)) if on_progress else None
+    found = precompute_here(request, store_id=layout.store_id, on_progress=follow, cancel=cancel, compare_with=unchanged)
     if refused := [failure for failure in found.failures if failure["encoder"] == OF_SOURCE]:
         named = first_of(str(failure["sample"]) for failure in refused)
         what = plural(len(refused), "row or file", "rows or files")

@@ -46,6 +46,11 @@ class ClientLimits(NamedTuple):
     retry_seconds: float = 60.0
     """After so many seconds since the first try, no new one begins."""
 
+    @property
+    def longest_seconds(self) -> float:
+        """After so many seconds without an answer a request has failed: the last try may begin, and be repeated, just before."""
+        return self.retry_seconds + self.retry_seconds / 2 + self.request_seconds
+
 
 class ObjectRef(NamedTuple):
     """An object in a listing."""

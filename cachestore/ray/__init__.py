@@ -22,6 +22,7 @@ from cachestore.jobs.precompute import precompute_here, read_arguments
 from cachestore.jobs.task import Cancel, OnProgress
 from cachestore.store.reader import AnyKey
 from cachestore.store.writer import Store
+from cachestore.work.pace import with_pace
 from cachestore.work.progress import Observer
 
 if TYPE_CHECKING:
@@ -141,9 +142,10 @@ def fill(
 def _precompute(request: Mapping[str, Any], cancel: Cancel, on_progress: OnProgress) -> Report:
     asked = PrecomputeRequest.from_json(request)
     observer = Observer(Layout.at(asked.store))
-    report = precompute_here(asked, cancel=cancel, on_progress=observer.following(on_progress))
+    tell = with_pace(on_progress)
+    report = precompute_here(asked, cancel=cancel, on_progress=observer.following(tell))
     if (ended := observer.newest(report.plan)) is not None:
-        on_progress(ended.counts())
+        tell(ended)
     return report
 
 

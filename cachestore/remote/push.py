@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cachestore.core.errors import CacheStoreError, FormatError, MissingEntry, ReadFailed
@@ -58,6 +58,7 @@ from cachestore.store.outline import (
     start_of,
     take_inventory,
 )
+from cachestore.store.unfinished import check_there, list_unfinished
 
 
 def push(
@@ -95,9 +96,12 @@ def push(
         MissingExtra: the extra [objects] is not installed.
     """
     request = TransferRequest.checked(name, generation, jobs, check=check, dry_run=dry_run, on_progress=on_progress)
-    open_layout(Layout.at(store, "store"))
+    layout = open_layout(Layout.at(store, "store"))
     parse_address("address", address)
-    return TransferReport.from_json(call_helper("push", address, store=str(store), on_progress=on_progress, **request.as_json()))
+    check_there(layout, name)
+    report = TransferReport.from_json(call_helper("push", address, store=str(store), on_progress=on_progress, **request.as_json()))
+    unfinished = list_unfinished(layout) if name is None else []
+    return replace(report, remarks=(*report.remarks, *(one.in_words(layout) for one in unfinished)))
 
 
 def push_to(client: Client, layout: Layout, request: TransferRequest) -> TransferReport:

@@ -62,6 +62,12 @@ def list_unfinished(layout: Layout) -> list[Unfinished]:
     return [Unfinished(name, one.done, one.total, bool(one.at_work)) for name, one in sorted(newest.items())]
 
 
+def check_there(layout: Layout, name: str | None) -> None:
+    """Raise BadInput if a name is given and no data set that is finished has it."""
+    if name is not None and name not in (there := list_data_sets(layout)):
+        raise not_there(layout, name, there)
+
+
 def not_there(layout: Layout, name: str, names: Collection[str]) -> BadInput:
     """Return the error for a name that no data set has: one of this name may be unfinished. `names` are those that there are."""
     found = next((one for one in list_unfinished(layout) if one.name == name), None)

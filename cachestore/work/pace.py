@@ -1,9 +1,12 @@
-"""How fast a pass goes now, and how long it will still take: from what one observer has seen in about the last minute. Reads no clock."""
+"""How fast a pass goes now, and how long it will still take: from what one observer has seen in about the last minute."""
 
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import exp
 from typing import Final
 
+from cachestore.core.keys import Json
 from cachestore.work.progress import PassStatus
 
 MEMORY_SECONDS: Final = 60.0
@@ -71,3 +74,16 @@ class Pace:
                 return None
             seconds += units / rate if units > 0 and rate is not None else 0.0
         return seconds
+
+
+def with_pace(
+    on_progress: Callable[[Mapping[str, Json]], None], clock: Callable[[], float] = time.monotonic
+) -> Callable[[PassStatus], None]:
+    """Return a function that gives `on_progress` the counts of a pass, with `rate` and `seconds_left`: None where they are not known."""
+    pace = Pace()
+
+    def tell(status: PassStatus) -> None:
+        pace.see(status, clock())
+        on_progress({**status.counts(), "rate": pace.rate, "seconds_left": pace.seconds_left(status)})
+
+    return tell

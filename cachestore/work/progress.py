@@ -114,6 +114,8 @@ class PassStatus:
     encoders: tuple[EncoderStatus, ...] = ()
     prompts: int = 0
     """How many prompts for validation the plan has. Their texts are among its units."""
+    generation: int = 0
+    """The generation with which it ended; 0 while it has not."""
 
     @property
     def done(self) -> int:
@@ -215,7 +217,7 @@ class Observer:
         reader = Claims(self.layout, folder, "", Watch(self.layout))
         newest = reader.newest(number).items()
         claims = [claim for slot, claim in newest if slot[0] < len(sizes) and slot not in finished]
-        done = read_done(self.layout, ref)
+        done = None if self.without else read_done(self.layout, ref)
         heartbeats = [heartbeat for heartbeat in self._heartbeats() if heartbeat["plan"] == ref.plan and heartbeat["pass"] == ref.number]
         ranks = self._name_waiting([self._rank_status(heartbeat) for heartbeat in heartbeats], reader, claims)
         first = self._sizes(ref, 0) if rounds else tuple(map(operator.sub, outline.units_at[1:], outline.units_at))
@@ -235,6 +237,7 @@ class Observer:
             ranks=tuple(ranks),
             encoders=_by_encoder(outline, first, heartbeats, {one.worker for one in ranks if one.is_at_work}, is_complete=done is not None),
             prompts=outline.prompts,
+            generation=int(done.report["generation"]) if done else 0,
         )
 
     def newest(self, plan: str) -> PassStatus | None:
@@ -260,11 +263,14 @@ class Observer:
         joined = [heartbeat for heartbeat in ours if heartbeat["plan"]]
         newest = min(joined, key=lambda heartbeat: age_of(heartbeat) + lived(heartbeat), default=None)
         status = self._look(PassRef(newest["plan"], newest["pass"])) if newest is not None else None
-        before = tuple(self._rank_status(heartbeat) for heartbeat in ours if status is None or not heartbeat["plan"])
-        return LaunchStatus((*before, *(status.ranks if status else ())), status, newest["launch"] if newest is not None else "")
+        ranks = status.ranks if status else ()
+        known = {one.worker for one in ranks}  # also those that have joined the pass since their heartbeat was read above
+        waiting = (heartbeat for heartbeat in ours if heartbeat["worker"] not in known and (status is None or not heartbeat["plan"]))
+        before = tuple(map(self._rank_status, waiting))
+        return LaunchStatus((*before, *ranks), status, newest["launch"] if newest is not None else "")
 
-    def following(self, on_progress: Callable[[Mapping[str, Json]], None], *, seconds: float = 1.0) -> Callable[[Mapping[str, Json]], None]:
-        """Return a callback for one worker's counts that gives all workers' counts to `on_progress`, at most every `seconds`."""
+    def following(self, show: Callable[[PassStatus], None], *, seconds: float = 1.0) -> Callable[[Mapping[str, Json]], None]:
+        """Return a callback for one worker's counts that shows how far the whole pass is, at most every `seconds`."""
         seen_at = -seconds
 
         def tell(counts: Mapping[str, Json]) -> None:
@@ -273,7 +279,7 @@ class Observer:
                 return
             seen_at = self.clock()
             if (status := self._look(PassRef(str(counts["plan"]), int(counts["pass"])))) is not None:
-                on_progress(status.counts())
+                show(status)
 
         return tell
 

@@ -15,6 +15,8 @@ Stage = Literal["read", "prepare", "encode", "append"]
 STAGES: Final[tuple[Stage, ...]] = ("read", "prepare", "encode", "append")
 """`read` (and digest), `prepare` (decode and resize, or tokenise), `encode`, `append` (compute checksums, write, sync, read back)."""
 
+_NAMES: Final = {"read": "reading files", "prepare": "preparing", "encode": "encoding", "append": "writing"}
+"""What stages are called for a person."""
 _SHARED: Final[tuple[Stage, ...]] = ("read", "prepare")
 
 
@@ -75,11 +77,13 @@ def sum_stages(heartbeats: Iterable[Mapping[str, Any]]) -> dict[str, Json]:
 
 
 def stages_in_words(summed: Mapping[str, Any]) -> str:
-    """Describe a result of `sum_stages`: each stage's busy time in percent, and the bottleneck. Empty if nothing was done."""
+    """Describe a result of `sum_stages`: the stage that everything waits for, and how busy each was. Empty if nothing was done."""
     if not summed:
         return ""
-    words = ", ".join(f"{stage} {fraction:.0%}" for stage, fraction in stage_fractions(summed).items())
-    return f"busy: {words}; bottleneck: {summed['limiting']}"
+    busy = {_NAMES[stage]: f"{fraction:.0%}" for stage, fraction in stage_fractions(summed).items()}
+    slowest = _NAMES[summed["limiting"]]
+    others = ", ".join(f"{name} {share}" for name, share in busy.items() if name != slowest)
+    return f"the slowest part was {slowest}, busy {busy[slowest]} of the time ({others})"
 
 
 def stage_fractions(summed: Mapping[str, Any]) -> dict[str, float]:

@@ -372,7 +372,7 @@ def test_plan_only_does_not_count_captions_that_another_data_set_has(run_json, d
 def test_the_summary_says_how_many_samples_are_usable(run, run_json, data, tmp_path, makers):
     (data / "1.png").write_bytes(b"undecodable")
     code, out, _err = run("precompute", data, "--model", "m", "--store", tmp_path / "s")
-    assert (code, "3 samples, 2 of them complete and ready to train on; " in out) == (FAILURES, True)
+    assert (code, "3 samples, 2 of them ready to train on; " in out) == (FAILURES, True)
     assert run_json("precompute", data, "--model", "m", "--store", tmp_path / "s")[1]["usable"] == 2
     found = fakes.catalog(tmp_path / "s")
     assert [found.is_complete(row) for row in range(3)] == [True, False, True]
@@ -389,7 +389,7 @@ def test_the_result_names_the_line_of_a_row_without_a_picture(run, data, tmp_pat
 
 def test_quiet_prints_no_lines_of_python(run, data, tmp_path, makers):
     _code, out, err = run("precompute", data, "--model", "m", "--store", tmp_path / "s", "--quiet")
-    assert ("CachedDataset" in out, "7 units" in out, "generation" in out, err) == (False, True, True, "")
+    assert ("CachedDataset" in out, "7 values" in out, "generation" in out, err) == (False, True, True, "")
     _code, out, _err = run("precompute", data, "--model", "m", "--store", tmp_path / "s")
     assert "CachedDataset" in out
 
@@ -398,7 +398,7 @@ def test_where_no_sample_can_be_trained_on_no_lines_of_python_are_printed(run, t
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "bad.png").write_bytes(b"undecodable")
     code, out, _err = run("precompute", tmp_path / "data", "--model", "m", "--store", tmp_path / "s")
-    assert (code, "0 of them complete" in out, "CachedDataset" in out) == (FAILURES, True, False)
+    assert (code, "0 of them ready" in out, "CachedDataset" in out) == (FAILURES, True, False)
 
 
 def test_what_import_starts_for_itself_is_in_no_message(run):
@@ -536,7 +536,7 @@ def test_a_run_that_has_nothing_to_do_starts_no_process(run, run_json, data, mak
     monkeypatch.setattr(launching, "run_workers", lambda *arguments: started.append(arguments) or real(*arguments))
     code, found = run_json(*arguments)
     assert (code, found["reused"], found["encoded"], started) == (OK, 7, 0, [])
-    assert "7 units: 7 are in the store already; 0 to encode" in run(*arguments)[2]
+    assert "7 values, 7 of them in the store already; 0 to encode" in run(*arguments)[2]
     assert started == []
     (data / "1.txt").write_text("another caption")
     assert run_json(*arguments)[1]["encoded"] == len(started) == 1

@@ -4,12 +4,14 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import fields
 
 import pytest
 
 import cachestore as cs
 from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, OK, USAGE, failed_samples, main, make_parser, question
 from cachestore.core.errors import BadInput
+from cachestore.jobs.options import PrecomputeRequest, in_command, switched_off
 from tests import fakes
 from tests.fakes import FakeEncoder, captions
 
@@ -136,13 +138,14 @@ def test_gc_keeps_the_generations_of_other_data_sets(run, store, data):
 # Unfinished
 
 
-@pytest.mark.parametrize("command", ["export", "show", "report", "stats", "ls", "why", "status", "drop"])
+@pytest.mark.parametrize("command", ["export", "show", "report", "stats", "ls", "why", "status", "drop", "verify", "push"])
 def test_an_unfinished_data_set_is_called_so_with_how_far_it_is(run, begun, monkeypatch, tmp_path, command):
     monkeypatch.chdir(tmp_path)
-    more = {"show": ["a"], "drop": ["train", "--dry-run"]}.get(command, ON_ONE[command])
+    others = {"show": ["a"], "drop": ["train", "--dry-run"], "ls": [], "push": ["s3://bucket/c", "--name", "train"]}
+    more = others.get(command, ON_ONE.get(command, []))
     _code, out, err = run(command, begun, *more)
     assert "0 of 2" in out + err
-    if command not in {"status", "drop"}:
+    if command != "drop":
         assert f"cachestore precompute --again --store {begun}" in out + err
 
 
@@ -156,7 +159,8 @@ def test_a_trainer_is_told_that_the_data_set_is_not_finished(begun):
 def test_machines_get_unfinished_data_sets_too(run, begun):
     unfinished = [{"name": "train", "done": 0, "total": 2, "at_work": False}]
     assert json.loads(run("stats", begun, "--json")[1])["unfinished"] == unfinished
-    assert json.loads(run("ls", begun, "--samples", "--json")[1])["unfinished"] == unfinished
+    for more in ([], ["--samples"]):
+        assert json.loads(run("ls", begun, *more, "--json")[1])["unfinished"] == unfinished
 
 
 # Again
@@ -179,6 +183,28 @@ def test_again_takes_a_file_over_what_is_remembered_and_the_command_line_over_bo
     arguments = ["precompute", "--again", "--store", str(store), "--config", str(tmp_path / "c.toml"), "--caption", "y", "--quiet"]
     request = request_from(make_parser(["precompute"]).parse_args(arguments))
     assert (request.name, request.resolution, request.caption, request.flip) == ("flux", 256, "y", True)
+
+
+@pytest.mark.parametrize("switch", [one.name for one in fields(PrecomputeRequest) if isinstance(one.default, bool)])
+def test_every_switch_of_the_last_command_can_be_taken_back(switch):
+    from cachestore.cli.precompute import request_from
+
+    on, off = in_command(switch), switched_off(in_command(switch))
+    parser = make_parser(["precompute"])
+    for given, value in (([on], True), ([on, off], False), ([], False)):
+        found = request_from(parser.parse_args(["precompute", "data", "--model", "m", "--store", "s", *given]))
+        assert getattr(found, switch) is value
+
+
+def test_one_rank_alone_says_what_is_repeated_and_a_switch_is_taken_back(store, capsys, monkeypatch):
+    from cachestore.cli.precompute import request_from
+
+    arguments = make_parser(["precompute"]).parse_args(["precompute", "--again", "--store", str(store), "--no-flip"])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        assert request_from(arguments).flip is False
+    assert capsys.readouterr().err.count("again: ") == 1
 
 
 def test_the_command_that_is_shown_is_one_line_that_gives_the_same(run, store):
@@ -243,7 +269,8 @@ def test_on_a_terminal_it_is_asked_for(store, data, types, capsys, typed, chosen
     types(typed)
     arguments = make_parser(["precompute"]).parse_args(["precompute", str(data), "--model", "m", "--store", str(store)])
     assert _named(arguments, request_from(arguments)).name == chosen
-    assert "There is a data set 'flux' here. Add to it (a), or make a new one called 'train' (n)?" in capsys.readouterr().err
+    asked = " ".join(capsys.readouterr().err.split())
+    assert "There is a data set 'flux' here. Add to it (a), or make a new one called 'train' (n)?" in asked
 
 
 def test_a_name_that_is_given_is_never_asked_about(store, data, types, capsys):

@@ -67,7 +67,7 @@ def test_quiet_says_nothing_but_the_result(asked):
 def test_a_person_gets_counts_and_the_lines_that_train(asked):
     code, out, _err = ended(command(*asked))
     assert code == OK
-    assert "13 units: 0 reused, 13 encoded, 0 failed, 0 missing" in out
+    assert "13 values: 0 reused, 13 encoded, 0 failed; " in out
     assert "cs.CachedDataset(" in out
     assert "generation=1" in out
 
@@ -212,7 +212,7 @@ def test_a_run_that_goes_on_says_what_it_did_itself(asked, gate):
     assert interrupted(process, gate, lambda process: process.send_signal(signal.SIGINT))[0] == 130
     code, out, err = ended(command(*asked))
     assert code == OK, err
-    assert "13 units: 0 reused, 13 encoded (12 by this process, 1 by others or earlier), 0 failed" in out
+    assert "13 values: 0 reused, 13 encoded (12 by this process, 1 by earlier runs), 0 failed" in out
     assert re.search(r" new, [0-9.]+ s over all runs, [0-9.]+ s in this one\n", out)
 
 
@@ -345,7 +345,7 @@ def test_what_a_killed_run_published_is_reported_alike_by_status_and_by_the_plan
     forecast = json.loads(capsys.readouterr().out)
     assert (forecast["present"], forecast["to_encode"], forecast["published"], forecast["left"]) == (0, 12, 12, 0)
     assert main([*map(str, asked), "--plan-only"]) == OK
-    assert "12 units: 12 are in the store already, from a run that did not finish; 0 to encode" in capsys.readouterr().out
+    assert "12 values, 12 of them in the store already, from a run that did not finish; 0 to encode" in capsys.readouterr().out
     fakes.fake_processes(monkeypatch)
     assert main([*map(str, asked)]) == OK
     assert main([*map(str, asked), "--plan-only", "--json"]) == OK

@@ -53,9 +53,9 @@ def one(root):
 
 def test_units_that_are_encoded_but_not_written_yet_are_shown_as_progress():
     one = replace(status("encoding text", text=(600, 0, 300)), total=600)
-    assert "0 of 600 units: 0 reused, 0 encoded, 0 failed, 300 to be written" in in_a_line(one)
+    assert "0 of 600 values: 0 reused, 0 encoded, 0 failed, 300 to be written" in in_a_line(one)
     *_rest, drawn, _after = rows(80, 24, LaunchStatus((), one, "l"))
-    assert " 50%  0 of 600 units  300 to be written" in drawn[0]
+    assert " 50%  0 of 600 values  300 to be written" in drawn[0]
 
 
 def test_a_rank_that_is_silent_is_named_with_what_it_does(one):
@@ -78,7 +78,7 @@ def test_nobody_of_a_launch_that_is_over_is_gone(one):
     killed(one, launch="an earlier one", encoded=1)
     reported = shown(one)
     assert "has stopped" not in reported
-    assert "1 of 2 units: 0 reused, 1 encoded" in reported
+    assert "1 of 2 values: 0 reused, 1 encoded" in reported
 
 
 def test_a_rank_that_was_started_again_is_not_gone(one):
@@ -139,7 +139,7 @@ def test_plain_lines_begin_at_once_and_come_when_the_pause_is_over(tmp_path, cap
         assert capsys.readouterr().err == ""
         clock.now += 2
         one.show(launch(replace(status("encoding text", text=(10, 4)), total=10, encoded=4)))
-        assert capsys.readouterr().err == "4 of 10 units: 0 reused, 4 encoded, 0 failed; encoding text\n"
+        assert capsys.readouterr().err == "4 of 10 values: 0 reused, 4 encoded, 0 failed; encoding text\n"
 
 
 def test_before_there_is_a_pass_a_plain_line_says_what_the_ranks_do(tmp_path, capsys, monkeypatch):
@@ -193,7 +193,7 @@ def test_where_an_error_ends_the_command_the_last_line_says_how_far_the_pass_is(
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     *_first, last = lines = capsys.readouterr().err.splitlines()
-    assert last == f"1 of 2 units: 0 reused, 1 encoded, {ending}"
+    assert last == f"1 of 2 values: 0 reused, 1 encoded, {ending}"
     assert [line for line in lines if line.startswith("failed")] == [f"failed: {what} (text): why" for what in failed]
 
 
@@ -240,7 +240,7 @@ def test_at_any_width_each_row_is_one_that_was_meant_and_nothing_is_left(width, 
     if count == 64:
         assert drawn[-1].startswith("and 45 more: 45")
     if width >= 80:
-        assert "8,204 of 12,300 units" in drawn[0]
+        assert "8,204 of 12,300 values" in drawn[0]
         assert "3 failed" in drawn[0]
 
 
@@ -273,7 +273,7 @@ def test_while_no_worker_does_anything_it_says_why_with_a_clock_of_its_own(monke
 def test_the_bar_of_workers_that_have_ended_stands_above_finishing():
     seen = replace(status("", latents=(601, 601)), total=601, encoded=601, ranks=())
     *_rest, drawn, _after = rows(40, 24, LaunchStatus((), seen, "l"))
-    assert drawn[0].endswith("100%  601 of 601 units")
+    assert drawn[0].endswith("100%  601 of 601 values")
     assert drawn[1:] == ["finishing  0:00"]
 
 

@@ -25,13 +25,13 @@ def words(root, capsys):
 
 def test_a_store_in_which_nothing_was_begun_says_so(tmp_path, capsys):
     create_store(tmp_path / "store")
-    assert words(tmp_path / "store", capsys) == "no pass has been started here\n"
+    assert words(tmp_path / "store", capsys) == "no run has been started here\n"
 
 
 def test_a_pass_that_nobody_works_on_says_what_to_do(one, capsys):
     reported = words(one.layout.root, capsys)
-    assert "0 of 2 partitions finished" in reported
-    assert "no worker is running: run the same command again" in reported
+    assert reported.startswith("train: not finished\n  0 of 2 values: 0 reused, 0 encoded, 0 failed")
+    assert "nobody is working on it: run the same command again, or `cachestore precompute --again" in reported
 
 
 def test_a_rank_at_work_is_shown_with_its_phase_and_one_that_died_as_gone(one, capsys):
@@ -41,11 +41,12 @@ def test_a_rank_at_work_is_shown_with_its_phase_and_one_that_died_as_gone(one, c
         dead._lock.release()
         path.write_bytes(encode_record(FORMAT, VERSION, body | {"encoded": 1}))
         reported = words(one.layout.root, capsys)
-    assert "1 of 2 units: 0 reused, 1 encoded, 0 failed" in reported
+    assert "1 of 2 values: 0 reused, 1 encoded, 0 failed" in reported
     assert "planning, 0 done, 0.0/s, last heartbeat " in reported
     assert "rank 1 has stopped, others do its work" in reported
     assert ": gone, 1 done" in reported
     assert "nobody" not in reported
+    assert reported.startswith("train: a run is working on it\n")
 
 
 def test_a_pass_that_ended_with_a_failure_is_not_called_complete(tmp_path, capsys):
@@ -54,7 +55,7 @@ def test_a_pass_that_ended_with_a_failure_is_not_called_complete(tmp_path, capsy
 
     fakes.run(tmp_path / "store", captions("a"), FakeEncoder(before_encode=refuse))
     reported = words(tmp_path / "store", capsys)
-    assert ": ended, `cachestore why` says what failed\n  0 reused, 0 encoded, 1 failed" in reported
+    assert ", generation 1: ended, `cachestore why` says what failed\n  1 of 1 value: 0 reused, 0 encoded, 1 failed" in reported
 
 
 def test_a_pass_that_ended_is_its_counts_alone(one, capsys):

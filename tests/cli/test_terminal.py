@@ -126,17 +126,18 @@ def test_ranks_are_interrupted_resumed_and_fail_on_a_picture_without_a_ghost(dat
     first.check()
     assert any("starting" in row for _seconds, rows in first.frames for row in rows)
     assert "Continuewith:" in first.text()
-    interrupted = re.search(r"(\d+)of42units:0reused,(\d+)encoded,0failed", first.text())
+    interrupted = re.search(r"(\d+)of42values:0reused,(\d+)encoded,0failed", first.text())
     assert interrupted is not None, first.text()
     assert interrupted[1] == interrupted[2]
 
     again = Terminal(width, *asked)
     assert again.ended() == FAILURES
     again.check()
-    assert f"42units:{interrupted[1]}areinthestore" in again.text(), "what the bar counted when it was stopped"
+    shown = "none" if interrupted[1] == "0" else interrupted[1]
+    assert f"42values,{shown}ofthemin" in again.text(), "what the bar counted when it was stopped"
     assert f"{42 - int(interrupted[1])}toencode" in again.text()
-    own = f"{41 - int(interrupted[1])}bythisprocess,{interrupted[1]}byothersorearlier"
-    assert f"42units:0reused,41encoded({own}),1failed,0missing" in again.text()
+    own = f"({41 - int(interrupted[1])}bythisprocess,{interrupted[1]}byearlierruns)" if int(interrupted[1]) else ""
+    assert f"42values:0reused,41encoded{own},1failed;" in again.text()
     assert "failed:bad.png" in again.text()
 
 
@@ -147,4 +148,4 @@ def test_with_nothing_to_do_it_draws_and_leaves_only_the_result(data, tmp_path):
     run = Terminal(80, *asked)
     assert run.ended() == 0
     run.check()
-    assert "41units:41reused,0encoded,0failed,0missing" in run.text()
+    assert "41values:41reused,0encoded,0failed;" in run.text()

@@ -70,6 +70,13 @@ def test_what_sd_scripts_cached_comes_out_bit_for_bit(data, store, family):
         assert torch.equal(stored["sd-scripts.latents_flipped"], trainers.latents_of(picture, family).flip(-1))
 
 
+def test_progress_of_an_import_has_the_counts_that_precompute_gives(data, store):
+    trainers.write_sd_scripts(data, "sd3", ONE)
+    told = []
+    bring("sd-scripts", data, store, data, on_progress=told.append)
+    assert {"done", "total", "doing", "rate", "seconds_left"} <= set(told[-1])
+
+
 def test_raw_latents_of_sd_scripts_are_normalised_when_they_are_read(data, store):
     trainers.write_sd_scripts(data, "sd3", ONE)
     bring("sd-scripts", data, store, data)

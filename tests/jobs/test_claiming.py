@@ -183,7 +183,7 @@ def test_a_wait_without_any_sign_of_life_ends_and_says_for_whom(root, monkeypatc
         with pytest.raises(Incomplete) as ended:
             bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))
     owner = f"rank 0, pid {os.getpid()} on {host_name()}, last heartbeat: 'planning' with count 0, unchanged for"
-    assert f"partition 0 of recipe 0 (text) held by {owner}" in str(ended.value)
+    assert f"part 0 of text held by {owner}" in str(ended.value)
     assert heartbeat.worker in str(ended.value)
     assert "cachestore status" in str(ended.value)
     assert STUCK_SECONDS <= clock.now - 1000.0 <= STUCK_SECONDS + 60
@@ -233,5 +233,5 @@ def test_where_nobody_claims_what_cannot_be_taken_the_wait_ends_too(root, monkey
     clock = Clock()
     bench = Bench(root, captions("a"), FakeEncoder())
     monkeypatch.setattr("cachestore.work.claims.note", lambda *_arguments: False)
-    with pytest.raises(Incomplete, match="partitions that no worker has claimed"):
+    with pytest.raises(Incomplete, match="work that no process has claimed"):
         bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))

@@ -135,7 +135,8 @@ def test_fill_tells_how_far_all_ranks_are_in_the_callers_thread_and_at_the_end(r
     with cs.open(root, mode="a") as store:
         report = fill_with(store, *names(40), on_progress=tell)
     assert threads == {threading.get_ident()}
-    assert reported[-1] == {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 40, "failed": 0, "total": 40, "done": 40, "doing": ""}
+    counts = {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 40, "failed": 0, "total": 40, "done": 40, "doing": ""}
+    assert reported[-1] == {**counts, "rate": None, "seconds_left": 0.0}
 
 
 def test_what_contradicts_itself_in_the_environment_is_reported_once(root, monkeypatch, caplog):

@@ -542,11 +542,22 @@ def test_progress_within_this_process_counts_over_all_ranks_as_it_does_without(d
     reported = []
     report = cs.precompute(data, model="m", store=root, inline=True, on_progress=reported.append)
     counts = {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 11, "failed": 0, "total": 11}
-    assert reported[-1] == {**counts, "done": 11, "doing": ""}
-    assert all(set(counts) == set(reported[-1]) for counts in reported)
+    assert reported[-1] == {**counts, "done": 11, "doing": "", "rate": None, "seconds_left": 0.0}
+    assert all({*counts, "rate", "seconds_left"} <= set(one) for one in reported)
 
 
 # Forecasts
+
+
+def test_rank_0_says_what_there_was_to_do_if_others_have_done_it_by_then(data, root, makers, monkeypatch):
+    monkeypatch.setenv("CACHESTORE_LAUNCH", "one")
+    said = []
+    for _process in range(2):
+        monkeypatch.setattr("cachestore.jobs.pass_loop._invocations", {})
+        precompute_here(PrecomputeRequest(str(data), "m", str(root), rank=0, world_size=2), say=said.append)
+    first, second = [line for line in said if "to encode" in line]
+    assert first == second
+    assert "11 values, none of them in the store already" in first
 
 
 def look(data, root, **options):
@@ -594,7 +605,7 @@ def test_a_forecast_names_no_batch_size_of_its_own_and_says_what_several_leave_o
     found = replace(found, buckets={"64x64": 5, "64x48": 2}, left_out={2: 1, 4: 3, 8: 7, 16: 7})
     [line] = [line for line in in_words(found, root) if "loader" in line]
     assert "leaves out 1 sample with a batch size of 2, 3 with 4, 7 with 8, 7 with 16;" in line
-    assert "buckets (2): 64x64 5, 64x48 2" in in_words(found, root)
+    assert "2 buckets: 5 of 64x64, 2 of 64x48" in in_words(found, root)
     assert not any("loader" in line for line in in_words(replace(found, left_out={2: 0}), root))
 
 
@@ -611,6 +622,14 @@ def test_buckets_are_those_of_the_pictures_that_are_trained_on(tmp_path, root, m
     assert sum(look(manifest, root, resolution=128).buckets.values()) == 2
     run(manifest, root, resolution=128)
     assert look(manifest, root, resolution=128).buckets == {"4x4": 2}
+
+
+def test_the_start_of_a_run_names_what_will_fail_and_leaves_the_reason_to_its_end(photos, root, makers):
+    why = ({"sample": "a.png", "reason": "it is broken"},)
+    found = replace(look(photos, root, resolution=128), will_fail=why, will_fail_count=1, failed=1, failures=why)
+    at_once, at_start = ("\n".join(in_words(found, root, with_reasons=reasons)) for reasons in (True, False))
+    assert (at_once.count("it is broken"), at_start.count("it is broken")) == (2, 0)
+    assert ("1 sample will fail (a.png)" in at_start, "1 row or file of the source" in at_start) == (True, True)
 
 
 def test_a_forecast_after_a_run_finds_all_present_and_still_tells_the_buckets(photos, root, makers):

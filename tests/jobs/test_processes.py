@@ -168,7 +168,7 @@ def test_progress_is_reported_in_the_calling_thread_with_counts_over_all_ranks(d
     report = cs.precompute(data, model="model", store=root, procs=2, on_progress=on_progress)
     assert {thread for thread, _counts in reported} == {threading.main_thread()}
     counts = {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 6, "failed": 0, "total": 6}
-    assert reported[-1][1] == {**counts, "done": 6, "doing": ""}
+    assert reported[-1][1] == {**counts, "done": 6, "doing": "", "rate": None, "seconds_left": 0.0}
     done = [counts["encoded"] for _thread, counts in reported]
     assert done == sorted(done)
     assert all(set(counts) == set(reported[-1][1]) for _thread, counts in reported)
@@ -454,7 +454,7 @@ import cachestore as cs
 sys.stderr = io.StringIO()
 report = cs.precompute({data!r}, model="model", store={store!r})
 shown, sys.stderr = sys.stderr.getvalue(), sys.__stderr__
-print(report.complete, report.encoded, "6 units" in shown, shown.count("distinct"))
+print(report.complete, report.encoded, "6 values" in shown, shown.count("to encode"))
 """
 
 NOTEBOOK = """

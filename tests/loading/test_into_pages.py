@@ -26,6 +26,22 @@ class Denoiser:
         return [None]
 
 
+def test_the_lines_that_log_the_encoding_give_counts_rate_and_time_left(caplog):
+    [lines] = blocks("into-your-own-loop.md")["Log the encoding"]
+    counts: dict[str, Any] = {"done": 3, "total": 9, "doing": "encoding latents", "rate": None, "seconds_left": None}
+
+    def precompute(*_data, on_progress, **_options):
+        on_progress(counts)
+        on_progress(counts | {"rate": 1.5, "seconds_left": 4.0})
+
+    with caplog.at_level("INFO", "encode"):
+        exec(lines, {"cs": SimpleNamespace(precompute=precompute)})
+    assert caplog.messages == [
+        "3 of 9 values, 0.0 a second, an unknown time left: encoding latents",
+        "3 of 9 values, 1.5 a second, 4 s left: encoding latents",
+    ]
+
+
 @pytest.mark.parametrize(("title", "family"), [("SDXL", SDXL), ("FLUX", FLUX)])
 def test_the_lines_for_a_diffusers_script_hand_its_denoiser_what_was_encoded_in_its_dtype(tmp_path, title, family):
     store = make_store(tmp_path / "cache", ROWS, recipes(family))
@@ -74,6 +90,7 @@ def test_the_lines_for_a_loop_of_your_own_train_stop_and_go_on(tmp_path, monkeyp
     assert list(lines) == [
         "One process",
         "Several processes",
+        "Log the encoding",
         "Encode while training",
         "Stop and resume",
         "Captions that are dropped, and validation",

@@ -458,7 +458,7 @@ def test_it_says_from_when_on_marked_segments_can_be_removed(root):
 
 def test_it_says_that_an_unfinished_pass_keeps_its_entries(root):
     open_pass(job(root, "a"))
-    assert collect(root).remarks[-1].startswith("the entries of 1 unfinished passes stay")
+    assert collect(root).remarks[-1].startswith("the values of 1 unfinished run stay")
 
 
 def test_a_plan_goes_with_its_catalogs_and_not_before(root):

@@ -63,7 +63,9 @@ def test_without_refill_a_lost_entry_is_counted_as_missing(store, makers):
 
 def test_with_refill_exactly_the_lost_entry_is_made_again(store, makers):
     key = flip_entry(store, "2.png", "latents")
-    report = cs.repair(store, refill=True)
+    told = []
+    report = cs.repair(store, refill=True, on_progress=told.append)
+    assert {"done", "total", "doing", "rate", "seconds_left"} <= set(told[-1])
     assert makers.encoded() == [b"picture 2"]
     assert (report.salvaged, report.missing, report.refilled) == (3, 0, 1)
     assert cs.verify(store).ok

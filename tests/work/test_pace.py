@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cachestore.work.pace import FIRST_SECONDS, Pace
+from cachestore.work.pace import FIRST_SECONDS, Pace, with_pace
 from cachestore.work.progress import EncoderStatus, PassStatus, RankStatus
 
 
@@ -92,3 +92,14 @@ def test_after_a_minute_the_present_rate_counts_more_than_the_earlier_one():
         pace.see(status("encoding latents", latents=(10_000, done)), float(second))
     assert pace.rate is not None
     assert 1.0 < pace.rate < 2.5
+
+
+def test_on_progress_gets_the_rate_and_the_seconds_left_once_they_are_known():
+    told, seconds = [], iter(range(9))
+    tell = with_pace(told.append, lambda: float(next(seconds)))
+    for done in range(0, 10, 2):
+        tell(replace(status("encoding latents", latents=(10, done)), total=10, encoded=done))
+    assert (told[0]["rate"], told[0]["seconds_left"]) == (None, None)
+    assert (told[-1]["done"], told[-1]["rate"], told[-1]["seconds_left"]) == (8, pytest.approx(2.0), pytest.approx(1.0))
+    tell(replace(EMPTY, complete=True))
+    assert told[-1]["seconds_left"] == 0.0

@@ -233,6 +233,20 @@ def test_processes_say_what_they_do_before_there_is_a_pass(layout):
     assert [rank.phase for rank in observer.look_at([os.getpid()]).ranks] == ["ended"]
 
 
+def test_a_worker_that_joins_the_pass_during_a_look_is_seen_once(three, monkeypatch):
+    one, _ref = three
+    look = Observer._look
+
+    def join_first(observer, ref):
+        late.join(ref.plan, ref.number, "launch")
+        return look(observer, ref)
+
+    monkeypatch.setattr(Observer, "_look", join_first)
+    with heartbeat_of(one, rank=0), Heartbeat(one.layout, "", 0, "launch", 1, 2) as late:
+        seen = Observer(one.layout).look_at([os.getpid()])
+    assert [rank.rank for rank in seen.ranks] == [0, 1]
+
+
 def test_each_encoder_has_its_own_counts_and_only_running_workers_have_units_that_are_not_published(root):
     one = fakes.job(root, pictures("a", "b", "c"), [FakeEncoder(), FakeEncoder("latents")])
     ref = fakes.open_pass(one)
@@ -277,7 +291,7 @@ def test_the_counts_of_one_worker_become_those_of_all_at_most_once_a_second(thre
         clock.now += 1
         tell({"plan": "0" * 32, "pass": 1})
     counts = {"plan": ref.plan, "pass": 1, "reused": 0, "encoded": 2, "failed": 0, "total": 3}
-    assert reported == [{**counts, "done": 2, "doing": "planning"}]
+    assert [one.counts() for one in reported] == [{**counts, "done": 2, "doing": "planning"}]
 
 
 def test_a_round_of_other_recipes_is_refused_and_has_no_status(three):

@@ -60,7 +60,7 @@ def test_a_worker_whose_heartbeat_tells_of_no_stages_is_passed_over():
 
 def test_a_person_is_told_of_fractions_and_of_what_limits():
     summed = sum_stages([heartbeat(read=[1.0, 40.0], prepare=[9.0, 40.0], encode=[45.0, 5.0], append=[5.0, 45.0])])
-    assert stages_in_words(summed) == "busy: read 2%, prepare 18%, encode 90%, append 10%; bottleneck: encode"
+    assert stages_in_words(summed) == "the slowest part was encoding, busy 90% of the time (reading files 2%, preparing 18%, writing 10%)"
 
 
 def test_the_fraction_of_a_stage_is_of_the_time_its_threads_had_and_those_that_are_shared_share_it():
