@@ -1,10 +1,11 @@
 """Forecasts what a pass will do: counts, buckets, truncated captions, bytes and time. Encodes nothing."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -103,6 +104,8 @@ class Forecast:
     """Rows and files of the source that cannot be used. They count in `samples` and `wanted`: `wanted = present + to_encode + failed`."""
     failures: tuple[Mapping[str, Json], ...] = ()
     """These, as in the report of `precompute`."""
+    memory: tuple[Mapping[str, Json], ...] = ()
+    """What the encoders that have something to encode take of a GPU: `encoder`, `weights`, and `working` for a batch of one, in bytes."""
 
     __repr__ = in_short
 
@@ -111,7 +114,10 @@ class Forecast:
         lists = {name: list(getattr(self, name)) for name in ("remarks", "not_made_here", "truncated_samples", "will_fail", "failures")}
         lists["unused"] = [dict(row) for row in self.unused]
         fits = {"cut": self.fits.cut.as_json(), "scaled_up": self.fits.scaled_up.as_json()}
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "fits"} | lists | fits
+        # one is loaded after the other
+        needed = max((one["weights"] + one["working"] for one in self.memory), default=0)
+        ways: list[Json] = [{"way": "resident", "bytes": needed, "per_second": None, "exact": True}] if needed else []
+        return {one.name: getattr(self, one.name) for one in fields(self)} | lists | fits | {"fits": ways, "memory": list(self.memory)}
 
 
 def make_forecast(
@@ -130,7 +136,7 @@ def make_forecast(
     missing = [index for index in missing if index not in held]
     captions = _units_by(plan, missing, "text")
     images = {name: _units_by(plan, missing, name) for name in dict.fromkeys(recipe.encoder for recipe in plan.recipes) if name != "text"}
-    files, refused = _Glances(wanted.listing), dict[int, str]()
+    files, refused = Glances(wanted.listing), dict[int, str]()
     facts = {name: _fits_of(plan, units, limit, files, refused) for name, units in images.items()}
     will_fail = list({(one["sample"], one["reason"]): one for one in list_failed(plan, refused)}.values())
     is_trained_on = _first_units_of(plan)
@@ -173,7 +179,22 @@ def make_forecast(
         will_fail_count=len({one["sample"] for one in will_fail}),
         failed=plan.refused_count,
         failures=tuple(list_refused(plan)),
+        memory=tuple(_memory_of(wanted, {"text": {}} if captions else {}, facts)) if look_at_all else (),
     )
+
+
+def _memory_of(
+    wanted: Wanted, texts: Mapping[str, Any], facts: Mapping[str, Mapping[int, tuple[Any, ...]]]
+) -> Iterator[Mapping[str, Json]]:
+    """Yield what each encoder takes that has something to encode, with the largest of the buckets that were looked at."""
+    from cachestore.encode.memory import need_of
+
+    for encoder in wanted.encoders:
+        units = {**texts, **facts}.get(encoder.recipe.encoder)
+        buckets = [(*fit.bucket, *frames) for fit, *frames in (units or {}).values()]
+        is_text = encoder.recipe.encoder in texts
+        if (buckets or is_text) and (need := need_of(encoder, max(buckets, key=prod, default=()))) is not None:
+            yield asdict(need)
 
 
 def _published(layout: Layout, reconciler: Reconciler) -> int:
@@ -224,7 +245,7 @@ def _marked(plan: Plan, *cells: "Sequence[int] | Numbers") -> Mask:
 
 
 def _fits_of(
-    plan: Plan, indices: Iterable[int], limit: int, files: "_Glances", refused: dict[int, str]
+    plan: Plan, indices: Iterable[int], limit: int, files: "Glances", refused: dict[int, str]
 ) -> "dict[int, tuple[Fit] | tuple[Fit, int]]":
     """How pictures and videos to encode fit their buckets, from their headers, by unit index; for a clip also its frames.
 
@@ -258,7 +279,7 @@ def _fits_of(
     return found
 
 
-class _Glances:
+class Glances:
     """What the headers of files say, each read once, as one file may have many units."""
 
     def __init__(self, listing: Listing) -> None:
@@ -359,6 +380,21 @@ def in_words(forecast: Forecast, root: Path) -> list[str]:
         seconds = "" if forecast.estimated_seconds is None else f", about {forecast.estimated_seconds:.0f} s at the rate of earlier passes"
         lines.append(f"{room_in_words(forecast, root)}{seconds}")
     return lines
+
+
+def memory_in_words(memory: Sequence[Mapping[str, Json]]) -> list[str]:
+    """Return a line with the memory that encoding takes of a GPU at least, and the smallest usual card that has it. Empty for no model."""
+    from cachestore.encode.memory import CARDS, KEPT_FREE
+
+    if not memory:
+        return []
+    each = [f"{one['encoder']} {human_bytes(one['weights'])} of weights and about {human_bytes(one['working'])} to work" for one in memory]
+    most = max(one["weights"] + one["working"] for one in memory)
+    card = next((size for size in CARDS if most + KEPT_FREE <= size), None)
+    after = ", one after the other" if len(each) > 1 else ""
+    fits = f"fits a card of {card >> 30} GB" if card else f"more than a card of {CARDS[-1] >> 30} GB has"
+    small = "" if card in CARDS[:2] else " (docs/models.md says what to do with a smaller one)"
+    return [f"memory of a GPU, with a batch of one: {'; '.join(each)}{after}: {fits}{small}"]
 
 
 def _failures_in_words(forecast: Forecast) -> list[str]:
