@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from cachestore.core.keys import Json
-    from cachestore.maintain.proof import Proof, Row
+    from cachestore.maintain.proof import ComparedTensor, Proof
 
 HELP = "check this machine, the file system of a store, or that a model's values are those of diffusers; say what to fix"
 
@@ -133,7 +133,7 @@ def _lines(found: "Proof") -> "Iterator[str]":
         yield from (f"  {_unlike(one)}" for one in found.differences)
 
 
-def _line(row: "Row", width: int) -> str:
+def _line(row: "ComparedTensor", width: int) -> str:
     from math import isfinite
 
     far = f"{row.distance:.1e}" if isfinite(row.distance) else "another shape"

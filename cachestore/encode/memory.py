@@ -30,12 +30,15 @@ CARDS: Final = tuple(size << 30 for size in (8, 12, 16, 24, 32, 48, 80))
 """The memory of usual cards."""
 KEPT_FREE: Final = 1 << 30
 """What the driver, torch's kernels and a screen take of a card."""
-_HEADS: Final = ("ForConditionalGeneration", "ForCausalLM")
+LONGEST: Final = 1024
+"""The tokens of a caption if the limit is higher and none of that length was seen: some tokenizers allow 131,072."""
+HEAD: Final = "ForCausalLM"
+_HEADS: Final = (HEAD, "ForConditionalGeneration")
 """How the names of classes end that also score each token of the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class EncoderMemory:
     """What one encoder takes. Encoders are loaded one after the other, but all text encoders of a pipeline together."""
 
     encoder: str
@@ -49,23 +52,26 @@ class Need:
         return self.weights + self.working
 
 
-def need_of(encoder: Encoder, bucket: Sequence[int]) -> Need | None:
-    """Return what an encoder takes with inputs of this bucket: (width, height) or (width, height, frames). None if it has no model."""
+def memory_of(encoder: Encoder, bucket: Sequence[int], tokens: int = 0) -> EncoderMemory | None:
+    """Return what an encoder takes at least; None if it has no model.
+
+    `bucket` is (width, height) or (width, height, frames) of the largest picture or clip, `tokens` the length of the longest caption.
+    """
     name = encoder.recipe.encoder
     match encoder:
         case TextEncoder():
-            tokens = encoder.max_tokens + (encoder.image_tokens if encoder.setup.family.pictures else 0)
+            tokens = max(min(encoder.max_tokens, LONGEST), min(encoder.max_tokens + encoder.image_tokens, tokens))
             parts, item = encoder.setup.components.values(), ITEM_BYTES[encoder.setup.dtype]
-            return Need(name, _weights(parts, item), max(text_working(one.config, one.class_name, tokens, item) for one in parts))
+            return EncoderMemory(name, _weights(parts, item), max(text_working(one.config, one.class_name, tokens, item) for one in parts))
         case LatentsEncoder():
             vae, item = encoder.setup.components["vae"], ITEM_BYTES[encoder.setup.dtype]
             frames = 1 if encoder.setup.is_of_pictures else (*bucket, 1)[2]
-            return Need(name, _weights([vae], item), vae_working(VAE_FAMILIES[vae.class_name], Size(*bucket[:2]), frames, item))
+            return EncoderMemory(name, _weights([vae], item), vae_working(VAE_FAMILIES[vae.class_name], Size(*bucket[:2]), frames, item))
         case VisionEncoder():
             parts, item = encoder.setup.components.values(), ITEM_BYTES[encoder.setup.dtype]
             model = next(iter(parts))
             tokens = 1 + (int(model.config.get("image_size") or 224) // int(model.config.get("patch_size") or 14)) ** 2
-            return Need(name, _weights(parts, item), text_working(model.config, model.class_name, tokens, item))
+            return EncoderMemory(name, _weights(parts, item), text_working(model.config, model.class_name, tokens, item))
         case _:
             return None
 

@@ -76,12 +76,12 @@ def pipeline_in(folder: Path | None) -> Pipeline | None:
 
 def texts_of(setup: TextSetup, given: Mapping[str, Json], pipeline: Pipeline | None, device: str) -> Make:
     """Return what makes the outputs of `TextEncoder.resolve`'s item, under the family's names. `given` are the user's own arguments."""
-    place = choose_device(device)
-    parts = {name: load_part(part, setup, place) for name, part in setup.components.items()}
+    where = choose_device(device)
+    parts = {name: load_part(part, setup, where) for name, part in setup.components.items()}
     if pipeline is None:
-        return lambda item: _states(parts, str(item[0]), setup.max_tokens, place)
+        return lambda item: _states(parts, str(item[0]), setup.max_tokens, where)
     whole = pipeline.build(parts, setup.asked)
-    fixed = _arguments_of(whole, setup.family, given, place)
+    fixed = _arguments_of(whole, setup.family, given, where)
 
     def make(item: tuple[Caption, Sequence[Shown]]) -> dict[str, Tensor]:
         caption, shown = item
@@ -186,8 +186,8 @@ class PlainVae:
     def __init__(self, encoder: LatentsEncoder, pipeline: Pipeline | None, device: str) -> None:
         """Load the VAE onto the device."""
         self._setup, self._makes = encoder.setup, encoder.recipe.make.get("makes")
-        self._place = choose_device(device)
-        self._vae = load_module(self._setup.components["vae"], self._setup.dtype, self._place)
+        self._device = choose_device(device)
+        self._vae = load_module(self._setup.components["vae"], self._setup.dtype, self._device)
         self._pipeline: Foreign = None if pipeline is None else self._built(pipeline)
         kind: Any = importlib.import_module("diffusers.image_processor").VaeImageProcessor
         own = [getattr(self._pipeline, name, None) for name in ("video_processor", "image_processor")]
@@ -217,7 +217,7 @@ class PlainVae:
         given = self._preprocessed(pixels) * where
         given = torch.cat([given, torch.ones_like(given[:, :1])], dim=1) if self._setup.has_alpha else given
         given = given.unsqueeze(2) if self._setup.has_frames and pixels.ndim < CLIP else given
-        encoded = self._vae.encode(given.to(self._place, self._vae.dtype))
+        encoded = self._vae.encode(given.to(self._device, self._vae.dtype))
         if not hasattr(encoded, "latent_dist"):
             return {"mean": encoded.latent[0]}
         return {"moments": encoded.latent_dist.parameters[0], "mean": encoded.latent_dist.mode()[0]}
@@ -243,10 +243,10 @@ class PlainVae:
         frames, (height, width) = len(pixels), pixels.shape[1:3]
         has_last = frames > 1 and pixels[-1, 0, 0, 3] == GIVEN
         first, last = (
-            self._pipeline.video_processor.preprocess(Image.fromarray(one[..., :3]), height=height, width=width).to(self._place)
+            self._pipeline.video_processor.preprocess(Image.fromarray(one[..., :3]), height=height, width=width).to(self._device)
             for one in (pixels[0], pixels[-1])
         )
-        where = (1, self._setup.channels, height, width, frames, torch.float32, self._place, None, None)
+        where = (1, self._setup.channels, height, width, frames, torch.float32, self._device, None, None)
         return {"final": self._pipeline.prepare_latents(first, *where, last if has_last else None)[1][0]}
 
     def _guided(self, pixels: Pixels) -> dict[str, Tensor] | None:
@@ -256,7 +256,7 @@ class PlainVae:
             return None
         white = np.repeat(np.where(pixels[..., 3:] == COVERED, 255, 0).astype(np.uint8), 3, axis=-1)
         shown = ([Image.fromarray(frame) for frame in video] for video in (pixels[..., :3], white))
-        made = self._pipeline.preprocess_conditions(*shown, None, 1, height, width, frames, torch.float32, self._place)
+        made = self._pipeline.preprocess_conditions(*shown, None, 1, height, width, frames, torch.float32, self._device)
         video, mask, none = made
         parts = [self._pipeline.prepare_video_latents(video, mask, none), self._pipeline.prepare_masks(mask, none)]
         return {"final": torch.cat(parts, dim=1)[0]}
@@ -264,10 +264,10 @@ class PlainVae:
 
 def shown_to(encoder: VisionEncoder, pipeline: Pipeline, device: str) -> Make:
     """Return what makes the embeddings of frames, uint8 [count, height, width, 3], by the pipeline's own `encode_image`."""
-    place, (model, processor) = choose_device(device), encoder.setup.components.values()
-    parts = {model.name: load_module(model, encoder.setup.dtype, place), processor.name: load_image_processor(processor)}
+    where, (model, processor) = choose_device(device), encoder.setup.components.values()
+    parts = {model.name: load_module(model, encoder.setup.dtype, where), processor.name: load_image_processor(processor)}
     whole = pipeline.build(parts)
-    more = [1, place, whole.image_encoder.dtype] if "batch_size" in inspect.signature(whole.encode_image).parameters else [place]
+    more = [1, where, whole.image_encoder.dtype] if "batch_size" in inspect.signature(whole.encode_image).parameters else [where]
 
     def make(frames: Pixels) -> dict[str, Tensor]:
         pictures = [Image.fromarray(frame) for frame in frames]

@@ -89,7 +89,7 @@ _VAES = (
         defaults={**_WAN_DEFAULTS, "scale_factor_spatial": 8},
         factor="ratio",
         factor_field="scale_factor_spatial",
-        working=(3880, 14_200, 13),
+        working=(4150, 15_000, 13),
     ),
     replace(
         _WAN,
@@ -97,7 +97,7 @@ _VAES = (
         defaults=_WAN_DEFAULTS,
         factor="halvings",
         factor_field="temperal_downsample",
-        working=(3880, 14_200, 13),
+        working=(4150, 15_000, 13),
     ),
     replace(
         _LTX,
@@ -142,7 +142,7 @@ _VAES = (
         temporal_factor=6,
         temporal_fields=("temporal_expansions",),
         has_frames=True,
-        working=(1810, 520, 1300),
+        working=(1810, 0, 1870),
     ),
 )
 

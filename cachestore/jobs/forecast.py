@@ -179,22 +179,23 @@ def make_forecast(
         will_fail_count=len({one["sample"] for one in will_fail}),
         failed=plan.refused_count,
         failures=tuple(list_refused(plan)),
-        memory=tuple(_memory_of(wanted, {"text": {}} if captions else {}, facts)) if look_at_all else (),
+        memory=tuple(_memory_of(wanted, {"text": tokens} if captions else {}, facts)) if look_at_all else (),
     )
 
 
 def _memory_of(
-    wanted: Wanted, texts: Mapping[str, Any], facts: Mapping[str, Mapping[int, tuple[Any, ...]]]
+    wanted: Wanted, texts: Mapping[str, Sequence[int]], facts: Mapping[str, Mapping[int, tuple[Any, ...]]]
 ) -> Iterator[Mapping[str, Json]]:
-    """Yield what each encoder takes that has something to encode, with the largest of the buckets that were looked at."""
-    from cachestore.encode.memory import need_of
+    """Yield what each encoder takes that has something to encode: `texts` has the tokens of captions, `facts` the buckets of pictures."""
+    from cachestore.encode.memory import memory_of
 
     for encoder in wanted.encoders:
-        units = {**texts, **facts}.get(encoder.recipe.encoder)
-        buckets = [(*fit.bucket, *frames) for fit, *frames in (units or {}).values()]
-        is_text = encoder.recipe.encoder in texts
-        if (buckets or is_text) and (need := need_of(encoder, max(buckets, key=prod, default=()))) is not None:
-            yield asdict(need)
+        name = encoder.recipe.encoder
+        buckets = [(*fit.bucket, *frames) for fit, *frames in facts.get(name, {}).values()]
+        if not buckets and name not in texts:
+            continue
+        if (found := memory_of(encoder, max(buckets, key=prod, default=()), max(texts.get(name, ()), default=0))) is not None:
+            yield asdict(found)
 
 
 def _published(layout: Layout, reconciler: Reconciler) -> int:
@@ -388,13 +389,16 @@ def memory_in_words(memory: Sequence[Mapping[str, Json]]) -> list[str]:
 
     if not memory:
         return []
-    each = [f"{one['encoder']} {human_bytes(one['weights'])} of weights and about {human_bytes(one['working'])} to work" for one in memory]
+    each = [
+        f"{one['encoder']} {human_bytes(one['weights'])} of weights and about {human_bytes(one['working'])} for a batch of one"
+        for one in memory
+    ]
     most = max(one["weights"] + one["working"] for one in memory)
     card = next((size for size in CARDS if most + KEPT_FREE <= size), None)
-    after = ", one after the other" if len(each) > 1 else ""
-    fits = f"fits a card of {card >> 30} GB" if card else f"more than a card of {CARDS[-1] >> 30} GB has"
+    after = "; one after the other" if len(each) > 1 else ""
+    fits = f"a card of {card >> 30} GB has enough" if card else f"more than a card of {CARDS[-1] >> 30} GB has"
     small = "" if card in CARDS[:2] else " (docs/models.md says what to do with a smaller one)"
-    return [f"memory of a GPU, with a batch of one: {'; '.join(each)}{after}: {fits}{small}"]
+    return [f"memory of a GPU, at least: {'; '.join(each)}{after}: {fits}{small}"]
 
 
 def _failures_in_words(forecast: Forecast) -> list[str]:

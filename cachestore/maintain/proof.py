@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 COUNT: Final = 8
 """How many samples are compared."""
-_LOOKED_AT: Final = 64
+_CANDIDATES: Final = 64
 """Of how many samples these are chosen."""
 
 
 @dataclass(slots=True)
-class Row:
+class ComparedTensor:
     """One tensor, over all samples."""
 
     what: str
@@ -77,7 +77,7 @@ class Proof:
 
     model: str
     samples: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedTensor, ...]
     not_compared: tuple[str, ...]
     """What was made but could not be compared, and why."""
     failures: tuple[Mapping[str, Json], ...]
@@ -119,7 +119,7 @@ class _Value:
 
 @dataclass(slots=True)
 class _Findings:
-    rows: dict[str, Row] = field(default_factory=dict[str, Row])
+    rows: dict[str, ComparedTensor] = field(default_factory=dict[str, ComparedTensor])
     not_compared: dict[str, None] = field(default_factory=dict[str, None])
     failures: list[Mapping[str, Json]] = field(default_factory=list[Mapping[str, Json]])
 
@@ -127,7 +127,7 @@ class _Findings:
         """Compare a tensor that was made here with that of diffusers."""
         mine, other = (next(iter(to_raw({what: one}).values())) for one in (ours, theirs))
         allowed, name = tolerance_of(mine[0], kind), what.rpartition(" ")[2]
-        row = self.rows.setdefault(what, Row(what, mine[0], allowed))
+        row = self.rows.setdefault(what, ComparedTensor(what, mine[0], allowed))
         row.compared += 1
         row.equal += _are_equal(mine, other)
         if allowed is not None:
@@ -177,7 +177,7 @@ def _some(listing: Listing, count: int) -> Listing:
 
     Each half is spread from the least to the greatest, over up to 64 samples that are spread over the listing.
     """
-    spread = _spread(list(listing.samples()), max(_LOOKED_AT, count))
+    spread = _spread(list(listing.samples()), max(_CANDIDATES, count))
     glances = Glances(listing)
 
     def shape(sample: Sample) -> tuple[float, int]:
