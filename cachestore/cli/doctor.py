@@ -117,19 +117,21 @@ def _lines(found: "Proof") -> "Iterator[str]":
     yield f"{found.model}, {plural(len(found.samples), 'sample')}: cachestore's values, and those of diffusers' own calls one by one"
     if found.rows:
         width = max(len(row.what) for row in found.rows)
-        yield f"  {'what':<{width}}  compared  equal bits  largest difference  allowed  verdict"
+        yield f"  {'what':<{width}}  values  equal  difference     allowed  verdict"
         yield from (f"  {_line(row, width)}" for row in found.rows)
-        yield "  (difference: relative L2 distance, |a - b| / max(|a|, |b|); docs/numerics.md)"
+        yield "  (equal: equal bits; difference: the largest |a - b| / max(|a|, |b|), docs/numerics.md)"
     for row in found.rows:
         yield from (f"differs: {row.what} of {one['sample']}: {one['reason']}" for one in row.differs[:_SHOWN])
         if len(row.differs) > _SHOWN:
             yield f"  and {len(row.differs) - _SHOWN} more"
+    if any(row.differs for row in found.rows):
+        yield f"this is with {', '.join(map(' '.join, found.versions.items()))}; docs/families.md says which versions were compared"
     yield from (f"not compared: {words}" for words in found.not_compared)
     yield from failed_samples((str(one["sample"]), str(one["encoder"]), str(one["reason"])) for one in found.failures)
     if not found.rows:
         yield "nothing was compared"
     if found.trainer:
-        yield f"what {found.trainer} does differently from cachestore without --buckets {found.trainer}:"
+        yield f"what --buckets {found.trainer} changes:"
         yield from (f"  {_unlike(one)}" for one in found.differences)
 
 
@@ -140,15 +142,15 @@ def _line(row: "ComparedTensor", width: int) -> str:
     apart = "equal" if row.equal == row.compared else "" if row.allowed is None else far
     allowed = "equal" if row.allowed is None else f"{row.allowed:g}"
     verdict = f"{len(row.differs)} differ" if row.differs else "within"
-    return f"{row.what:<{width}}  {row.compared:>8}  {row.equal:>10}  {apart:>18}  {allowed:>7}  {verdict}"
+    return f"{row.what:<{width}}  {row.compared:>6}  {row.equal:>5}  {apart:<13}  {allowed:<7}  {verdict}"
 
 
 def _unlike(one: "Mapping[str, Json]") -> str:
     def sides(size: "Json") -> str:
         return " x ".join(map(str, size))
 
-    size, (theirs, ours) = sides(one["size"]), (one["trainer"], one["cachestore"])
-    if theirs == ours:
-        return f"{one['sample']} ({size}): nothing, {sides(ours['bucket'])} cut out of {sides(ours['resized'])}"
+    theirs, ours, levels = one["trainer"], one["cachestore"], one["levels"]
     words = [f"{sides(fit['bucket'])} cut out of {sides(fit['resized'])}" for fit in (theirs, ours)]
-    return f"{one['sample']} ({size}): {words[0]} instead of {words[1]}"
+    how = f"{words[0]}, as without it" if theirs == ours else f"{words[0]} instead of {words[1]}"
+    pixels = "" if levels is None else f"; pixels differ by {levels:g} of 255 levels on average"
+    return f"{one['sample']} ({sides(one['size'])}): {how}{pixels}"

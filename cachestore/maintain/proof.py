@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +26,7 @@ from cachestore.core.words import plural
 from cachestore.encode.batches import Batches
 from cachestore.encode.bucket_rules import STEP
 from cachestore.encode.compare import PIXELS, distance_of, find_difference, tolerance_of
+from cachestore.encode.resamplers import NEW
 from cachestore.encode.unit import Encoder
 from cachestore.jobs.fits import samples_of
 from cachestore.jobs.forecast import Glances
@@ -37,13 +39,14 @@ from cachestore.storage.commit import create_store
 if TYPE_CHECKING:
     from cachestore.encode.latents import LatentsEncoder
     from cachestore.encode.plain import Pipeline
-    from cachestore.encode.shots import Still
+    from cachestore.encode.shots import Pixels, Still
     from cachestore.encode.text import TextEncoder
-    from cachestore.encode.variants import Fit
     from cachestore.encode.vision import VisionEncoder
 
 COUNT: Final = 8
 """How many samples are compared."""
+_UNCHOSEN: Final[Mapping[str, Json]] = {BUCKETS: OWN, "step": STEP}
+"""What a request has where `--buckets` is not given."""
 _CANDIDATES: Final = 64
 """Of how many samples these are chosen."""
 
@@ -88,6 +91,11 @@ class Proof:
     """What that trainer does differently from cachestore without `--buckets`, by sample."""
 
     @property
+    def versions(self) -> dict[str, str]:
+        """The versions of the libraries that made the values."""
+        return {name: version(name) for name in ("diffusers", "transformers", "torch")}
+
+    @property
     def ok(self) -> bool:
         """Whether something was compared, and every difference is rounding."""
         return bool(self.rows) and not any(row.differs for row in self.rows)
@@ -97,6 +105,7 @@ class Proof:
         return {
             "ok": self.ok,
             "model": self.model,
+            "versions": self.versions,
             "samples": list(self.samples),
             "rows": [row.as_json() for row in self.rows],
             "not_compared": list(self.not_compared),
@@ -367,20 +376,29 @@ def _plain_pixels(shot: "Still", name: str) -> "np.ndarray[Any, np.dtype[np.uint
 
 
 def _unlike_trainer(wanted: Wanted) -> Iterator[Mapping[str, Json]]:
-    """Yield for each picture and video what the trainer of `--buckets` and cachestore without it do to its size."""
-    from cachestore.encode.variants import fit_of
+    """Yield what the trainer of `--buckets`, and cachestore without that option, do to the size and the pixels of each picture and clip."""
+    from cachestore.encode.latents import LatentsEncoder
 
-    glances, latents = Glances(wanted.listing), [number for number, one in enumerate(wanted.encoders) if one.recipe.encoder == LATENTS]
-    for index in (index for number in latents for index in wanted.plan.units_of(number)):
-        request = wanted.plan.unit(index).request
-        try:
-            size = glances.glance(str(request[VIDEO])).size if VIDEO in request else glances.measure(str(request["image"]))
-            theirs, ours = fit_of(request, size), fit_of({**request, BUCKETS: OWN, "step": STEP}, size)
-        except (EncodeFailed, OSError):  # it is among the failures
+    for number, encoder in enumerate(wanted.encoders):
+        if not isinstance(encoder, LatentsEncoder) or encoder.recipe.encoder != LATENTS:
             continue
-        for sample in samples_of(wanted.plan, [index]).get(index, ()):
-            yield {"sample": sample, "size": list(size), "trainer": _fit_as_json(theirs), "cachestore": _fit_as_json(ours)}
+        plain = encoder.resampled(NEW)
+        for index in wanted.plan.units_of(number):
+            request, reader = wanted.plan.unit(index).request, UnitReader(wanted.listing)
+            try:
+                theirs = encoder.resolve(request, reader)
+                ours = plain.resolve({**request, **_UNCHOSEN}, reader)
+                far = _levels_apart(theirs.item.pixels(encoder.setup.resample), ours.item.pixels(NEW))
+            except (EncodeFailed, OSError):  # it is among the failures
+                continue
+            fits: list[Json] = [{name: list(one.facts[name]) for name in ("bucket", "resized")} for one in (theirs, ours)]
+            for sample in samples_of(wanted.plan, [index]).get(index, ()):
+                size = list(theirs.facts["size"])
+                yield {"sample": sample, "size": size, "trainer": fits[0], "cachestore": fits[1], "levels": far}
 
 
-def _fit_as_json(fit: "Fit") -> Json:
-    return {"bucket": list(fit.bucket), "resized": list(fit.resized)}
+def _levels_apart(one: "Pixels", other: "Pixels") -> float | None:
+    """The mean difference of pixels, in levels of 255; None if their shapes differ."""
+    if one.shape != other.shape:
+        return None
+    return round(float(np.abs(one.astype(np.int16) - other).mean()), 3)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cachestore.cli import DAMAGE, FAILURES, USAGE, main
+from cachestore.cli import DAMAGE, FAILURES, OK, USAGE, main
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.shots import Still
 from cachestore.encode.text import TextEncoder
@@ -107,13 +107,17 @@ def test_a_broken_picture_is_a_failure_and_all_others_are_compared(tiny_model, p
     assert (code, "failed: 0.png" in printed, "latents: moments" in printed) == (FAILURES, True, True)
 
 
-def test_what_a_trainer_does_differently_is_said_by_sample(tiny_model, photos):
-    found = proof_of(photos, tiny_model("sd15").folder, resolution=128, device="cpu", encode=("latents",), buckets="diffusers")
-    assert (found.ok, found.trainer) == (True, "diffusers")
-    by_sample = {one["sample"]: one for one in found.differences}
-    assert by_sample["0.png"]["trainer"] == by_sample["0.png"]["cachestore"]
-    assert by_sample["1.png"]["trainer"] == {"bucket": [128, 128], "resized": [512, 128]}
-    assert by_sample["1.png"]["cachestore"] == {"bucket": [256, 64], "resized": [256, 64]}
+def test_what_a_trainer_does_differently_is_said_by_sample_and_in_levels(tiny_model, photos, capsys):
+    data = ["--data", str(photos), "--resolution", "128", "--encode", "latents", "--device", "cpu"]
+    asked = ["doctor", "--model", str(tiny_model("sd15").folder), *data, "--buckets", "diffusers", "--resample", "bilinear"]
+    assert main([*asked, "--json"]) == OK
+    found = json.loads(capsys.readouterr().out)
+    by_sample = {one["sample"]: one for one in found["differences"]}
+    first, second = by_sample["0.png"], by_sample["1.png"]
+    assert (found["ok"], found["trainer"], first["trainer"], second["levels"]) == (True, "diffusers", first["cachestore"], None)
+    assert 0 < first["levels"] < 9
+    assert second["trainer"] == {"bucket": [128, 128], "resized": [512, 128]}
+    assert second["cachestore"] == {"bucket": [256, 64], "resized": [256, 64]}
 
 
 def test_pictures_with_transparency_are_not_compared_with_pixels_that_ignore_it(tiny_model, photos):
@@ -149,13 +153,13 @@ def test_options_that_do_not_belong_together_are_a_usage_error(given, capsys):
 def test_the_samples_are_spread_over_shapes_and_lengths_and_the_same_each_time(tmp_path, tiny_model):
     folder = tmp_path / "many"
     folder.mkdir()
-    for number in range(30):
+    for number in range(15):
         Image.new("RGB", (16 + number, 40), (number, 0, 0)).save(folder / f"{number:02}.png")
-        (folder / f"{number:02}.txt").write_text("word " * (29 - number if number % 7 else 60 + number))
+        (folder / f"{number:02}.txt").write_text("word " * (14 - number if number % 7 else 60 + number))
     request = PrecomputeRequest(str(folder), str(tiny_model("sd15").folder), "not used", resolution=64, encode=("latents",), device="cpu")
     found = prove(request, 6)
     assert len(found.samples) == 6
-    assert {"00.png", "29.png", "28.png"} <= set(found.samples)  # the narrowest, the widest, the one with the longest caption
+    assert {"00.png", "14.png", "07.png"} <= set(found.samples)  # the narrowest, the widest, the one with the longest caption
     assert prove(request, 6).samples == found.samples
 
 
