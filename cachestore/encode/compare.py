@@ -17,8 +17,8 @@ TOLERANCES: Final[Mapping[str, float]] = {"F64": 1e-4, "F32": 1e-4, "F16": 1e-2,
 TF32_TOLERANCE: Final = 2e-3
 """The same for float32 latents: on NVIDIA GPUs torch lets convolutions round to TF32, and an entry does not say where it was made."""
 PIXELS: Final = "pixels"
-PIXELS_TOLERANCE: Final = 1e-2
-"""The same for pixels that were resized by two libraries, as levels of 0 to 255."""
+PIXELS_TOLERANCE: Final = 2e-2
+"""The same for pixels that were resized by two libraries, as levels of 0 to 255. In noise the order of the axes makes 1.6e-2."""
 COSINE: Final = 0.999
 """The smallest cosine similarity that counts as equal."""
 
