@@ -1,7 +1,7 @@
 """`cachestore doctor --model M --data D`: does this package make of these samples, with these weights, what diffusers itself makes?
 
 A few samples are encoded twice: by the encoders of `precompute`, in batches, and one by one by the model's own pipeline
-(`encode/plain`). The larger tolerances are those of `verify --recompute`. Nothing is kept.
+(`encode/plain`). The tolerances are those of `verify --recompute`. Nothing is kept.
 """
 
 import math
