@@ -1,7 +1,7 @@
 """The table of docs/models.md: `python3 scripts/models_table.py` prints it. Loads no model and no torch.
 
 What is stored, and its bytes, come from the families of the package and from the forecast of `precompute`. The sizes of the models are
-stated here: widths by their published configurations, and the parameters that modules of these configurations have.
+stated here by their published configurations, with the parameters that modules of these configurations have.
 """
 
 import environment
@@ -20,6 +20,7 @@ from cachestore.encode.buckets import Size
 from cachestore.encode.families import latents_read, vae_family
 from cachestore.encode.family import MAX_LENGTH_ARG
 from cachestore.encode.latents import LatentsEncoder
+from cachestore.encode.memory import HEAD, ITEM_BYTES, KEPT_FREE, LONGEST, text_working, vae_working
 from cachestore.encode.models import Component
 from cachestore.encode.recipes import latents_setup
 from cachestore.encode.setup import TextSetup
@@ -29,7 +30,9 @@ from cachestore.encode.text_families import TEXT_FAMILIES
 TOKENS = 72
 """The length of a usual caption."""
 SIDE = 1024
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KL_BLOCKS = (128, 256, 512, 512)
+CARDS = (12, 16, 24)
+"""The memory of the cards that are asked about, in GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +54,37 @@ class Published:
     vae: Module
 
 
-def _text(name: str, parameters: int, width: int) -> Module:
-    return Module(name, parameters, {"hidden_size": width})
+def _text(name: str, parameters: int, width: int, sizes: tuple[int, int, int], scores: int = 0) -> Module:
+    """A text encoder. `sizes` are its layers, the width within a layer, and its heads; `scores` its vocabulary if its class scores it."""
+    fields = ("num_hidden_layers", "intermediate_size", "num_attention_heads")
+    return Module(name, parameters, {"hidden_size": width, "vocab_size": scores, **dict(zip(fields, sizes, strict=True))})
 
 
 def _kl(channels: int, parameters: int) -> Module:
-    return Module("AutoencoderKL", parameters, {"latent_channels": channels, "block_out_channels": [128, 256, 512, 512]})
+    return Module("AutoencoderKL", parameters, {"latent_channels": channels, "block_out_channels": list(KL_BLOCKS)})
 
 
-CLIP_L = _text("CLIP-L", 123_060_480, 768)
+CLIP_L = _text("CLIP-L", 123_060_480, 768, (12, 3072, 12))
 CLIP_L_PROJECTED = replace(CLIP_L, parameters=123_650_304)
-BIG_G = _text("CLIP bigG", 694_659_840, 1280)
-T5_XXL = _text("T5-XXL", 4_762_310_656, 4096)
-UMT5_XXL = _text("UMT5-XXL", 5_680_910_336, 4096)
-GEMMA_2B = _text("Gemma 2 2B", 2_614_341_888, 2304)
-QWEN3_4B = _text("Qwen3 4B", 4_022_468_096, 2560)
-QWEN_VL_7B = _text("Qwen2.5-VL 7B", 8_292_166_656, 3584)
-LLAMA_8B = _text("Llama 3 8B", 7_505_186_816, 4096)
-LLAVA_8B = _text("LLaVA Llama 3 8B", 8_355_272_704, 4096)
-GLM_9B = _text("GLM-4 9B", 8_779_194_368, 4096)
-PILE_T5_XL = _text("Pile-T5-XL", 1_223_550_976, 2048)
-BYT5_SMALL = _text("ByT5 small", 219_314_944, 1472)
-MISTRAL_24B = _text("Mistral Small 3 24B", 24_011_361_280, 5120)
-GEMMA_12B = _text("Gemma 3 12B", 12_202_563_392, 3840)
-QWEN3_VL_4B, QWEN3_VL_8B = _text("Qwen3-VL 4B", 4_437_815_808, 2560), _text("Qwen3-VL 8B", 8_144_793_840, 4096)
-LLAMA_31_8B = Module("Llama 3.1 8B", 8_030_261_248, {"hidden_size": 4096, "num_hidden_layers": 32})
-T5_11B = _text("T5-11B", 4_864_791_552, 1024)
+BIG_G = _text("CLIP bigG", 694_659_840, 1280, (32, 5120, 20))
+T5_XXL = _text("T5-XXL", 4_762_310_656, 4096, (24, 10_240, 64))
+UMT5_XXL = _text("UMT5-XXL", 5_680_910_336, 4096, (24, 10_240, 64))
+GEMMA_2B = _text("Gemma 2 2B", 2_614_341_888, 2304, (26, 9216, 8))
+QWEN3_4B = _text("Qwen3 4B", 4_022_468_096, 2560, (36, 9728, 32), 151_936)
+QWEN_VL_7B = _text("Qwen2.5-VL 7B", 8_292_166_656, 3584, (28, 18_944, 28), 152_064)
+LLAMA_8B = _text("Llama 3 8B", 7_505_186_816, 4096, (32, 14_336, 32))
+LLAVA_8B = _text("LLaVA Llama 3 8B", 8_355_272_704, 4096, (32, 14_336, 32), 128_320)
+GLM_9B = _text("GLM-4 9B", 8_779_194_368, 4096, (40, 13_696, 32))
+PILE_T5_XL = _text("Pile-T5-XL", 1_223_550_976, 2048, (24, 5120, 32))
+BYT5_SMALL = _text("ByT5 small", 219_314_944, 1472, (12, 3584, 6))
+MISTRAL_24B = _text("Mistral Small 3 24B", 24_011_361_280, 5120, (40, 32_768, 32), 131_072)
+GEMMA_12B = _text("Gemma 3 12B", 12_202_563_392, 3840, (48, 15_360, 16), 262_208)
+QWEN3_VL_4B, QWEN3_VL_8B = (
+    _text("Qwen3-VL 4B", 4_437_815_808, 2560, (36, 9728, 32)),
+    _text("Qwen3-VL 8B", 8_144_793_840, 4096, (36, 12_288, 32), 151_936),
+)
+LLAMA_31_8B = _text("Llama 3.1 8B", 8_030_261_248, 4096, (32, 14_336, 32), 128_256)
+T5_11B = _text("T5-11B", 4_864_791_552, 1024, (24, 65_536, 128))
 CLIP_L_LONG = replace(CLIP_L, parameters=123_781_632)
 BIG_G_LONG = replace(BIG_G, parameters=694_878_720)
 SD_VAE, FLUX_VAE = _kl(4, 83_653_863), _kl(16, 83_819_683)
@@ -163,22 +171,34 @@ def latents_bytes(model: Published) -> int:
     return LatentsEncoder(Recipe("latents"), setup).entry_bytes(Size(SIDE, SIDE))
 
 
+def working_bytes(model: Published) -> tuple[int, int]:
+    """The estimates of what one caption needs beside the weights of the text encoders, and one picture of SIDE x SIDE beside the VAE's."""
+    family = TEXT_FAMILIES[model.pipeline]
+    tokens = min(int(family.args.get(MAX_LENGTH_ARG, family.max_tokens)), LONGEST)
+    item = ITEM_BYTES[family.text_dtype]
+    texts = (text_working(one.config, HEAD if one.config["vocab_size"] else "", tokens, item) for one in model.texts)
+    return max(texts), vae_working(vae_family(model.vae.name), Size(SIDE, SIDE), 1, ITEM_BYTES[family.vae_dtype])
+
+
 def table() -> list[str]:
     """The lines of the table."""
-    lines = [
-        "| `MODEL` | text encoders | their weights | VAE's weights | a caption of 72 tokens | latents of a picture | a million samples |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    memory = ("`MODEL`", "text encoders", "their weights", "VAE's weights", "at least", "12, 16, 24 GB")
+    titles = (*memory, "a caption of 72 tokens", "latents of a picture", "a million samples")
+    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
     for model in MODELS:
         family = TEXT_FAMILIES[model.pipeline]
-        weights = sum(module.parameters for module in model.texts) * DTYPE_BYTES[family.text_dtype]
-        vae = model.vae.parameters * DTYPE_BYTES[family.vae_dtype]
+        weights = sum(module.parameters for module in model.texts) * ITEM_BYTES[family.text_dtype]
+        vae = model.vae.parameters * ITEM_BYTES[family.vae_dtype]
+        of_caption, of_picture = working_bytes(model)
+        least = max(weights + of_caption, vae + of_picture)
         text, latents = text_bytes(model, TOKENS), latents_bytes(model)
         cells = [
             f"`{model.hub_id}`",
             ", ".join(module.name for module in model.texts),
             f"{human_bytes(weights)}, {family.text_dtype}",
             f"{human_bytes(vae)}, {family.vae_dtype}",
+            human_bytes(least),
+            ", ".join("yes" if least + KEPT_FREE <= size << 30 else "no" for size in CARDS),
             human_bytes(text),
             human_bytes(latents),
             human_bytes(1_000_000 * (text + latents)),

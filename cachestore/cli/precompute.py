@@ -210,14 +210,14 @@ def _named(arguments: argparse.Namespace, request: "PrecomputeRequest") -> "Prec
 
 
 def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest") -> None:
-    from cachestore.jobs.forecast import in_words
+    from cachestore.jobs.forecast import in_words, memory_in_words
     from cachestore.jobs.precompute import forecast_of
 
     forecast = forecast_of(request)
     if arguments.json:
         print_json(forecast.as_json())
     else:
-        for line in in_words(forecast, Path(request.store)):
+        for line in [*in_words(forecast, Path(request.store)), *memory_in_words(forecast.memory)]:
             say(line)
 
 

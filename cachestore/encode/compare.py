@@ -16,6 +16,9 @@ TOLERANCES: Final[Mapping[str, float]] = {"F64": 1e-4, "F32": 1e-4, "F16": 1e-2,
 """The largest relative L2 distance that counts as rounding, by dtype. Other dtypes are compared bit by bit."""
 TF32_TOLERANCE: Final = 2e-3
 """The same for float32 latents: on NVIDIA GPUs torch lets convolutions round to TF32, and an entry does not say where it was made."""
+PIXELS: Final = "pixels"
+PIXELS_TOLERANCE: Final = 2e-2
+"""The same for pixels that were resized by two libraries, as levels of 0 to 255. In noise the order of the axes makes 1.6e-2."""
 COSINE: Final = 0.999
 """The smallest cosine similarity that counts as equal."""
 
@@ -30,8 +33,8 @@ class Difference:
 
 def tolerance_of(dtype: str, kind: str) -> float | None:
     """Return the largest relative L2 distance that counts as rounding; None if the tensors must be equal bit for bit."""
-    if kind == "latents" and dtype == "F32":
-        return TF32_TOLERANCE
+    if dtype == "F32" and kind in {"latents", PIXELS}:
+        return TF32_TOLERANCE if kind == "latents" else PIXELS_TOLERANCE
     return TOLERANCES.get(dtype)
 
 
@@ -59,15 +62,23 @@ def _compare(stored: Raw, made: Raw, kind: str) -> str | None:
     allowed = tolerance_of(dtype, kind)
     if allowed is None:
         return None if bytes(was) == bytes(now) else f"({dtype}) differs"
-    one, two = (numbers(raw).astype(np.float64).ravel() for raw in (stored, made))
-    if not (np.isfinite(one).all() and np.isfinite(two).all()):
+    distance, cosine = distance_of(stored, made)
+    if distance != distance:  # noqa: PLR0124 - NaN alone differs from itself
         return "has NaN or infinite numbers"
-    lengths = float(np.linalg.norm(one)), float(np.linalg.norm(two))
-    distance = float(np.linalg.norm(one - two)) / max(lengths) if any(lengths) else 0.0
-    cosine = float(one @ two) / (lengths[0] * lengths[1]) if lengths[0] * lengths[1] else 1.0  # at length 0 only the distance counts
     if distance > allowed or cosine < COSINE:
         return f"differs by {distance:.2g} (rounding is below {allowed:g}), cosine {cosine:.4f}"
     return None
+
+
+def distance_of(stored: Raw, made: Raw) -> tuple[float, float]:
+    """Return the relative L2 distance and the cosine of two floating-point tensors of one size; NaN if a number is not finite."""
+    one, two = (numbers(raw).astype(np.float64).ravel() for raw in (stored, made))
+    if not (np.isfinite(one).all() and np.isfinite(two).all()):
+        return np.nan, np.nan
+    lengths = float(np.linalg.norm(one)), float(np.linalg.norm(two))
+    distance = float(np.linalg.norm(one - two)) / max(lengths) if any(lengths) else 0.0
+    cosine = float(one @ two) / (lengths[0] * lengths[1]) if lengths[0] * lengths[1] else 1.0  # at length 0 only the distance counts
+    return distance, cosine
 
 
 def _first_half(raw: Raw) -> Raw:

@@ -216,3 +216,6 @@ class VaeFamily:
     statistics: Mapping[str, str] = field(default_factory=dict[str, str])
     """The names of the weights that normalise latents: `mean` and `std`, or `mean` and `variance`. The config's `batch_norm_eps` is added
     to the variance."""
+    working: tuple[int, int, int] = (2560, 0, 0)
+    """How many bytes the tensors of its encoder take at once in float32, for each pixel: of a picture; of a clip; and of a clip for each of
+    its frames besides. `scripts/vae_memory.py` computes them."""

@@ -79,7 +79,7 @@ class TextModules:
 
         `memories` have, by the name of a tokenizer, the tokens of captions that it read before.
         """
-        parts = {name: _loaded(component, setup, device) for name, component in setup.components.items()}
+        parts = {name: load_part(component, setup, device) for name, component in setup.components.items()}
         self._setup = setup
         self._family = setup.family
         self._dtype = DTYPES[setup.dtype]
@@ -304,7 +304,8 @@ def _masked(tensor: Tensor, mask: Tensor) -> Tensor:
     return tensor[first : last + 1] if last - first + 1 == len(rows) else tensor[mask]
 
 
-def _loaded(component: Component, setup: TextSetup, device: torch.device) -> Foreign:
+def load_part(component: Component, setup: TextSetup, device: torch.device) -> Foreign:
+    """Load a module, a tokenizer or a processor of a text encoder."""
     if "ImageProcessor" in component.class_name:
         return load_image_processor(component)
     if not component.name.startswith(("tokenizer", "processor")):

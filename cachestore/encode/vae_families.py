@@ -44,6 +44,7 @@ _VAES = (
         factor="ratio",
         factor_field="spatial_compression_ratio",
         required=("latent_channels", "spatial_compression_ratio"),
+        working=(1536, 0, 0),
     ),
     replace(
         _WAN,
@@ -54,6 +55,7 @@ _VAES = (
         factor_field="scale_factor_spatial",
         is_of_pictures=True,
         has_alpha=True,
+        working=(4270, 0, 0),
     ),
     replace(
         _HUNYUAN,
@@ -61,6 +63,7 @@ _VAES = (
         defaults={"latent_channels": 16, "spatial_compression_ratio": 8, "temporal_compression_ratio": 8, "scaling_factor": 1.0},
         required=("latents_mean", "latents_std"),
         is_random=False,
+        working=(4600, 4600, 210),
     ),
     VaeFamily(
         "AutoencoderKL",
@@ -78,6 +81,7 @@ _VAES = (
         {"latent_channels": 32, "encoder_block_out_channels": [128, 256, 512, 512, 1024, 1024], "scaling_factor": 1.0},
         factor_field="encoder_block_out_channels",
         is_random=False,
+        working=(3584, 0, 0),
     ),
     replace(
         _WAN,
@@ -85,10 +89,28 @@ _VAES = (
         defaults={**_WAN_DEFAULTS, "scale_factor_spatial": 8},
         factor="ratio",
         factor_field="scale_factor_spatial",
+        working=(4150, 15_000, 13),
     ),
-    replace(_WAN, class_name="AutoencoderKLQwenImage", defaults=_WAN_DEFAULTS, factor="halvings", factor_field="temperal_downsample"),
-    replace(_LTX, class_name="AutoencoderKLLTXVideo", defaults={**_LTX_DEFAULTS, "spatio_temporal_scaling": [True, True, True, False]}),
-    replace(_LTX, class_name="AutoencoderKLLTX2Video", defaults={**_LTX_DEFAULTS, "spatio_temporal_scaling": [True] * 4}),
+    replace(
+        _WAN,
+        class_name="AutoencoderKLQwenImage",
+        defaults=_WAN_DEFAULTS,
+        factor="halvings",
+        factor_field="temperal_downsample",
+        working=(4150, 15_000, 13),
+    ),
+    replace(
+        _LTX,
+        class_name="AutoencoderKLLTXVideo",
+        defaults={**_LTX_DEFAULTS, "spatio_temporal_scaling": [True, True, True, False]},
+        working=(300, 0, 240),
+    ),
+    replace(
+        _LTX,
+        class_name="AutoencoderKLLTX2Video",
+        defaults={**_LTX_DEFAULTS, "spatio_temporal_scaling": [True] * 4},
+        working=(370, 130, 172),
+    ),
     replace(
         _RATIO,
         class_name="AutoencoderKLCogVideoX",
@@ -98,16 +120,19 @@ _VAES = (
             "temporal_compression_ratio": 4,
             "scaling_factor": 1.15258426,
         },
+        working=(10_660, 38_200, 13),
     ),
     replace(
         _HUNYUAN,
         class_name="AutoencoderKLHunyuanVideo",
         defaults={"latent_channels": 16, "spatial_compression_ratio": 8, "temporal_compression_ratio": 4, "scaling_factor": 0.476986},
+        working=(3600, 44_700, 13),
     ),
     replace(
         _HUNYUAN,
         class_name="AutoencoderKLHunyuanVideo15",
         defaults={"latent_channels": 32, "spatial_compression_ratio": 16, "temporal_compression_ratio": 4, "scaling_factor": 1.03682},
+        working=(3600, 200, 3600),
     ),
     VaeFamily(
         "AutoencoderKLMochi",
@@ -117,6 +142,7 @@ _VAES = (
         temporal_factor=6,
         temporal_fields=("temporal_expansions",),
         has_frames=True,
+        working=(1810, 0, 1870),
     ),
 )
 

@@ -1,10 +1,11 @@
 """Forecasts what a pass will do: counts, buckets, truncated captions, bytes and time. Encodes nothing."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -108,6 +109,8 @@ class Forecast:
     """These, as in the report of `precompute`."""
     made_of: tuple[str, ...] = ()
     """What the units are made of, in words: "30 pictures, each also mirrored", "7 captions"."""
+    memory: tuple[Mapping[str, Json], ...] = ()
+    """What the encoders that have something to encode take of a GPU: `encoder`, `weights`, and `working` for a batch of one, in bytes."""
 
     __repr__ = in_short
 
@@ -118,7 +121,11 @@ class Forecast:
             for name in ("remarks", "not_made_here", "truncated_samples", "will_fail", "failures", "made_of")
         }
         lists["unused"] = [dict(row) for row in self.unused]
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "fits"} | lists | self.fits.as_json()
+        # one is loaded after the other
+        needed = max((one["weights"] + one["working"] for one in self.memory), default=0)
+        ways: list[Json] = [{"way": "resident", "bytes": needed, "per_second": None, "exact": True}] if needed else []
+        rest = {"memory": list(self.memory), "fits": ways}
+        return {one.name: getattr(self, one.name) for one in fields(self)} | lists | self.fits.as_json() | rest
 
 
 def make_forecast(
@@ -137,7 +144,7 @@ def make_forecast(
     missing = [index for index in missing if index not in held]
     captions = _units_by(plan, missing, "text")
     images = {name: _units_by(plan, missing, name) for name in dict.fromkeys(recipe.encoder for recipe in plan.recipes) if name != "text"}
-    files, refused, repeats = _Glances(wanted.listing), dict[int, str](), dict[int, Repeats]()
+    files, refused, repeats = Glances(wanted.listing), dict[int, str](), dict[int, Repeats]()
     facts = {name: _fits_of(plan, units, limit, files, refused=refused, repeats=repeats) for name, units in images.items()}
     will_fail = list({(one["sample"], one["reason"]): one for one in list_failed(plan, refused)}.values())
     is_trained_on = _first_units_of(plan)
@@ -182,6 +189,7 @@ def make_forecast(
         failed=plan.refused_count,
         failures=tuple(list_refused(plan)),
         made_of=tuple(_made_of(plan)),
+        memory=tuple(_memory_of(wanted, {"text": tokens} if captions else {}, facts)) if look_at_all else (),
     )
 
 
@@ -215,6 +223,21 @@ def _kind_of(column: PlanColumn) -> tuple[str, ...]:
     ways += [f"{variants} crops of each"] if variants > 1 else []
     ways += ["each also mirrored"] if sides_each(column.options) > 1 else []
     return one, one if one.endswith("s") else "", *ways
+
+
+def _memory_of(
+    wanted: Wanted, texts: Mapping[str, Sequence[int]], facts: Mapping[str, Mapping[int, tuple[Any, ...]]]
+) -> Iterator[Mapping[str, Json]]:
+    """Yield what each encoder takes that has something to encode: `texts` has the tokens of captions, `facts` the buckets of pictures."""
+    from cachestore.encode.memory import memory_of
+
+    for encoder in wanted.encoders:
+        name = encoder.recipe.encoder
+        buckets = [(*fit.bucket, *frames) for fit, *frames in facts.get(name, {}).values()]
+        if not buckets and name not in texts:
+            continue
+        if (found := memory_of(encoder, max(buckets, key=prod, default=()), max(texts.get(name, ()), default=0))) is not None:
+            yield asdict(found)
 
 
 def _published(layout: Layout, reconciler: Reconciler) -> int:
@@ -270,7 +293,7 @@ def _marked(plan: Plan, *cells: "Sequence[int] | Numbers") -> Mask:
 
 
 def _fits_of(
-    plan: Plan, indices: Iterable[int], limit: int, files: "_Glances", *, refused: dict[int, str], repeats: dict[int, Repeats]
+    plan: Plan, indices: Iterable[int], limit: int, files: "Glances", *, refused: dict[int, str], repeats: dict[int, Repeats]
 ) -> "dict[int, tuple[Fit] | tuple[Fit, int]]":
     """How pictures and videos to encode fit their buckets, from their headers, by unit index; for a clip also its frames.
 
@@ -306,7 +329,7 @@ def _fits_of(
     return found
 
 
-class _Glances:
+class Glances:
     """What the headers of files say, each read once, as one file may have many units."""
 
     def __init__(self, listing: Listing) -> None:
@@ -415,6 +438,24 @@ def left_out_in_words(left_out: Mapping[int, int], about: str = "") -> list[str]
     shown = [f"{plural(count, 'sample')} with a batch size of {size}" for size, count in some[:1]]
     shown += [f"{count} with {size}" for size, count in some[1:]]
     return [f'cachestore\'s loader leaves out {about}{", ".join(shown)}; `tail="pad"` keeps all'] if shown else []
+
+
+def memory_in_words(memory: Sequence[Mapping[str, Json]]) -> list[str]:
+    """Return a line with the memory that encoding takes of a GPU at least, and the smallest usual card that has it. Empty for no model."""
+    from cachestore.encode.memory import CARDS, KEPT_FREE
+
+    if not memory:
+        return []
+    each = [
+        f"{one['encoder']} {human_bytes(one['weights'])} of weights and about {human_bytes(one['working'])} for a batch of one"
+        for one in memory
+    ]
+    most = max(one["weights"] + one["working"] for one in memory)
+    card = next((size for size in CARDS if most + KEPT_FREE <= size), None)
+    after = "; one after the other" if len(each) > 1 else ""
+    fits = f"a card of {card >> 30} GB has enough" if card else f"more than a card of {CARDS[-1] >> 30} GB has"
+    small = "" if card in CARDS[:2] else " (docs/models.md says what to do with a smaller one)"
+    return [f"memory of a GPU, at least: {'; '.join(each)}{after}: {fits}{small}"]
 
 
 def _failures_in_words(forecast: Forecast, *, with_reasons: bool) -> list[str]:

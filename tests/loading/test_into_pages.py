@@ -27,7 +27,7 @@ class Denoiser:
 
 
 def test_the_lines_that_log_the_encoding_give_counts_rate_and_time_left(caplog):
-    [lines] = blocks("into-your-own-loop.md")["Log the encoding"]
+    [lines] = python_by_title("into-your-own-loop.md")["Log the encoding"]
     counts: dict[str, Any] = {"done": 3, "total": 9, "doing": "encoding latents", "rate": None, "seconds_left": None}
 
     def precompute(*_data, on_progress, **_options):
