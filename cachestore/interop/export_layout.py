@@ -126,6 +126,10 @@ class ExportLayout:
             self.family_of[column.encoder].written_as(self.format.name)  # raises if the trainer has no name for it
         if self.unwritten is not None and not self.visuals:
             raise BadInput(f"nothing can be exported: {self.catalog.name!r} has no latents, and {self.unwritten}")
+        if self.writing.is_joined and not (self._captions and self.visuals):
+            lacking = "text" if self.visuals else "latents"
+            both = f"{self.format.name} keeps text and latents in one file, but {self.catalog.name!r} has no {lacking}"
+            raise BadInput(f"{both}: add them with `cachestore precompute` under the same name")
         for column in self.visuals:
             self._check_variants(column)
         if len(self.visuals) > 1 and self.family_of[self.visuals[0].encoder].name in self.writing.one_resolution:

@@ -312,14 +312,14 @@ def test_pictures_that_would_share_a_file_are_named(tmp_path, data, store, out):
 
 
 def test_text_that_has_no_files_in_a_format_is_left_out_and_named_and_latents_are_written(tmp_path, data, store, out):
-    trainers.write_musubi(tmp_path / "cache", "wan")
+    trainers.write_musubi(tmp_path / "cache", "z-image")
     bring("musubi", tmp_path / "cache", store, data)
     report = send("simpletuner", store, out)
     assert report.complete
     assert len([path for path in out.rglob("*.pt") if "vae" in path.parts]) == len(list(out.rglob("*.pt"))) == len(PICTURES)
     (text,) = report.left_out
     assert "simpletuner's files" in text
-    assert "not of wan" in text
+    assert "not of z-image" in text
 
 
 @pytest.mark.parametrize(("kind", "family"), [("ltx", "ltx2"), ("musubi", "hunyuanvideo"), ("simpletuner", "flux"), ("sd-scripts", "sd15")])
