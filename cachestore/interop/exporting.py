@@ -1,6 +1,7 @@
 """`export`: writes a data set as the files that another trainer would have cached."""
 
 import json
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from dataclasses import replace as changed
@@ -130,7 +131,8 @@ def export_cache(
     given = None if family is None else family_named(family)
     with Reader(store) as reader:
         catalog = _catalog(reader, name, generation)
-        layout = ExportLayout(catalog, wanted, writing, given, resolution_only, variant_only, leave_out)
+        command = shlex.join(["cachestore", "export", str(store), "--name", catalog.name, "--format", wanted.name, "-o", str(folder)])
+        layout = ExportLayout(catalog, wanted, writing, given, resolution_only, variant_only, leave_out, command)
         export, target = _Export(layout, ExportValues(reader, layout), Taken(layout, folder)), Target(folder, may_replace=replace)
         export.write(target)
         return ExportReport(

@@ -63,8 +63,8 @@ def family_of_cache(found: CacheScan, made: Mapping[str, Encoder]) -> Family:
     alike = [] if family is None or not named else families_called(request.format, family.written_as(request.format))
     alike = [one for one in alike if one in declared] or alike
     if matches.family is None and len(alike) > 1:
-        options = " or ".join(f"--family {one.name}" for one in alike)
-        raise BadInput(f"{request.format} gives the files of several models the same names: pass {options}")
+        options = " or ".join(one.name for one in alike)
+        raise BadInput(f"{request.format} names the files of several models alike: pass --family with the right one, {options}")
     if family is None:
         raise BadInput(
             f"neither the files of {request.folder} nor the model say which model family they are of: pass --family, such as sdxl or flux"
