@@ -100,7 +100,8 @@ def export_cache(
     Args:
         store: the store's folder.
         name: the name of the data set.
-        format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit" or "ltx"; or "webdataset", for tars with all that the data set has.
+        format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit", "ltx" or "nemo-automodel"; or "webdataset", for tars with all that
+            the data set has.
         folder: where to write; made if it does not exist. sd-scripts and ai-toolkit cache beside the pictures, so it may be DATA itself.
         generation: of the data set; the newest by default.
         family: such as "flux", if the data set does not say it. Latents alone may fit several families.
