@@ -47,7 +47,7 @@ class Plain:
         if self.mask is not None and self.mask in tensors:
             made = unpadded(prompt, tensors[self.mask], self.mask)
             if not is_zero(rows(prompt, made[1][0])):
-                raise EncodeFailed(f"its {self.mask} leave out rows that are not zeros")
+                raise EncodeFailed(f"its {self.mask} are not ones, followed by zeros for padding")
             return Text({PROMPT: made}, tensors)
         others = {name: without_zeros(without_batch(name, one, 2)) if name in self.zeros else one for name, one in tensors.items()}
         return Text({PROMPT: without_zeros(prompt) if self.name in self.zeros else prompt}, others)
