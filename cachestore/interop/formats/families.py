@@ -7,6 +7,7 @@ from typing import Final, Literal, NamedTuple
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Latents, Raw, Scale, reshaped, without_batch
+from cachestore.core.words import did_you_mean
 
 SD_SCRIPTS: Final = "sd-scripts"
 SIMPLETUNER: Final = "simpletuner"
@@ -224,7 +225,7 @@ _BY_NAME: Final = {family.name: family for family in FAMILIES}
 def family_named(name: str) -> Family:
     """Return a family by its name. Raises BadInput that lists the known ones."""
     if name not in _BY_NAME:
-        raise BadInput(f"caches of the family {name!r} are not known; known are {', '.join(_BY_NAME)}")
+        raise BadInput(f"caches of the family {name!r} are not known; known are {', '.join(_BY_NAME)}{did_you_mean(name, _BY_NAME)}")
     return _BY_NAME[name]
 
 
