@@ -279,11 +279,12 @@ def side_data(rows: Sequence[Listed], name: str, _folder: Path) -> Mapping[str, 
     """
     made: dict[str, dict[str, Any]] = {}
     for _path, tree, path, named, _family in rows:
-        if named.size is None or named.bucket is None or named.resized is None or named.crop is None:
-            continue
-        own, ratio = "-".join([name, *tree.split("/")[:-1]]), _ratio(named.bucket)
+        own = "-".join([name, *tree.split("/")[:-1]])
         known = made.setdefault(f"{tree}aspect_ratio_bucket_metadata_{own}.json", {})
         indices = made.setdefault(f"{tree}aspect_ratio_bucket_indices_{own}.json", {"config": {}, _INDICES: {}})
+        if named.size is None or named.bucket is None or named.resized is None or named.crop is None:
+            continue
+        ratio = _ratio(named.bucket)
         known[path] = {
             "original_size": list(named.size),
             "intermediary_size": list(named.resized),
