@@ -341,6 +341,16 @@ def test_a_named_family_must_have_the_vae_of_latents_that_do_not_say_their_famil
         assert send("simpletuner", store, out, family=family).written
 
 
+def test_latents_that_fit_several_models_are_refused_with_the_lines_to_run(tmp_path, out):
+    made = stores.recipes(None, "sample", scaling_factor=0.3611, shift_factor=0.1159)
+    made = replace(made, latents=replace(made.latents, read={**made.latents.read, "channels": 16}))
+    store = stores.make_store(tmp_path / "ours", [stores.Row("a.png")], made)
+    line = f"cachestore export {store} --name train --format ai-toolkit -o {out} --family"
+    with pytest.raises(BadInput, match=f"run `{line} flux` or `{line} z-image`$"):
+        send("ai-toolkit", store, out)
+    assert not out.exists()
+
+
 def test_where_nothing_but_such_text_is_there_nothing_is_exported(tmp_path, data, store, out):
     trainers.write_musubi(tmp_path / "cache", "z-image")
     bring("musubi", tmp_path / "cache", store, data, encode=["text"])
