@@ -190,7 +190,7 @@ class AiToolkit:
     def ours(self, case: Case, sample: Mapping[str, Any], its: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Latents are scaled; those of Qwen-Image have no axis of frames. Wan's text is filled with zeros."""
         rows = sample.get("prompt_embeds", torch.zeros(0, 1))
-        made = {
+        made: dict[str, Any] = {
             "latents": sample["latents"],
             "pooled": sample.get("pooled_prompt_embeds"),
             "mask": torch.ones(len(rows), dtype=torch.int64),
