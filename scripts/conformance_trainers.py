@@ -9,6 +9,8 @@ stand-ins that make values from pixels and captions. For each case:
 2. `export` writes them into a fresh folder; the trainer loads batches of 1 and 4 from there. It must not encode anything.
 3. `precompute --buckets TRAINER` encodes the pictures with a tiny model, `export` writes them, and the trainer loads them in the same way.
 
+Of a trainer whose cache is not imported, only the third step is run.
+
 `--live` trains four steps from a store instead. `--keep FILE.tar.xz` keeps what the trainer wrote and loaded, for tests/interop/recorded/.
 """
 
@@ -292,12 +294,17 @@ def differing(its: Loaded, other: Loaded) -> list[str]:
 
 def run_case(driver: Driver, case: Case, trainer: str, folder: Path, *, count: int, keep: Path | None) -> Iterator[Outcome]:
     """Run one case and yield the result of each step."""
+    from cachestore.interop.formats.table import FORMATS
+
     sizes = (driver.resolution // 2, 2 * driver.resolution)
     data, cache = folder / "data", folder / ("data" if driver.is_beside else "cache")
     if case.videos:
         make_videos(data, count, sizes)
     else:
         make_source(data, count, masks=case.masks, controls=case.controls, sizes=sizes, lines=not (case.masks or case.controls))
+    if FORMATS[trainer].reads is None:
+        yield from _encoded(driver, case, trainer, folder)
+        return
     with quiet():
         driver.write(case, data, cache)
         driver.encoded = 0
@@ -322,13 +329,18 @@ def run_case(driver: Driver, case: Case, trainer: str, folder: Path, *, count: i
         return
     if not case.left_out:
         yield from _exported(driver, case, trainer, folder, "imported", its=its)
+    yield from _encoded(driver, case, trainer, folder)
+
+
+def _encoded(driver: Driver, case: Case, trainer: str, folder: Path) -> Iterator[Outcome]:
+    """Encode the pictures with a tiny model, export them, and let the trainer load them."""
     store = folder / "encoded"
     model = tiny_model(case.pipeline, folder / "model")
     asked: dict[str, Any] = {"resolution": driver.resolution, "buckets": trainer, "latents": "sample", "flip": case.flips, "inline": True}
     asked |= {name: case.importing[name] for name in ("caption_lines", "captions") if name in case.importing} | dict(case.precompute)
     asked |= {"vae_dtype": "float32", "text_dtype": "float32"}
     with quiet():
-        made = cs.precompute(manifest(data, case), model=model, store=store, encode=case.kinds, **asked)
+        made = cs.precompute(manifest(folder / "data", case), model=model, store=store, encode=case.kinds, **asked)
     assert made.complete, made
     yield from _exported(driver, case, trainer, folder, "encoded", its=None)
 
@@ -384,6 +396,7 @@ DRIVERS = {
     "ai-toolkit": "trainer_ai_toolkit",
     "diffusion-pipe": "trainer_diffusion_pipe",
     "ltx": "trainer_ltx",
+    "nemo-automodel": "trainer_nemo",
 }
 
 

@@ -5,6 +5,7 @@ Its `AiToolkitDataset` lists, caches and loads, and its own classes collate batc
 # The trainer's modules are in its checkout.
 # pyright: reportMissingImports=false
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +15,36 @@ import numpy as np
 import torch
 from conformance_trainers import Case, Loaded, as_bits, latents_of, noise_of
 
-_STEPS = {"sd15": 16, "sdxl": 16, "sd3": 32, "flux": 32}
+_STEPS = {"sd15": 16, "sdxl": 16, "sd3": 32, "flux": 32, "wan": 16, "qwen-image": 32, "z-image": 16}
 _TRIGGER = "sks"
 _PREFIX = {"bucket_step": 32, "captions": {"choose": "first", "prefix": f"{_TRIGGER} "}}
-_SPACES = {"sd15": ("sd1", "sd1"), "sdxl": ("sdxl", "sdxl"), "sd3": ("sd3", "sd3"), "flux": ("flux1", "flux")}
+_SPACES = {
+    "sd15": ("sd1", "sd1"),
+    "sdxl": ("sdxl", "sdxl"),
+    "sd3": ("sd3", "sd3"),
+    "flux": ("flux1", "flux"),
+    "wan": ("wan21", "wan21"),
+    "qwen-image": ("qwen_image", "qwen_image"),
+    "z-image": ("zimage", "zimage"),
+}
 """By family: the versions of latents and text, as the trainer names them."""
+
+
+_CLASSES = {
+    "wan": ("toolkit.models.wan21.wan21", "Wan21"),
+    "qwen-image": ("extensions_built_in.diffusion_models.qwen_image.qwen_image", "QwenImageModel"),
+    "z-image": ("extensions_built_in.diffusion_models.z_image.z_image", "ZImageModel"),
+}
+"""By family: its own model class, which makes latents and text of what VAE and encoder return."""
+
+
+class _Config(dict[str, Any]):
+    """A configuration as diffusers has it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
 
 
 def _noise(caption: str, what: str, *shape: int) -> torch.Tensor:
@@ -30,7 +56,8 @@ class _Model:
 
     device = device_torch = torch.device("cpu")
     torch_dtype, te_padding_side = torch.bfloat16, "right"
-    vae, unet = SimpleNamespace(config=SimpleNamespace()), SimpleNamespace(config=SimpleNamespace())
+    vae_device_torch, vae_torch_dtype = device, torch_dtype
+    unet = SimpleNamespace(config=SimpleNamespace())
 
     def __init__(self, driver: "AiToolkit", family: str) -> None:
         self.driver, self.family = driver, family
@@ -38,6 +65,15 @@ class _Model:
         self.latent_space_version, self.text_embedding_space_version = _SPACES[family]
         self.model_config = SimpleNamespace(latent_space_version=None, arch=family, is_pixart_sigma=False)
         self.channels = 4 if family in {"sd15", "sdxl"} else 16
+        module, name = _CLASSES.get(family, ("", ""))
+        self.own: Any = getattr(importlib.import_module(module), name) if module else None
+        encoder = SimpleNamespace(device=self.device)
+        self.pipeline = SimpleNamespace(text_encoder=encoder, encode_prompt=self._encode_prompt)
+        mean = torch.linspace(-1, 1, 16).tolist()
+        config = _Config(z_dim=16, latents_mean=mean, latents_std=[2 + one for one in mean], block_out_channels=[0] * 4)
+        config |= {"scaling_factor": 0.3611, "shift_factor": 0.1159}
+        does_nothing = dict.fromkeys(("to", "eval", "requires_grad_"), lambda *_options: None)
+        self.vae = SimpleNamespace(config=config, device=self.device, encode=self._encode, **does_nothing)
 
     def __getattr__(self, _name: str) -> bool:
         """Return false: all that is not named here is off."""
@@ -55,15 +91,34 @@ class _Model:
     restore_device_state = set_device_state_preset
 
     def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
+        if self.own is not None:
+            return self.own.encode_images(self, list(pixels))
         self.driver.encoded += 1
         return latents_of(pixels, self.channels).to(torch.bfloat16)
+
+    def _encode(self, pixels: torch.Tensor) -> Any:
+        self.driver.encoded += 1
+        latents = latents_of(pixels[:, :, 0] if pixels.ndim == 5 else pixels, self.channels).to(torch.bfloat16)
+        return SimpleNamespace(latent_dist=SimpleNamespace(sample=lambda: latents[:, :, None] if pixels.ndim == 5 else latents))
+
+    def _encode_prompt(self, prompt: str, **_options: object) -> tuple[Any, torch.Tensor | None]:
+        """Return what a pipeline's method of this name does."""
+        self.driver.encoded += 1
+        rows = _noise(prompt, "rows", 3 + len(prompt) % 5, 64)
+        if self.family == "wan":
+            rows = torch.nn.functional.pad(rows, (0, 0, 0, 512 - len(rows)))
+        return [rows] if self.family == "z-image" else rows[None], None
 
     def encode_prompt(self, prompts: str | list[str], *_more: object, **_options: object) -> Any:
         from toolkit.prompt_utils import PromptEmbeds
 
-        self.driver.encoded += 1
         (prompt,) = [prompts] if isinstance(prompts, str) else prompts
+        if self.own is not None:
+            return self.own.get_prompt_embeds(self, prompt)
+        self.driver.encoded += 1
         match self.family:
+            case "sd15":
+                return PromptEmbeds(_noise(prompt, "rows", 1, 77, 768))
             case "sdxl":
                 return PromptEmbeds([_noise(prompt, "rows", 1, 77, 2048), _noise(prompt, "pooled", 1, 1280)])
             case "sd3":
@@ -76,10 +131,14 @@ class _Model:
 class AiToolkit:
     """Implements `conformance_trainers.Driver`."""
 
-    stand_ins = ("torchaudio", "controlnet_aux", "albumentations", "lycoris", "optimum", "torchao")
+    packages = "torchaudio controlnet_aux albumentations lycoris optimum optimum.quanto torchao peft oyaml bitsandbytes open_clip timm"
+    stand_ins = (*packages.split(), "extensions_built_in.diffusion_models.ltx2")
     resolution, is_beside, encoded = 512, True, 0
     cases = (
-        Case("sd15", "sd15", "sd15", kinds=("latents",), precompute={"bucket_step": 16}),
+        Case("sd15", "sd15", "sd15", precompute={"bucket_step": 16}),
+        Case("wan21", "wan", "wan", precompute={"bucket_step": 16}),
+        Case("qwen_image", "qwen-image", "qwenimage", precompute={"bucket_step": 32}),
+        Case("zimage", "z-image", "zimage", precompute={"bucket_step": 16}),
         Case("sdxl", "sdxl", "sdxl", precompute={"bucket_step": 16}),
         Case(
             "sdxl with flips", "sdxl", "sdxl", flips=True, left_out="an import leaves mirrored versions out", precompute={"bucket_step": 16}
@@ -122,15 +181,23 @@ class AiToolkit:
                 arrays = {"latents": as_bits(batch.latents[row])}
                 if "text" in case.kinds:
                     embeds = item.prompt_embeds
-                    arrays |= {"rows": as_bits(embeds.text_embeds[0]), "pooled": as_bits(embeds.pooled_embeds[0])}
+                    arrays["rows"] = as_bits(embeds.text_embeds[0])
+                    more = {"pooled": embeds.pooled_embeds, "mask": embeds.attention_mask}
+                    arrays |= {name: as_bits(those[0]) for name, those in more.items() if those is not None}
                 found[Path(item.path).stem, bool(item.flip_x)] = arrays
         return found
 
     def ours(self, case: Case, sample: Mapping[str, Any], its: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Latents are scaled."""
-        del case
-        names = {"latents": "latents", "rows": "prompt_embeds", "pooled": "pooled_prompt_embeds"}
-        return {name: as_bits(sample[names[name]]) for name in its}
+        """Latents are scaled; those of Qwen-Image have no axis of frames. Wan's text is filled with zeros."""
+        rows = sample.get("prompt_embeds", torch.zeros(0, 1))
+        made: dict[str, Any] = {
+            "latents": sample["latents"],
+            "pooled": sample.get("pooled_prompt_embeds"),
+            "mask": torch.ones(len(rows), dtype=torch.int64),
+        }
+        made["rows"] = torch.nn.functional.pad(rows, (0, 0, 0, len(its.get("rows", rows)) - len(rows)))
+        made["latents"] = made["latents"][:, 0] if case.family == "qwen-image" else made["latents"]
+        return {name: as_bits(made[name]) for name in its}
 
 
 DRIVER = AiToolkit()

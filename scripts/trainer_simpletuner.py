@@ -28,6 +28,8 @@ _MODELS = {
     "flux": ("flux", "flux.model", "Flux"),
     "qwen-image": ("qwen_image", "qwen_image.model", "QwenImage"),
     "wan": ("wan", "wan.model", "Wan"),
+    "flux2": ("flux2", "flux2.model", "Flux2"),
+    "flux2-klein-4b": ("flux2", "flux2.model", "Flux2"),
 }
 """By family: SimpleTuner's name, the module and the class."""
 _SCALES = {
@@ -38,6 +40,8 @@ _SCALES = {
     "qwen-image": (1.0, None),
     "wan": (1.0, None),
 }
+_ROWS = 512
+"""Of Wan's text and FLUX.2's, with padding."""
 _FRAMES = 9
 """Of each video."""
 
@@ -53,8 +57,13 @@ class _Vae:
 
     def __init__(self, driver: "SimpleTuner", family: str) -> None:
         self.driver = driver
-        scale, shift = _SCALES[family]
         self.channels = 4 if family in {"sd15", "sdxl"} else 16
+        if family.startswith("flux2"):
+            self.channels, self.config = 32, SimpleNamespace(batch_norm_eps=1e-4)
+            mean = torch.linspace(-1, 1, 128, dtype=torch.bfloat16)
+            self.bn = SimpleNamespace(running_mean=mean, running_var=2 + mean)
+            return
+        scale, shift = _SCALES[family]
         self.config = SimpleNamespace(scaling_factor=scale, shift_factor=shift)
         if family in {"qwen-image", "wan"}:
             mean = torch.linspace(-1, 1, 16).tolist()
@@ -73,27 +82,43 @@ class _Vae:
         flat = pixels[:, :, 0] if framed else pixels
         latents = latents_of(flat, self.channels).to(torch.bfloat16)
         latents = latents[:, :, None] if framed else latents
-        return SimpleNamespace(latent_dist=SimpleNamespace(sample=lambda: latents))
+        return SimpleNamespace(latent_dist=SimpleNamespace(sample=lambda: latents, mode=lambda: latents))
 
 
-def _outputs(family: str, prompts: list[str]) -> tuple[torch.Tensor, ...]:
+def _rows(prompts: list[str], what: str, *shape: int) -> torch.Tensor:
+    return torch.stack([_noise(prompt, what, *shape) for prompt in prompts])
+
+
+def _outputs(family: str, prompts: list[str]) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Return what the stand-ins of a family's text encoders make of prompts."""
-
-    def rows(what: str, *shape: int) -> torch.Tensor:
-        return torch.stack([_noise(prompt, what, *shape) for prompt in prompts])
-
     match family:
         case "sdxl":
-            return rows("both", 77, 2048), rows("pooled", 1280)
+            return _rows(prompts, "both", 77, 2048), _rows(prompts, "pooled", 1280)
         case "sd3":
-            clips = torch.nn.functional.pad(rows("clips", 77, 2048), (0, 2048))
-            return torch.cat([clips, rows("t5", 8, 4096)], 1), rows("pooled", 2048)
-        case "qwen-image":
-            lengths = [3 + len(prompt) % 5 for prompt in prompts]
-            mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
-            return rows("vl", max(lengths), 3584).masked_fill(mask[..., None] == 0, 0), mask
+            clips = torch.nn.functional.pad(_rows(prompts, "clips", 77, 2048), (0, 2048))
+            return torch.cat([clips, _rows(prompts, "t5", 8, 4096)], 1), _rows(prompts, "pooled", 2048)
+        case "flux":
+            count = len(prompts)
+            return _rows(prompts, "t5", 8, 4096), _rows(prompts, "pooled", 768), torch.zeros(count, 8, 3), torch.ones(count, 8)
         case _:
-            return rows("t5", 8, 4096), rows("pooled", 768), torch.zeros(len(prompts), 8, 3), torch.ones(len(prompts), 8)
+            return _outputs_of_one(family, prompts)
+
+
+def _outputs_of_one(family: str, prompts: list[str]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """Return the same of families whose text is one tensor."""
+    lengths = [3 + len(prompt) % 5 for prompt in prompts]
+    is_real = torch.arange(_ROWS) < torch.tensor(lengths)[:, None]
+    match family:
+        case "sd15":
+            return _rows(prompts, "rows", 77, 768)
+        case "wan":  # in the place of a mask it keeps the text of the empty caption
+            text, empty = _rows(prompts, "umt5", _ROWS, 64), _noise("", "umt5", 1, 64)
+            return text.masked_fill(~is_real[..., None], 0), torch.nn.functional.pad(empty, (0, 0, 0, _ROWS - 1)).repeat(len(prompts), 1, 1)
+        case "qwen-image":
+            mask = is_real[:, : max(lengths)].long()
+            return _rows(prompts, "vl", max(lengths), 3584).masked_fill(mask[..., None] == 0, 0), mask
+        case _:
+            return _rows(prompts, "layers", _ROWS, 96), is_real.long()
 
 
 class SimpleTuner:
@@ -102,12 +127,14 @@ class SimpleTuner:
     stand_ins = ("torchaudio", "lycoris", "peft", "bitsandbytes", "torchao", "optimum", "wandb", "torchsde", "boto3", "botocore")
     resolution, is_beside, encoded = 512, False, 0
     cases = (
-        Case("sd1x", "sd15", "sd15", kinds=("latents",), importing=_LINES),
+        Case("sd1x", "sd15", "sd15", importing=_LINES),
         Case("sdxl", "sdxl", "sdxl", importing=_LINES),
         Case("sd3", "sd3", "sd3", importing=_LINES),
         Case("flux", "flux", "flux", importing=_LINES),
         Case("qwen_image", "qwen-image", "qwenimage", importing=_LINES, precompute={"bucket_step": 32}),
-        Case("wan videos", "wan", "wan", kinds=("latents",), videos=True, precompute={"latents": "mean", "frames": (_FRAMES,)}),
+        Case("wan videos", "wan", "wan", videos=True, precompute={"latents": "mean", "frames": (_FRAMES,)}),
+        Case("flux2", "flux2", "flux2", importing=_LINES, precompute={"latents": "mean"}),
+        Case("flux2 klein", "flux2-klein-4b", "flux2klein", importing=_LINES, precompute={"latents": "mean"}),
         Case("qwen_image by file name", "qwen-image", "qwenimage", importing={"caption_lines": "first"}, is_import_only=True),
     )
 
@@ -122,7 +149,8 @@ class SimpleTuner:
             """The trainer's model class, whose encoders are stand-ins."""
 
             def __init__(self) -> None:
-                self.config = SimpleNamespace(model_family=family, model_flavour="", model_type="lora", t5_padding="unmodified")
+                flavour = "klein-4b" if "klein" in case.family else ""
+                self.config = SimpleNamespace(model_family=family, model_flavour=flavour, model_type="lora", t5_padding="unmodified")
                 self.vae = vae
 
             def get_vae(self) -> _Vae:
@@ -137,6 +165,8 @@ class SimpleTuner:
             def _encode_prompts(self, prompts: list[str], is_negative_prompt: bool = False) -> Any:
                 driver.encoded += 1
                 return _outputs(case.family, prompts)
+
+            _encode_prompts_qwen3 = _encode_prompts_mistral = _encode_prompts
 
         return Model()
 
@@ -211,7 +241,15 @@ class SimpleTuner:
         )
         text = LocalDataBackend(accelerator, "text")
         text_cache = factory.TextEmbeddingCache(
-            "text", text, [], [], accelerator, cache_dir=str(cache / "text"), model_type=family, model=model, text_encoder_batch_size=4
+            "text",
+            text,
+            [],
+            [],
+            accelerator,
+            cache_dir=str(cache / "text"),
+            model_type=family,
+            model=model,
+            text_encoder_batch_size=1 if "flux2" in case.family else 4,
         )
         try:
             yield metadata, vae_cache, text_cache, images
@@ -228,7 +266,7 @@ class SimpleTuner:
             vae_cache.discover_unprocessed_files()
             vae_cache.process_buckets()
             if "text" in case.kinds:
-                captions = [record_of(case, path, one) for path in sorted(data.glob("*.png")) for one in captions_of(images, path)]
+                captions = [record_of(case, path, one) for path in sorted(data.glob(_pattern(case))) for one in captions_of(images, path)]
                 text_cache.compute_embeddings_for_prompts(captions, return_concat=False, load_from_cache=False)
                 text_cache.wait_for_pending_writes()
         shutil.rmtree(cache / "state")
@@ -264,7 +302,11 @@ class SimpleTuner:
         latents = sample["latents"]
         latents = latents[:, 0] if latents.ndim == 4 and not case.videos else latents
         made = {"latents": as_bits(latents.to(torch.bfloat16) if its["latents"].dtype == np.int16 else latents)}
-        names = {"prompt_embeds": lambda tensor: tensor[None], "pooled_prompt_embeds": lambda tensor: tensor}
+
+        def padded(tensor: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.pad(tensor, (0, 0, 0, its["prompt_embeds"].shape[1] - len(tensor)))[None]
+
+        names = {"prompt_embeds": padded, "pooled_prompt_embeds": lambda tensor: tensor}
         return made | {name: as_bits(change(sample[name])) for name, change in names.items() if name in its}
 
 

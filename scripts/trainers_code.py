@@ -21,6 +21,7 @@ FOLDERS = {
     "ai-toolkit": ".",
     "diffusion-pipe": ".",
     "ltx": "packages/ltx-trainer/src",
+    "nemo-automodel": ".",
 }
 """By trainer: the folder of its checkout that is imported from."""
 

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         metavar="FORMAT",
-        help="sd-scripts, simpletuner, musubi, ai-toolkit or ltx; or webdataset, which writes the whole data set as tars",
+        help="sd-scripts, simpletuner, musubi, ai-toolkit, ltx or nemo-automodel; or webdataset, which writes the whole data set as tars",
     )
     output = "the folder to write to, made if it does not exist; for sd-scripts and ai-toolkit it can be the folder of the pictures"
     parser.add_argument("-o", "--output", dest="folder", metavar="FOLDER", help=output)

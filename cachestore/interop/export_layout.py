@@ -38,6 +38,8 @@ class ExportLayout:
     crop_number: int | None
     leave_out: Collection[str]
     """What is not exported: `flips`, `masks`. `resolution` and `crop_number` choose one of several resolutions and random crops."""
+    command: str = "cachestore export"
+    """The command that exports so, for errors."""
 
     @cached_property
     def captions(self) -> KeyColumn | None:
@@ -126,6 +128,10 @@ class ExportLayout:
             self.family_of[column.encoder].written_as(self.format.name)  # raises if the trainer has no name for it
         if self.unwritten is not None and not self.visuals:
             raise BadInput(f"nothing can be exported: {self.catalog.name!r} has no latents, and {self.unwritten}")
+        if self.writing.is_joined and not (self._captions and self.visuals):
+            lacking = "text" if self.visuals else "latents"
+            both = f"{self.format.name} keeps text and latents in one file, but {self.catalog.name!r} has no {lacking}"
+            raise BadInput(f"{both}: add them with `cachestore precompute` under the same name")
         for column in self.visuals:
             self._check_variants(column)
         if len(self.visuals) > 1 and self.family_of[self.visuals[0].encoder].name in self.writing.one_resolution:
@@ -170,11 +176,13 @@ class ExportLayout:
                 what = f"the data set {self.catalog.name!r} is of {stored}, not of {self.given.name} ({column.encoder})"
                 raise BadInput(f"{what}: leave --family out, or pass the right one")
             return self.given
-        alike = [one for one in alike if self.format.name in one.names] or alike
+        trainer = self.format.name
+        alike = [one for one in alike if trainer in one.names] or alike
         if not alike:
             raise BadInput(f"the model family of the latents of {self.catalog.name!r} is not known: pass --family, such as flux")
-        if len(alike) > 1:
-            raise BadInput(f"the model may be {' or '.join(one.name for one in alike)}: pass --family with the right one")
+        if len({(one.names.get(trainer), one.states.get(trainer)) for one in alike}) > 1:
+            lines = " or ".join(f"`{self.command} --family {one.name}`" for one in alike)
+            raise BadInput(f"{self.catalog.name!r} does not say which model made it, and {trainer} needs to know: run {lines}")
         return alike[0]
 
     def named(self, row: int, column: KeyColumn, index: int) -> Named:

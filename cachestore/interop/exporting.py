@@ -1,8 +1,10 @@
 """`export`: writes a data set as the files that another trainer would have cached."""
 
 import json
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from dataclasses import replace as changed
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -18,10 +20,9 @@ from cachestore.interop.export_layout import ExportLayout
 from cachestore.interop.export_taken import Taken
 from cachestore.interop.export_target import Target
 from cachestore.interop.export_values import ExportValues
-from cachestore.interop.formats import simpletuner
 from cachestore.interop.formats.containers import write_npz, write_safetensors
 from cachestore.interop.formats.families import SIMPLETUNER, family_named
-from cachestore.interop.formats.matching import Named
+from cachestore.interop.formats.matching import Listed, Named
 from cachestore.interop.formats.table import WEBDATASET, Format, written_format
 from cachestore.interop.tar_exporting import TarExport, refuse_given
 from cachestore.jobs.options import python_call
@@ -99,7 +100,8 @@ def export_cache(
     Args:
         store: the store's folder.
         name: the name of the data set.
-        format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit" or "ltx"; or "webdataset", for tars with all that the data set has.
+        format: "sd-scripts", "simpletuner", "musubi", "ai-toolkit", "ltx" or "nemo-automodel"; or "webdataset", for tars with all that
+            the data set has.
         folder: where to write; made if it does not exist. sd-scripts and ai-toolkit cache beside the pictures, so it may be DATA itself.
         generation: of the data set; the newest by default.
         family: such as "flux", if the data set does not say it. Latents alone may fit several families.
@@ -130,7 +132,8 @@ def export_cache(
     given = None if family is None else family_named(family)
     with Reader(store) as reader:
         catalog = _catalog(reader, name, generation)
-        layout = ExportLayout(catalog, wanted, writing, given, resolution_only, variant_only, leave_out)
+        command = shlex.join(["cachestore", "export", str(store), "--name", catalog.name, "--format", wanted.name, "-o", str(folder)])
+        layout = ExportLayout(catalog, wanted, writing, given, resolution_only, variant_only, leave_out, command)
         export, target = _Export(layout, ExportValues(reader, layout), Taken(layout, folder)), Target(folder, may_replace=replace)
         export.write(target)
         return ExportReport(
@@ -201,6 +204,7 @@ class _Made:
     path: str
     of: tuple[object, ...]
     contents: Contents
+    listed: Listed | None = None
 
 
 @dataclass(frozen=True)
@@ -211,17 +215,19 @@ class _Export:
     values: ExportValues
     taken: Taken
     failures: list[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
-    there: dict[str, str] = field(default_factory=dict[str, str])
-    """By path: the sample of each file that has the right bytes."""
+    listed: list[Listed] = field(default_factory=list[Listed])
+    """The files of latents that have the right bytes."""
 
     def write(self, target: Target) -> None:
         for sample, made in chain(self._files(), self._empty_caption()):
             try:
-                if target.put(made.path, _encoded(self.layout.format, made.contents)):
-                    self.there[made.path] = sample
+                if target.put(made.path, _encoded(self.layout.format, made.contents)) and made.listed is not None:
+                    self.listed.append(made.listed)
             except EncodeFailed as error:
                 self._fail(sample, made.encoder, error)
-        for path, value in self._side_data().items():
+        side_data, about = self.layout.writing.side_data, dict[str, object]()
+        about |= {} if side_data is None else side_data(self.listed, self.layout.catalog.name, target.folder)
+        for path, value in about.items():
             target.put(path, (json.dumps(value, sort_keys=True, indent=1) + "\n").encode())
         check_for_reading(self.values.reader.layout)
         target.close()
@@ -234,7 +240,7 @@ class _Export:
         self.layout.check()
         seen: dict[str, tuple[str, tuple[object, ...]]] = {}
         for row, sample in enumerate(self.layout.catalog.ids):
-            for made in chain(self._texts(row), self._latents_files(row)):
+            for made in self._joined(row) if self.layout.writing.is_joined else chain(self._texts(row), self._latents_files(row)):
                 first, before = seen.setdefault(made.path, (sample, made.of))
                 if before != made.of:
                     trainer = self.layout.format.name
@@ -244,6 +250,18 @@ class _Export:
                     self._fail(sample, made.encoder, error)
                 elif first == sample:
                     yield sample, made
+
+    def _joined(self, row: int) -> Iterator[_Made]:
+        """Yield the files of a row's picture or clips, each with the row's text."""
+        failed, texts = len(self.failures), list(self._texts(row))
+        latents = list(self._latents_files(row))
+        if not (texts and latents) and len(self.failures) == failed:
+            lacking = "text" if latents else "picture or video"
+            self._fail(self.layout.catalog.ids[row], "", EncodeFailed(f"it has no {lacking}, but {self.layout.format.name} trains on both"))
+        for text in texts[:1]:
+            for made in latents:
+                both = Contents({**made.contents.tensors, **text.contents.tensors}, made.contents.values)
+                yield changed(made, of=(*text.of, *made.of), contents=both)
 
     def _empty_caption(self) -> Iterator[tuple[str, _Made]]:
         """Yield the text of the empty caption, which SimpleTuner uses for dropped captions, if the store has it but no sample does."""
@@ -292,24 +310,7 @@ class _Export:
                 continue
             for variant, cell in zip(variants, several, strict=True):
                 self.taken.weigh(row, cell[0], variant)
-            yield _Made(column.encoder, self.layout.inside(self.layout.tree(row, column), path), keys, contents)
-
-    def _side_data(self) -> dict[str, object]:
-        """Return SimpleTuner's files of sizes and crops by path, for each of its data sets; empty for other trainers.
-
-        They list only samples whose own latents are in the folder. For latents of another sample, the crop would be wrong.
-        """
-        if self.layout.format.name != SIMPLETUNER:
-            return {}
-        rows: dict[str, list[tuple[str, Named]]] = {}
-        for row, sample in enumerate(self.layout.catalog.ids):
-            for column in self.layout.visuals:
-                for index in self.layout.indices(row, column):
-                    named, tree = self.layout.named(row, column, index), self.layout.tree(row, column)
-                    if self.there.get(f"{tree}{simpletuner.latents_path(named.reference)}") == sample:
-                        rows.setdefault(tree, []).append((str(self.layout.root(row) / named.reference), named))
-        return {
-            f"{tree}{path}": value
-            for tree, those in rows.items()
-            for path, value in simpletuner.side_data(those, "-".join([self.layout.catalog.name, *tree.split("/")[:-1]])).items()
-        }
+            tree, named = self.layout.tree(row, column), variants[0].named
+            path = self.layout.inside(tree, path)
+            listed = Listed(path, tree, str(self.layout.root(row) / named.reference), named, self.layout.family_of[column.encoder])
+            yield _Made(column.encoder, path, keys, contents, listed)

@@ -10,7 +10,7 @@ from cachestore.encode import families
 from cachestore.encode.unit import Encoder
 from cachestore.files.paths import Layout
 from cachestore.interop.file_encoder import ImportedLatents, ImportedText
-from cachestore.interop.formats.families import Family, State, Width, families_of_pipeline
+from cachestore.interop.formats.families import Family, State, Width, families_called, families_of_pipeline
 from cachestore.interop.formats.text import THIRD
 from cachestore.interop.import_matching import CacheScan
 from cachestore.interop.import_request import ImportRequest
@@ -60,6 +60,11 @@ def family_of_cache(found: CacheScan, made: Mapping[str, Encoder]) -> Family:
     if matches.family is None and len(named) > 1:
         raise BadInput(f"{request.folder} holds caches of {', '.join(sorted(named))}: pass --family with the one to import")
     family = matches.family or next(iter(named.values()), None) or (declared[0] if len(declared) == 1 else None)
+    alike = [] if family is None or not named else families_called(request.format, family.written_as(request.format))
+    alike = [one for one in alike if one in declared] or alike
+    if matches.family is None and len(alike) > 1:
+        options = " or ".join(one.name for one in alike)
+        raise BadInput(f"{request.format} names the files of several models alike: pass --family with the right one, {options}")
     if family is None:
         raise BadInput(
             f"neither the files of {request.folder} nor the model say which model family they are of: pass --family, such as sdxl or flux"

@@ -18,7 +18,7 @@ from cachestore.files.stat_record import stat_of
 from cachestore.interop.caption_files import SUFFIXES, EncodedCaptions
 from cachestore.interop.file_encoder import FileEncoder, ImportedLatents
 from cachestore.interop.formats import diffusion_pipe
-from cachestore.interop.formats.families import SD_SCRIPTS, Family, family_named
+from cachestore.interop.formats.families import SD_SCRIPTS, Family, family_named, family_of
 from cachestore.interop.formats.matching import Added, ClipFrames, FileLocation, Kind, Matches, ParsedName, visual_of, visuals_of
 from cachestore.interop.formats.table import Format
 from cachestore.interop.import_request import ImportRequest
@@ -63,7 +63,13 @@ class CacheScan:
     @cached_property
     def names(self) -> Mapping[str, ParsedName]:
         """By path: what the file holds. Files whose names do not tell are left out."""
-        return {path: parsed for path in self.paths if (parsed := self.wanted.reading.parse_name(path)) is not None}
+        parsed = {path: self.wanted.reading.parse_name(path) for path in self.paths}
+        trainer, only = self.wanted.name, self.matches.family
+        return {
+            path: one if one.named is None else one._replace(family=family_of(trainer, one.named, only))
+            for path, one in parsed.items()
+            if one is not None
+        }
 
     @cached_property
     def by_kind(self) -> Mapping[Kind, Sequence[tuple[str, ParsedName]]]:

@@ -312,14 +312,14 @@ def test_pictures_that_would_share_a_file_are_named(tmp_path, data, store, out):
 
 
 def test_text_that_has_no_files_in_a_format_is_left_out_and_named_and_latents_are_written(tmp_path, data, store, out):
-    trainers.write_musubi(tmp_path / "cache", "wan")
+    trainers.write_musubi(tmp_path / "cache", "z-image")
     bring("musubi", tmp_path / "cache", store, data)
     report = send("simpletuner", store, out)
     assert report.complete
     assert len([path for path in out.rglob("*.pt") if "vae" in path.parts]) == len(list(out.rglob("*.pt"))) == len(PICTURES)
     (text,) = report.left_out
     assert "simpletuner's files" in text
-    assert "not of wan" in text
+    assert "not of z-image" in text
 
 
 @pytest.mark.parametrize(("kind", "family"), [("ltx", "ltx2"), ("musubi", "hunyuanvideo"), ("simpletuner", "flux"), ("sd-scripts", "sd15")])
@@ -341,8 +341,18 @@ def test_a_named_family_must_have_the_vae_of_latents_that_do_not_say_their_famil
         assert send("simpletuner", store, out, family=family).written
 
 
+def test_latents_that_fit_several_models_are_refused_with_the_lines_to_run(tmp_path, out):
+    made = stores.recipes(None, "sample", scaling_factor=0.3611, shift_factor=0.1159)
+    made = replace(made, latents=replace(made.latents, read={**made.latents.read, "channels": 16}))
+    store = stores.make_store(tmp_path / "ours", [stores.Row("a.png")], made)
+    line = f"cachestore export {store} --name train --format ai-toolkit -o {out} --family"
+    with pytest.raises(BadInput, match=f"run `{line} flux` or `{line} z-image`$"):
+        send("ai-toolkit", store, out)
+    assert not out.exists()
+
+
 def test_where_nothing_but_such_text_is_there_nothing_is_exported(tmp_path, data, store, out):
-    trainers.write_musubi(tmp_path / "cache", "wan")
+    trainers.write_musubi(tmp_path / "cache", "z-image")
     bring("musubi", tmp_path / "cache", store, data, encode=["text"])
     with pytest.raises(BadInput, match="has no latents, and text of"):
         send("simpletuner", store, out)
@@ -366,7 +376,7 @@ def test_what_has_no_form_in_a_format_is_refused_before_anything_is_written(tmp_
         send("diffusion-pipe", store, out)
     with pytest.raises(
         BadInput,
-        match=r"'kohya' is not known; .* is sd-scripts, simpletuner, musubi, ai-toolkit, ltx, webdataset; did you mean 'sd-scripts'\?$",
+        match=r"'kohya' is not known; .* is sd-scripts, simpletuner, .*, webdataset; did you mean 'sd-scripts'\?$",
     ):
         send("kohya", store, out)
     with pytest.raises(BadInput, match="the family 'wam' are not known"):

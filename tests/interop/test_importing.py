@@ -195,7 +195,7 @@ def test_a_note_that_is_no_json_is_an_error_that_names_it(tmp_path, data, store,
 
 def test_a_refused_import_leaves_no_store_behind(tmp_path, data, store):
     trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
-    for options in ({"family": "wan", "encode": ["text"]}, {}, {"family": "sdxl", "model": str(tmp_path / "no-model")}):
+    for options in ({"family": "z-image", "encode": ["text"]}, {}, {"family": "sdxl", "model": str(tmp_path / "no-model")}):
         with pytest.raises(BadInput):
             bring("simpletuner", tmp_path / "vae", store, data, **options)
         assert not store.exists()

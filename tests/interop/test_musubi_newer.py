@@ -1,5 +1,6 @@
 """musubi-tuner's FLUX.2, HunyuanVideo and HunyuanVideo 1.5: files made by hand, there and back, and what a tiny model makes."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -106,13 +107,14 @@ def test_text_of_hunyuanvideo15_is_refused_because_it_is_made_of_another_templat
     assert not store.exists()
 
 
-def test_the_size_of_flux2_klein_must_be_named_because_both_have_one_pipeline():
+@pytest.mark.parametrize(("kind", "is_open"), [("musubi", True), ("simpletuner", False)])
+def test_the_size_of_flux2_klein_must_be_named_where_the_files_of_both_differ(kind, is_open):
     recipe, own = Recipe("text", {"pipeline": "Flux2KleinPipeline"}), SimpleNamespace(fingerprint="1")
-    layout: Any = SimpleNamespace(
-        given=None, format=SimpleNamespace(name="musubi"), catalog=SimpleNamespace(columns=[], recipes={"1": recipe})
-    )
-    with pytest.raises(BadInput, match="may be flux2-klein-4b or flux2-klein-9b: pass"):
-        ExportLayout.family(layout, cast("Any", own))
+    catalog = SimpleNamespace(columns=[], recipes={"1": recipe}, name="train")
+    layout: Any = SimpleNamespace(given=None, format=SimpleNamespace(name=kind), catalog=catalog, command="cachestore export STORE")
+    line = "`cachestore export STORE --family flux2-klein-4b` or `"
+    with pytest.raises(BadInput, match=line) if is_open else nullcontext():
+        assert ExportLayout.family(layout, cast("Any", own)).name.startswith("flux2-klein")
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def values(folder, files, file):
 
 def test_every_recorded_file_is_read_before_it_is_damaged(tmp_path):
     files = caches.recorded_files()
-    assert {file.format.name for file in files} == caches.FORMATS.keys()
+    assert {file.format.name for file in files} == {name for name, one in caches.FORMATS.items() if one.reads is not None}
     draw = random.Random(1)
     for number, file in enumerate(draw.sample(files, 30)):
         beside = [other for other in files if other.folder == file.folder]

@@ -1,8 +1,8 @@
 """ai-toolkit: safetensors files in folders beside the pictures, named by a digest of how they were made. Knows names, keys and shapes.
 
 DIR/_latent_cache/STEM_HASH.safetensors   `latent` `[C, h, w]`, scaled; the metadata has what was digested
-DIR/_t_e_cache/STEM_HASH.safetensors      `text_embed`, `pooled_embed`, `attention_mask` with a batch axis; no metadata, so only the
-                                          hash tells whether it belongs to the caption
+DIR/_t_e_cache/STEM_HASH.safetensors      `text_embed`, `pooled_embed`, `attention_mask` with a batch axis, or `text_embed_0` without one;
+                                          no metadata, so only the hash tells whether it belongs to the caption
 """
 
 import base64
@@ -16,13 +16,13 @@ from typing import Final
 from unicodedata import normalize
 
 from cachestore.core.keys import Json
-from cachestore.core.raw_tensors import Contents, Latents, Misplaced, Text, refuse, without_batch
+from cachestore.core.raw_tensors import Contents, Latents, Misplaced, Text, refuse
 from cachestore.core.samples import Sample
 from cachestore.encode.bucket_rules import BucketSettings, fit_box
 from cachestore.encode.buckets import Size
-from cachestore.interop.formats.families import AI_TOOLKIT, Family, family_named, own_of
+from cachestore.interop.formats.families import AI_TOOLKIT, FAMILIES, Family, as_picture, framed, own_of
 from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Matches, Named, ParsedName, stem_of, visuals_of
-from cachestore.interop.formats.text import batched, taken, taken_apart, together
+from cachestore.interop.formats.text import Plain, batched, taken, taken_apart, together
 
 _LATENTS: Final = "_latent_cache"
 _TEXT: Final = "_t_e_cache"
@@ -33,9 +33,18 @@ _FLIP: Final = "flip_x"
 """Only mirrored pictures have it in what is digested, and only pictures upside down have `flip_y`."""
 _VERSION: Final = 1
 _STAND_INS: Final = ("[name]", "[trigger]")
-_STEPS: Final[Mapping[str, int]] = {"sd15": 16, "sdxl": 16, "sd3": 32, "flux": 32}
+_STEPS: Final[Mapping[str, int]] = {"sd15": 16, "sdxl": 16, "sd3": 32, "flux": 32, "wan": 16, "qwen-image": 32, "z-image": 16}
 """By family: the sides of its buckets are multiples of this."""
-_TEXT_SPACES: Final[Mapping[str, tuple[str, ...]]] = {"sdxl": ("sdxl",), "sd3": ("sd3",), "flux": ("flux", "flux1")}
+_TEXT_SPACES: Final[Mapping[str, tuple[str, ...]]] = {"flux": ("flux", "flux1")}
+"""By family: how text names it, if latents name it otherwise."""
+_ROWS: Final = "text_embed"
+_PLAIN: Final[Mapping[str, Plain]] = {
+    "sd15": Plain(_ROWS),
+    "wan": Plain(_ROWS, rows=512, zeros=(_ROWS,)),
+    "qwen-image": Plain(_ROWS, mask="attention_mask"),
+    "z-image": Plain(f"{_ROWS}_0", has_batch=False),  # a list of texts
+}
+"""By family: how text is cached that is one tensor."""
 
 
 def parse_name(path: str) -> ParsedName:
@@ -93,10 +102,14 @@ def _match_text(path: str, digest: str, samples: Iterable[Sample], matches: Matc
     own = (caption for sample in samples for caption in sample.captions)
     for caption in dict.fromkeys((*own, "")):  # if captions are dropped, each picture has a file of the empty one
         forms = dict.fromkeys((caption, *captions_of(caption, Added()), *matches.read_as.get(caption, ())))
-        for name, spaces in _TEXT_SPACES.items():
-            if any(hash_of(text_info(form, space)) == digest for form in forms for space in spaces) and matches.counts(family_named(name)):
+        for family in (one for one in FAMILIES if AI_TOOLKIT in one.text):
+            if any(hash_of(text_info(form, space)) == digest for form in forms for space in _spaces(family)) and matches.counts(family):
                 matches.take_text(caption, FileLocation(path))
                 return
+
+
+def _spaces(family: Family) -> tuple[str, ...]:
+    return _TEXT_SPACES.get(family.name, family.names[AI_TOOLKIT])
 
 
 def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
@@ -110,7 +123,7 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     if space is not None and space not in family.names[AI_TOOLKIT]:
         raise Misplaced(f"it says its latents are of {space!r}, not of {family.name}: pass the right --family")
     _check_own(info, location)
-    made = family.latents(AI_TOOLKIT, without_batch("latent", raw, 3), others, {**location.facts, **_facts(info)})
+    made = family.latents(AI_TOOLKIT, framed(family, raw), others, {**location.facts, **_facts(info)})
     return replace(made, info=info)
 
 
@@ -143,7 +156,8 @@ def _facts(info: Mapping[str, Json]) -> dict[str, Json]:
 
 def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:
     """Return the text of one caption. Raises EncodeFailed."""
-    return taken_apart(family, dict(contents.tensors), "text_embed", "pooled_embed")
+    tensors, plain = dict(contents.tensors), _PLAIN.get(family.name)
+    return taken_apart(family, tensors, _ROWS, "pooled_embed") if plain is None else plain.read(tensors, AI_TOOLKIT)
 
 
 def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
@@ -154,7 +168,7 @@ def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str
     info |= {_FLIP: True} if variants[0].is_flipped else {}
     metadata = {name: json.dumps(value) for name, value in info.items()} | {"format": "pt", "software": "{}"}
     name = str(path.parent / _LATENTS / f"{path.stem}_{hash_of(info)}.safetensors")
-    return name, Contents({"latent": latents.tensor, **own_of(AI_TOOLKIT, latents.others)}, metadata)
+    return name, Contents({"latent": as_picture(family, latents.tensor), **own_of(AI_TOOLKIT, latents.others)}, metadata)
 
 
 def _info(family: Family, named: Named) -> dict[str, Json]:
@@ -168,11 +182,13 @@ def _info(family: Family, named: Named) -> dict[str, Json]:
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
     """Return name and contents of a picture's text file."""
     path = PurePosixPath(named.reference)
-    prompt, pooled = together(family, text.tensors)
     caption = captions_of(named.caption, Added())[0] if named.read_as is None else named.read_as
-    digest = hash_of(text_info(caption, _TEXT_SPACES[family.name][0]))
+    digest = hash_of(text_info(caption, _spaces(family)[0]))
     name = str(path.parent / _TEXT / f"{path.stem}_{digest}.safetensors")
-    return name, Contents({"text_embed": batched(prompt), "pooled_embed": batched(pooled), **own_of(AI_TOOLKIT, text.others)})
+    if (plain := _PLAIN.get(family.name)) is not None:
+        return name, Contents(plain.written(text, AI_TOOLKIT))
+    prompt, pooled = together(family, text.tensors)
+    return name, Contents({_ROWS: batched(prompt), "pooled_embed": batched(pooled), **own_of(AI_TOOLKIT, text.others)})
 
 
 def finds(family: Family, named: Named, settings: BucketSettings) -> bool:

@@ -7,6 +7,7 @@ from typing import Final, Literal, NamedTuple
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Latents, Raw, Scale, reshaped, without_batch
+from cachestore.core.words import did_you_mean
 
 SD_SCRIPTS: Final = "sd-scripts"
 SIMPLETUNER: Final = "simpletuner"
@@ -14,6 +15,7 @@ MUSUBI: Final = "musubi"
 AI_TOOLKIT: Final = "ai-toolkit"
 DIFFUSION_PIPE: Final = "diffusion-pipe"
 LTX: Final = "ltx"
+NEMO: Final = "nemo-automodel"
 
 Kind = Literal["sample", "mean"]
 
@@ -82,6 +84,8 @@ FAMILIES: Final = (
         scale=Scale(0.18215),
         names={SD_SCRIPTS: ("sd",), SIMPLETUNER: ("sd1x",), AI_TOOLKIT: ("sd1",)},
         states={SD_SCRIPTS: _RAW, SIMPLETUNER: _SCALED, AI_TOOLKIT: _SCALED},
+        text=frozenset({SIMPLETUNER, AI_TOOLKIT}),
+        widths={"text_encoder": Width(768)},
     ),
     Family(
         name="sdxl",
@@ -114,9 +118,10 @@ FAMILIES: Final = (
             MUSUBI: ("fk", "flux_kontext"),
             AI_TOOLKIT: ("flux1", "flux"),
             DIFFUSION_PIPE: ("flux",),
+            NEMO: ("flux",),
         },
-        states=dict.fromkeys((SD_SCRIPTS, SIMPLETUNER, MUSUBI, AI_TOOLKIT, DIFFUSION_PIPE), _SCALED),
-        text=_ALL | {MUSUBI, DIFFUSION_PIPE},
+        states=dict.fromkeys((SD_SCRIPTS, SIMPLETUNER, MUSUBI, AI_TOOLKIT, DIFFUSION_PIPE, NEMO), _SCALED),
+        text=_ALL | {MUSUBI, DIFFUSION_PIPE, NEMO},
         widths={"text_encoder": _CLIP_L, "text_encoder_2": _T5},
     ),
     Family(
@@ -128,11 +133,13 @@ FAMILIES: Final = (
         names={
             MUSUBI: ("wan", "wan"),
             SIMPLETUNER: ("wan",),
+            AI_TOOLKIT: ("wan21", "wan21_i2v", "wan22_14b", "wan22_14b_i2v"),
             DIFFUSION_PIPE: ("wan", "wan_i2v", "wan_flf2v", "wan2.2_i2v", "wan2.2_5b", "skyreels_v2", "skyreels_v2_i2v"),
+            NEMO: ("wan",),
         },
-        states=dict.fromkeys((MUSUBI, SIMPLETUNER, DIFFUSION_PIPE), _MEAN),
+        states={**dict.fromkeys((MUSUBI, SIMPLETUNER, DIFFUSION_PIPE, NEMO), _MEAN), AI_TOOLKIT: _SCALED},
         has_frames=True,
-        text=frozenset({MUSUBI, DIFFUSION_PIPE}),
+        text=frozenset({MUSUBI, SIMPLETUNER, AI_TOOLKIT, DIFFUSION_PIPE, NEMO}),
     ),
     Family(
         name="qwen-image",
@@ -140,19 +147,19 @@ FAMILIES: Final = (
         vae_class="AutoencoderKLQwenImage",
         channels=16,
         scale=Scale(),
-        names={MUSUBI: ("qi", "qwen_image"), SIMPLETUNER: ("qwen_image",)},
-        states={MUSUBI: _SCALED, SIMPLETUNER: _SCALED},
+        names={MUSUBI: ("qi", "qwen_image"), SIMPLETUNER: ("qwen_image",), AI_TOOLKIT: ("qwen_image",), NEMO: ("qwen_image",)},
+        states=dict.fromkeys((MUSUBI, SIMPLETUNER, AI_TOOLKIT, NEMO), _SCALED),
         has_frames=True,
-        text=frozenset({MUSUBI, SIMPLETUNER}),
+        text=frozenset({MUSUBI, SIMPLETUNER, AI_TOOLKIT, NEMO}),
     ),
     Family(
         name="z-image",
         pipeline="ZImagePipeline",
         channels=16,
         scale=Scale(0.3611, 0.1159),
-        names={MUSUBI: ("zi", "z_image"), SIMPLETUNER: ("z_image",)},
-        states={MUSUBI: State(is_scaled=False, kind="mean"), SIMPLETUNER: _SCALED},
-        text=frozenset({MUSUBI}),
+        names={MUSUBI: ("zi", "z_image"), SIMPLETUNER: ("z_image",), AI_TOOLKIT: ("zimage",)},
+        states={MUSUBI: State(is_scaled=False, kind="mean"), SIMPLETUNER: _SCALED, AI_TOOLKIT: _SCALED},
+        text=frozenset({MUSUBI, AI_TOOLKIT}),
     ),
     Family(
         name="flux2",
@@ -160,9 +167,9 @@ FAMILIES: Final = (
         vae_class="AutoencoderKLFlux2",
         channels=32,
         scale=Scale(),
-        names={MUSUBI: ("f2d", "flux_2_dev")},
-        states={MUSUBI: _MEAN},
-        text=frozenset({MUSUBI}),
+        names={MUSUBI: ("f2d", "flux_2_dev"), SIMPLETUNER: ("flux2",), NEMO: ("flux2",)},
+        states=dict.fromkeys((MUSUBI, SIMPLETUNER, NEMO), _MEAN),
+        text=frozenset({MUSUBI, SIMPLETUNER, NEMO}),
     ),
     *(
         Family(
@@ -171,9 +178,9 @@ FAMILIES: Final = (
             vae_class="AutoencoderKLFlux2",
             channels=32,
             scale=Scale(),
-            names={MUSUBI: (f"f2k{size}", f"flux_2_klein_{size}")},
-            states={MUSUBI: _MEAN},
-            text=frozenset({MUSUBI}),
+            names={MUSUBI: (f"f2k{size}", f"flux_2_klein_{size}"), SIMPLETUNER: ("flux2",)},
+            states=dict.fromkeys((MUSUBI, SIMPLETUNER), _MEAN),
+            text=frozenset({MUSUBI, SIMPLETUNER}),
         )
         for size in ("4b", "9b")
     ),
@@ -218,13 +225,19 @@ _BY_NAME: Final = {family.name: family for family in FAMILIES}
 def family_named(name: str) -> Family:
     """Return a family by its name. Raises BadInput that lists the known ones."""
     if name not in _BY_NAME:
-        raise BadInput(f"caches of the family {name!r} are not known; known are {', '.join(_BY_NAME)}")
+        raise BadInput(f"caches of the family {name!r} are not known; known are {', '.join(_BY_NAME)}{did_you_mean(name, _BY_NAME)}")
     return _BY_NAME[name]
 
 
-def family_of(trainer: str, name: str) -> Family | None:
-    """Return the family that a trainer writes under this name; None for an unknown name."""
-    return next((family for family in FAMILIES if name in family.names.get(trainer, ())), None)
+def family_of(trainer: str, name: str, wanted: Family | None = None) -> Family | None:
+    """Return the family that a trainer writes under this name: `wanted`, if it is one of several; None for an unknown name."""
+    those = families_called(trainer, name)
+    return wanted if wanted in those else next(iter(those), None)
+
+
+def families_called(trainer: str, name: str) -> list[Family]:
+    """Return the families that a trainer writes under this name."""
+    return [family for family in FAMILIES if name in family.names.get(trainer, ())]
 
 
 def families_of_pipeline(pipeline: str) -> list[Family]:
@@ -246,3 +259,18 @@ def own_of(trainer: str, others: Mapping[str, Raw]) -> dict[str, Raw]:
 def unframed(raw: Raw) -> Raw:
     """Return latents as `[C, h, w]`, without an axis of one frame and a batch axis of 1. Raises EncodeFailed for another shape."""
     return reshaped(raw, (raw[1][0], *raw[1][2:])) if len(raw[1]) == 4 and raw[1][1] == 1 else without_batch("latents", raw, 3)
+
+
+def framed(family: Family, raw: Raw) -> Raw:
+    """Return latents as a data set has them: `[C, F, h, w]` of a video model, where one frame may come without an axis, else `[C, h, w]`.
+
+    Raises EncodeFailed for another shape.
+    """
+    if not family.has_frames:
+        return without_batch("latents", raw, 3)
+    return reshaped(raw, (raw[1][0], 1, *raw[1][1:])) if len(raw[1]) == 3 else without_batch("latents", raw, 4)
+
+
+def as_picture(family: Family, raw: Raw) -> Raw:
+    """Return latents as trainers other than musubi-tuner cache them: those of a picture without an axis of frames, unless Wan made them."""
+    return unframed(raw) if family.name == "qwen-image" and raw[1][1:2] == (1,) else raw

@@ -193,6 +193,19 @@ class Named:
     """The caption as the trainer reads it from its file; None if no such file is known."""
 
 
+class Listed(NamedTuple):
+    """A written file of latents, for the lists that a trainer keeps of them."""
+
+    path: str
+    """Relative to the exported folder."""
+    tree: str
+    """The part of the path for its source, resolution and kind; empty if there is one of each."""
+    source: str
+    """The absolute path of the picture or video."""
+    named: Named
+    family: Family
+
+
 @dataclass(frozen=True, slots=True)
 class ExportVariant:
     """One exported variant of a picture: at one resolution, plain or mirrored."""

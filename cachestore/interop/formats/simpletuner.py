@@ -15,32 +15,22 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, cast
 
 import numpy as np
 
 from cachestore.core.errors import BadInput
-from cachestore.core.raw_tensors import (
-    Contents,
-    Latents,
-    Raw,
-    Text,
-    from_array,
-    is_zero,
-    refuse,
-    reshaped,
-    rows,
-    without_batch,
-)
+from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, from_array, is_zero, refuse
 from cachestore.core.samples import Sample
 from cachestore.core.words import first_of, plural
 from cachestore.encode.bucket_rules import BucketSettings
-from cachestore.interop.formats.families import SIMPLETUNER, Family, family_of, own_of, unframed
+from cachestore.interop.formats.families import SIMPLETUNER, Family, as_picture, family_of, framed, own_of
 from cachestore.interop.formats.matching import (
     Added,
     ExportVariant,
     FileLocation,
+    Listed,
     Matches,
     Metadata,
     Named,
@@ -49,7 +39,7 @@ from cachestore.interop.formats.matching import (
     stem_of,
     visuals_of,
 )
-from cachestore.interop.formats.text import POOLED, PROMPT, batched, mask_of, padded, taken, taken_apart, together, unpadded
+from cachestore.interop.formats.text import POOLED, PROMPT, Plain, batched, mask_of, taken_apart, together
 
 _TEXT: Final = re.compile(r"(?P<digest>[0-9a-f]{32})-(?P<family>.+)\.pt")
 _LATENTS: Final = re.compile(r"[0-9a-f]{64}\.pt")
@@ -59,13 +49,18 @@ _BOTH: Final = "vae/"
 _TIME_IDS: Final = "time_ids"
 _MASKS: Final = "attention_masks"
 METADATA_FILES: Final = re.compile(r"aspect_ratio_bucket_(?P<kind>metadata|indices)_(?P<id>.*)\.json")
+_INDICES: Final = "aspect_ratio_bucket_indices"
 _SIZES: Final[Mapping[str, str]] = {"original_size": "size", "intermediary_size": "resized", "target_size": "bucket"}
-_UNFRAMED: Final = frozenset({"qwen-image"})
-"""Families of `[C, F, h, w]` whose pictures SimpleTuner caches as `[C, h, w]`."""
 _DROPPED: Final = "__caption_dropout__"
 """Names text of the empty caption of models that edit pictures."""
-_MASKED_TEXT: Final = frozenset({"qwen-image"})
-"""Families whose text is one tensor with a mask, `[1, rows, width]` and `[1, rows]`; text of a batch is padded to its longest."""
+_WHOLE_TEXT: Final = Plain(rows=512, ones="attention_mask")
+_PLAIN: Final[Mapping[str, Plain]] = {
+    "sd15": Plain(),
+    "qwen-image": Plain(mask=_MASKS),
+    "wan": Plain(rows=512, zeros=(PROMPT, _MASKS)),  # its mask is the text of the empty caption
+    **dict.fromkeys(("flux2", "flux2-klein-4b", "flux2-klein-9b"), _WHOLE_TEXT),
+}
+"""By family: how text is cached that is one tensor."""
 _TUPLE: Final = (PROMPT, POOLED, _TIME_IDS, _MASKS)
 """The tensors of older files, by position."""
 
@@ -93,16 +88,12 @@ def latents_name(reference: str) -> str:
     return str(path.parent / f"{hashlib.sha256(path.stem.encode('utf-8', 'surrogatepass')).hexdigest()}.pt")
 
 
-def latents_path(reference: str) -> str:
-    """Return the path of a picture's latents in an exported folder."""
-    return f"{_BOTH}{latents_name(reference)}"
-
-
 def match(paths: Sequence[str], samples: Sequence[Sample], matches: Matches) -> None:
     """Match files to samples, by the digests of captions and of picture names."""
     own = dict.fromkeys(caption for sample in samples for caption in ("", *sample.captions))
     captions = {_md5(form): caption for caption in own for form in matches.read_as.get(caption, ())} | {_md5(one): one for one in own}
     texts = {path: parsed for path in paths if (parsed := parse_name(path)) is not None and parsed.kind == "text"}
+    texts = {path: one._replace(family=family_of(SIMPLETUNER, str(one.named), matches.family)) for path, one in texts.items()}
     known = {path: parsed for path, parsed in texts.items() if parsed.family is not None}
     for path, parsed in known.items():
         if parsed.stem in captions and matches.counts(parsed.family):
@@ -194,7 +185,7 @@ def read_metadata(name: str, data: bytes, references: Collection[str], matches: 
 
 def _read_indices(name: str, body: object, references: Collection[str], matches: Matches) -> None:
     """Add a remark on pictures that the data set left out: they have no latents, and need none."""
-    buckets = _as_mapping(_as_mapping(body).get("aspect_ratio_bucket_indices"))
+    buckets = _as_mapping(_as_mapping(body).get(_INDICES))
     paths = [str(path) for those in buckets.values() if isinstance(those, list) for path in cast("list[object]", those)]
     ends = references_of(paths, references)
     listed = {*ends.known.values(), *ends.open_to()}
@@ -228,38 +219,20 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     if name not in contents.tensors:
         raise refuse(f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}")
     raw = contents.tensors[name]
-    tensor = _with_frames(raw) if family.has_frames else without_batch("latents", raw, 3)
     others = {other: value for other, value in contents.tensors.items() if other != name}
-    return family.latents(SIMPLETUNER, tensor, others, location.facts)
-
-
-def _with_frames(raw: Raw) -> Raw:
-    """Return `[C, F, h, w]`; a single frame may come as `[C, h, w]`."""
-    return reshaped(raw, (raw[1][0], 1, *raw[1][1:])) if len(raw[1]) == 3 else without_batch("latents", raw, 4)
+    return family.latents(SIMPLETUNER, framed(family, raw), others, location.facts)
 
 
 def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:
     """Return the text of one caption. Raises EncodeFailed."""
     tensors: dict[str, Raw] = {_by_position(name): raw for name, raw in contents.tensors.items()}
-    if family.name in _MASKED_TEXT:
-        return _unpadded(tensors)
+    if family.name in _PLAIN:
+        return _PLAIN[family.name].read(tensors, SIMPLETUNER)
     ids = tensors.pop(_TIME_IDS, None)
     text = taken_apart(family, tensors, PROMPT, POOLED)
     if ids is not None and not is_zero(ids):
         raise refuse(f"its {_TIME_IDS} are not zeros")
     return text
-
-
-def _unpadded(tensors: dict[str, Raw]) -> Text:
-    """Return text without the rows that its mask leaves out. Raises EncodeFailed."""
-    (raw,) = taken(tensors, PROMPT)
-    prompt = without_batch(PROMPT, raw, 2)
-    if _MASKS not in tensors:
-        return Text({PROMPT: prompt}, tensors)
-    made = unpadded(prompt, tensors[_MASKS], _MASKS)
-    if not is_zero(rows(prompt, made[1][0])):
-        raise refuse(f"its {_MASKS} are not ones, followed by zeros for padding")
-    return Text({PROMPT: made}, tensors)
 
 
 def _by_position(name: str) -> str:
@@ -268,21 +241,19 @@ def _by_position(name: str) -> str:
 
 def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
     """Return name and contents of the latents of a picture or video. Raises EncodeFailed for a clip that is not the video's beginning."""
-    raw, span = variants[0].latents.tensor, variants[0].named.span
+    span = variants[0].named.span
     if span is not None and span.start:
         raise refuse(f"its clip begins at frame {span.start}, but SimpleTuner takes frames from the beginning: precompute without --clips")
-    if family.name in _UNFRAMED and raw[1][1:2] == (1,):
-        raw = unframed(raw)
-    return latents_path(variants[0].named.reference), Contents({_WHOLE: raw})
+    return f"{_BOTH}{latents_name(variants[0].named.reference)}", Contents({_WHOLE: as_picture(family, variants[0].latents.tensor)})
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
     """Return name and contents of a caption's text file."""
-    masks = own_of(SIMPLETUNER, text.others)
     caption = named.caption if named.read_as is None else named.read_as
     path = f"text/{_md5(caption)}-{family.written_as(SIMPLETUNER)}.pt"
-    if family.name in _MASKED_TEXT:
-        return path, Contents(_padded(text.tensors[PROMPT], masks.get(_MASKS)))
+    if family.name in _PLAIN:
+        return path, Contents(_PLAIN[family.name].written(text, SIMPLETUNER))
+    masks = own_of(SIMPLETUNER, text.others)
     prompt, pooled = together(family, text.tensors)
     made = {PROMPT: batched(prompt), POOLED: pooled}
     if family.name == "flux":
@@ -290,13 +261,6 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
         made[_TIME_IDS] = from_array(np.zeros((1, length, 3), np.float32))
         made[_MASKS] = masks[_MASKS] if _MASKS in masks else batched(mask_of(text, length, named.tokens))
     return path, Contents(made)
-
-
-def _padded(prompt: Raw, mask: Raw | None) -> dict[str, Raw]:
-    """Return text with its mask, as long as that of the file that it was imported from."""
-    if mask is None:
-        mask = from_array(np.ones((1, prompt[1][0]), np.int64))
-    return {PROMPT: batched(padded(prompt, mask[1][-1])), _MASKS: mask}
 
 
 def stacks(named: Named, _settings: BucketSettings) -> str | None:
@@ -308,11 +272,16 @@ def _ratio(bucket: tuple[int, int]) -> float:
     return round(bucket[0] / bucket[1], 2)
 
 
-def side_data(rows: Sequence[tuple[str, Named]], name: str) -> Mapping[str, object]:
-    """Return the two JSON files of sizes and crops, by name. `rows` are (absolute path, picture)."""
-    known: dict[str, object] = {}
-    buckets: dict[str, list[str]] = {}
-    for path, named in rows:
+def side_data(rows: Sequence[Listed], name: str, _folder: Path) -> Mapping[str, object]:
+    """Return the two JSON files of sizes and crops by path, for each of SimpleTuner's data sets.
+
+    They list only samples whose own latents were written. For latents of another sample, the crop would be wrong.
+    """
+    made: dict[str, dict[str, Any]] = {}
+    for _path, tree, path, named, _family in rows:
+        own = "-".join([name, *tree.split("/")[:-1]])
+        known = made.setdefault(f"{tree}aspect_ratio_bucket_metadata_{own}.json", {})
+        indices = made.setdefault(f"{tree}aspect_ratio_bucket_indices_{own}.json", {"config": {}, _INDICES: {}})
         if named.size is None or named.bucket is None or named.resized is None or named.crop is None:
             continue
         ratio = _ratio(named.bucket)
@@ -324,6 +293,5 @@ def side_data(rows: Sequence[tuple[str, Named]], name: str) -> Mapping[str, obje
             "aspect_ratio": ratio,
             **({} if named.span is None else {"num_frames": named.span.frames}),
         }
-        buckets.setdefault(str(ratio), []).append(path)
-    indices = {"config": {}, "aspect_ratio_bucket_indices": buckets}
-    return {f"aspect_ratio_bucket_metadata_{name}.json": known, f"aspect_ratio_bucket_indices_{name}.json": indices}
+        indices[_INDICES].setdefault(str(ratio), []).append(path)
+    return made

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Literal
 
 from cachestore.core.errors import BadInput
@@ -10,9 +11,9 @@ from cachestore.core.raw_tensors import Contents, Latents, Text
 from cachestore.core.samples import Sample
 from cachestore.core.words import did_you_mean
 from cachestore.encode.bucket_rules import BucketSettings
-from cachestore.interop.formats import ai_toolkit, diffusion_pipe, ltx, musubi, sd_scripts, simpletuner
-from cachestore.interop.formats.families import AI_TOOLKIT, DIFFUSION_PIPE, LTX, MUSUBI, SD_SCRIPTS, SIMPLETUNER, Family
-from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Matches, Named, ParsedName
+from cachestore.interop.formats import ai_toolkit, diffusion_pipe, ltx, musubi, nemo, sd_scripts, simpletuner
+from cachestore.interop.formats.families import AI_TOOLKIT, DIFFUSION_PIPE, LTX, MUSUBI, NEMO, SD_SCRIPTS, SIMPLETUNER, Family
+from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Listed, Matches, Named, ParsedName
 
 Container = Literal["npz", "safetensors", "torch"]
 Resolutions = Literal["one file", "one folder", "a folder each", "a folder within"]
@@ -35,6 +36,10 @@ class Writing:
     text_casts: Mapping[str, str] = field(default_factory=dict[str, str])
     text_by: Literal["picture", "caption", "picture and caption"] = "picture"
     """What names text files. With `caption`, all sources share one folder. Captions are digested as the trainer reads them."""
+    is_joined: bool = False
+    """Whether a file of latents has the text too."""
+    side_data: Callable[[Sequence[Listed], str, Path], Mapping[str, object]] | None = None
+    """Makes the trainer's JSON files about the written latents, by path, from the data set's name and the folder."""
     one_resolution: frozenset[str] = frozenset()
     """Families whose files hold only one resolution."""
     finds: Callable[[Family, Named, BucketSettings], bool] | None = None
@@ -63,7 +68,7 @@ class Format:
     container: Container
     files: re.Pattern[str]
     """Matches the end of a path that may be a file of this cache."""
-    reading: Reading
+    reads: Reading | None
     writing: Writing | None
     is_beside: bool = False
     """Whether its files are beside the pictures, so that their paths are those of the source."""
@@ -81,6 +86,12 @@ class Format:
     """What its text may belong to, in words, if not to captions of the source."""
     why_not_written: str = ""
     """Why it cannot be exported, in words, if `writing` is None."""
+
+    @property
+    def reading(self) -> Reading:
+        """How its files are recognised and read, if `format_named` returned it."""
+        assert self.reads is not None, self.name
+        return self.reads
 
 
 FORMATS: Final = {
@@ -116,6 +127,7 @@ FORMATS: Final = {
                 frozenset({"drawn crops", "own crops", "videos"}),
                 text_by="caption",
                 stacks=simpletuner.stacks,
+                side_data=simpletuner.side_data,
             ),
             metadata_files=simpletuner.METADATA_FILES,
             read_metadata=simpletuner.read_metadata,
@@ -185,22 +197,40 @@ FORMATS: Final = {
             ),
             has_videos=True,
         ),
+        Format(
+            NEMO,
+            "torch",
+            re.compile(r"\.(pt|meta)\Z"),
+            reads=None,
+            writing=Writing(
+                nemo.latents_file,
+                nemo.text_file,
+                "one folder",
+                frozenset({"drawn crops", "own crops", "videos"}),
+                stacks=nemo.stacks,
+                is_joined=True,
+                side_data=nemo.side_data,
+            ),
+            has_videos=True,
+        ),
     )
 }
 
 
 WEBDATASET: Final = "webdataset"
 """The format of exchanged tars, which are no trainer's (`interop/exchange`)."""
-_ALSO_CALLED: Final = {"kohya": SD_SCRIPTS, "kohya_ss": SD_SCRIPTS, "ostris": AI_TOOLKIT}
+_ALSO_CALLED: Final = {"kohya": SD_SCRIPTS, "kohya_ss": SD_SCRIPTS, "ostris": AI_TOOLKIT, "nemo": NEMO, "automodel": NEMO}
 """Other names under which people know these trainers, for suggestions."""
 
 
 def format_named(name: str) -> Format:
-    """Return a format by its name. Raises BadInput that lists the known ones."""
-    if name not in FORMATS:
-        known = (*FORMATS, WEBDATASET)
-        raise BadInput(f"the format {name!r} is not known; known are {', '.join(known)}{did_you_mean(name, known, _ALSO_CALLED)}")
-    return FORMATS[name]
+    """Return a format that can be imported, by its name. Raises BadInput that lists those that can."""
+    able = (*(one.name for one in FORMATS.values() if one.reads is not None), WEBDATASET)
+    if name in able:
+        return FORMATS[name]
+    if name in FORMATS:
+        raise BadInput(f"{name} can be exported, but not imported; what can be imported is {', '.join(able)}")
+    raise BadInput(f"the format {name!r} is not known; known are {', '.join(able)}{did_you_mean(name, able, _ALSO_CALLED)}")
 
 
 def written_format(name: str) -> tuple[Format, Writing]:

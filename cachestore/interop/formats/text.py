@@ -4,13 +4,14 @@ SDXL has CLIP-L and bigG; SD3 also has T5. Joined they are `prompt_embeds`. The 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.raw_tensors import Raw, Text, as_array, columns, from_array, is_zero, joined, reshaped, rows, widened, without_batch
-from cachestore.interop.formats.families import Family
+from cachestore.interop.formats.families import Family, own_of
 
 CLIP_ROWS: Final = 77
 
@@ -19,6 +20,53 @@ POOLED: Final = "pooled_prompt_embeds"
 FIRST: Final = "text_encoder"
 SECOND: Final = "text_encoder_2"
 THIRD: Final = "text_encoder_3"
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """How a trainer caches text that is one tensor, `[1, rows, width]`."""
+
+    name: str = PROMPT
+    mask: str | None = None
+    """The name of its mask, `[1, rows]`: ones, then zeros for rows of padding, which a data set leaves out."""
+    rows: int | None = None
+    """How many rows each text has; None: as many as it needs."""
+    zeros: tuple[str, ...] = ()
+    """The tensors that are filled with zeros up to `rows`, which a data set leaves out."""
+    ones: str | None = None
+    """The name of a mask that leaves out nothing."""
+    has_batch: bool = True
+
+    def read(self, tensors: dict[str, Raw], trainer: str) -> Text:
+        """Return the text of a file; all that is not its rows stays beside it. Raises EncodeFailed."""
+        (raw,) = taken(tensors, self.name)
+        prompt = without_batch(self.name, raw, 2)
+        if self.rows is not None and prompt[1][0] != self.rows:
+            cut = f"it has {prompt[1][0]} rows, but {trainer} makes {self.rows}, and the denoiser needs those of padding too"
+            raise EncodeFailed(f"{cut}: encode the text with `cachestore precompute`")
+        if self.mask is not None and self.mask in tensors:
+            made = unpadded(prompt, tensors[self.mask], self.mask)
+            if not is_zero(rows(prompt, made[1][0])):
+                raise EncodeFailed(f"its {self.mask} are not ones, followed by zeros for padding")
+            return Text({PROMPT: made}, tensors)
+        others = {name: without_zeros(without_batch(name, one, 2)) if name in self.zeros else one for name, one in tensors.items()}
+        return Text({PROMPT: without_zeros(prompt) if self.name in self.zeros else prompt}, others)
+
+    def written(self, text: Text, trainer: str) -> dict[str, Raw]:
+        """Return the tensors of a file, as long as in the one that the text was imported from. Raises EncodeFailed."""
+        prompt, others = text.tensors[PROMPT], own_of(trainer, text.others)
+        if self.rows is not None and (prompt[1][0] > self.rows or (not self.zeros and prompt[1][0] < self.rows)):
+            takes = f"its text has {prompt[1][0]} rows, but {trainer} takes {self.rows}"
+            raise EncodeFailed(f"{takes}: precompute with --encode-arg max_sequence_length={self.rows}")
+        if (mask := self.mask or self.ones) is not None:
+            others.setdefault(mask, from_array(np.ones((1, prompt[1][0]), np.int64)))
+        length = others[self.mask][1][-1] if self.mask is not None else self.rows or 0
+        filled = padded(prompt, length)
+        made = batched(filled) if self.has_batch else filled
+        # the text itself, if the trainer has another tensor of the same form, which it does not use
+        more = {name: batched(padded(others[name], length)) if name in others else made for name in self.zeros}
+        return {**others, **more, self.name: made}
+
 
 _MASKS: Final = ("sd-scripts.t5_attn_mask", "simpletuner.attention_masks", "ai-toolkit.attention_mask")
 """Names of the mask of T5's rows in an imported text, `[L]` or `[1, L]`."""
@@ -91,7 +139,7 @@ def check_widths(family: Family, tensors: Mapping[str, Raw]) -> None:
         if kind == POOLED:
             _check(name, raw, widths[encoder or (SECOND if family.name == "sdxl" else FIRST)].pooled)
         else:
-            _check(name, raw, widths[encoder or SECOND].rows)
+            _check(name, raw, widths[encoder or (SECOND if SECOND in widths else FIRST)].rows)
 
 
 def mask_of(text: Text, length: int, tokens: int | None) -> Raw:
@@ -117,6 +165,12 @@ def padded(prompt: Raw, length: int) -> Raw:
     """Return text with rows of zeros behind it; unchanged if it is longer. The inverse of `unpadded`, if padding was zeros."""
     lacking = max(0, length - prompt[1][0])
     return from_array(np.pad(as_array(prompt), [(0, lacking), (0, 0)]), prompt[0])
+
+
+def without_zeros(prompt: Raw) -> Raw:
+    """Return text without the rows of zeros at its end, as encoders of Wan's kind are called: they leave at least one row."""
+    real = np.flatnonzero(as_array(prompt).any(-1))
+    return rows(prompt, 0, int(real[-1]) + 1 if len(real) else 1)
 
 
 def batched(raw: Raw) -> Raw:
