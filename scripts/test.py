@@ -25,6 +25,8 @@ WHOLE = ("-m", "not slow")
 FAST = ("-m", "not slow and not torch and not processes", "--hypothesis-profile=fast")
 LOWEST = "--lowest"
 OF_LIBRARIES = ("tests/encode", "tests/loading")
+OLD_WARNINGS = ("-W", "ignore::FutureWarning", "-W", "ignore:'mode' parameter is deprecated:DeprecationWarning")
+"""The second is Pillow's of 11.3, which took it back."""
 QUIET_THREADS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 """One thread for each of pytest's processes, and no look at the network."""
 COMPILED_ONCE = {"PYTHONDONTWRITEBYTECODE": ""}
@@ -66,7 +68,7 @@ def gates(arguments: Sequence[str], *, fast: bool) -> dict[str, list[str]]:
 
 def lowest_gates(arguments: Sequence[str]) -> dict[str, list[str]]:
     """The tests whose subject is other libraries, with the lowest versions of these. They warn of themselves, which is no fault here."""
-    pytest = [str(environment.LOWEST.python), "-m", "pytest", "-n", "2", *WHOLE, "-W", "ignore::FutureWarning"]
+    pytest = [str(environment.LOWEST.python), "-m", "pytest", "-n", "2", *WHOLE, *OLD_WARNINGS]
     return {"pytest, lowest": [*pytest, *(arguments or OF_LIBRARIES)]}
 
 

@@ -1,9 +1,9 @@
-"""What a user installs: a wheel and an sdist are built, and the wheel works in a new environment without extras."""
+"""What a user installs: a wheel and an sdist are built, and the wheel works without extras in a new environment of each Python there is."""
 
+import shutil
 import subprocess
 import sys
 import tarfile
-import venv
 import zipfile
 
 import numpy as np
@@ -14,6 +14,7 @@ from tests.fakes import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 NOT_INSTALLED = ("torch", "PIL", "diffusers", "transformers")
 
 
@@ -30,11 +31,14 @@ def built(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def installed(built, tmp_path_factory):
-    """The folder of programs of a new environment that has the wheel and what it requires, no extras."""
+@pytest.fixture(scope="module", params=PYTHONS)
+def installed(request, built, tmp_path_factory):
+    """The folder of programs of a new environment of one Python that has the wheel and what it requires, no extras."""
     folder = tmp_path_factory.mktemp("new")
-    venv.EnvBuilder(with_pip=True).create(folder)
+    is_own = request.param == ".".join(map(str, sys.version_info[:2]))
+    python = sys.executable if is_own else shutil.which(f"python{request.param}")
+    if python is None or (run(python, "-m", "venv", folder, cwd=folder).returncode and not is_own):
+        pytest.skip(f"no Python {request.param} with venv is on the PATH")
     (wheel,) = built.glob("*.whl")
     ended = run(folder / "bin/python", "-m", "pip", "install", "--quiet", wheel, cwd=folder)
     assert ended.returncode == 0, ended.stderr
@@ -77,4 +81,4 @@ def test_without_extras_a_line_names_the_one_that_is_missing(installed, tmp_path
     assert "[encode]" in ended.stderr
     assert "Traceback" not in ended.stderr
     ended = run(installed / "python", "-c", "import cachestore as cs; cs.CachedDataset", cwd=tmp_path)
-    assert "MissingExtra: torch is not installed. The extra [encode] brings it" in ended.stderr
+    assert "MissingExtra: torch is not installed. The extra [torch] brings it" in ended.stderr

@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,6 +22,8 @@ _SYNCHRONIZE: Final = 0x100000
 _ENDED: Final = 0
 """What waiting for a process says once it has ended: WAIT_OBJECT_0."""
 _POLL_SECONDS: Final = 0.005
+_MOST_OF_TMPDIR: Final = 107 - len("/pymp-12345678/listener-12345678")
+"""Bytes that Linux allows for the name of a socket, less what multiprocessing adds to TMPDIR for one of its own."""
 _LAUNCHER: Final = "__PYVENV_LAUNCHER__"
 """The variable by which the base interpreter knows the virtual environment that it runs for."""
 
@@ -106,6 +109,21 @@ def never_block(descriptor: int) -> None:
     """Let a full pipe raise BlockingIOError. On Windows, where Python could not until 3.12, writing waits."""
     if not IS_WINDOWS:
         os.set_blocking(descriptor, False)
+
+
+def too_long_for_workers() -> str:
+    """Return what is wrong with a TMPDIR in which workers of a DataLoader cannot make their sockets; "" if they can.
+
+    torch does not notice that they failed: the training would wait for ever.
+    """
+    from multiprocessing import util  # noqa: TID251 - asked how it works, not to start something
+
+    folder = tempfile.gettempdir()
+    length = len(os.fsencode(folder))
+    takes_another = hasattr(util, "_get_base_temp_dir")  # Python 3.14 goes to /tmp instead
+    if sys.platform != "linux" or length <= _MOST_OF_TMPDIR or takes_another:
+        return ""
+    return f"TMPDIR is {length} bytes long ({folder}), and workers of a DataLoader can make sockets below at most {_MOST_OF_TMPDIR} bytes"
 
 
 def in_shell(words: Sequence[str]) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +25,7 @@ from cachestore.core.words import plural
 from cachestore.encode.models import CONFIG, SCALES, Component, eight_bits, read_json
 from cachestore.encode.scales import scales_among, with_scales
 from cachestore.encode.single_file import Shapes, read_shapes, text_prefix, vae_prefix
+from cachestore.files.scratch import scratch_folder
 
 _OPEN_CLIP = "transformer.resblocks."
 _CLIP_TEXT = "CLIPText"
@@ -44,19 +44,19 @@ def weights_folder(component: Component, module_class: Any, dtype: torch.dtype) 
     if component.single_file is None and not is_scaled:
         yield component.folder
         return
-    with TemporaryDirectory(prefix="cachestore-", ignore_cleanup_errors=True) as scratch:
-        shutil.copyfile(component.files[CONFIG], Path(scratch, CONFIG))
+    with scratch_folder() as scratch:
+        shutil.copyfile(component.files[CONFIG], scratch / CONFIG)
         if component.single_file is None:
-            _write_scaled(component, Path(scratch), dtype)
+            _write_scaled(component, scratch, dtype)
         else:
             name = next(name for name in component.files if name != CONFIG)
             converted = _converted(component, module_class, _Weights(component.single_file, dtype, is_scaled=is_scaled))
             if converted is None:
-                _link(component.single_file, Path(scratch, name))
+                _link(component.single_file, scratch / name)
             else:
-                _write(converted, Path(scratch, name))
+                _write(converted, scratch / name)
                 del converted  # it is as large as the module
-        yield Path(scratch)
+        yield scratch
 
 
 def _write_scaled(component: Component, folder: Path, dtype: torch.dtype) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, canonical, digest_bytes
 from cachestore.encode.models import Component, Model
+from cachestore.files.scratch import scratch_folder
 
 FOLDER = Path("(loaded model)")
 """Stands for the model's folder in messages, and for the model in the request that a catalog records."""
@@ -204,9 +204,9 @@ def digest_state(name: str, module: nn.Module) -> str:
 def _digest_tokenizer(tokenizer: Any) -> str:
     """Return the SHA-256 of what a tokenizer saves, without its origin and the padding and truncation of its last call."""
     digests: dict[str, Json] = {}
-    with TemporaryDirectory(prefix="cachestore-") as folder:
+    with scratch_folder() as folder:
         copy.deepcopy(tokenizer).save_pretrained(folder)
-        for path in sorted(Path(folder).iterdir()):
+        for path in sorted(folder.iterdir()):
             content = path.read_bytes()
             if path.suffix == ".json" and isinstance(fields := json.loads(content), dict):
                 state = {"truncation", "padding"} if path.name == "tokenizer.json" else _NOT_CONFIG

@@ -1,14 +1,13 @@
 """Starts the workers of a request and returns their report. Knows no plan, and loads no numpy: workers start the sooner."""
 
 import json
-import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from cachestore.core.ranks import RankInfo
+from cachestore.files.scratch import scratch_folder
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.processes import WORK, Care, joined_report, run_child, run_children
 from cachestore.jobs.ranks import own_rank, process_count
@@ -31,7 +30,7 @@ def run_workers(request: PrecomputeRequest, rank_info: RankInfo, launch: str, ca
 @contextmanager
 def handed_over(request: PrecomputeRequest) -> Generator[list[str]]:
     """Yield the arguments with which a worker is started. The request is a JSON file, which is removed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="cachestore-") as folder:
-        path = Path(folder) / "request.json"
+    with scratch_folder() as folder:
+        path = folder / "request.json"
         path.write_text(json.dumps(replace(request, procs=None).as_json()), encoding="utf-8")
         yield [WORK, str(path)]

@@ -3,7 +3,6 @@
 import logging
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping
 from contextlib import closing, contextmanager, nullcontext, suppress
@@ -23,6 +22,7 @@ from cachestore.files import in_use
 from cachestore.files.marker import noticing_its_end
 from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
+from cachestore.files.scratch import scratch_folder
 from cachestore.jobs.comparison import Compare
 from cachestore.jobs.launching import run_workers
 from cachestore.jobs.option_types import allowed_failures
@@ -435,8 +435,8 @@ def forecast_of(request: PrecomputeRequest, loaded: "LoadedModel | None" = None,
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         return _forecast_of(open_for_pass(request.store, access=request.access), request, loaded, in_memory)
     there = next(folder for folder in (root, *root.parents) if folder.exists())
-    with tempfile.TemporaryDirectory(prefix="cachestore-") as scratch:
-        found = _forecast_of(open_for_pass(scratch), request, loaded, in_memory)
+    with scratch_folder() as scratch:
+        found = _forecast_of(open_for_pass(str(scratch)), request, loaded, in_memory)
         return replace(found, free_bytes=shutil.disk_usage(there).free)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch.utils.data import DataLoader
 
+from cachestore.core import system
 from cachestore.core.arguments import as_switch, as_whole, as_word
 from cachestore.core.errors import BadInput
 from cachestore.loading.batches import BucketBatchSampler, Split, check_buckets, find_ranks
@@ -121,8 +122,8 @@ def make_loader(
 
     Raises:
         BadInput: options that do not fit; an epoch without a batch for each rank; several ranks and a data set opened without
-            `generation=`; or with "auto", several ranks while it is unclear whether accelerate deals the batches. The iteration also
-            raises it if batches are dealt to ranks twice, or by nobody.
+            `generation=`; or with "auto", several ranks while it is unclear whether accelerate deals the batches; workers, and a TMPDIR
+            that is too long for their sockets. The iteration also raises it if batches are dealt to ranks twice, or by nobody.
         RanksDiffer: by the iteration, on every rank: the ranks are about to read batches that do not belong together.
     """
     check_buckets(data)
@@ -130,6 +131,8 @@ def make_loader(
     as_word("framework", framework, get_args(Framework))
     ahead, num_workers = as_whole("ahead", ahead, least=0), as_whole("num_workers", num_workers, least=0)
     pin_memory = as_switch("pin_memory", pin_memory)
+    if num_workers and torch.multiprocessing.get_sharing_strategy() == "file_descriptor" and (too_long := system.too_long_for_workers()):
+        raise BadInput(f"{too_long}, so they would wait for ever: set TMPDIR to a shorter one, such as /tmp, or leave num_workers out")
     if not_encoded := getattr(data, "not_encoded", ""):
         _log.warning("%s", not_encoded)
     is_numbered = rank is not None or num_replicas is not None

@@ -22,6 +22,7 @@ from cachestore.encode.environment import set_library_defaults
 from cachestore.encode.resamplers import NEW, Resample
 from cachestore.encode.unit import Encoder, Prepared, Read, Resolved, Result
 from cachestore.files.opening import free_bytes
+from cachestore.files.scratch import scratch_folder
 from cachestore.jobs.options import LOADED, PrecomputeRequest
 from cachestore.jobs.pass_loop import Report, run_pass
 from cachestore.jobs.planning import Wanted, look_at_request
@@ -129,13 +130,13 @@ def bench(
     from cachestore.encode.modules import choose_device
 
     cpu, chosen = choose_device("cpu"), choose_device("cpu" if host_only else device)
-    with TemporaryDirectory(prefix="cachestore-bench-", dir=folder) as name:
-        given = None if model is None else Passes(Path(name), model, str(chosen), resample, Kept, say, cancel)
+    with scratch_folder(folder) as scratch:
+        given = None if model is None else Passes(scratch, model, str(chosen), resample, Kept, say, cancel)
         if given is not None:
             given.works()  # raises now, before anything is measured
         tiny = random_model.random_model(random_model.TINY, cpu)
         with tiny.evaluating():
-            host = [Passes(Path(name), tiny, "cpu", resample, _Free, say, cancel).measure(work) for work in HOST]
+            host = [Passes(scratch, tiny, "cpu", resample, _Free, say, cancel).measure(work) for work in HOST]
         if host_only:
             return _report("", "cpu", host, ([], [], []))
         if given is not None:
@@ -143,14 +144,14 @@ def bench(
         size = random_model.fitting(chosen)
         loaded = tiny if size is random_model.TINY and chosen == cpu else random_model.random_model(size, chosen)
         label = f"{size.name}{'; its rates say nothing about a real model' if size is random_model.TINY else ''}"
-        measured = bench_model(loaded, device=str(chosen), folder=Path(name), say=say, cancel=cancel, resample=resample)
+        measured = bench_model(loaded, device=str(chosen), folder=scratch, say=say, cancel=cancel, resample=resample)
         return replace(measured, model=label, host=tuple(host))
 
 
 def bench_model(model: "LoadedModel", *, device: str, folder: Path | None, say: Say, cancel: Cancel, resample: Resample) -> BenchReport:
     """Measure a model in memory, on its device, as `bench` does; the host alone is left out."""
-    with TemporaryDirectory(prefix="cachestore-bench-", dir=folder) as name, model.evaluating():
-        return _report("", device, (), Passes(Path(name), model, device, resample, Kept, say, cancel).measure_model())
+    with scratch_folder(folder) as scratch, model.evaluating():
+        return _report("", device, (), Passes(scratch, model, device, resample, Kept, say, cancel).measure_model())
 
 
 _OfModel = tuple[list[Row], list[Row], list[str]]

@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ from typing import Final, Literal
 from cachestore.children import wall
 from cachestore.children.kinds import TORCH_PROBE
 from cachestore.children.start import run
+from cachestore.core import system
 from cachestore.core.errors import how_to_install
 from cachestore.core.keys import Json
 from cachestore.core.ranks import discover
@@ -150,6 +152,9 @@ def _machine() -> Iterator[Check]:
     held = f"{limit} at once; at most {max(1, min(_FILES, limit // 4))} segments are held open"
     advice = "raise `ulimit -n` to 1024 or more: otherwise segments are opened again and again"
     yield _look("open files", held, advice, is_bad=limit < 4 * _FILES)
+    too_long = system.too_long_for_workers()
+    advice = "set TMPDIR to a shorter one, such as /tmp, before a training that has workers"
+    yield _look("temporary files", too_long or tempfile.gettempdir(), advice, is_bad=bool(too_long))
     has_wall = wall.is_available()
     found = f"files with pickles are read behind {'a filter of system calls' if has_wall else 'limits on memory and open files alone'}"
     yield _look("wall", found, "import such files of people whom you do not trust on Linux (x86-64 or ARM)", is_bad=not has_wall)

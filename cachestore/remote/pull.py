@@ -34,8 +34,8 @@ from cachestore.remote.transfer import (
     pieces_of_remote,
     report_of,
     requests_down,
-    scratch_folder,
     segments_of,
+    working_folder,
 )
 from cachestore.storage.catalog import Catalog, read_catalog
 from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, create_store
@@ -108,7 +108,7 @@ def pull_from(client: Client, root: Path, request: TransferRequest) -> TransferR
 
     def look() -> TransferReport:
         require_store(client)
-        with scratch_folder("pull") as scratch:
+        with working_folder() as scratch:
             return _Pull(client, root, request, scratch).run(began)
 
     return look_again(look)

@@ -37,8 +37,8 @@ from cachestore.remote.transfer import (
     pieces_of_remote,
     report_of,
     requests_up,
-    scratch_folder,
     segments_of,
+    working_folder,
 )
 from cachestore.storage.catalog import list_generations, list_names, read_catalog
 from cachestore.storage.commit import commit, has_news
@@ -110,7 +110,7 @@ def push_to(client: Client, layout: Layout, request: TransferRequest) -> Transfe
 
     def look() -> TransferReport:
         check_for_reading(layout)
-        with scratch_folder("push") as scratch:
+        with working_folder() as scratch:
             return _Push(client, layout, request, scratch).run(began)
 
     try:

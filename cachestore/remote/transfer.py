@@ -1,15 +1,12 @@
 """What push and pull have in common: their report, the choice of generations, and files that move side by side."""
 
 import os
-import shutil
-import stat
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
@@ -19,9 +16,9 @@ from cachestore.core.arguments import as_switch, as_text, as_whole, check_calls
 from cachestore.core.errors import BadInput, CacheStoreError, MissingEntry, WriteFailed, numbered
 from cachestore.core.keys import Json, Key
 from cachestore.core.words import did_you_mean, first_of, in_short
-from cachestore.files.locks import LifeLock, is_locked
-from cachestore.files.opening import names_in, read_at, reason_of
+from cachestore.files.opening import read_at, reason_of
 from cachestore.files.paths import Access
+from cachestore.files.scratch import MAKE_ROOM, scratch_folder
 from cachestore.objects.address import Address
 from cachestore.objects.client import PIECE_BYTES, ReadingClient
 from cachestore.storage.catalog import NO_KEY, Catalog
@@ -33,9 +30,6 @@ if TYPE_CHECKING:
 JOBS: Final = 8
 """How many files move at once by default."""
 
-_SCRATCH: Final = ("cachestore-pull-", "cachestore-push-")
-"""How the names of scratch folders begin."""
-_LOCK: Final = "lock"
 _SHOW_SECONDS: Final = 0.25
 _LOCATED_AT_ONCE: Final = 4096
 
@@ -118,41 +112,15 @@ class TransferRequest:
 
 
 @contextmanager
-def scratch_folder(command: str) -> Generator[Path]:
-    """Give the block a folder of its own below TMPDIR, which ends with it. What killed processes of this user left there goes first.
-
-    Raises WriteFailed if the folder, or something in it, cannot be written.
-    """
-    help_text = "make room there, or set TMPDIR to another folder, then run the same command again"
-    try:
-        above = Path(tempfile.gettempdir())
-    except FileNotFoundError as error:
-        raise numbered(WriteFailed(f"there is no folder for temporary files: {reason_of(error)}; {help_text}"), error) from error
-    _remove_abandoned(above)
-    try:
-        with tempfile.TemporaryDirectory(prefix=f"cachestore-{command}-", ignore_cleanup_errors=True) as name, LifeLock(Path(name) / _LOCK):
-            yield Path(name)
-    except OSError as error:
-        if isinstance(error, CacheStoreError | FileNotFoundError):
-            raise
-        raise numbered(WriteFailed(f"cannot write {error.filename or above}: {reason_of(error)}; {help_text}"), error) from error
-
-
-def _remove_abandoned(above: Path) -> None:
-    """Remove the scratch folders of this user of which the lock is free: their process has ended.
-
-    One that is made at this very moment may go too: its process then misses a file, and looks again.
-    """
-    for name in names_in(above, is_root=True):
-        folder = above / name
-        with suppress(OSError):
-            if name.startswith(_SCRATCH) and _is_own_folder(folder) and is_locked(folder / _LOCK) is False:
-                shutil.rmtree(folder)
-
-
-def _is_own_folder(path: Path) -> bool:
-    status = path.lstat()
-    return stat.S_ISDIR(status.st_mode) and (not hasattr(os, "getuid") or status.st_uid == os.getuid())
+def working_folder() -> Generator[Path]:
+    """Give the block a folder of its own below TMPDIR. Raises WriteFailed if the folder, or something in it, cannot be written."""
+    with scratch_folder() as folder:
+        try:
+            yield folder
+        except OSError as error:
+            if isinstance(error, CacheStoreError | FileNotFoundError):
+                raise
+            raise numbered(WriteFailed(f"cannot write {error.filename or folder}: {reason_of(error)}; {MAKE_ROOM}"), error) from error
 
 
 def report_of(

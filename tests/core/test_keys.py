@@ -118,7 +118,7 @@ class TestCanonical:
             float("inf"),
             {"a": float("-inf")},
             {("a",): 1},
-            reduce(lambda one, _level: [one], range(5_000), []),
+            reduce(lambda one, _level: [one], range(100_000), []),
         ],
         ids=["an object", "a set", "bytes", "NaN", "infinity", "less than all", "a tuple as name", "many levels"],
     )

@@ -1,7 +1,9 @@
 """The loader that is picked: who deals, what it refuses, and that it knows how far the trainer is."""
 
 import importlib
+import multiprocessing.util
 import sys
+import tempfile
 from importlib.util import find_spec
 from itertools import chain, islice
 from types import SimpleNamespace
@@ -270,6 +272,16 @@ def test_where_accelerate_may_still_come_it_refuses_to_guess(pinned, monkeypatch
 def test_an_option_that_does_not_fit_is_an_error_that_names_it(data, options: Any):
     with pytest.raises(cs.BadInput, match=f"^{next(iter(options))} must be .*, not "):
         cs.make_loader(data, **options)
+
+
+def test_workers_whose_sockets_would_have_too_long_names_are_refused_before_they_wait_for_ever(data, tmp_path, monkeypatch):
+    monkeypatch.delattr(multiprocessing.util, "_get_base_temp_dir", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/".ljust(76, "x"))
+    assert cs.make_loader(data, 4), "this process needs no sockets"
+    with pytest.raises(cs.BadInput, match="set TMPDIR to a shorter one"):
+        cs.make_loader(data, 4, num_workers=1)
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/".ljust(75, "x"))
+    assert cs.make_loader(data, 4, num_workers=1)
 
 
 @pytest.mark.parametrize("given", [None, "cache/"])

@@ -1,7 +1,9 @@
 """Doctor: it names what stands in the way, says what to do, and leaves nothing behind."""
 
+import multiprocessing.util
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -160,3 +162,11 @@ def test_a_system_that_cannot_filter_calls_is_worth_a_note(monkeypatch):
     monkeypatch.setattr(doctor.wall, "is_available", lambda: False)
     found = check("wall")
     assert (found.state, "limits on memory" in found.found, "Linux" in found.advice) == (NOTE, True, True)
+
+
+def test_a_folder_for_temporary_files_that_is_too_long_for_workers_is_worth_a_note(monkeypatch):
+    monkeypatch.delattr(multiprocessing.util, "_get_base_temp_dir", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    assert check("temporary files").state == OK
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/".ljust(76, "x"))
+    assert (check("temporary files").state, "shorter" in check("temporary files").advice) == (NOTE, True)

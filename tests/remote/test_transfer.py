@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cachestore.core.errors import BadInput, WriteFailed
-from cachestore.files.locks import LifeLock
 from cachestore.objects.client import PIECE_BYTES
 from cachestore.remote.transfer import (
     FileRef,
@@ -19,7 +18,7 @@ from cachestore.remote.transfer import (
     choose,
     requests_down,
     requests_up,
-    scratch_folder,
+    working_folder,
 )
 
 
@@ -114,45 +113,16 @@ def above(tmp_path, monkeypatch):
     return tmp_path
 
 
-def left_behind(folder):
-    """As what a killed process leaves."""
-    (folder / "outline").mkdir(parents=True)
-    (folder / "lock").touch()
-    return folder
-
-
-def test_a_scratch_folder_goes_with_its_block_and_what_killed_processes_left_goes_first(above):
-    left = [left_behind(above / f"cachestore-{command}-x") for command in ("pull", "push")]
-    with scratch_folder("pull") as scratch:
-        assert not any(folder.exists() for folder in left)
-        with scratch_folder("push"):
-            assert scratch.exists(), "its process runs"
-    assert list(above.iterdir()) == []
-
-
-def test_scratch_folders_of_running_processes_of_other_users_and_of_other_programs_stay(above, monkeypatch):
-    running, other = left_behind(above / "cachestore-pull-a"), left_behind(above / "other-pull-a")
-    linked = above / "cachestore-push-link"
-    linked.symlink_to(other)
-    with LifeLock(running / "lock") as lock, scratch_folder("pull"):
-        assert lock.is_held
-        assert running.exists()
-    assert (other / "outline").exists()
-    monkeypatch.setattr(os, "getuid", lambda: -1)
-    with scratch_folder("pull"):
-        assert running.exists(), "it is another user's now"
-
-
 def test_a_full_disk_for_temporary_files_is_named_with_what_helps(above, monkeypatch):
     with (
         pytest.raises(WriteFailed, match=r"cannot write .+: No space left on device; make room there, or set TMPDIR") as said,
-        scratch_folder("pull"),
+        working_folder(),
     ):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert said.value.errno == errno.ENOSPC
-    with pytest.raises(BadInput), scratch_folder("pull"):
+    with pytest.raises(BadInput), working_folder():
         raise BadInput("as it is")
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
-    with pytest.raises(WriteFailed, match="set TMPDIR"), scratch_folder("pull"):
+    with pytest.raises(WriteFailed, match="set TMPDIR"), working_folder():
         pass
