@@ -10,9 +10,9 @@ from cachestore.encode.text import TextEncoder
 from cachestore.encode.unit import Encoder
 
 
-def unlike_script(encoder: Encoder) -> Iterator[str]:
-    """Yield a line for each known difference from what the family's training script makes by default."""
-    if isinstance(encoder, LatentsEncoder) and encoder.setup.script_resizes not in (None, encoder.setup.resample):
+def unlike_script(encoder: Encoder, *, is_for_scripts: bool = True) -> Iterator[str]:
+    """Yield a line for each known difference from what the family's training script makes by default, if the values may be for it."""
+    if is_for_scripts and isinstance(encoder, LatentsEncoder) and encoder.setup.script_resizes not in (None, encoder.setup.resample):
         theirs, ours = encoder.setup.script_resizes, encoder.setup.resample
         yield (
             f"diffusers' training script of this family resizes pictures by {theirs} interpolation, cachestore by"
@@ -23,7 +23,7 @@ def unlike_script(encoder: Encoder) -> Iterator[str]:
     for component in encoder.setup.components.values():
         if eight_bits(component) == "plain":
             yield f"{component.name} has weights in 8 bits without scales: they are used at the values that they have, which are rounded"
-    if not isinstance(encoder, TextEncoder):
+    if not is_for_scripts or not isinstance(encoder, TextEncoder):
         return
     args = encoder.setup.args
     for name, value in encoder.setup.family.script_args.items():

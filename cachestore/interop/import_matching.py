@@ -320,7 +320,7 @@ def _may_be_of(parsed: ParsedName, family: Family) -> bool:
 
 
 def _named(pictures: Collection[str]) -> str:
-    return f"{plural(len(pictures), 'picture')} ({first_of(sorted(pictures))})"
+    return f"{plural(len(pictures), 'picture or video', 'pictures or videos')} ({first_of(sorted(pictures))})"
 
 
 def remarks_of(encoders: Iterable[FileEncoder]) -> Iterator[str]:
@@ -342,7 +342,8 @@ def remarks_of(encoders: Iterable[FileEncoder]) -> Iterator[str]:
         for name, pictures in sorted(encoder.beside.items()):
             if name in _IN_FACTS:
                 continue
-            remark = f"{name} of {plural(len(pictures), 'picture')} is stored for a later export, but data sets do not return it"
+            of = plural(len(pictures), "picture or video", "pictures or videos")
+            remark = f"{name} of {of} is stored for a later export, but data sets do not return it"
             yield (
                 f"{remark}: for masks in training, run `cachestore precompute` on the source with its own masks"
                 if name in _MASKS

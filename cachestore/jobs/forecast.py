@@ -34,6 +34,7 @@ from cachestore.work.progress import pass_status
 from cachestore.work.workers import lived, read_heartbeats
 
 if TYPE_CHECKING:
+    from cachestore.encode.bucket_rules import Reading
     from cachestore.encode.buckets import Size
     from cachestore.encode.variants import Fit
     from cachestore.encode.videos import Video
@@ -158,7 +159,7 @@ def make_forecast(
         truncated_captions=len(truncated),
         distinct_captions=_distinct_captions(plan),
         is_estimate=len(missing) > limit,
-        remarks=(*wanted.remarks, *(wanted.unlike_scripts if missing else ())),
+        remarks=(*wanted.remarks, *(wanted.how if missing else ())),
         is_guess=bool(captions) and getattr(by_encoder.get("text"), "is_guessing", False),
         not_made_here=wanted.not_made_here,
         unused=wanted.unused,
@@ -232,7 +233,7 @@ def _fits_of(
     file; the pass checks all packets.
     """
     from cachestore.encode.clips import clip_of
-    from cachestore.encode.variants import fit_of
+    from cachestore.encode.variants import fit_of, reading_of
 
     found: dict[int, tuple[Fit] | tuple[Fit, int]] = {}
     for index in indices:
@@ -252,7 +253,7 @@ def _fits_of(
                     frames = clip_of(request, video.timeline)[0]
                 found[index] = (fit_of(request, video.size), frames)
             else:
-                found[index] = (fit_of(request, files.measure(decides)),)
+                found[index] = (fit_of(request, files.measure(decides, reading_of(request))),)
         except (EncodeFailed, OSError) as error:
             refused[index] = words_of(error)
     return found
@@ -277,15 +278,15 @@ class _Glances:
         with self._files.open(reference) as (file, _stat):
             return videos.look(file)
 
-    def _measure(self, reference: str) -> "Size":
+    def _measure(self, reference: str, reading: "Reading | None") -> "Size":
         """A picture's size from the first 256 KiB of its file, or from the whole file if its header is longer."""
         from cachestore.encode.images import measure
 
         try:
             with self._files.open(reference) as (file, _stat):
-                return measure(file.read(HEADER_BYTES))
+                return measure(file.read(HEADER_BYTES), reading)
         except EncodeFailed:
-            return measure(self._files.read(reference)[0])
+            return measure(self._files.read(reference)[0], reading)
 
 
 def _known_buckets(reconciler: Reconciler, missing: Sequence[int], is_trained_on: Mask) -> Counter[tuple[int, ...]]:

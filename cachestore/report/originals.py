@@ -5,6 +5,7 @@ A file counts only if its bytes have the digest that the catalog names. So no pa
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, cast
@@ -71,7 +72,7 @@ def find_originals(catalog: Catalog, column: KeyColumn, shown: Sequence[SampleLa
     files = _files(catalog, column, source)
     if files is None:
         return [Original("missing")] * len(shown)
-    decode = _first_frame if column.role == VIDEO else _decoded
+    decode = _first_frame if column.role == VIDEO else partial(_decoded, column.options)
     return [_original(files, references_of(catalog, column, one.row), one, decode) for one in shown]
 
 
@@ -174,10 +175,11 @@ def _box(size: tuple[int, int], cell: Cell) -> tuple[float, float, float, float]
     return left * across, top * down, min(right * across, size[0]), min(bottom * down, size[1])
 
 
-def _decoded(data: bytes, _one: SampleLatents) -> "Image":
-    from cachestore.encode.images import decode
+def _decoded(options: Mapping[str, Json], data: bytes, _one: SampleLatents) -> "Image":
+    from cachestore.encode.images import as_image, decode_picture
+    from cachestore.encode.variants import reading_of
 
-    return decode(data)
+    return as_image(decode_picture(data, reading_of(options))).convert("RGB")
 
 
 def _first_frame(data: bytes, one: SampleLatents) -> "Image":
