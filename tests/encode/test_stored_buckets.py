@@ -99,6 +99,9 @@ def test_other_buckets_under_a_used_name_need_replace(run, data, built, tmp_path
     [
         ({"buckets": "simpletuner", "no_upscale": True}, 'no_upscale=True cannot be used with buckets="simpletuner"'),
         ({"buckets": "musubi", "bucket_step": 64}, 'bucket_step cannot be used with buckets="musubi"'),
+        ({"buckets": "musubi", "bucket_max": 256}, 'bucket_max cannot be used with buckets="musubi"'),
+        ({"buckets": "sd-scripts", "bucket_min": 64, "no_upscale": True}, "bucket_min cannot be used with no_upscale=True"),
+        ({"pixels": "as-trainer"}, 'pixels="as-trainer" needs a trainer'),
         ({"buckets": "kohya"}, "^buckets must be cachestore, sd-scripts, musubi, simpletuner, ai-toolkit or diffusers, not 'kohya'"),
     ],
 )
