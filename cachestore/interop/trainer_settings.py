@@ -19,6 +19,8 @@ def trainer_settings(taken: Taken) -> list[str]:
     blocks = list(_blocks(taken.layout, taken.folder))
     lines = taken.layout.writing.settings(blocks) if blocks else []
     trainer = taken.layout.format.name
+    apart = [block for block in blocks if taken.layout.format.is_beside and Path(block.folder) != Path(block.data)]
+    lines += [f"# {trainer} looks beside the pictures: {block.folder} must hold those of {block.data} too" for block in apart]
     if any(block.buckets is None and block.family is not None for block in blocks):
         lines.append(
             f"# resolution and buckets: as in the configuration with which {trainer} made these latents; no other settings give them"
@@ -33,12 +35,11 @@ def _blocks(layout: ExportLayout, folder: Path) -> Iterator[Block]:
     for source in layout.roots or ("",):
         for column in layout.visuals or (None,):
             tree = f"{source}/" if column is None and source else "" if column is None else layout.tree_of(source, column)
-            own = layout.inside(tree, "").rstrip("/")
             options: Mapping[str, Any] = {} if column is None else column.options
             yield Block(
                 "-".join([layout.catalog.name, *(part for part in tree.split("/") if part)]),
                 str(layout.root_of(source)),
-                str(folder / own),
+                str(folder / tree),
                 str(folder),
                 IMAGE if column is None else column.role,
                 None if column is None else layout.family_of[column.encoder],

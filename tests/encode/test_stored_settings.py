@@ -11,6 +11,8 @@ from PIL import Image
 
 import cachestore as cs
 from cachestore.cli import FAILURES, main
+from cachestore.interop.formats import ltx
+from cachestore.interop.formats.matching import Block
 
 yaml = pytest.importorskip("yaml")
 
@@ -105,3 +107,16 @@ def test_buckets_that_no_setting_gives_are_said_to_be_so(settings, data, capsys,
     command = ["export", tmp_path / "store", "--format", "ai-toolkit", "-o", data, "--family", "flux"]
     assert main([*map(str, command)]) == FAILURES
     assert report.trainer_settings[-1] in capsys.readouterr().out
+
+
+def test_files_apart_from_their_pictures_are_said_to_need_them(data, built, tmp_path):
+    assert cs.precompute(
+        data, model=built("flux").folder, store=tmp_path / "store", buckets="ai-toolkit", **ENCODED, resolution=64
+    ).complete
+    report = cs.export_cache(tmp_path / "store", format="ai-toolkit", folder=tmp_path / "apart", family="flux")
+    assert any(str(data) in line and str(tmp_path / "apart") in line for line in report.trainer_settings)
+
+
+def test_ltx_is_told_its_one_folder(tmp_path):
+    block = Block("train-64", "data", str(tmp_path / "64"), str(tmp_path), "video", None, None)
+    assert yaml.safe_load("\n".join(ltx.settings([block]))) == {"data": {"preprocessed_data_root": str(tmp_path)}}
