@@ -8,10 +8,8 @@ from dataclasses import replace
 
 from cachestore.core.inputs import BUCKET_MAX, BUCKET_MIN, BUCKETS, OWN, OWN_PIXELS
 from cachestore.encode.bucket_rules import RULES
-from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.resamplers import FIRST, RESAMPLERS, Resample
 from cachestore.encode.unit import Encoder
-from cachestore.encode.vision import VisionEncoder
 from cachestore.files.paths import Layout
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.storage.catalog import Catalog, newest_catalog
@@ -29,6 +27,8 @@ def _with_buckets(request: PrecomputeRequest, encoders: Sequence[Encoder], previ
 
     A data set keeps the limits that it was made with: older versions had others, which catalogs do not name.
     """
+    from cachestore.encode.latents import LatentsEncoder
+
     multiple = next((encoder.setup.multiple for encoder in encoders if isinstance(encoder, LatentsEncoder)), 1)
     rule = RULES[request.buckets]
     least, most = rule.limits_at(upscales=not request.no_upscale)
@@ -51,6 +51,8 @@ def _with_resampler(
 
     Depends on the data set and the store alone, not on what is installed here, so that all ranks decide alike.
     """
+    from cachestore.encode.latents import LatentsEncoder
+
     latents = next((encoder for encoder in encoders if isinstance(encoder, LatentsEncoder)), None)
     if latents is None or request.resample is not None:
         return request, encoders
@@ -64,11 +66,16 @@ def _with_resampler(
 
 def resampled(encoders: Iterable[Encoder], chosen: Resample) -> tuple[Encoder, ...]:
     """Return the encoders with those of pictures and videos resizing in the chosen way."""
+    from cachestore.encode.latents import LatentsEncoder
+    from cachestore.encode.vision import VisionEncoder
+
     return tuple(one.resampled(chosen) if isinstance(one, LatentsEncoder | VisionEncoder) else one for one in encoders)
 
 
 def as_trainer(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> Iterator[str]:
     """Yield what is done to pictures as the trainer does it, and what is not. Nothing without a trainer, or without pictures."""
+    from cachestore.encode.latents import LatentsEncoder
+
     trainer, rule = request.buckets, RULES[request.buckets]
     if rule.reading is None or not any(isinstance(one, LatentsEncoder) for one in encoders):
         return
