@@ -48,7 +48,7 @@ class BucketSettings(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PixelReading:
     """How a trainer reads a picture, for `--pixels as-trainer`. None of them converts colours by a profile."""
 
     is_turned: bool
@@ -91,7 +91,7 @@ class BucketRule:
     """The shortest and the longest side, if they are not set."""
     resample: Resample = NEW
     """How the trainer resizes."""
-    reading: Reading | None = None
+    reading: PixelReading | None = None
     """How the trainer reads a picture; None for this project's own way."""
 
     def limits_at(self, *, upscales: bool) -> tuple[int | None, int | None]:
@@ -331,7 +331,7 @@ RULES: Final[Mapping[Buckets, BucketRule]] = {
         may_limit=True,
         limits=(256, 1024),
         resample="area",
-        reading=Reading(is_turned=False),
+        reading=PixelReading(is_turned=False),
     ),
     "musubi": BucketRule(
         _musubi,
@@ -340,10 +340,10 @@ RULES: Final[Mapping[Buckets, BucketRule]] = {
         has_own_step=True,
         may_not_upscale=True,
         resample="area",
-        reading=Reading(is_turned=False, keeps_alpha=True),
+        reading=PixelReading(is_turned=False, keeps_alpha=True),
     ),
     "simpletuner": BucketRule(
-        _simpletuner, _simpletuner_resized, lambda _multiple: STEP, resample="cv2-linear", reading=Reading(is_turned=False)
+        _simpletuner, _simpletuner_resized, lambda _multiple: STEP, resample="cv2-linear", reading=PixelReading(is_turned=False)
     ),
     "ai-toolkit": BucketRule(
         _ai_toolkit,
@@ -351,7 +351,7 @@ RULES: Final[Mapping[Buckets, BucketRule]] = {
         lambda multiple: 2 * multiple,
         mirrors_first=True,
         resample="bicubic",
-        reading=Reading(is_turned=True),
+        reading=PixelReading(is_turned=True),
     ),
     "diffusers": BucketRule(
         _diffusers,
@@ -359,6 +359,6 @@ RULES: Final[Mapping[Buckets, BucketRule]] = {
         _by_vae,
         centre=lambda excess: round(excess / 2),
         has_own_step=True,
-        reading=Reading(is_turned=True),
+        reading=PixelReading(is_turned=True),
     ),
 }

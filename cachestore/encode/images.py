@@ -25,7 +25,7 @@ from PIL import Image, UnidentifiedImageError
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import Json
 from cachestore.core.plugins import picture_plugins
-from cachestore.encode.bucket_rules import Reading
+from cachestore.encode.bucket_rules import PixelReading
 from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.colours import in_srgb
 from cachestore.encode.headers import PNG_START, mended, tiff_without_alpha, webp_may_be_blank
@@ -79,7 +79,7 @@ _OFTEN_BLANK: Final = ("BMP", "DIB", "TIFF", "WEBP")
 _PLUGIN_FORMATS: Final = {"pillow_heif": ("HEIF",), "pillow_jxl": ("JXL",)}
 
 
-def measure(data: bytes, reading: Reading | None = None) -> Size:
+def measure(data: bytes, reading: PixelReading | None = None) -> Size:
     """Return the (width, height) of a picture, from its header alone: upright, unless it is read as by a trainer that does not turn it.
 
     Raises EncodeFailed if it cannot be read.
@@ -111,7 +111,7 @@ def decode(data: bytes) -> Image.Image:
     return as_image(decode_picture(data))
 
 
-def decode_picture(data: bytes, reading: Reading | None = None) -> Picture:
+def decode_picture(data: bytes, reading: PixelReading | None = None) -> Picture:
     """Decode as `decode`, but leave the pixels where the decoder put them; or as a trainer decodes it. Raises EncodeFailed."""
     return _with_opened(data, _upright_rgb if reading is None else partial(_read_as, reading))
 
@@ -372,7 +372,7 @@ def _upright_rgb(image: Image.Image, data: bytes) -> Picture:
     return _turned(picture, orientation) if orientation in _TURNS else picture
 
 
-def _read_as(reading: Reading, image: Image.Image, data: bytes) -> Picture:
+def _read_as(reading: PixelReading, image: Image.Image, data: bytes) -> Picture:
     """Decode a picture as a trainer does: in 8 bits as Pillow converts it; RGBA stays if it loses its alpha only after resizing."""
     picture = _decoded(image, data)
     if isinstance(picture, Image.Image) and picture.mode not in (("RGB", "RGBA") if reading.keeps_alpha else ("RGB",)):

@@ -18,7 +18,7 @@ from cachestore.core.keys import Json, digest_bytes, digest_opened
 from cachestore.core.samples import CONTROL, IMAGE, LAST_FRAME, MASK, REFERENCE, VIDEO, role_of
 from cachestore.core.words import plural
 from cachestore.encode import animations, images
-from cachestore.encode.bucket_rules import Reading
+from cachestore.encode.bucket_rules import PixelReading
 from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.clips import Clip, Shape, as_rate, clip_of
 from cachestore.encode.levels import read_alpha, read_levels
@@ -105,7 +105,7 @@ class Still:
     variant: Variant
     is_own_alpha: bool = False
     """Of a mask: whether it is the alpha of the picture that it belongs to."""
-    reading: Reading | None = None
+    reading: PixelReading | None = None
     """How the picture is read, if as by a trainer."""
 
     @property

@@ -10,7 +10,7 @@ from fractions import Fraction
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.inputs import AS_TRAINER, BUCKETS, OWN, PIXELS, RANDOM, STATED, WITHIN
 from cachestore.core.keys import Json, digest_parts
-from cachestore.encode.bucket_rules import RULES, BucketSettings, Reading, fit_box, rule_named
+from cachestore.encode.bucket_rules import RULES, BucketSettings, PixelReading, fit_box, rule_named
 from cachestore.encode.buckets import CropBox, Size, crop_box, rounded
 
 Box = tuple[int, int, int, int]
@@ -132,7 +132,7 @@ def _fitted(request: Mapping[str, Json], size: Size, at: Fraction | None = None)
     return fit_box(rule, size, BucketSettings.of(request), at, is_flipped=bool(request.get("flip", False)))
 
 
-def reading_of(request: Mapping[str, Json]) -> Reading | None:
+def reading_of(request: Mapping[str, Json]) -> PixelReading | None:
     """Return how a request's pictures are read; None for this project's own way."""
     return RULES[rule_named(str(request[BUCKETS]))].reading if request.get(PIXELS) == AS_TRAINER else None
 

@@ -34,7 +34,7 @@ from cachestore.work.progress import pass_status
 from cachestore.work.workers import lived, read_heartbeats
 
 if TYPE_CHECKING:
-    from cachestore.encode.bucket_rules import Reading
+    from cachestore.encode.bucket_rules import PixelReading
     from cachestore.encode.buckets import Size
     from cachestore.encode.variants import Fit
     from cachestore.encode.videos import Video
@@ -278,7 +278,7 @@ class _Glances:
         with self._files.open(reference) as (file, _stat):
             return videos.look(file)
 
-    def _measure(self, reference: str, reading: "Reading | None") -> "Size":
+    def _measure(self, reference: str, reading: "PixelReading | None") -> "Size":
         """A picture's size from the first 256 KiB of its file, or from the whole file if its header is longer."""
         from cachestore.encode.images import measure
 

@@ -265,9 +265,9 @@ def settings(blocks: Sequence[Block]) -> list[str]:
             lines += [f"bucket_reso_steps = {own.step}", f"bucket_no_upscale = {json.dumps(not own.upscales)}"]
         lines += ["  [[datasets.subsets]]", f"  image_dir = {json.dumps(block.folder, ensure_ascii=False)}", '  caption_extension = ".txt"']
         lines += ["  flip_aug = true"] * block.has_flips + ["  alpha_mask = true"] * block.has_masks
-    words = ["--cache_latents_to_disk"] if any(block.family is not None for block in blocks) else []
-    words += ["--cache_text_encoder_outputs_to_disk"] if any(block.has_text for block in blocks) else []
-    return [*lines, f"# on the command line: {' '.join(words)}"]
+    words = ["cache_latents_to_disk"] if any(block.family is not None for block in blocks) else []
+    words += ["cache_text_encoder_outputs_to_disk"] if any(block.has_text for block in blocks) else []
+    return [*lines, f"# on the command line: {' '.join(f'--{word}' for word in words)}"]
 
 
 def _limits(own: BucketSettings) -> tuple[int, int]:
