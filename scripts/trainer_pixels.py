@@ -97,7 +97,7 @@ def compare_pixels(trainer: Any, folder: Path) -> Iterator[Compared]:
                 variant = variant_of(settings, images.measure(data, reading), "")
                 ours = Still(data, variant, reading=reading).pixels(RULES[trainer].resample)
                 its_own = variant_of(settings, images.measure(data, RULES[trainer].reading), "")
-                theirs = prepare(path, tuple(its_own.bucket), tuple(its_own.box.resized))
+                theirs = prepare(path, its_own.bucket, its_own.box.resized)
                 if ours.shape != theirs.shape:
                     ours = np.asarray(Image.fromarray(ours).resize(theirs.shape[1::-1]))
                 differences.append(np.abs(ours.astype(int) - theirs.astype(int)))
