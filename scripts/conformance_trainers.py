@@ -11,7 +11,8 @@ stand-ins that make values from pixels and captions. For each case:
 
 Of a trainer whose cache is not imported, only the third step is run.
 
-`--live` trains four steps from a store instead. `--keep FILE.tar.xz` keeps what the trainer wrote and loaded, for tests/interop/recorded/.
+`--sizes 600` compares buckets of so many sizes, and pixels, with the trainer's own instead. `--live` trains four steps from a store.
+`--keep FILE.tar.xz` keeps what the trainer wrote and loaded, for tests/interop/recorded/.
 """
 
 import argparse
@@ -400,6 +401,22 @@ DRIVERS = {
 }
 
 
+def _pictures(trainer: str, checkout: Path, count: int) -> int:
+    """Compare buckets and pixels with the trainer's own. Returns 1 if a bucket differs."""
+    from record_buckets import RECORDERS
+    from trainer_pixels import compare_pixels, compare_sizes
+
+    use_checkout(trainer, checkout, RECORDERS[trainer][1])
+    print(f"{trainer} {commit_of(checkout)}")
+    with tempfile.TemporaryDirectory() as folder, quiet():  # first: some recorders replace what resizes
+        pixels = list(compare_pixels(trainer, Path(folder, "pictures")))
+    print(*pixels, sep="\n")
+    with quiet():
+        sizes = list(compare_sizes(trainer, count, seed=random.SystemRandom().randrange(1 << 30)))
+    print(*sizes, sep="\n")
+    return int(any(one.differing for one in sizes))
+
+
 def main() -> int:
     """Run the cases of a trainer and print their results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -409,9 +426,14 @@ def main() -> int:
     parser.add_argument("--pictures", type=int, default=40, help="how many pictures")
     parser.add_argument("--resolution", type=int, help="in place of the trainer's usual one")
     parser.add_argument("--keep", type=Path, help="a .tar.xz to write: pictures, caches and what was loaded")
+    parser.add_argument("--sizes", type=int, metavar="N", help="compare the buckets of N random sizes, and pixels, instead")
     parser.add_argument("--live", action="store_true", help="of simpletuner: train from a store by the code of its page")
     parser.add_argument("--json", action="store_true", help="print JSON")
     asked = parser.parse_args()
+    return _pictures(asked.trainer, asked.checkout, asked.sizes) if asked.sizes else _run(asked)
+
+
+def _run(asked: argparse.Namespace) -> int:
     driver: Driver = importlib.import_module(DRIVERS[asked.trainer]).DRIVER
     if _is_exported(asked.trainer):
         importlib.import_module("tests.encode.tiny_families")  # before a checkout that has a package `tests` of its own

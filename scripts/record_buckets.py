@@ -50,20 +50,25 @@ def sizes() -> list[tuple[int, int]]:
 
 
 def sd_scripts() -> Iterator[tuple[str, Decide]]:
-    """Its `BucketManager`, with the limits that people set: from 256 to twice the resolution; the crop as its loader cuts it."""
-    from library import train_util
+    """Its `BucketManager`, with its own limits and those that people set, as its data sets round them; the crop as its loader cuts it."""
+    from library import config_util, train_util
 
     def decide(manager: Any, width: int, height: int) -> Row:
         bucket, resized, _error = manager.select_bucket(width, height)
         left, top = ((one - other) // 2 if one > other else 0 for one, other in zip(resized, bucket, strict=True))
         return *bucket, *resized, left, top
 
+    both = config_util.DreamBoothDatasetParams.min_bucket_reso, config_util.DreamBoothDatasetParams.max_bucket_reso
+    usual = [(resolution, step, *both) for resolution in RESOLUTIONS for step in (64, 32)]
+    for resolution, step, least, most in (*usual, (256, 64, *both), (1024, 64, 256, 2048), (1024, 64, 512, 1536), (512, 64, 250, 1000)):
+        square = (resolution, resolution)
+        limits = train_util.BaseDataset.adjust_min_max_bucket_reso_by_steps(None, square, least, most, step)
+        manager = train_util.BucketManager(False, square, *limits, step)
+        manager.make_buckets()
+        yield f"{resolution}/{step}/1/{least}/{most}", lambda width, height, manager=manager: decide(manager, width, height)
     for resolution in RESOLUTIONS:
-        for step, no_upscale in ((64, False), (32, False), (64, True)):
-            manager = train_util.BucketManager(no_upscale, (resolution, resolution), 256, 2 * resolution, step)
-            if not no_upscale:
-                manager.make_buckets()
-            yield f"{resolution}/{step}/{int(not no_upscale)}", lambda width, height, manager=manager: decide(manager, width, height)
+        manager = train_util.BucketManager(True, (resolution, resolution), *both, 64)
+        yield f"{resolution}/64/0", lambda width, height, manager=manager: decide(manager, width, height)
 
 
 def musubi() -> Iterator[tuple[str, Decide]]:

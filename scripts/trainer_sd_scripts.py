@@ -79,7 +79,7 @@ class SdScripts:
     )
 
     def _dataset(self, case: Case, data: Path, batch_size: int) -> Any:
-        from library import flux_utils, strategy_base, strategy_flux, strategy_sd, strategy_sd3, strategy_sdxl, train_util
+        from library import config_util, flux_utils, strategy_base, strategy_flux, strategy_sd, strategy_sd3, strategy_sdxl, train_util
 
         flux_utils.get_t5xxl_actual_dtype = lambda _model: torch.float32
         latents, texts = {
@@ -128,8 +128,8 @@ class SdScripts:
             batch_size=batch_size,
             resolution=(self.resolution, self.resolution),
             enable_bucket=True,
-            min_bucket_reso=min(256, self.resolution // 2),
-            max_bucket_reso=2 * self.resolution,
+            min_bucket_reso=config_util.DreamBoothDatasetParams.min_bucket_reso,
+            max_bucket_reso=config_util.DreamBoothDatasetParams.max_bucket_reso,
             bucket_reso_steps=64,
             bucket_no_upscale=False,
             validation_seed=None,

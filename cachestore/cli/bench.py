@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", metavar="DEVICE", default="auto", help="auto, cpu, cuda, cuda:N (default: auto)")
     parser.add_argument(
-        "--resample", metavar="WAY", help="how to resize, as for precompute: lanczos, area, bicubic, bilinear or pillow (default: lanczos)"
+        "--resample",
+        metavar="WAY",
+        help="how to resize, as for precompute: lanczos, area, bicubic, bilinear, cv2-linear or pillow (default: lanczos)",
     )
     parser.add_argument(
         "--host-only",

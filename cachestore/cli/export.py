@@ -74,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     counts = f"{plural(report.written, 'file')} written ({human_bytes(report.bytes)}), {report.unchanged} were already there"
     new = ", a new folder" if made else ""
     lines += [f"{report.name!r}, generation {report.generation}, to {report.folder}{new}: {counts}"]
+    if report.trainer_settings:
+        lines += [f"for {report.format} to take these files, set in its configuration:", *report.trainer_settings]
     return tell(arguments, report.as_json(), lines, is_ok=report.complete, otherwise=FAILURES)
 
 

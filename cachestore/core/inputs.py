@@ -5,9 +5,10 @@ A request is a JSON object in the plan: `{"caption": TEXT}` (also with `"caption
 a `"role"` stands for its own frame of that role. The caller reads the files.
 
 The options of an image column, each left out at its default, are `resolution`, `step`, `upscale` (false: small pictures are not scaled up),
-`buckets` (the trainer whose rule is used), `crop` ("random", with its `seed`), `variants` (the number of random crops) and `flip` (each is
-also encoded mirrored). Videos also have `frames` (counts to choose from), `fps` (instead of the file's own) and `clips` (the number of
-parts of each); columns made from masks `alpha` ("mask": a picture or video that is its own mask gives its alpha).
+`buckets` (the trainer whose rule is used), `bucket_min` and `bucket_max`, `pixels` ("as-trainer"), `crop` ("random", with its `seed`),
+`variants` (the number of random crops) and `flip` (each is also encoded mirrored). Videos also have `frames` (counts to choose from), `fps`
+(instead of the file's own) and `clips` (the number of parts of each); columns made from masks `alpha` ("mask": a picture or video that is
+its own mask gives its alpha).
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,14 @@ OWN: Final[Buckets] = "cachestore"
 READ_HERE: Final[tuple[Buckets, ...]] = (OWN, "diffusers")
 """The buckets of who trains with cachestore's loader, or with diffusers' scripts. The others are of trainers with caches of their own."""
 """The rule of this project."""
+BUCKET_MIN: Final = "bucket_min"
+BUCKET_MAX: Final = "bucket_max"
+"""Options of an image column: the limits of a bucket's sides in pixels; left out where the rule has none."""
+PIXELS: Final = "pixels"
+"""Option of an image column: with the value `AS_TRAINER`, pictures are read as the trainer of `BUCKETS` reads them."""
+Pixels = Literal["own", "as-trainer"]
+OWN_PIXELS: Final[Pixels] = "own"
+AS_TRAINER: Final[Pixels] = "as-trainer"
 ALPHA: Final = "alpha"
 """Option of a column that is made from masks: with the value "mask", a picture or video that is its own mask gives its alpha."""
 Alpha = Literal["white", "mask"]

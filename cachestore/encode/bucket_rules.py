@@ -1,7 +1,8 @@
 """How this and other trainers choose a picture's bucket, resize the picture and crop it. Pure; opens no picture.
 
 A rule is a row of `RULES`. Its bucket and its resized size follow from the picture's size and `BucketSettings` alone. All rules were
-compared with the trainers' own code on recorded sizes (`tests/encode/test_bucket_rules.py`).
+compared with the trainers' own code on recorded sizes (`tests/encode/test_bucket_rules.py`). A row also has the trainer's resizer, and how
+the trainer reads a picture.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -13,8 +14,10 @@ from math import ceil, floor, isqrt, sqrt
 from typing import Final, NamedTuple
 
 from cachestore.core.errors import BadInput, EncodeFailed
-from cachestore.core.inputs import OWN, Buckets
-from cachestore.encode.buckets import CropBox, Size, bucket_list, choose, crop_box, offset
+from cachestore.core.inputs import BUCKET_MAX, BUCKET_MIN, OWN, Buckets
+from cachestore.core.keys import Json
+from cachestore.encode.buckets import SHORTEST_SIDE, CropBox, Size, bucket_list, choose, crop_box, offset
+from cachestore.encode.resamplers import NEW, Resample
 
 STEP: Final = 64
 """The step between buckets if a request gives none, as in kohya's scripts."""
@@ -32,6 +35,36 @@ class BucketSettings(NamedTuple):
     step: int = STEP
     upscales: bool = True
     """Whether small pictures are scaled up."""
+    shortest: int | None = None
+    longest: int | None = None
+    """The limits of a bucket's sides, in pixels; None for those of `bucket_list`."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Json], resolution: int | None = None) -> "BucketSettings":
+        """Return the settings in the options of an image column, or in a request."""
+        resolution = int(options["resolution"]) if resolution is None else resolution
+        limits = options.get(BUCKET_MIN), options.get(BUCKET_MAX)
+        return cls(resolution, int(options.get("step", STEP)), bool(options.get("upscale", True)), *limits)
+
+
+@dataclass(frozen=True, slots=True)
+class PixelReading:
+    """How a trainer reads a picture, for `--pixels as-trainer`. None of them converts colours by a profile."""
+
+    is_turned: bool
+    """Whether the picture is set upright by its EXIF orientation."""
+    keeps_alpha: bool = False
+    """Whether RGBA is resized as a whole and loses its alpha then. Otherwise it loses it before. No trainer puts it on a colour."""
+
+    def as_json(self) -> dict[str, Json]:
+        """Return what it adds to the key of a value."""
+        alpha = "after resizing" if self.keeps_alpha else "before resizing"
+        return {"profile": "ignored", "alpha dropped": alpha, "orientation": "applied" if self.is_turned else "ignored"}
+
+    def in_words(self) -> str:
+        """Return what becomes of profile, transparency and orientation."""
+        turned = "pictures are turned upright by their EXIF orientation" if self.is_turned else "the EXIF orientation is ignored"
+        return f"colour profiles are ignored, transparency is dropped, {turned}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +85,18 @@ class BucketRule:
     """Whether the trainer has no setting for the step."""
     may_not_upscale: bool = False
     """Whether the trainer has a setting by which small pictures are not scaled up."""
+    may_limit: bool = False
+    """Whether the trainer has settings for the shortest and the longest side."""
+    limits: tuple[int | None, int | None] = (None, None)
+    """The shortest and the longest side, if they are not set."""
+    resample: Resample = NEW
+    """How the trainer resizes."""
+    reading: PixelReading | None = None
+    """How the trainer reads a picture; None for this project's own way."""
+
+    def limits_at(self, *, upscales: bool) -> tuple[int | None, int | None]:
+        """Return the limits if none are set. Buckets of a rule that does not scale up follow from the pictures alone."""
+        return self.limits if upscales else (None, None)
 
 
 def fit_box(
@@ -88,10 +133,20 @@ def find_settings(name: Buckets, pairs: Collection[tuple[Size, Size]]) -> Bucket
     steps = dict.fromkeys((rule.step(_FINEST), *(() if rule.has_own_step else (STEP, STEP // 2, _FINEST))))
     for upscales in (True, False) if rule.may_not_upscale else (True,):
         for resolution, step in product(resolutions, steps):
-            settings = BucketSettings(resolution, step, upscales)
-            if pairs and step <= resolution and all(rule.bucket(size, settings) == bucket for size, bucket in pairs):
-                return settings
+            for limits in _usual_limits(rule, resolution, step) if upscales else [(None, None)]:
+                settings = BucketSettings(resolution, step, upscales, *limits)
+                if pairs and step <= resolution and all(rule.bucket(size, settings) == bucket for size, bucket in pairs):
+                    return settings
     return None
+
+
+def _usual_limits(rule: BucketRule, resolution: int, step: int) -> list[tuple[int | None, int | None]]:
+    """Return the limits that people use: the trainer's own, if they suit the resolution, and half of it to twice of it."""
+    least, most = rule.limits
+    if least is None or most is None:
+        return [(None, None)]
+    suits = least // step * step <= resolution <= -(-most // step) * step
+    return [*([rule.limits] if suits else []), (min(SHORTEST_SIDE, resolution // 2), 2 * resolution // step * step)]
 
 
 def rule_named(name: str) -> Buckets:
@@ -103,7 +158,8 @@ def rule_named(name: str) -> Buckets:
 
 
 def _own(size: Size, settings: BucketSettings) -> Size:
-    return choose(size, settings.resolution, settings.step, upscales=settings.upscales)
+    limits = {"shortest": settings.shortest, "longest": settings.longest}
+    return choose(size, settings.resolution, settings.step, upscales=settings.upscales, **limits)
 
 
 def _own_resized(size: Size, bucket: Size, _settings: BucketSettings) -> Size:
@@ -114,7 +170,7 @@ def _sd_scripts(size: Size, settings: BucketSettings) -> Size:
     """That size, else the nearest aspect ratio, the first of equally near ones. Without scaling up: the resized sides cut to steps."""
     if not settings.upscales:
         return Size(*(side // settings.step * settings.step for side in _shrunk(size, settings)))
-    buckets = bucket_list(settings.resolution, settings.step)
+    buckets = bucket_list(settings.resolution, settings.step, settings.shortest, settings.longest)
     return size if size in buckets else _nearest(size, buckets)
 
 
@@ -266,10 +322,43 @@ def _by_vae(multiple: int) -> int:
 
 
 RULES: Final[Mapping[Buckets, BucketRule]] = {
-    OWN: BucketRule(_own, _own_resized, lambda _multiple: STEP, may_not_upscale=True),
-    "sd-scripts": BucketRule(_sd_scripts, _sd_scripts_resized, lambda _multiple: STEP, may_not_upscale=True),
-    "musubi": BucketRule(_musubi, _covering, lambda _multiple: _FINEST, has_own_step=True, may_not_upscale=True),
-    "simpletuner": BucketRule(_simpletuner, _simpletuner_resized, lambda _multiple: STEP),
-    "ai-toolkit": BucketRule(_ai_toolkit, _ai_toolkit_resized, lambda multiple: 2 * multiple, mirrors_first=True),
-    "diffusers": BucketRule(_diffusers, _diffusers_resized, _by_vae, centre=lambda excess: round(excess / 2), has_own_step=True),
+    OWN: BucketRule(_own, _own_resized, lambda _multiple: STEP, may_not_upscale=True, may_limit=True),
+    "sd-scripts": BucketRule(
+        _sd_scripts,
+        _sd_scripts_resized,
+        lambda _multiple: STEP,
+        may_not_upscale=True,
+        may_limit=True,
+        limits=(256, 1024),
+        resample="area",
+        reading=PixelReading(is_turned=False),
+    ),
+    "musubi": BucketRule(
+        _musubi,
+        _covering,
+        lambda _multiple: _FINEST,
+        has_own_step=True,
+        may_not_upscale=True,
+        resample="area",
+        reading=PixelReading(is_turned=False, keeps_alpha=True),
+    ),
+    "simpletuner": BucketRule(
+        _simpletuner, _simpletuner_resized, lambda _multiple: STEP, resample="cv2-linear", reading=PixelReading(is_turned=False)
+    ),
+    "ai-toolkit": BucketRule(
+        _ai_toolkit,
+        _ai_toolkit_resized,
+        lambda multiple: 2 * multiple,
+        mirrors_first=True,
+        resample="bicubic",
+        reading=PixelReading(is_turned=True),
+    ),
+    "diffusers": BucketRule(
+        _diffusers,
+        _diffusers_resized,
+        _by_vae,
+        centre=lambda excess: round(excess / 2),
+        has_own_step=True,
+        reading=PixelReading(is_turned=True),
+    ),
 }

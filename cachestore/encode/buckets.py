@@ -14,7 +14,7 @@ from typing import NamedTuple
 from cachestore.core.errors import BadInput
 
 SHORTEST_SIDE = 256
-"""The shortest side of a bucket in pixels, as in kohya's scripts."""
+"""The shortest side of a bucket in pixels, if nothing else is given."""
 
 
 class Size(NamedTuple):
@@ -34,11 +34,12 @@ class CropBox:
 
 
 @lru_cache(maxsize=64)
-def bucket_list(resolution: int, step: int) -> tuple[Size, ...]:
+def bucket_list(resolution: int, step: int, shortest: int | None = None, longest: int | None = None) -> tuple[Size, ...]:
     """Return all buckets of a resolution, sorted by width, then height. The square is always among them.
 
-    Sides go from 256, or from half the resolution if that is less, to twice the resolution. These are kohya's defaults at 512
-    (256 to 1024) and its usual settings at 1024 (256 to 2048). Raises BadInput if the step is below 1 or above the resolution.
+    Sides go from `shortest`, rounded down to the step, to `longest`, rounded up to it. If they are not given, they go from 256, or from
+    half the resolution if that is less, to twice the resolution. Raises BadInput if the step is below 1 or above the resolution, or the
+    resolution outside these limits.
     """
     if step < 1 or resolution < step:
         raise BadInput(
@@ -46,13 +47,18 @@ def bucket_list(resolution: int, step: int) -> tuple[Size, ...]:
             " least the step"
         )
     area = resolution * resolution
-    shortest = max(step, min(SHORTEST_SIDE, resolution // 2) // step * step)
-    longest = 2 * resolution // step * step
+    least = max(step, (min(SHORTEST_SIDE, resolution // 2) if shortest is None else shortest) // step * step)
+    most = 2 * resolution // step * step if longest is None else -(-longest // step) * step
+    if (shortest is not None and resolution < least) or (longest is not None and resolution > most):
+        raise BadInput(
+            f"resolution {resolution} is not between the shortest and the longest side of its buckets, {least} and {most} pixels: set these"
+            " by --bucket-min and --bucket-max"
+        )
     square = resolution // step * step
     found = {Size(square, square)}
-    for width in range(shortest, longest + 1, step):
-        height = min(longest, area // width // step * step)
-        if height >= shortest:
+    for width in range(least, most + 1, step):
+        height = min(most, area // width // step * step)
+        if height >= least:
             found |= {Size(width, height), Size(height, width)}
     return tuple(sorted(found))
 
@@ -62,14 +68,16 @@ def aspect_error(size: Size, bucket: Size) -> Fraction:
     return abs(Fraction(size.width, size.height) - Fraction(bucket.width, bucket.height))
 
 
-def choose(size: Size, resolution: int, step: int, *, upscales: bool = True) -> Size:
+def choose(
+    size: Size, resolution: int, step: int, *, upscales: bool = True, shortest: int | None = None, longest: int | None = None
+) -> Size:
     """Return the bucket for a picture of this size: the bucket of exactly this size, else the one with the nearest aspect ratio.
 
     If several are equally near, the larger wins, then the narrower. Small pictures are scaled up. If `upscales` is false, a picture that
     would be scaled up gets a bucket of its own sides, rounded down to the step, as kohya's `bucket_no_upscale` does it. A side that is
     shorter than the step is still scaled up to the step.
     """
-    buckets = bucket_list(resolution, step)
+    buckets = bucket_list(resolution, step, shortest, longest)
     if size in buckets:
         return size
     bucket = min(buckets, key=lambda bucket: (aspect_error(size, bucket), -bucket.width * bucket.height, bucket.width))

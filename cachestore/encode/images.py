@@ -14,7 +14,7 @@ docs/numerics.md has them whole:
 import importlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from math import sqrt
 from typing import Any, BinaryIO, Final, TypeVar
@@ -25,6 +25,7 @@ from PIL import Image, UnidentifiedImageError
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import Json
 from cachestore.core.plugins import picture_plugins
+from cachestore.encode.bucket_rules import PixelReading
 from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.colours import in_srgb
 from cachestore.encode.headers import PNG_START, mended, tiff_without_alpha, webp_may_be_blank
@@ -78,8 +79,13 @@ _OFTEN_BLANK: Final = ("BMP", "DIB", "TIFF", "WEBP")
 _PLUGIN_FORMATS: Final = {"pillow_heif": ("HEIF",), "pillow_jxl": ("JXL",)}
 
 
-def measure(data: bytes) -> Size:
-    """Return the upright (width, height) of a picture, from its header alone. Raises EncodeFailed if it cannot be read."""
+def measure(data: bytes, reading: PixelReading | None = None) -> Size:
+    """Return the (width, height) of a picture, from its header alone: upright, unless it is read as by a trainer that does not turn it.
+
+    Raises EncodeFailed if it cannot be read.
+    """
+    if reading is not None and not reading.is_turned:
+        return measure_stored(data)
     size = _with_opened(data, _upright_size)
     if min(size) < 1:
         raise EncodeFailed(f"the picture has no pixels: its header says {size.width} x {size.height}; copy it again, or remove its sample")
@@ -105,9 +111,14 @@ def decode(data: bytes) -> Image.Image:
     return as_image(decode_picture(data))
 
 
-def decode_picture(data: bytes) -> Picture:
-    """Decode as `decode`, but leave the pixels where the decoder put them. Raises EncodeFailed."""
-    return _with_opened(data, _upright_rgb)
+def decode_picture(data: bytes, reading: PixelReading | None = None) -> Picture:
+    """Decode as `decode`, but leave the pixels where the decoder put them; or as a trainer decodes it. Raises EncodeFailed."""
+    return _with_opened(data, _upright_rgb if reading is None else partial(_read_as, reading))
+
+
+def is_turned(data: bytes) -> bool:
+    """Return whether EXIF data turn or mirror a picture. Raises EncodeFailed."""
+    return _with_opened(data, _orientation) in _TURNS
 
 
 def open_upright(data: bytes) -> Image.Image:
@@ -358,6 +369,15 @@ def _upright_rgb(image: Image.Image, data: bytes) -> Picture:
     picture = _layers(image, data)
     picture = on_white(picture) if isinstance(picture, Image.Image) and picture.mode == "RGBA" else picture
     orientation = _orientation(image, data)
+    return _turned(picture, orientation) if orientation in _TURNS else picture
+
+
+def _read_as(reading: PixelReading, image: Image.Image, data: bytes) -> Picture:
+    """Decode a picture as a trainer does: in 8 bits as Pillow converts it; RGBA stays if it loses its alpha only after resizing."""
+    picture = _decoded(image, data)
+    if isinstance(picture, Image.Image) and picture.mode not in (("RGB", "RGBA") if reading.keeps_alpha else ("RGB",)):
+        picture = picture.convert("RGB")
+    orientation = _orientation(image, data) if reading.is_turned else 1
     return _turned(picture, orientation) if orientation in _TURNS else picture
 
 

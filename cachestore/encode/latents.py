@@ -89,13 +89,13 @@ class LatentsEncoder(PictureEncoder[LatentsSetup, Look]):
         examined = self._look(request, read, self.setup.resample)
         return resolved_from(examined, self.recipe.encoder, self._fingerprint)
 
-    def check_buckets(self, resolution: int, step: int, buckets: Buckets = OWN) -> None:
-        """Raise BadInput if there are no buckets of this resolution and step, or the VAE cannot take them."""
-        self._check_step(step)
-        square = RULES[buckets].bucket(Size(resolution, resolution), BucketSettings(resolution, step))
+    def check_buckets(self, settings: BucketSettings, buckets: Buckets = OWN) -> None:
+        """Raise BadInput if there are no buckets with these settings, or the VAE cannot take them."""
+        self._check_step(settings.step)
+        square = RULES[buckets].bucket(Size(settings.resolution, settings.resolution), settings)
         if square.width % self.setup.multiple:
             raise BadInput(
-                f"--buckets {buckets} at resolution {resolution} does not suit this VAE: use a multiple of {self.setup.multiple}"
+                f"--buckets {buckets} at resolution {settings.resolution} does not suit this VAE: use a multiple of {self.setup.multiple}"
             )
 
     def _check_step(self, step: int) -> None:

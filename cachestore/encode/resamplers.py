@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from cachestore.core.errors import BadInput, MissingExtra, how_to_install
 
-Resample = Literal["lanczos", "area", "bicubic", "bilinear", "pillow"]
+Resample = Literal["lanczos", "area", "bicubic", "bilinear", "cv2-linear", "pillow"]
 
 NEW: Final[Resample] = "lanczos"
 """How new data sets resize."""
@@ -39,17 +39,22 @@ RESAMPLERS: Final[Mapping[Resample, Resampler]] = {
         Resampler("area", "opencv-area-cover-center/1", "pyav-swscale-601-opencv-area/1"),
         Resampler("bicubic", "torch-bicubic-cover-center/1", "pyav-swscale-601-torch-bicubic/1"),
         Resampler("bilinear", "torch-bilinear-cover-center/1", "pyav-swscale-601-torch-bilinear/1"),
+        Resampler("cv2-linear", "opencv-linear-cover-center/1", "pyav-swscale-601-opencv-linear/1"),
         Resampler("pillow", "pillow-lanczos-cover-center/1", "pyav-swscale-601-pillow-lanczos/1"),
     )
 }
+_BY_OPENCV: Final = ("area", "cv2-linear")
 _LEAST_TORCH: Final = (2, 12)
 """The first torch whose `interpolate` knows Lanczos."""
 
 
 def check_resampler(name: Resample) -> None:
     """Raise BadInput if this way needs OpenCV or a newer torch than is installed. Without any torch, loading the model fails anyway."""
-    if name == "area" and importlib.util.find_spec("cv2") is None:
-        raise MissingExtra(f"--resample area needs OpenCV, which is not installed here. {how_to_install('area')}")
+    if name in _BY_OPENCV and importlib.util.find_spec("cv2") is None:
+        raise MissingExtra(
+            f"--resample {name} needs OpenCV, which is not installed here. {how_to_install('area')}. Without it pass another --resample,"
+            " such as lanczos: the pixels differ a little then"
+        )
     found = _torch_version()
     if name == "lanczos" and found is not None and _numbers(found) < _LEAST_TORCH:
         least = ".".join(map(str, _LEAST_TORCH))

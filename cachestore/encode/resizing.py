@@ -19,6 +19,7 @@ from cachestore.encode.resamplers import Resample
 _FILTERS: Final[dict[Resample, Image.Resampling]] = {
     "bicubic": Image.Resampling.BICUBIC,
     "bilinear": Image.Resampling.BILINEAR,
+    "cv2-linear": Image.Resampling.BILINEAR,
 }
 """Pillow's filters; Lanczos for all others."""
 
@@ -36,10 +37,12 @@ def fit(picture: Picture, bucket: Size, box: CropBox | None = None, resample: Re
         return _cropped(as_pixels(picture), box)
     is_larger = resized.width > size.width or resized.height > size.height
     if resample == "area" and not is_larger:
-        return _cropped(_by_opencv(as_pixels(picture), resized), box)
+        return _cropped(_by_opencv(as_pixels(picture), resized, resample), box)
     is_mostly_cropped = resized.width * resized.height > _MOST_CROPPED * bucket.width * bucket.height
     if resample in {"area", "pillow"} or is_mostly_cropped:
         return resize_crop(as_image(picture), bucket, box, _FILTERS.get(resample, Image.Resampling.LANCZOS))
+    if resample == "cv2-linear":
+        return _cropped(_by_opencv(as_pixels(picture), resized, resample), box)
     return _cropped(_by_torch(as_pixels(picture), resized, resample), box)
 
 
@@ -86,10 +89,10 @@ def _by_torch(pixels: Pixels, size: Size, mode: str) -> Pixels:
     return made.permute(0, 2, 3, 1)[0].numpy()
 
 
-def _by_opencv(pixels: Pixels, size: Size) -> Pixels:
-    """Shrink by OpenCV to the mean of the area that each pixel covers, as sd-scripts does."""
+def _by_opencv(pixels: Pixels, size: Size, resample: Resample) -> Pixels:
+    """Resize by OpenCV: shrink to the mean of the area that each pixel covers, or interpolate between the four nearest pixels."""
     opencv = _opencv()
-    return opencv.resize(pixels, tuple(size), interpolation=opencv.INTER_AREA)
+    return opencv.resize(pixels, tuple(size), interpolation=opencv.INTER_AREA if resample == "area" else opencv.INTER_LINEAR)
 
 
 def _torch() -> Any:

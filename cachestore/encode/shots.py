@@ -18,13 +18,14 @@ from cachestore.core.keys import Json, digest_bytes, digest_opened
 from cachestore.core.samples import CONTROL, IMAGE, LAST_FRAME, MASK, REFERENCE, VIDEO, role_of
 from cachestore.core.words import plural
 from cachestore.encode import animations, images
+from cachestore.encode.bucket_rules import PixelReading
 from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.clips import Clip, Shape, as_rate, clip_of
 from cachestore.encode.levels import read_alpha, read_levels
 from cachestore.encode.resamplers import FIRST, RESAMPLERS, Resample
 from cachestore.encode.resizing import Picture, fit, letterbox, mirror
 from cachestore.encode.unit import Read
-from cachestore.encode.variants import Variant, same_part, variant_of
+from cachestore.encode.variants import Variant, reading_of, same_part, variant_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -104,6 +105,8 @@ class Still:
     variant: Variant
     is_own_alpha: bool = False
     """Of a mask: whether it is the alpha of the picture that it belongs to."""
+    reading: PixelReading | None = None
+    """How the picture is read, if as by a trainer."""
 
     @property
     def bucket(self) -> Size:
@@ -112,9 +115,9 @@ class Still:
 
     def pixels(self, resample: Resample) -> Pixels:
         """As `Shot.pixels`."""
-        picture = images.decode_picture(self.data)
+        picture = images.decode_picture(self.data, self.reading)
         picture = picture if self.variant.within is None else images.cut_out(picture, self.variant.within)
-        pixels = fit(picture, self.variant.bucket, self.variant.box, resample)
+        pixels = np.ascontiguousarray(fit(picture, self.variant.bucket, self.variant.box, resample)[..., :3])
         return mirror(pixels) if self.variant.is_flipped else pixels
 
     def greys(self, size: Size) -> Greys:
@@ -123,6 +126,11 @@ class Still:
         found = (read_alpha if self.is_own_alpha else read_levels)(self.data)
         made = images.fit_mask(found.grey, size, self.variant.box, within)
         return Greys(np.ascontiguousarray(made[:, ::-1] if self.variant.is_flipped else made)[None], found.has_colours)
+
+    def transform(self) -> dict[str, Json]:
+        """Return a picture's part of a key. Raises EncodeFailed."""
+        how = images.transform_of(self.data) if self.reading is None else {"reading": self.reading.as_json()}
+        return self.variant.transform() | how
 
     def mask_transform(self) -> dict[str, Json]:
         """Return a mask's part of a key: how its levels are read, if older versions read them otherwise. Raises EncodeFailed."""
@@ -370,10 +378,12 @@ def look_at_input(request: Mapping[str, Json], read: Read, resample: Resample) -
     digest = digest_bytes(data)
     # a drawn crop depends on the digest of the picture that is followed
     inputs = digests_of(request, [digest, *([digest_bytes(read(str(request[LIKE])))] if LIKE in request else [])])
-    variant = variant_of(request, images.measure(data), inputs[role_of(role).follows or IMAGE] if LIKE in request else digest)
+    reading = reading_of(request)
+    size = images.measure(data, reading)
+    variant = variant_of(request, size, inputs[role_of(role).follows or IMAGE] if LIKE in request else digest)
+    shot = Still(data, variant, reading=reading)
     # the role is not part of the key: a picture that is both image and control is encoded once
-    transform = variant.transform() | images.transform_of(data)
-    return Examined(Still(data, variant), inputs, {IMAGE: digest}, transform, variant.facts())
+    return Examined(shot, inputs, {IMAGE: digest}, shot.transform(), variant.facts())
 
 
 def _look_at_video(request: Mapping[str, Json], read: Read, resample: Resample) -> Examined:
@@ -394,7 +404,7 @@ def look_at_masked(request: Mapping[str, Json], read: Read, resample: Resample) 
     """Look at a mask and its picture, of which the part that the mask leaves is encoded."""
     del resample
     picture, mask, inputs = _picture_and_mask(request, read)
-    transform = picture.variant.transform() | images.transform_of(picture.data) | mask.mask_transform()
+    transform = picture.transform() | mask.mask_transform()
     return Examined(Masked(picture, mask), inputs, inputs, transform, picture.variant.facts())
 
 
@@ -422,13 +432,18 @@ def _exactly(variant: Variant) -> dict[str, Json]:
 
 
 def _picture_and_mask(request: Mapping[str, Json], read: Read) -> tuple[Still, Still, Mapping[str, str]]:
-    """Return a picture, its mask, and their digests by role. Raises EncodeFailed if the two differ in aspect ratio."""
-    mask, picture = read(str(request["image"])), read(str(request[LIKE]))
+    """Return a picture, its mask, and their digests by role. Raises EncodeFailed if the two do not lie on each other."""
+    mask, picture, reading = read(str(request["image"])), read(str(request[LIKE])), reading_of(request)
+    if reading is not None and not reading.is_turned and images.is_turned(picture):
+        raise EncodeFailed(
+            "the trainer ignores the EXIF orientation of this picture, so its mask would lie on another part: turn the picture itself, or"
+            " leave --pixels as-trainer out"
+        )
     size, digest = images.measure(picture), digest_bytes(picture)
     _check_alike(images.measure(mask), size, "picture")
     variant = variant_of(request, size, digest)
     shot = Still(mask, variant, is_own_alpha=is_own_mask(request, str(request["image"])))
-    return Still(picture, variant), shot, digests_of(request, [digest_bytes(mask), digest])
+    return Still(picture, variant, reading=reading), shot, digests_of(request, [digest_bytes(mask), digest])
 
 
 def _check_alike(own: Size, size: Size, what: str) -> None:

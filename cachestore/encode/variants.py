@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.core.inputs import BUCKETS, OWN, RANDOM, STATED, WITHIN
+from cachestore.core.inputs import AS_TRAINER, BUCKETS, OWN, PIXELS, RANDOM, STATED, WITHIN
 from cachestore.core.keys import Json, digest_parts
-from cachestore.encode.bucket_rules import STEP, BucketSettings, fit_box, rule_named
+from cachestore.encode.bucket_rules import RULES, BucketSettings, PixelReading, fit_box, rule_named
 from cachestore.encode.buckets import CropBox, Size, crop_box, rounded
 
 Box = tuple[int, int, int, int]
@@ -128,8 +128,13 @@ def fit_of(request: Mapping[str, Json], size: Size) -> Fit:
 
 
 def _fitted(request: Mapping[str, Json], size: Size, at: Fraction | None = None) -> tuple[Size, CropBox]:
-    settings = BucketSettings(int(request["resolution"]), int(request.get("step", STEP)), bool(request.get("upscale", True)))
-    return fit_box(rule_named(str(request.get(BUCKETS, OWN))), size, settings, at, is_flipped=bool(request.get("flip", False)))
+    rule = rule_named(str(request.get(BUCKETS, OWN)))
+    return fit_box(rule, size, BucketSettings.of(request), at, is_flipped=bool(request.get("flip", False)))
+
+
+def reading_of(request: Mapping[str, Json]) -> PixelReading | None:
+    """Return how a request's pictures are read; None for this project's own way."""
+    return RULES[rule_named(str(request[BUCKETS]))].reading if request.get(PIXELS) == AS_TRAINER else None
 
 
 def variant_of(request: Mapping[str, Json], size: Size, digest: str) -> Variant:

@@ -100,15 +100,23 @@ class ExportLayout:
 
     def root(self, row: int) -> Path:
         """Return the folder to which a row's references are relative."""
+        return self.root_of(self.source(row))
+
+    def root_of(self, source: str) -> Path:
+        """Return the folder to which the references of a source are relative."""
         hints = self.catalog.request.get(self.columns[-1].encoder, {})
-        return self.roots.get(self.source(row)) or _folder(str(hints.get("data", "")))
+        return self.roots.get(source) or _folder(str(hints.get("data", "")))
 
     def tree(self, row: int, column: KeyColumn) -> str:
-        """Return the folder of a cell's file: `SOURCE/RESOLUTION/videos/`, without the parts that nothing needs."""
+        """Return the folder of a cell's file."""
+        return self.tree_of(self.source(row), column)
+
+    def tree_of(self, source: str, column: KeyColumn) -> str:
+        """Return the folder of a source's files: `SOURCE/RESOLUTION/videos/`, without the parts that nothing needs."""
         has_each, is_within = self.writing.resolutions == "a folder each", self.writing.resolutions == "a folder within"
         resolution = str(_resolution(column)) if (has_each or is_within) and len(_resolutions(self.visuals)) > 1 else ""
         kind = f"{column.role}s" if has_each and len({one.role for one in self.visuals if len(one.keys)}) > 1 else ""
-        return "".join(f"{part}/" for part in (self.source(row), resolution, kind) if part)
+        return "".join(f"{part}/" for part in (source, resolution, kind) if part)
 
     def inside(self, tree: str, path: str) -> str:
         """Return the path of a file in a folder that `tree` returned: above the trainer's own folders, or within the first of them."""

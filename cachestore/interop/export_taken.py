@@ -49,7 +49,7 @@ class Taken:
         if recipe.make.get("format") == self.layout.format.name:
             return
         resolution = self.resolution_of(row, column)
-        settings = BucketSettings(resolution, int(column.options.get("step", STEP)), bool(column.options.get("upscale", True)))
+        settings = BucketSettings.of(column.options, resolution)
         if self.layout.writing.finds is not None:
             self.latents += 1
             if not self.layout.writing.finds(self.layout.family_of[column.encoder], variant.named, settings):
@@ -122,23 +122,31 @@ class Taken:
 
     def not_taken(self) -> Iterator[str]:
         """Yield what the trainer will not find or cannot put into batches, in words."""
+        yield from self.torn_or_missed()
+        yield from self._without_what_is_needed()
+
+    def torn_or_missed(self) -> Iterator[str]:
+        """Yield which latents have buckets that the trainer does not give them, in words."""
         trainer = self.layout.format.name
         if self.missed:
             yield (
                 f"{trainer} will not find {len(self.missed)} of {self.latents} latents: it resizes and crops these pictures for"
                 f" other buckets, and encodes them again ({first_of(self.missed)}){self._advice}"
             )
-        if trainer == LTX and not (self.layout.captions and self.layout.visuals):
-            lacking = "latents" if self.layout.captions else "text"
-            yield f"ltx uses only what has both text and latents, and this data set has no {lacking}: add it with `cachestore precompute`"
         torn = [] if trainer == LTX else [shapes for shapes in self.batches.values() if len(shapes) > 1]
         if torn:
             yield (
                 f"{len(torn)} of {plural(len(self.batches), 'group')} from which {trainer} makes batches"
                 f" {noun(len(torn), 'holds', 'hold')} latents of several shapes"
-                f" ({plural(sum(shapes.total() for shapes in torn), 'picture')}): {trainer} fails if its batch size is above 1"
+                f" ({plural(sum(shapes.total() for shapes in torn), 'file')}): {trainer} fails if its batch size is above 1"
                 f"{self._advice}"
             )
+
+    def _without_what_is_needed(self) -> Iterator[str]:
+        trainer = self.layout.format.name
+        if trainer == LTX and not (self.layout.captions and self.layout.visuals):
+            lacking = "latents" if self.layout.captions else "text"
+            yield f"ltx uses only what has both text and latents, and this data set has no {lacking}: add it with `cachestore precompute`"
         if self.reworded:
             named = first_of(self.reworded)
             files = f"the files of {plural(len(self.reworded), 'caption')}"

@@ -25,6 +25,7 @@ from cachestore.interop.formats.families import SIMPLETUNER, family_named
 from cachestore.interop.formats.matching import Listed, Named
 from cachestore.interop.formats.table import WEBDATASET, Format, written_format
 from cachestore.interop.tar_exporting import TarExport, refuse_given
+from cachestore.interop.trainer_settings import trainer_settings
 from cachestore.jobs.options import python_call
 from cachestore.storage.catalog import Catalog, list_generations, read_catalog
 from cachestore.store.reader import Reader
@@ -60,6 +61,8 @@ class ExportReport:
     """What was written, but the trainer will not find or cannot put into batches; in words, with counts."""
     remarks: tuple[str, ...] = ()
     """What else the user should know."""
+    trainer_settings: tuple[str, ...] = ()
+    """What must be set in the trainer's configuration so that it takes these files, as lines to copy."""
 
     @property
     def complete(self) -> bool:
@@ -70,7 +73,7 @@ class ExportReport:
 
     def as_json(self) -> dict[str, Json]:
         """Return the report as one JSON object."""
-        listed = {name: list(getattr(self, name)) for name in ("foreign", "casts", "left_out", "not_taken", "remarks")}
+        listed = {name: list(getattr(self, name)) for name in ("foreign", "casts", "left_out", "not_taken", "remarks", "trainer_settings")}
         return {**asdict(self), "complete": self.complete, **listed, "failures": [dict(failure) for failure in self.failures]}
 
 
@@ -151,6 +154,7 @@ def export_cache(
             tuple(export.taken.left_out()),
             tuple(export.taken.not_taken()),
             tuple(export.taken.remarks()),
+            tuple(trainer_settings(export.taken)),
         )
 
 

@@ -142,6 +142,6 @@ def file_encoders(
         elif trainer in family.text:
             encoders.append(ImportedText(_text_recipe(family, make), cache, family, matches.text, matches.doubtful))
         else:
-            able = ", ".join(sorted(family.text)) or "none"
-            raise BadInput(f"text of {family.name} cannot be read in the form of {trainer} (only in that of {able}): pass --encode latents")
+            able = f" (only in that of {', '.join(sorted(family.text))})" if family.text else ""
+            raise BadInput(f"text of {family.name} cannot be read in the form of {trainer}{able}: pass --encode latents")
     return tuple(encoders)

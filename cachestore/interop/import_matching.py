@@ -268,7 +268,7 @@ class CacheScan:
             yield f"text of {plural(len(captions), 'caption')} is not imported: {doubtful[captions[0]]}"
         pictures = [one for one in doubtful_latents if not self.matches.metadata.get(one) and "latents" in counted]
         if pictures:
-            yield f"latents of {_named(pictures)} are not imported: {doubtful_latents[pictures[0]]}"
+            yield f"latents of {_named(pictures, self.wanted)} are not imported: {doubtful_latents[pictures[0]]}"
         texts = [path for path, parsed in self.by_kind.get("text", ()) if _may_be_of(parsed, family)]
         left = [path for path in texts if path not in self.matches.used.get("text", ())]
         if left and "text" in counted and self.wanted.text_may_be:
@@ -325,8 +325,13 @@ def _may_be_of(parsed: ParsedName, family: Family) -> bool:
     return parsed.family is None or parsed.family.name == family.name
 
 
-def _named(pictures: Collection[str]) -> str:
-    return f"{plural(len(pictures), 'picture')} ({first_of(sorted(pictures))})"
+def _counted(pictures: Collection[str], wanted: Format) -> str:
+    """Count what the files are of: for trainers that cache videos, several clips may be of one."""
+    return plural(len(pictures), "picture or video", "pictures or videos") if wanted.has_videos else plural(len(pictures), "picture")
+
+
+def _named(pictures: Collection[str], wanted: Format) -> str:
+    return f"{_counted(pictures, wanted)} ({first_of(sorted(pictures))})"
 
 
 def remarks_of(encoders: Iterable[FileEncoder]) -> Iterator[str]:
@@ -339,16 +344,17 @@ def remarks_of(encoders: Iterable[FileEncoder]) -> Iterator[str]:
             continue
         if encoder.several:
             have = noun(len(encoder.several), "has", "have")
-            yield f"{_named(encoder.several)} {have} latents of several resolutions; the largest are imported"
+            yield f"{_named(encoder.several, encoder.cache.format)} {have} latents of several resolutions; the largest are imported"
         if encoder.turned and encoder.cache.format.name == SD_SCRIPTS:
+            turned = f"{_named(encoder.turned, encoder.cache.format)} {noun(len(encoder.turned), 'is', 'are')} turned by EXIF data"
             yield (
-                f"{_named(encoder.turned)} {noun(len(encoder.turned), 'is', 'are')} turned by EXIF data, but sd-scripts ignores that:"
-                " it encoded them lying on their side, and they are imported like that; run `cachestore precompute` to encode them upright"
+                f"{turned}, but sd-scripts ignores that: it encoded them lying on their side, and they are imported like that; run"
+                " `cachestore precompute` to encode them upright"
             )
         for name, pictures in sorted(encoder.beside.items()):
             if name in _IN_FACTS:
                 continue
-            remark = f"{name} of {plural(len(pictures), 'picture')} is stored for a later export, but data sets do not return it"
+            remark = f"{name} of {_counted(pictures, encoder.cache.format)} is stored for a later export, but data sets do not return it"
             yield (
                 f"{remark}: for masks in training, run `cachestore precompute` on the source with its own masks"
                 if name in _MASKS

@@ -36,9 +36,11 @@ def buckets_in_words(layout: Layout, name: str) -> Iterator[str]:
         if rule is not None and settings is not None:
             has_usual_step = settings.step == RULES[rule].step(settings.step // 2)
             step, upscale = "" if has_usual_step else f" --bucket-step {settings.step}", "" if settings.upscales else " --no-upscale"
+            has_usual_limits = (settings.shortest, settings.longest) == RULES[rule].limits_at(upscales=settings.upscales)
+            limits = "" if has_usual_limits else f" --bucket-min {settings.shortest} --bucket-max {settings.longest}"
             yield (
                 f"the imported latents are in the buckets of {rule} at the resolution {settings.resolution}: encode further pictures with"
-                f" --buckets {rule} --resolution {settings.resolution}{step}{upscale}"
+                f" --buckets {rule} --resolution {settings.resolution}{step}{limits}{upscale}"
             )
 
 

@@ -36,6 +36,7 @@ from cachestore.work.progress import pass_status
 from cachestore.work.workers import lived, read_heartbeats
 
 if TYPE_CHECKING:
+    from cachestore.encode.bucket_rules import PixelReading
     from cachestore.encode.buckets import Size
     from cachestore.encode.variants import Fit
     from cachestore.encode.videos import Video
@@ -172,7 +173,7 @@ def make_forecast(
         truncated_captions=len(truncated),
         distinct_captions=_distinct_captions(plan),
         is_estimate=len(missing) > limit,
-        remarks=(*wanted.remarks, *(wanted.unlike_scripts if missing else ())),
+        remarks=(*wanted.remarks, *(wanted.how if missing else ())),
         is_guess=bool(captions) and getattr(by_encoder.get("text"), "is_guessing", False),
         not_made_here=wanted.not_made_here,
         unused=wanted.unused,
@@ -301,7 +302,7 @@ def _fits_of(
     header is trusted if it says nothing against the file; the pass checks all packets.
     """
     from cachestore.encode.clips import clip_of
-    from cachestore.encode.variants import fit_of
+    from cachestore.encode.variants import fit_of, reading_of
 
     found: dict[int, tuple[Fit] | tuple[Fit, int]] = {}
     for index in indices:
@@ -323,7 +324,7 @@ def _fits_of(
                     repeats[index] = Repeats(again / frames, float(video.rate), float(rate))
                 found[index] = (fit_of(request, video.size), frames)
             else:
-                found[index] = (fit_of(request, files.measure(decides)),)
+                found[index] = (fit_of(request, files.measure(decides, reading_of(request))),)
         except (EncodeFailed, OSError) as error:
             refused[index] = words_of(error)
     return found
@@ -348,15 +349,15 @@ class Glances:
         with self._files.open(reference) as (file, _stat):
             return videos.look(file)
 
-    def _measure(self, reference: str) -> "Size":
+    def _measure(self, reference: str, reading: "PixelReading | None") -> "Size":
         """A picture's size from the first 256 KiB of its file, or from the whole file if its header is longer."""
         from cachestore.encode.images import measure
 
         try:
             with self._files.open(reference) as (file, _stat):
-                return measure(file.read(HEADER_BYTES))
+                return measure(file.read(HEADER_BYTES), reading)
         except EncodeFailed:
-            return measure(self._files.read(reference)[0])
+            return measure(self._files.read(reference)[0], reading)
 
 
 def _known_buckets(reconciler: Reconciler, missing: Sequence[int], is_trained_on: Mask) -> Counter[tuple[int, ...]]:

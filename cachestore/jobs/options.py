@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypedDict, cast, get_args
 from cachestore.core.arguments import refuse_address
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput, CacheStoreError, naming_extras
-from cachestore.core.inputs import OWN, RANDOM, Alpha, Buckets
+from cachestore.core.inputs import OWN, OWN_PIXELS, RANDOM, Alpha, Buckets, Pixels
 from cachestore.core.keys import Json
 from cachestore.core.samples import Source
 from cachestore.encode.family import DTYPES, encoder_of
@@ -62,10 +62,10 @@ _DATA: Final = re.compile(r"\bDATA\b")
 _OTHER_NAMES: Final = {"encode-arg": "encode_args", "claim": "claims"}
 """Python's names for options that may be repeated: their values are mappings."""
 
-_LEFT_OUT: Final = ("sources", "prompts", "alpha", "caption_column", "tar_names")
+_LEFT_OUT: Final = ("sources", "prompts", "alpha", "caption_column", "tar_names", "bucket_min", "bucket_max", "pixels")
 """Options that a catalog records only if they are given, so that the catalogs of older versions compare equal."""
 
-CHOSEN: Final = ("resample", "bucket_step")
+CHOSEN: Final = ("resample", "bucket_step", "bucket_min", "bucket_max")
 """Options that are chosen when a data set is planned, if they are not given."""
 
 LOADED: Final = "(loaded "
@@ -184,7 +184,7 @@ class PrecomputeRequest:
         OWN,
         one_of(*get_args(Buckets)),
         "pictures",
-        "choose buckets and crops as this trainer does; diffusers makes squares",
+        "choose buckets, crops and --resample as this trainer does; diffusers makes squares",
         "|".join(get_args(Buckets)),
     )
     bucket_step: int | None = make_option(
@@ -194,7 +194,24 @@ class PrecomputeRequest:
         "the sides of buckets are multiples of N pixels (default: 64, or that of the trainer named by --buckets)",
         "N",
     )
+    bucket_min: int | None = make_option(
+        None,
+        whole_from(1),
+        "pictures",
+        "the shortest side of a bucket (default: 256, or half the resolution if that is less; sd-scripts: 256)",
+        "PIXELS",
+    )
+    bucket_max: int | None = make_option(
+        None, whole_from(1), "pictures", "the longest side of a bucket (default: twice the resolution; sd-scripts: 1024)", "PIXELS"
+    )
     no_upscale: bool = make_switch("pictures", "put small pictures into smaller buckets instead of scaling them up")
+    pixels: Pixels = make_option(
+        OWN_PIXELS,
+        one_of(*get_args(Pixels)),
+        "pictures",
+        "own: sRGB, on white, upright; as-trainer: profiles, transparency and EXIF orientation as the trainer of --buckets leaves them",
+        "|".join(get_args(Pixels)),
+    )
     crop: Crop = make_option(
         "center", one_of(*get_args(Crop)), "pictures", "which part of a picture to keep if it is larger than its bucket", "center|random"
     )
@@ -205,7 +222,8 @@ class PrecomputeRequest:
         None,
         one_of(*RESAMPLERS),
         "pictures",
-        "how to resize; area: as sd-scripts; pillow: as older versions of cachestore, slow (default: lanczos, or what was used before)",
+        "how to resize; pillow: as older versions of cachestore, slow (default: as the trainer of --buckets, else lanczos; or what was"
+        " used before)",
         "|".join(RESAMPLERS),
     )
     frames: tuple[int, ...] = make_option(
@@ -323,15 +341,20 @@ class PrecomputeRequest:
 
     def _check_buckets(self) -> None:
         """Raise BadInput for settings that the rule does not have."""
-        if self.buckets == OWN:
-            return
         from cachestore.encode.bucket_rules import RULES
 
         rule = RULES[self.buckets]
+        if self.pixels != OWN_PIXELS and rule.reading is None:
+            raise BadInput(f"--pixels {self.pixels} needs a trainer: add --buckets with its name, or leave it out")
         if self.no_upscale and not rule.may_not_upscale:
             raise BadInput(f"--no-upscale cannot be used with --buckets {self.buckets}, which has no such setting: leave one of them out")
         if rule.has_own_step and self.bucket_step not in (None, rule.step(1)):
             raise BadInput(f"--bucket-step cannot be used with --buckets {self.buckets}, which has its own step: leave one of them out")
+        for option, limit in (("--bucket-min", self.bucket_min), ("--bucket-max", self.bucket_max)):
+            if limit is not None and not rule.may_limit:
+                raise BadInput(f"{option} cannot be used with --buckets {self.buckets}, which has no such setting: leave one of them out")
+            if limit is not None and self.no_upscale and self.buckets != OWN:
+                raise BadInput(f"{option} cannot be used with --no-upscale, by which {self.buckets} ignores it: leave one of them out")
 
     def as_json(self) -> dict[str, Json]:
         """Return all options as JSON; the inverse is `from_json`."""
@@ -397,7 +420,10 @@ class SharedOptions(TypedDict, total=False):
     resolution: int | Sequence[int]
     buckets: Buckets
     bucket_step: int | None
+    bucket_min: int | None
+    bucket_max: int | None
     no_upscale: bool
+    pixels: Pixels
     crop: Crop
     variants: int
     crop_seed: int

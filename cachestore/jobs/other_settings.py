@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, Final, cast
 
-from cachestore.core.inputs import BUCKETS, RESOLUTIONS
+from cachestore.core.inputs import BUCKET_MAX, BUCKET_MIN, BUCKETS, PIXELS, RESOLUTIONS
 from cachestore.core.keys import Json
 from cachestore.core.words import first_of, listed
 from cachestore.encode.resamplers import RESAMPLERS
-from cachestore.jobs.options import LATENTS, PrecomputeRequest, in_command, read_value
+from cachestore.jobs.options import CHOSEN, LATENTS, PrecomputeRequest, in_command, read_value
 from cachestore.jobs.typed import in_line, typed_option
 from cachestore.storage.catalog import Catalog
 
@@ -66,6 +66,9 @@ def refusal(previous: Catalog, differences: Sequence[OtherSetting], asked: Mappi
             add |= {name: value for name, value in changed.items() if value not in (None, False)}
             leave_out |= dict.fromkeys(name for name, value in changed.items() if value in (None, False))
             others |= {} if changed or any(name in add or name in leave_out for name in _fields_of(one)) else {_in_words(one, hints): None}
+    if "buckets" in (*add, *leave_out):  # what was chosen for these buckets, or for those before, is chosen again
+        leave_out = {name: None for name in leave_out if name not in CHOSEN}
+        add = {name: value for name, value in add.items() if name not in CHOSEN or name == "resample"}
     made = [in_line(word for name, value in add.items() for word in typed_option(name, value))] if add else []
     made += [f"without {listed(map(in_command, leave_out))}"] if leave_out else []
     todo = [f"add {'this' if len(add) == 1 else 'these'}"] if add else []
@@ -120,7 +123,21 @@ def _from_setting(one: OtherSetting) -> tuple[str, Any] | None:
             return next((("resample", name) for name, row in RESAMPLERS.items() if row.pictures == one.before), None)
         case "upscale":
             return "no_upscale", one.before is False
-        case setting if setting in ("resolution", "crop", "variants", "flip", "frames", "fps", "clips", "seed", "step", BUCKETS):
+        case setting if setting in (
+            "resolution",
+            "crop",
+            "variants",
+            "flip",
+            "frames",
+            "fps",
+            "clips",
+            "seed",
+            "step",
+            BUCKETS,
+            BUCKET_MIN,
+            BUCKET_MAX,
+            PIXELS,
+        ):
             value = one.before
             return _FIELDS.get(setting, (setting,))[0], tuple(cast("list[Json]", value)) if isinstance(value, list) else value
         case _:

@@ -13,11 +13,12 @@ from cachestore.core.inputs import READ_HERE, companions
 from cachestore.core.keys import Json, Recipe, canonical, canonical_text, digest_parts
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample, role_of
 from cachestore.core.words import first_of, listed, noun, plural
-from cachestore.encode.bucket_rules import RULES, STEP
-from cachestore.encode.resamplers import FIRST, NEW, RESAMPLERS, Resample, check_resampler
+from cachestore.encode.bucket_rules import STEP, BucketSettings
+from cachestore.encode.resamplers import FIRST, check_resampler
 from cachestore.encode.unit import Encoder
 from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
+from cachestore.jobs.chosen import as_trainer, resampled, with_chosen
 from cachestore.jobs.columns import own_inputs, rows_with_any, rows_without_picture
 from cachestore.jobs.comparison import Compare, compare
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
@@ -70,8 +71,8 @@ class Wanted:
     """With `recheck`: how many files of the model were read again, and how many had other bytes than the data set was made with."""
     unused: tuple[Mapping[str, Json], ...] = ()
     """What is not used of the source now: the rows of `Unused.as_json`."""
-    unlike_scripts: tuple[str, ...] = ()
-    """How the values differ from those of diffusers' own training script."""
+    how: tuple[str, ...] = ()
+    """What is done as the trainer of `--buckets` does it, and how the values differ from those of diffusers' own training script."""
 
 
 def list_request(request: PrecomputeRequest, in_memory: InMemory | None = None) -> Listing:
@@ -131,8 +132,7 @@ def look_at_request(
     _refuse_names(request, listing, compare_with)
     _show(heartbeat, "reading the model's files")
     made = _encoders(layout, request, is_dry=is_dry) if loaded is None else encoders_of(request, {}, loaded)
-    request, encoders = _with_resampler(layout, request, made)
-    request = _with_step(request, encoders)
+    request, encoders = with_chosen(layout, request, made)
     needs = needs_of_request(request, loaded)
     _check_latents(request, encoders)
     columns = wanted_columns(encoders, request)
@@ -184,7 +184,10 @@ def look_at_request(
         not_made,
         _reread_files(request, plan, previous),
         tuple(listing.unused(_named_files(plan)).as_json()),
-        unlike_scripts=tuple(words for one in encoders for words in unlike_script(one, is_for_scripts=request.buckets in READ_HERE)),
+        how=(
+            *as_trainer(request, encoders),
+            *(words for one in encoders for words in unlike_script(one, is_for_scripts=request.buckets in READ_HERE)),
+        ),
     )
 
 
@@ -358,7 +361,8 @@ def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> N
         if not isinstance(encoder, LatentsEncoder) or encoder.recipe.encoder != LATENTS:
             continue
         for resolution in {*request.resolutions, *(source.resolution for source in request.sources if source.resolution is not None)}:
-            encoder.check_buckets(resolution, request.bucket_step or STEP, request.buckets)
+            settings = BucketSettings(resolution, request.bucket_step or STEP, shortest=request.bucket_min, longest=request.bucket_max)
+            encoder.check_buckets(settings, request.buckets)
         if not request.frames:
             continue
         if not encoder.setup.has_frames or encoder.setup.is_of_pictures:
@@ -368,36 +372,6 @@ def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> N
         check_frames(request.frames, encoder.setup.temporal_factor)
         if importlib.util.find_spec(_PYAV) is None:
             raise MissingExtra(f"videos are read by PyAV, which is not installed. {how_to_install('video')}")
-
-
-def _with_step(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> PrecomputeRequest:
-    """Decide the step between buckets if the request leaves that open. It may depend on the VAE."""
-    from cachestore.encode.latents import LatentsEncoder
-
-    multiple = next((encoder.setup.multiple for encoder in encoders if isinstance(encoder, LatentsEncoder)), 1)
-    step = request.bucket_step or RULES[request.buckets].step(multiple)
-    return replace(request, bucket_step=step)
-
-
-def _with_resampler(
-    layout: Layout, request: PrecomputeRequest, encoders: tuple[Encoder, ...]
-) -> tuple[PrecomputeRequest, tuple[Encoder, ...]]:
-    """Decide how to resize if the request leaves that open: as the values that exist, so that none of them is encoded again.
-
-    Depends on the data set and the store alone, not on what is installed here, so that all ranks decide alike.
-    """
-    from cachestore.encode.latents import LatentsEncoder
-
-    latents = next((encoder for encoder in encoders if isinstance(encoder, LatentsEncoder)), None)
-    if latents is None or request.resample is not None:
-        return request, encoders
-    previous = newest_catalog(layout, request.name, io="mmap")
-    made = frozenset[str]() if previous is None else previous.recipes.keys()
-    own: Resample | None = next((name for name in RESAMPLERS if latents.resampled(name).recipe.fingerprint in made), None)
-    # Older versions, which had no choice, may have made values for another data set, or for one whose first pass did not end.
-    is_begun = layout.recipe(latents.resampled(FIRST).recipe.fingerprint).is_file()
-    chosen: Resample = own if own is not None else FIRST if is_begun else NEW
-    return replace(request, resample=chosen), _resampled(encoders, chosen)
 
 
 def _check_resampler(plan: Plan, encoders: Sequence[Encoder]) -> None:
@@ -443,15 +417,7 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
     is_part = any(encoder.recipe.read.get("mask_channels") for encoder in found)
     factors = () if latents is None else (latents.recipe.read["spatial_factor"], latents.recipe.read["temporal_factor"])
     masks = (MaskEncoder(*factors, is_input=is_input),) if factors and not is_part else ()
-    return _resampled((*found, *masks), request.resample or FIRST)
-
-
-def _resampled(encoders: Iterable[Encoder], chosen: Resample) -> tuple[Encoder, ...]:
-    """Return the encoders with those of pictures and videos resizing in the chosen way."""
-    from cachestore.encode.latents import LatentsEncoder
-    from cachestore.encode.vision import VisionEncoder
-
-    return tuple(one.resampled(chosen) if isinstance(one, LatentsEncoder | VisionEncoder) else one for one in encoders)
+    return resampled((*found, *masks), request.resample or FIRST)
 
 
 def _model_request(request: PrecomputeRequest, loaded: "LoadedModel | None") -> "ModelRequest":

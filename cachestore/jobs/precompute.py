@@ -109,8 +109,9 @@ def precompute(
             the caller: one process for each rank of a launcher, else `procs` of them, else one for each GPU. If nothing has to be
             encoded, no process is started and torch is not loaded. The workers stop when this process dies.
         **options: all other options of `cachestore precompute`, with underscores: resolution (a number, or several of
-            them), variants, crop, crop_seed, flip, buckets, bucket_step, no_upscale, resample, frames (a number, or several), fps,
-            clips, name, alpha ("mask": the transparency of pictures and videos is their mask),
+            them), variants, crop, crop_seed, flip, buckets, bucket_step, bucket_min, bucket_max, no_upscale, resample, pixels ("own",
+            "as-trainer"), frames (a number, or several), fps, clips, name, alpha ("mask": the transparency of pictures and videos is
+            their mask),
             captions ("first", "all", or a CaptionPolicy: all texts that it may ask for are encoded), caption_lines, caption,
             caption_column, tar_names ("first-dot", "last-dot"), prompts
             (a file, or a list of texts or of (prompt, negative prompt)), roles, access,
@@ -267,7 +268,7 @@ def report_if_made(request: PrecomputeRequest, rank_info: RankInfo, say: Say) ->
 
 def _is_same(hints: Mapping[str, Json], recorded: Mapping[str, Any]) -> bool:
     """Whether options are those that a catalog records. Of options that are chosen at planning, it records what was chosen."""
-    return {**hints, **{name: recorded.get(name) for name in CHOSEN if hints[name] is None}} == recorded
+    return {**hints, **{name: recorded[name] for name in CHOSEN if hints.get(name) is None and name in recorded}} == recorded
 
 
 def _look_first(

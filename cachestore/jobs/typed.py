@@ -8,9 +8,7 @@ from typing import Any, Final, cast
 
 from cachestore.core.captions import CaptionPolicy
 from cachestore.core.errors import BadInput
-from cachestore.core.inputs import OWN
 from cachestore.core.samples import Source
-from cachestore.encode.resamplers import NEW
 from cachestore.jobs.options import PrecomputeRequest, in_command
 from cachestore.source.combined import labels_of
 
@@ -40,11 +38,14 @@ def without_chosen(request: PrecomputeRequest) -> PrecomputeRequest:
 
     rule, step = RULES[request.buckets], request.bucket_step
     is_step_chosen = rule.has_own_step or step == rule.step(1)
-    is_resample_chosen = request.resample == NEW and request.buckets == OWN
+    limits = rule.limits_at(upscales=not request.no_upscale)
+    are_limits_chosen = (request.bucket_min, request.bucket_max) == limits
     return replace(
         request,
         bucket_step=None if is_step_chosen else step,
-        resample=None if is_resample_chosen else request.resample,
+        bucket_min=None if are_limits_chosen else request.bucket_min,
+        bucket_max=None if are_limits_chosen else request.bucket_max,
+        resample=None if request.resample == rule.resample else request.resample,
     )
 
 

@@ -7,10 +7,14 @@ from typing import Final
 from cachestore.core.errors import BadInput, BadUsage
 from cachestore.core.inputs import (
     ALPHA,
+    BUCKET_MAX,
+    BUCKET_MIN,
     BUCKETS,
     IMAGES,
     OWN,
     OWN_CAPTION,
+    OWN_PIXELS,
+    PIXELS,
     RANDOM,
     RESOLUTIONS,
     cells_each,
@@ -87,6 +91,11 @@ def _check_pictures(request: PrecomputeRequest, role: str) -> None:
         raise BadInput("--clips cannot be used with this model, whose text encoder sees the frame with which a video begins: leave it out")
     if request.flip:
         raise BadInput("--flip cannot be used with this model, whose text encoder sees the unmirrored pictures: leave it out")
+    if request.pixels != OWN_PIXELS:
+        raise BadInput(
+            f"--pixels {request.pixels} cannot be used with this model, whose text encoder sees pictures too, read in cachestore's"
+            " own way: leave it out"
+        )
     if request.prompts:
         raise BadInput(
             "this model's text encoder sees each sample's own pictures, so a prompt alone has no embeddings: leave --prompts out"
@@ -103,6 +112,8 @@ def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str
     resolution, by_source = resolutions_of(request.sources, resolution)
     options: dict[str, Json] = {"resolution": resolution, "step": request.bucket_step or STEP}
     options |= {BUCKETS: request.buckets} if request.buckets != OWN else {}
+    limits = {BUCKET_MIN: request.bucket_min, BUCKET_MAX: request.bucket_max}
+    options |= {name: limit for name, limit in limits.items() if limit is not None}
     options |= {RESOLUTIONS: dict(by_source)} if by_source else {}
     options |= {"crop": RANDOM, "seed": request.crop_seed} if request.crop == RANDOM else {}
     options |= {"variants": request.variants} if request.variants > 1 else {}
@@ -110,6 +121,8 @@ def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str
     if VIDEO in (role, role_of(role).follows):
         options |= {"frames": sorted(set(request.frames)), **_rate(request, role)}
         options |= {"clips": request.clips} if request.clips > 1 else {}
+    elif request.pixels != OWN_PIXELS:
+        options |= {PIXELS: request.pixels}
     return options | ({"upscale": False} if request.no_upscale else {})
 
 

@@ -6,6 +6,7 @@ A file counts only if its bytes have the digest that the catalog names. So no pa
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from io import BytesIO
 from math import isqrt
 from pathlib import Path
@@ -77,7 +78,7 @@ def find_originals(catalog: Catalog, column: KeyColumn, shown: Sequence[SampleLa
     files = _files(catalog, column, source)
     if files is None:
         return [Original("missing")] * len(shown)
-    decode = _frames if column.role == VIDEO else _decoded
+    decode = _frames if column.role == VIDEO else partial(_decoded, column.options)
     return [_original(files, references_of(catalog, column, one.row), one, decode) for one in shown]
 
 
@@ -204,10 +205,11 @@ def _box(size: tuple[int, int], cell: Cell) -> tuple[float, float, float, float]
     return left * across, top * down, min(right * across, size[0]), min(bottom * down, size[1])
 
 
-def _decoded(data: bytes, _one: SampleLatents) -> "tuple[list[Image], ClipFile | None]":
-    from cachestore.encode.images import decode
+def _decoded(options: Mapping[str, Json], data: bytes, _one: SampleLatents) -> "tuple[list[Image], ClipFile | None]":
+    from cachestore.encode.images import as_image, decode_picture
+    from cachestore.encode.variants import reading_of
 
-    return [decode(data)], None
+    return [as_image(decode_picture(data, reading_of(options))).convert("RGB")], None
 
 
 def _frames(data: bytes, one: SampleLatents) -> "tuple[list[Image], ClipFile | None]":

@@ -15,6 +15,7 @@ def test_the_names_in_keys_stay_as_they_are():
         "area": ("opencv-area-cover-center/1", "pyav-swscale-601-opencv-area/1"),
         "bicubic": ("torch-bicubic-cover-center/1", "pyav-swscale-601-torch-bicubic/1"),
         "bilinear": ("torch-bilinear-cover-center/1", "pyav-swscale-601-torch-bilinear/1"),
+        "cv2-linear": ("opencv-linear-cover-center/1", "pyav-swscale-601-opencv-linear/1"),
         "pillow": ("pillow-lanczos-cover-center/1", "pyav-swscale-601-pillow-lanczos/1"),
     }
 
@@ -36,10 +37,11 @@ def test_a_torch_with_lanczos_is_taken(found, monkeypatch):
     check_resampler("lanczos")
 
 
-def test_area_without_opencv_names_the_extra(monkeypatch):
+@pytest.mark.parametrize("name", ["area", "cv2-linear"])
+def test_a_way_of_opencv_names_the_extra_if_it_is_not_installed(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(MissingExtra, match=r"--resample area needs OpenCV, which is not installed here.*pip install '\.\[area\]'"):
-        check_resampler("area")
+    with pytest.raises(MissingExtra, match=rf"--resample {name} needs OpenCV, which is not installed here.*pip install '\.\[area\]'"):
+        check_resampler(name)
 
 
 @pytest.mark.torch

@@ -21,7 +21,7 @@ pytestmark = [
 SIZES = [(150, 90), (97, 150), (121, 119), (400, 60), (199, 101), (70, 50), (64, 100), (333, 222), (151, 90), (90, 151)]
 SETTINGS: dict[str, Any] = {"encode": ("latents",), "resolution": 128, "latents": "sample", "vae_dtype": "float32", "inline": True}
 TRAINERS: dict[str, dict[str, Any]] = {
-    "sd-scripts": {"family": "flux", "bucket_step": 16},
+    "sd-scripts": {"family": "flux", "bucket_step": 16, "bucket_min": 64, "bucket_max": 256},
     "musubi": {"family": "z-image"},
     "ai-toolkit": {"family": "flux", "bucket_step": 32},  # as for the real model, whose sides have larger steps than the tiny one's
 }
@@ -99,6 +99,9 @@ def test_other_buckets_under_a_used_name_need_replace(run, data, built, tmp_path
     [
         ({"buckets": "simpletuner", "no_upscale": True}, 'no_upscale=True cannot be used with buckets="simpletuner"'),
         ({"buckets": "musubi", "bucket_step": 64}, 'bucket_step cannot be used with buckets="musubi"'),
+        ({"buckets": "musubi", "bucket_max": 256}, 'bucket_max cannot be used with buckets="musubi"'),
+        ({"buckets": "sd-scripts", "bucket_min": 64, "no_upscale": True}, "bucket_min cannot be used with no_upscale=True"),
+        ({"pixels": "as-trainer"}, 'pixels="as-trainer" needs a trainer'),
         ({"buckets": "kohya"}, "^buckets must be cachestore, sd-scripts, musubi, simpletuner, ai-toolkit or diffusers, not 'kohya'"),
     ],
 )

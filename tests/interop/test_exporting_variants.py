@@ -228,9 +228,7 @@ def test_groups_that_musubi_cannot_stack_are_counted_and_end_with_3(tmp_path, ou
     )
     report = send("musubi", without_text(make_store(tmp_path / "store", Wanted((512,), family="z-image"))), out)
     assert (report.complete, report.failures, report.written) == (False, (), 3)
-    assert in_words(report.not_taken).startswith(
-        "1 of 2 groups from which musubi makes batches holds latents of several shapes (2 pictures)"
-    )
+    assert in_words(report.not_taken).startswith("1 of 2 groups from which musubi makes batches holds latents of several shapes (2 files)")
 
 
 def test_groups_that_simpletuner_cannot_stack_are_counted(tmp_path, out, monkeypatch):

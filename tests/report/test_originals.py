@@ -99,7 +99,7 @@ def test_a_crop_that_is_nonsense_is_unreadable(tmp_path, crop):
 
 
 def test_without_pillow_the_reason_names_the_extra(tmp_path, monkeypatch):
-    def absent(_data, _one):
+    def absent(_options, _data, _one):
         raise ModuleNotFoundError("No module named 'PIL'", name="PIL")
 
     path = make(tmp_path, 1)

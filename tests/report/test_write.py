@@ -4,6 +4,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from html.parser import HTMLParser
 from io import BytesIO
@@ -327,7 +328,7 @@ def noisy(_catalog, _column, shown, _source):
     side = 1024
     buffer = BytesIO()
     Image.fromarray(np.random.default_rng(2).integers(0, 256, (side, side, 3), np.uint8)).save(buffer, "PNG")
-    return [_shown(buffer.getvalue(), one, _decoded) for one in shown]
+    return [_shown(buffer.getvalue(), one, partial(_decoded, {})) for one in shown]
 
 
 @pytest.mark.parametrize(

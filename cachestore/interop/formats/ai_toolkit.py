@@ -21,7 +21,7 @@ from cachestore.core.samples import Sample
 from cachestore.encode.bucket_rules import BucketSettings, fit_box
 from cachestore.encode.buckets import Size
 from cachestore.interop.formats.families import AI_TOOLKIT, FAMILIES, Family, as_picture, framed, own_of
-from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Matches, Named, ParsedName, stem_of, visuals_of
+from cachestore.interop.formats.matching import Added, Block, ExportVariant, FileLocation, Matches, Named, ParsedName, stem_of, visuals_of
 from cachestore.interop.formats.text import Plain, batched, taken, taken_apart, together
 
 _LATENTS: Final = "_latent_cache"
@@ -200,3 +200,18 @@ def finds(family: Family, named: Named, settings: BucketSettings) -> bool:
         return False
     _bucket, box = fit_box(AI_TOOLKIT, Size(*named.size), settings._replace(step=_STEPS[family.name]))
     return (named.resized, named.crop) == (box.resized, box.crop)
+
+
+def settings(blocks: Sequence[Block]) -> list[str]:
+    """Return the lines for `datasets` in the YAML of a job: a block for each source, with all its resolutions."""
+    lines = ["datasets:"]
+    for folder in dict.fromkeys(block.folder for block in blocks):
+        those = [block for block in blocks if block.folder == folder]
+        resolutions = [block.buckets.resolution for block in those if block.buckets is not None]
+        lines += [f"  - folder_path: {json.dumps(folder, ensure_ascii=False)}", '    caption_ext: "txt"']
+        lines += [f"    resolution: {resolutions}"] if resolutions else []
+        lines += ["    cache_latents_to_disk: true"] * (those[0].family is not None) + ["    cache_text_embeddings: true"] * those[
+            0
+        ].has_text
+        lines += ["    flip_x: true"] * those[0].has_flips
+    return lines

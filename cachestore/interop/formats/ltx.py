@@ -8,6 +8,7 @@ Both are in `.precomputed`, beside the list of videos. PATH is relative to the f
 the two by PATH alone.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, as_array, 
 from cachestore.core.samples import Sample
 from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.formats.families import LTX, Family, own_of
-from cachestore.interop.formats.matching import ExportVariant, FileLocation, Matches, Named, ParsedName, by_name, stem_of
+from cachestore.interop.formats.matching import Block, ExportVariant, FileLocation, Matches, Named, ParsedName, by_name, stem_of
 from cachestore.interop.formats.text import PROMPT, taken
 
 FILES: Final = re.compile(r"\A(?P<kind>latents|conditions)/(?P<stem>.+)\.pt\Z")
@@ -141,3 +142,8 @@ def _path(folder: str, named: Named) -> str:
 
 def stacks(_named: Named, _settings: BucketSettings) -> None:
     """Return the same for all: the trainer makes batches of any samples."""
+
+
+def settings(blocks: Sequence[Block]) -> list[str]:
+    """Return the lines for the configuration of the training: all sources and resolutions are in one folder."""
+    return ["data:", f"  preprocessed_data_root: {json.dumps(blocks[0].text_folder, ensure_ascii=False)}"]

@@ -11,6 +11,7 @@ from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Latents, Raw
 from cachestore.core.samples import IMAGE, VIDEO, Sample
 from cachestore.core.words import first_of, plural
+from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.formats.families import Family
 
 _NAMED: Final = 5
@@ -53,6 +54,29 @@ class Metadata:
     """`size`, `bucket` and `resized` (width, height), and `crop` (left, top, right, bottom in the resized picture), in pixels."""
     info: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """All other fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a block of a trainer's configuration names: the exported pictures or videos of one source at one resolution."""
+
+    name: str
+    """The name of the data set, with those of source and resolution if there are several."""
+    data: str
+    """The folder of the pictures; empty if it is not known."""
+    folder: str
+    """The folder of the exported files that stand for this block."""
+    text_folder: str
+    """The folder of the exported text, where it lies elsewhere."""
+    role: str
+    family: Family | None
+    """Of the latents; None if there are none."""
+    buckets: BucketSettings | None
+    """None if the latents were imported, and no settings give their buckets."""
+    has_text: bool = False
+    has_flips: bool = False
+    has_masks: bool = False
+    frames: tuple[int, ...] = ()
 
 
 Kind = Literal["text", "latents"]

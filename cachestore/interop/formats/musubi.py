@@ -5,6 +5,7 @@ NAME_SSSSS-FFF_WWWWxHHHH_ARCH.safetensors     the same of a clip: its first fram
 NAME_ARCH_te.safetensors                      `{name}_{dtype}`, or `varlen_{name}_{dtype}` if lengths differ
 """
 
+import json
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,17 @@ from cachestore.encode.bucket_rules import RULES, BucketSettings
 from cachestore.encode.buckets import Size
 from cachestore.interop.formats.containers import DTYPE_NAMES, dtype_name
 from cachestore.interop.formats.families import MUSUBI, Family, family_of, own_of, unframed
-from cachestore.interop.formats.matching import ClipFrames, ExportVariant, FileLocation, Matches, Named, ParsedName, by_name, first_caption
+from cachestore.interop.formats.matching import (
+    Block,
+    ClipFrames,
+    ExportVariant,
+    FileLocation,
+    Matches,
+    Named,
+    ParsedName,
+    by_name,
+    first_caption,
+)
 from cachestore.interop.formats.text import POOLED, PROMPT, padded, unpadded
 
 _DTYPES: Final = "|".join(sorted(DTYPE_NAMES.values(), key=len, reverse=True))
@@ -185,3 +196,16 @@ def stacks(named: Named, settings: BucketSettings) -> Hashable:
         return None
     bucket = RULES[MUSUBI].bucket(Size(*size), settings._replace(step=_STEP))
     return bucket if named.span is None else (*bucket, named.span.frames)
+
+
+def settings(blocks: Sequence[Block]) -> list[str]:
+    """Return the lines for the data set's TOML."""
+    lines = ["[general]", 'caption_extension = ".txt"', "enable_bucket = true"]
+    for block in blocks:
+        own, kind = block.buckets, "video" if block.role == VIDEO else "image"
+        lines += ["", "[[datasets]]", f"{kind}_directory = {json.dumps(block.data, ensure_ascii=False)}"]
+        lines += [f"cache_directory = {json.dumps(block.folder, ensure_ascii=False)}"]
+        if own is not None:
+            lines += [f"resolution = [{own.resolution}, {own.resolution}]", f"bucket_no_upscale = {json.dumps(not own.upscales)}"]
+        lines += [f"target_frames = {list(block.frames)}"] if block.frames else []
+    return lines

@@ -9,6 +9,7 @@ Files have any names. The trainer makes batches of one bucket, and pads text of 
 """
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,7 @@ from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Text, refuse
 from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.formats.families import NEMO, Family, as_picture
-from cachestore.interop.formats.matching import ExportVariant, Listed, Named
+from cachestore.interop.formats.matching import Block, ExportVariant, Listed, Named
 from cachestore.interop.formats.text import POOLED, PROMPT, Plain, batched
 
 _VIDEO: Final = frozenset({"wan"})
@@ -71,3 +72,14 @@ def side_data(rows: Sequence[Listed], _name: str, folder: Path) -> Mapping[str, 
     model = next((row.family.written_as(NEMO) for row in rows), "")
     known = {"processor": model, "model_type": model, "total_items": len(items), "num_shards": len(shards), "shard_size": _SHARD}
     return {"metadata.json": {**known, "shards": [*shards]}, **shards}
+
+
+def settings(blocks: Sequence[Block]) -> list[str]:
+    """Return the lines for the configuration of the training: all sources and resolutions are in one folder."""
+    family = next((block.family for block in blocks if block.family is not None), None)
+    is_video = family is not None and family.name in _VIDEO
+    build = "build_video_multiresolution_dataloader" if is_video else "build_text_to_image_multiresolution_dataloader"
+    lines = [f"    _target_: nemo_automodel.components.datasets.diffusion.{build}"]
+    lines += [f"    cache_dir: {json.dumps(blocks[0].folder, ensure_ascii=False)}"]
+    lines += ["    model_type: wan"] if is_video else []
+    return ["data:", "  dataloader:", *lines]

@@ -7,6 +7,7 @@
 Keys of latents end in `_hxw` (in latent pixels); those of SD and SDXL may lack it.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -18,10 +19,11 @@ from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, as_array, from_array, is_zero, refuse, without_batch
 from cachestore.core.samples import Sample
 from cachestore.encode.bucket_rules import RULES, BucketSettings
-from cachestore.encode.buckets import Size, crop_box
+from cachestore.encode.buckets import SHORTEST_SIDE, Size, crop_box
 from cachestore.interop.formats.families import SD_SCRIPTS, Family, family_of, own_of
 from cachestore.interop.formats.matching import (
     Added,
+    Block,
     ExportVariant,
     FileLocation,
     Matches,
@@ -249,3 +251,29 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
             made = {"l_pooled": text.tensors[POOLED], "t5_out": rows, "txt_ids": ids}
             made |= {"t5_attn_mask": mask_of(text, rows[1][0], named.tokens), "apply_t5_attn_mask": no}
     return stem_of(named.reference) + _TEXT[family.name], Contents({**made, **own_of(SD_SCRIPTS, text.others)})
+
+
+def settings(blocks: Sequence[Block]) -> list[str]:
+    """Return the lines for the file of `--dataset_config`, then the arguments of the command."""
+    lines: list[str] = []
+    for block in blocks:
+        own = block.buckets
+        lines += ["[[datasets]]"]
+        if own is not None:
+            least, most = _limits(own)
+            lines += [f"resolution = {own.resolution}", "enable_bucket = true", f"min_bucket_reso = {least}", f"max_bucket_reso = {most}"]
+            lines += [f"bucket_reso_steps = {own.step}", f"bucket_no_upscale = {json.dumps(not own.upscales)}"]
+        lines += ["  [[datasets.subsets]]", f"  image_dir = {json.dumps(block.folder, ensure_ascii=False)}", '  caption_extension = ".txt"']
+        lines += ["  flip_aug = true"] * block.has_flips + ["  alpha_mask = true"] * block.has_masks
+    words = ["cache_latents_to_disk"] if any(block.family is not None for block in blocks) else []
+    words += ["cache_text_encoder_outputs_to_disk"] if any(block.has_text for block in blocks) else []
+    return [*lines, f"# on the command line: {' '.join(f'--{word}' for word in words)}"]
+
+
+def _limits(own: BucketSettings) -> tuple[int, int]:
+    """Return the limits to set. Without scaling up they only have to suit the resolution."""
+    least, most = RULES[SD_SCRIPTS].limits
+    if not own.upscales:
+        return min(least or own.step, own.resolution), max(most or own.resolution, own.resolution)
+    least = min(SHORTEST_SIDE, own.resolution // 2) // own.step * own.step if own.shortest is None else own.shortest
+    return max(own.step, least), 2 * own.resolution // own.step * own.step if own.longest is None else own.longest

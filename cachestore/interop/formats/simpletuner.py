@@ -22,12 +22,13 @@ import numpy as np
 
 from cachestore.core.errors import BadInput
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, from_array, is_zero, refuse
-from cachestore.core.samples import Sample
+from cachestore.core.samples import IMAGE, Sample
 from cachestore.core.words import first_of, plural
 from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.formats.families import SIMPLETUNER, Family, as_picture, family_of, framed, own_of
 from cachestore.interop.formats.matching import (
     Added,
+    Block,
     ExportVariant,
     FileLocation,
     Listed,
@@ -295,3 +296,23 @@ def side_data(rows: Sequence[Listed], name: str, _folder: Path) -> Mapping[str, 
         }
         indices[_INDICES].setdefault(str(ratio), []).append(path)
     return made
+
+
+def settings(blocks: Sequence[Block]) -> list[str]:
+    """Return the lines of `multidatabackend.json`, behind those for the general configuration."""
+    backends: list[dict[str, object]] = []
+    for block in blocks:
+        own = block.buckets
+        backend: dict[str, object] = {"id": block.name, "type": "local", "instance_data_dir": block.data, "caption_strategy": "textfile"}
+        backend |= {} if block.role == IMAGE else {"dataset_type": "video", "video": {"num_frames": max(block.frames, default=1)}}
+        backend |= {} if own is None else {"resolution": own.resolution, "resolution_type": "pixel_area"}
+        backend |= {"crop": True, "crop_style": "center", "crop_aspect": "preserve"}
+        backend |= {"cache_dir_vae": f"{block.folder}/vae", "vae_cache_clear_each_epoch": False, "preserve_data_backend_cache": True}
+        backends.append(backend)
+    if any(block.has_text for block in blocks):
+        folder = f"{blocks[0].text_folder}/text"
+        backends.append({"id": "text", "dataset_type": "text_embeds", "default": True, "type": "local", "cache_dir": folder})
+    steps = sorted({block.buckets.step for block in blocks if block.buckets is not None})
+    lines = [f"# in the general configuration: aspect_bucket_alignment = {step}" for step in steps]
+    lines += [f"# copy aspect_ratio_bucket_*_{block.name}.json from {block.folder} to {block.data}" for block in blocks]
+    return [*lines, *json.dumps(backends, indent=1, ensure_ascii=False).splitlines()]

@@ -13,7 +13,7 @@ from cachestore.core.words import did_you_mean
 from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.formats import ai_toolkit, diffusion_pipe, ltx, musubi, nemo, sd_scripts, simpletuner
 from cachestore.interop.formats.families import AI_TOOLKIT, DIFFUSION_PIPE, LTX, MUSUBI, NEMO, SD_SCRIPTS, SIMPLETUNER, Family
-from cachestore.interop.formats.matching import Added, ExportVariant, FileLocation, Listed, Matches, Named, ParsedName
+from cachestore.interop.formats.matching import Added, Block, ExportVariant, FileLocation, Listed, Matches, Named, ParsedName
 
 Container = Literal["npz", "safetensors", "torch"]
 Resolutions = Literal["one file", "one folder", "a folder each", "a folder within"]
@@ -46,6 +46,8 @@ class Writing:
     """Whether the trainer looks for latents like these; None: it uses all with the right name."""
     stacks: Callable[[Named, BucketSettings], Hashable] | None = None
     """What groups pictures into batches with these settings; each group must have one shape. None: the trainer groups by shape."""
+    settings: Callable[[Sequence[Block]], list[str]] = field(kw_only=True)
+    """Makes the lines of the trainer's configuration with which it takes the files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ FORMATS: Final = {
                 sd_scripts.CASTS,
                 one_resolution=sd_scripts.BARE,
                 finds=sd_scripts.finds,
+                settings=sd_scripts.settings,
             ),
             is_beside=True,
             captions_of=sd_scripts.captions_of,
@@ -128,6 +131,7 @@ FORMATS: Final = {
                 text_by="caption",
                 stacks=simpletuner.stacks,
                 side_data=simpletuner.side_data,
+                settings=simpletuner.settings,
             ),
             metadata_files=simpletuner.METADATA_FILES,
             read_metadata=simpletuner.read_metadata,
@@ -151,6 +155,7 @@ FORMATS: Final = {
                 "a folder each",
                 frozenset({"drawn crops", "controls", "videos"}),
                 stacks=musubi.stacks,
+                settings=musubi.settings,
             ),
             has_videos=True,
         ),
@@ -166,6 +171,7 @@ FORMATS: Final = {
                 frozenset({"flips"}),
                 text_by="picture and caption",
                 finds=ai_toolkit.finds,
+                settings=ai_toolkit.settings,
             ),
             is_beside=True,
             captions_of=ai_toolkit.captions_of,
@@ -194,6 +200,7 @@ FORMATS: Final = {
                 "a folder within",
                 frozenset({"drawn crops", "own crops", "videos"}),
                 stacks=ltx.stacks,
+                settings=ltx.settings,
             ),
             has_videos=True,
         ),
@@ -210,6 +217,7 @@ FORMATS: Final = {
                 stacks=nemo.stacks,
                 is_joined=True,
                 side_data=nemo.side_data,
+                settings=nemo.settings,
             ),
             has_videos=True,
         ),
