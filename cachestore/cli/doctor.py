@@ -132,6 +132,7 @@ def _lines(found: "Proof") -> "Iterator[str]":
         yield "nothing was compared"
     if found.trainer:
         yield f"what --buckets {found.trainer} changes:"
+        yield from (f"  {words}" for words in found.habits)
         yield from (f"  {_unlike(one)}" for one in found.differences)
 
 

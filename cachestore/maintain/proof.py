@@ -10,14 +10,13 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from io import BytesIO
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from cachestore.core.errors import BadInput, EncodeFailed
-from cachestore.core.inputs import BUCKETS, OWN
+from cachestore.core.inputs import BUCKET_MAX, BUCKET_MIN, BUCKETS, OWN
+from cachestore.core.inputs import PIXELS as READ_AS
 from cachestore.core.keys import Json, Key, digest_parts
 from cachestore.core.raw_tensors import Raw
 from cachestore.core.samples import IMAGE, VIDEO, Sample
@@ -28,6 +27,7 @@ from cachestore.encode.bucket_rules import STEP
 from cachestore.encode.compare import PIXELS, distance_of, find_difference, tolerance_of
 from cachestore.encode.resamplers import NEW
 from cachestore.encode.unit import Encoder
+from cachestore.files.scratch import scratch_folder
 from cachestore.jobs.fits import samples_of
 from cachestore.jobs.forecast import Glances
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 
 COUNT: Final = 8
 """How many samples are compared."""
+_CHOSEN: Final = frozenset({BUCKETS, BUCKET_MIN, BUCKET_MAX, READ_AS, "step"})
 _UNCHOSEN: Final[Mapping[str, Json]] = {BUCKETS: OWN, "step": STEP}
-"""What a request has where `--buckets` is not given."""
+"""What a request has in place of these where `--buckets` is not given."""
 _CANDIDATES: Final = 64
 """Of how many samples these are chosen."""
 
@@ -87,6 +88,8 @@ class Proof:
     """Samples that could not be encoded: `sample`, `encoder` and `reason`."""
     trainer: str
     """The trainer of `--buckets`; empty without it."""
+    habits: tuple[str, ...]
+    """How that trainer reads and resizes pictures, and which of it `--pixels` and `--resample` do here."""
     differences: tuple[Mapping[str, Json], ...]
     """What that trainer does differently from cachestore without `--buckets`, by sample."""
 
@@ -111,6 +114,7 @@ class Proof:
             "not_compared": list(self.not_compared),
             "failures": list(self.failures),
             "trainer": self.trainer or None,
+            "habits": list(self.habits),
             "differences": list(self.differences),
         }
 
@@ -157,8 +161,8 @@ def prove(request: PrecomputeRequest, count: int = COUNT, say: Callable[[str], N
     from cachestore.encode.hub import find_here
     from cachestore.encode.plain import pipeline_in
 
-    with TemporaryDirectory(prefix="cachestore-") as folder:
-        layout = create_store(Path(folder) / "store")
+    with scratch_folder() as folder:
+        layout = create_store(folder / "store")
         # `mean` and `sample` are made of the moments, and noise cannot be compared
         request = replace(request, store=str(layout.root), latents="moments", prompts=())
         listing = _some(list_request(request), count)
@@ -178,7 +182,8 @@ def prove(request: PrecomputeRequest, count: int = COUNT, say: Callable[[str], N
         differences = () if request.buckets == OWN else tuple(_unlike_trainer(wanted))
     trainer = "" if request.buckets == OWN else request.buckets
     samples, rows = tuple(wanted.plan.ids), tuple(findings.rows.values())
-    return Proof(request.model, samples, rows, tuple(findings.not_compared), tuple(findings.failures), trainer, differences)
+    habits = wanted.how if trainer else ()
+    return Proof(request.model, samples, rows, tuple(findings.not_compared), tuple(findings.failures), trainer, habits, differences)
 
 
 def _some(listing: Listing, count: int) -> Listing:
@@ -194,7 +199,7 @@ def _some(listing: Listing, count: int) -> Listing:
             if videos := sample.images.get(VIDEO):
                 width, height = glances.glance(videos[0]).size
             elif pictures := sample.images.get(IMAGE):
-                width, height = glances.measure(pictures[0])
+                width, height = glances.measure(pictures[0], None)
             else:
                 return 0.0, 0
         except (EncodeFailed, OSError):  # it is told when it is encoded
@@ -387,7 +392,8 @@ def _unlike_trainer(wanted: Wanted) -> Iterator[Mapping[str, Json]]:
             request, reader = wanted.plan.unit(index).request, UnitReader(wanted.listing)
             try:
                 theirs = encoder.resolve(request, reader)
-                ours = plain.resolve({**request, **_UNCHOSEN}, reader)
+                unchosen = {name: value for name, value in request.items() if name not in _CHOSEN}
+                ours = plain.resolve({**unchosen, **_UNCHOSEN}, reader)
                 far = _levels_apart(theirs.item.pixels(encoder.setup.resample), ours.item.pixels(NEW))
             except (EncodeFailed, OSError):  # it is among the failures
                 continue
