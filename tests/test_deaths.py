@@ -145,7 +145,7 @@ def test_waiting_for_who_reconciles_ends_when_nothing_moves_and_says_for_whom(ro
         monkeypatch.setattr("cachestore.work.claims.Claims.take", lambda *_arguments, **_options: None)
         with pytest.raises(Incomplete, match="no progress for 30 minutes") as ended:
             closing_one.close()
-    assert f"the reconciling of this round held by rank 0, pid {os.getpid()} on {host_name()}, last heartbeat" in str(ended.value)
+    assert f"the check at the end held by rank 0, pid {os.getpid()} on {host_name()}, last heartbeat" in str(ended.value)
     assert closing_one.clock.now < 1000 + STUCK_SECONDS + 2 * SILENT_SECONDS
 
 

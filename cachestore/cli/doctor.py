@@ -24,6 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments, and those options of `precompute` that change values."""
     from cachestore.jobs.options import in_command, option_of
 
+    parser.usage = (
+        "cachestore doctor [STORE] [--peer] [--torch] [--json]\n"
+        "       cachestore doctor --model MODEL --data DATA [--n N] [options of precompute]"
+    )
     add_store(parser, is_optional=True)
     parser.add_argument(
         "--peer",
@@ -37,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     proof.add_argument("--model", metavar="MODEL", help="the model, as for precompute; needs --data")
     proof.add_argument("--data", metavar="DATA", help="samples, as for precompute; needs --model")
     proof.add_argument("--n", metavar="N", type=positive, default=None, help="how many samples are compared (default: 8)")
-    values = parser.add_argument_group("options of precompute, for this comparison; `cachestore precompute --help` explains them")
+    values = parser.add_argument_group("options of precompute", "`cachestore precompute --help` explains them")
     for one in _taken():
         if isinstance(one.default, bool):
             values.add_argument(in_command(one.name), action="store_true", default=None)

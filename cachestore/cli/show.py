@@ -192,8 +192,8 @@ def _fit(facts: dict[str, list[int]]) -> str:
     words = [f"{width}x{height} pixels, scaled {scaled[0] / width:.2f} times to {scaled[0]}x{scaled[1]}"]
     sides = {"left": left, "top": top, "right": scaled[0] - right, "bottom": scaled[1] - bottom}
     lost = [f"{pixels} at the {side}" for side, pixels in sides.items() if pixels]
-    share = 1 - (right - left) * (bottom - top) / (scaled[0] * scaled[1])
-    words += [f"cut off {listed(lost)} ({share:.0%} of it)" if lost else "nothing cut off", f"bucket {across}x{down}"]
+    fraction = 1 - (right - left) * (bottom - top) / (scaled[0] * scaled[1])
+    words += [f"cut off {listed(lost)} ({fraction:.0%} of it)" if lost else "nothing cut off", f"bucket {across}x{down}"]
     if frames:
         rate = facts["fps"][0] / facts["fps"][1] if all(facts.get("fps", [0])) else 0
         long = f" at {rate:g} a second ({frames[0] / rate:.2f} s)" if rate else ""

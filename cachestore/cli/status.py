@@ -49,7 +49,7 @@ def _in_words(status: "PassStatus", store: Path) -> list[str]:
     lines = [f"{title}: {'a run is working on it' if status.at_work else 'not finished'}", f"  {in_a_line(status)}"]
     if not status.at_work:
         again = f", or {again_in(store, status.name)}" if status.name else ""
-        lines.append(f"  nobody is working on it: run the same command again{again}; it continues where it stopped")
+        lines.append(f"  no process is working on it: run the same command again{again}; it continues where it stopped")
     lines += [f"  {line}" for line in failed_once(failure for one in status.ranks for failure in one.failures)]
     running = {one.launch for one in status.at_work}
     return lines + [f"  {_of_rank(one)}" for one in status.ranks if one.launch in running]

@@ -100,7 +100,7 @@ def in_shell(line: Sequence[str]) -> str:
 def to_stderr(line: str) -> None:
     """Print a line to stderr. Errors are ignored: stderr may be closed, and a signal handler may print while the same is printed."""
     with suppress(OSError, ValueError, RuntimeError):
-        print(folded(printable(line), sys.stderr), file=sys.stderr, flush=True)
+        print(printable(folded(line, sys.stderr)), file=sys.stderr, flush=True)
 
 
 def silence(_line: str) -> None:

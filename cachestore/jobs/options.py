@@ -56,6 +56,7 @@ from cachestore.source.reading import CaptionLines, ListingOptions, TarNames
 from cachestore.source.roles import split_roles
 from cachestore.source.tars import SUFFIX
 
+_NOT: Final = "no-"
 _OPTION: Final = re.compile(r"(?<![\w-])--(?P<option>[a-z][a-z-]*)(?:(?P<space> )(?P<value>(?!--)[^\s;:()]*[^\s;:(),.]))?")
 _VALUE: Final = re.compile(r"[A-Z]+([|%][A-Z]+)*|-?\d[\d.,]*%?|'.*'")
 _DATA: Final = re.compile(r"\bDATA\b")
@@ -462,7 +463,8 @@ def in_command(name: str) -> str:
 
 def switched_off(option: str) -> str:
     """Return the option that turns a switch off, which `--again` may have turned on: `--no-flip`, `--upscale`."""
-    return f"--{option.removeprefix('--no-')}" if option.startswith("--no-") else f"--no-{option.removeprefix('--')}"
+    name = option.removeprefix("--")
+    return f"--{name.removeprefix(_NOT)}" if name.startswith(_NOT) else f"--{_NOT}{name}"
 
 
 def in_python(message: str) -> str:

@@ -324,7 +324,7 @@ def test_who_reads_our_output_may_go_away(store):
 # JSON
 
 
-FINDING = {"kind", "path", "key", "sample", "message", "entries"}
+FINDING = {"kind", "path", "key", "sample", "message", "entries", "is_newer"}
 
 
 def test_precompute_prints_the_contracts_fields(run_json, data, store):

@@ -31,7 +31,7 @@ def test_a_store_in_which_nothing_was_begun_says_so(tmp_path, capsys):
 def test_a_pass_that_nobody_works_on_says_what_to_do(one, capsys):
     reported = words(one.layout.root, capsys)
     assert reported.startswith("train: not finished\n  0 of 2 values: 0 reused, 0 encoded, 0 failed")
-    assert "nobody is working on it: run the same command again, or `cachestore precompute --again" in reported
+    assert "no process is working on it: run the same command again, or `cachestore precompute --again" in reported
 
 
 def test_a_rank_at_work_is_shown_with_its_phase_and_one_that_died_as_gone(one, capsys):
