@@ -104,7 +104,7 @@ def test_a_trap_beside_a_picture_is_no_caption_of_it(tmp_path, trap):
 @pytest.mark.parametrize("name", ["a.npz", NOTE])
 def test_what_stands_in_the_folder_of_an_export_is_not_read_without_end(tmp_path, name, trap):
     TRAPS[trap](tmp_path / name)
-    target = Target(tmp_path, may_replace=False)
+    target = Target(tmp_path, "sd-scripts", may_replace=False)
     assert target.put("a.npz", b"mine") is (name == NOTE)
     assert target.foreign == ([] if name == NOTE else ["a.npz"])
     target.close()
@@ -114,7 +114,7 @@ def test_what_stands_in_the_folder_of_an_export_is_not_read_without_end(tmp_path
 @pytest.mark.parametrize("trap", TRAPS)
 def test_an_export_that_may_replace_puts_its_file_in_the_place_of_a_trap(tmp_path, trap):
     TRAPS[trap](tmp_path / "a.npz")
-    assert Target(tmp_path, may_replace=True).put("a.npz", b"mine")
+    assert Target(tmp_path, "sd-scripts", may_replace=True).put("a.npz", b"mine")
     assert (tmp_path / "a.npz").read_bytes() == b"mine"
     assert not (tmp_path / "a.npz").is_symlink()
 

@@ -25,8 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from cachestore.jobs.options import in_command, option_of
 
     parser.usage = (
-        "cachestore doctor [STORE] [--peer] [--torch] [--json]\n"
-        "       cachestore doctor --model MODEL --data DATA [--n N] [options of precompute]"
+        "cachestore doctor [STORE] [--peer] [--torch] [--json]\n       cachestore doctor --model MODEL --data DATA [--n N] [its options]"
     )
     add_store(parser, is_optional=True)
     parser.add_argument(

@@ -6,7 +6,7 @@ from pathlib import Path
 from cachestore.cli import FAILURES, add_store, failed_values, options_of, tell, words_of
 from cachestore.cli.data_sets import add_name, choose, given_name
 from cachestore.cli.question import ask
-from cachestore.cli.stopping import to_stderr
+from cachestore.cli.stopping import in_shell, to_stderr
 from cachestore.core.errors import BadInput, BadUsage
 from cachestore.core.words import first_of, human_bytes, listed, noun, plural
 
@@ -18,7 +18,10 @@ _BESIDE_PICTURES = ("sd-scripts", "ai-toolkit")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.usage = "cachestore export STORE --format FORMAT -o FOLDER [options]\n       cachestore export --remove FOLDER [--dry-run]"
+    parser.usage = (
+        "cachestore export STORE [NAME] --format FORMAT -o FOLDER [options]\n"
+        "       cachestore export --remove FOLDER [--format FORMAT] [--dry-run]"
+    )
     add_store(parser, is_optional=True)
     add_name(parser, positional=True)
     parser.add_argument(
@@ -104,21 +107,27 @@ def _make_target(arguments: argparse.Namespace) -> bool:
         if ask(f"There is no folder {folder}.{meant} Make it (y), or stop (n)?", answers, default="n") == "n":
             raise BadInput(f"there is no folder {folder}, and none was made: nothing was written")
     if not arguments.json:
-        to_stderr(f"{folder} does not exist: it is made new" + (f"; there is a folder {near!r} beside it" if near is not None else ""))
+        undo = in_shell(["export", "--remove", str(folder)])
+        instead = f"; there is a folder {near!r} beside it: if that one was meant, run `{undo}`, then export again"
+        to_stderr(f"{folder} does not exist: it is made new{instead if near is not None else ''}")
     return True
 
 
 def _remove(arguments: argparse.Namespace) -> int:
     """Print which files of exports were removed. Returns 3 if some were kept."""
     from cachestore.interop.export_target import remove_export
+    from cachestore.interop.formats.table import WEBDATASET, written_format
 
-    given = {"STORE": arguments.store, "NAME": arguments.named, "--format": arguments.format, "-o": arguments.folder}
+    given = {"STORE": arguments.store, "NAME": arguments.named, "--name": arguments.name, "-o": arguments.folder}
     if more := [name for name, value in given.items() if value is not None]:
-        raise BadUsage(f"--remove takes the exported folder alone: leave {listed(more)} out")
-    report = remove_export(arguments.remove, apply=not arguments.dry_run)
+        raise BadUsage(f"--remove takes the exported folder, and --format for the files of one trainer alone: leave {listed(more)} out")
+    if arguments.format is not None and arguments.format != WEBDATASET:
+        written_format(arguments.format)  # raises for one that is not known
+    report = remove_export(arguments.remove, arguments.format, apply=not arguments.dry_run)
     would = "" if report.applied else "would be "
+    of_formats = f": {', '.join(f'{count} of {name}' for name, count in report.formats.items())}" if report.formats else ""
     lines = [f"kept: {path}: {reason}" for path, reason in report.kept.items()]
-    lines += [f"{report.folder}: {plural(report.removed, 'file')} of exports {would}removed ({human_bytes(report.bytes)})"]
+    lines += [f"{report.folder}: {plural(report.removed, 'file')} of exports {would}removed ({human_bytes(report.bytes)}){of_formats}"]
     if report.gone:
         lines += [f"{plural(report.gone, 'file')} that exports wrote {noun(report.gone, 'was', 'were')} gone already"]
     return tell(arguments, report.as_json(), lines, is_ok=not report.kept, otherwise=FAILURES)

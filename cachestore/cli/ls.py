@@ -9,6 +9,8 @@ from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from cachestore.storage.catalog import Catalog
     from cachestore.store.reader import Reader
 
@@ -78,12 +80,22 @@ def _samples(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
     pictures = [column for column in catalog.columns if column.role in {IMAGE, VIDEO} and "bucket" in column.facts]
     found: list[dict[str, Any]] = []
     for row, sample in enumerate(catalog.ids):
-        firsts = (column.cell(column.at[row]).facts.get("bucket", ()) for column in pictures if column.count(row))
-        buckets = ["x".join(map(str, bucket)) for bucket in firsts if bucket]
+        firsts = [column.cell(column.at[row]).facts for column in pictures if column.count(row)]
+        buckets = ["x".join(map(str, facts["bucket"])) for facts in firsts if facts.get("bucket")]
+        fits = [fit for facts in firsts if (fit := _fit_of(facts)) is not None]
         about = {"name": catalog.name, "id": sample, "captions": catalog.row_captions(row)}
         about |= {"own_captions": own} if (own := own_inputs(catalog, row, CAPTION)) else {}
-        found.append(about | {"buckets": list(dict.fromkeys(buckets)), "ready": bool(ready[row])})
+        about |= {"buckets": list(dict.fromkeys(buckets)), "fits": [fit for at, fit in enumerate(fits) if fit not in fits[:at]]}
+        found.append(about | {"ready": bool(ready[row])})
     return found
+
+
+def _fit_of(facts: "Mapping[str, Sequence[int]]") -> dict[str, float] | None:
+    """How a picture was scaled (above 1: made larger), and which part of its area was cut off; None if the catalog does not say it."""
+    if not facts.keys() >= {"size", "resized", "crop"}:
+        return None
+    (width, _height), (across, down), (left, top, right, bottom) = facts["size"], facts["resized"], facts["crop"]
+    return {"scale": round(across / width, 3), "cut": round(1 - (right - left) * (bottom - top) / (across * down), 3)}
 
 
 def _prompts(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
@@ -107,7 +119,8 @@ def _sample_in_a_line(sample: dict[str, Any]) -> str:
     captions: list[str] = sample["captions"]
     caption = (captions[0] if captions else "") + (f" (and {len(captions) - 1} more)" if len(captions) > 1 else "")
     own = "".join(f"  caption.{encoder}: {text}" for encoder, text in sample.get("own_captions", {}).items())
-    return f"{sample['name']}  {sample['id']}  {','.join(sample['buckets']) or '-'}  {_state(sample)}  {caption}{own}"
+    fits = "".join(f"  scaled {fit['scale']:.2f} times, {fit['cut']:.0%} cut off" for fit in sample["fits"])
+    return f"{sample['name']}  {sample['id']}  {','.join(sample['buckets']) or '-'}{fits}  {_state(sample)}  {caption}{own}"
 
 
 def _in_a_line(entry: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ def ask(question: str, answers: Mapping[str, str], *, default: str) -> str | Non
         return None
     without = f"[{default}: {answers[default]}; taken if nothing is typed for {_SECONDS:.0f} s]"
     for _try in range(_TRIES):
-        print(folded(printable(f"{question} {without}"), sys.stderr), end=" ", file=sys.stderr, flush=True)
+        print(printable(folded(f"{question} {without}", sys.stderr)), end=" ", file=sys.stderr, flush=True)
         line = _line()
         if line is None:
             print(printable(""), file=sys.stderr)

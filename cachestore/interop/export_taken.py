@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cachestore.core.inputs import BUCKETS, RESOLUTIONS, SOURCE, is_trained_on
-from cachestore.core.samples import CONTROL, IMAGE, VIDEO
+from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO
 from cachestore.core.words import first_of, noun, plural
 from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.caption_files import text_beside
@@ -114,6 +114,10 @@ class Taken:
         columns = (column for column in self.layout.catalog.columns if column.role == VIDEO and is_trained_on(VIDEO, column.options))
         if (videos := sum(len(column.keys) for column in columns)) and "videos" not in self.layout.writing.takes:
             yield f"latents of {plural(videos, 'video')}"
+        others = (one for one in self.layout.catalog.columns if one.role not in (CAPTION, CONTROL) and one.encoder != MASK)
+        counts = Counter({one.encoder: len(one.keys) for one in others if not is_trained_on(one.role, one.options)})
+        for encoder, count in counts.items():
+            yield f"{plural(count, 'value')} of {encoder}: {self.layout.format.name} keeps none in its cache"
         column = self.layout.captions
         if column is None or self.layout.writing.text_by == "caption":
             return

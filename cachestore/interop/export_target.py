@@ -3,12 +3,13 @@
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachestore.core import system
 from cachestore.core.arguments import as_path
@@ -28,11 +29,19 @@ _LIMIT_BYTES: Final = 2 * FOREIGN_LIMIT_BYTES
 """More than a written file has: a tar gets no further sample above 256 MiB."""
 
 
+class Written(NamedTuple):
+    """A file that an export wrote."""
+
+    digest: str
+    format: str
+
+
 @dataclass
 class Target:
     """The folder that is written to."""
 
     folder: Path
+    format: str
     may_replace: bool
     written: int = 0
     unchanged: int = 0
@@ -44,11 +53,12 @@ class Target:
     """Folders without leftovers of killed exports."""
 
     @cached_property
-    def _ours(self) -> dict[str, str]:
-        """Digests of what earlier exports wrote, by path; empty if the note is missing or invalid."""
+    def _ours(self) -> dict[str, "Written"]:
+        """What earlier exports wrote, by path; empty if the note is missing or invalid."""
         try:
             body = json.loads(read_foreign(self.folder / NOTE))
-            return {str(path): str(digest) for path, digest in body["files"].items()} if body["format"] == _FORMAT else {}
+            files: dict[str, list[str]] = body["files"] if body["format"] == _FORMAT else {}
+            return {path: Written(str(digest), str(written_as)) for path, (digest, written_as) in files.items()}
         except (OSError, RecursionError, ValueError, LookupError, TypeError, AttributeError):
             return {}
 
@@ -65,14 +75,14 @@ class Target:
         found = _digest_there(final)
         if found == digest:
             self.unchanged += 1
-        elif found is not None and not self.may_replace and self._ours.get(path) != found:
+        elif found is not None and not self.may_replace and (path not in self._ours or self._ours[path].digest != found):
             self.foreign.append(path)
             return False
         else:
             write_outside(final, data)
             self.written += 1
             self.size_bytes += len(data)
-        self._ours[path] = digest
+        self._ours[path] = Written(digest, self.format)
         return True
 
     def drop(self, names: re.Pattern[str], *, but: Collection[str]) -> None:
@@ -84,7 +94,7 @@ class Target:
         for name in there:
             if names.fullmatch(name) is None or name in but:
                 continue
-            if self._ours.get(name) == _digest_there(self.folder / name):
+            if name in self._ours and self._ours[name].digest == _digest_there(self.folder / name):
                 in_use.unlink(self.folder / name, missing_ok=True)
                 self._ours.pop(name)
             else:
@@ -103,8 +113,8 @@ class Target:
             )
         return final
 
-    def listed(self) -> dict[str, str]:
-        """Return the digests of what exports wrote here, by path; empty without a note."""
+    def listed(self) -> "dict[str, Written]":
+        """Return what exports wrote here, by path; empty without a note."""
         return dict(self._ours)
 
     def forget(self, paths: Collection[str]) -> None:
@@ -129,6 +139,8 @@ class RemovedExport:
     applied: bool
     folder: str
     removed: int
+    formats: Mapping[str, int]
+    """How many of these files each format wrote."""
     bytes: int
     """Size of these files."""
     gone: int
@@ -143,25 +155,26 @@ class RemovedExport:
         return asdict(self)
 
 
-def remove_export(folder: str | Path, *, apply: bool = True) -> RemovedExport:
+def remove_export(folder: str | Path, trainer: str | None = None, *, apply: bool = True) -> RemovedExport:
     """Remove from a folder the files that exports wrote there, by the note that they left, and the sub-folders that are empty then.
 
-    A file with other bytes than were written is kept, and so is everything that no export wrote. Without `apply` nothing is changed.
+    With a `trainer`, only the files of its format are removed. A file with other bytes than were written is kept, and so is everything that
+    no export wrote. Without `apply` nothing is changed.
 
     Raises:
         BadInput: there is no such folder, or no note of an export in it.
         WriteFailed: the note of what was kept cannot be written.
     """
     root = as_path("folder", folder).absolute()
-    target = Target(root, may_replace=False)
-    ours = target.listed()
+    target = Target(root, "", may_replace=False)
+    ours = {path: one for path, one in target.listed().items() if trainer in (None, one.format)}
     if not ours:
-        what = "has no note of an export" if root.is_dir() else "is no folder"
+        what = f"has no note of an export{f' for {trainer}' if trainer else ''}" if root.is_dir() else "is no folder"
         raise BadInput(f"{root} {what} ({NOTE}), so nothing was removed: give the folder that `cachestore export -o` wrote to")
-    removed = size_bytes = gone = 0
-    kept: dict[str, str] = {}
-    for path, digest in ours.items():
-        reason, size = _removable(root, path, digest)
+    size_bytes = gone = 0
+    removed, kept = Counter[str](), dict[str, str]()
+    for path, one in ours.items():
+        reason, size = _removable(root, path, one.digest)
         if reason is None:
             gone += 1
         elif reason:
@@ -173,11 +186,12 @@ def remove_export(folder: str | Path, *, apply: bool = True) -> RemovedExport:
             except OSError as error:
                 kept[path] = f"it cannot be removed ({reason_of(error)})"
                 continue
-            removed, size_bytes = removed + 1, size_bytes + size
+            removed[one.format] += 1
+            size_bytes += size
     if apply:
         _remove_empty(root, ours)
         target.forget(set(ours) - set(kept))
-    return RemovedExport(apply, str(root), removed, size_bytes, gone, kept)
+    return RemovedExport(apply, str(root), removed.total(), dict(sorted(removed.items())), size_bytes, gone, kept)
 
 
 def _removable(root: Path, path: str, digest: str) -> tuple[str | None, int]:

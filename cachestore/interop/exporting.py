@@ -128,7 +128,7 @@ def export_cache(
     leave_out = tuple(as_many("leave_out", leave_out, f"a list of {' and '.join(LEAVABLE)}"))
     if format == WEBDATASET:
         refuse_given({"family": family, "resolution_only": resolution_only, "variant_only": variant_only, "leave_out": leave_out})
-        return _export_tars(store, name, generation, Target(folder, may_replace=replace))
+        return _export_tars(store, name, generation, Target(folder, WEBDATASET, may_replace=replace))
     wanted, writing = written_format(format)
     if unknown := sorted(set(leave_out) - set(LEAVABLE)):
         raise BadInput(f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can")
@@ -137,7 +137,8 @@ def export_cache(
         catalog = _catalog(reader, name, generation)
         command = shlex.join(["cachestore", "export", str(store), "--name", catalog.name, "--format", wanted.name, "-o", str(folder)])
         layout = ExportLayout(catalog, wanted, writing, given, resolution_only, variant_only, leave_out, command)
-        export, target = _Export(layout, ExportValues(reader, layout), Taken(layout, folder)), Target(folder, may_replace=replace)
+        target = Target(folder, wanted.name, may_replace=replace)
+        export = _Export(layout, ExportValues(reader, layout), Taken(layout, folder))
         export.write(target)
         return ExportReport(
             wanted.name,

@@ -79,7 +79,8 @@ class Fits:
         if self.cut.count:
             worst = ", ".join(f"{one.sample} {one.amount:.0%} {_sizes(one.fit)}" for one in self.cut.worst)
             many = plural(self.cut.count, "sample loses", "samples lose")
-            lines.append(f"{about}{many} more than a third of the picture to the crop, the most: {worst}; `cachestore why` shows each crop")
+            most = f"{about}{many} more than a third of the picture to the crop, the most: {worst}"
+            lines.append(f"{most}; once encoded, `cachestore ls STORE --samples` shows all")
         if self.scaled_up.count:
             worst = ", ".join(f"{one.sample} {one.amount:.1f} times {_sizes(one.fit)}" for one in self.scaled_up.worst)
             many = plural(self.scaled_up.count, "sample is", "samples are")

@@ -77,7 +77,8 @@ def refusal(previous: Catalog, differences: Sequence[OtherSetting], asked: Mappi
     advice += " to encode only what changed"
     if not todo and all(one.setting.partition(".")[0] in _OF_THIS_VERSION for one in differences):
         advice = "Install those again to encode only what changed"
-    return f"the data set {previous.name!r} was made {_with(made, list(others))}. {advice}; --name keeps both; --replace encodes all again"
+    advice += "; --replace takes these settings and encodes what differs; another --name keeps both"
+    return f"the data set {previous.name!r} was made {_with(made, list(others))}. {advice}"
 
 
 def _with(made: Sequence[str], others: Sequence[str]) -> str:

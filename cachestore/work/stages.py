@@ -82,7 +82,7 @@ def stages_in_words(summed: Mapping[str, Any]) -> str:
         return ""
     busy = {_NAMES[stage]: f"{fraction:.0%}" for stage, fraction in stage_fractions(summed).items()}
     slowest = _NAMES[summed["limiting"]]
-    others = ", ".join(f"{name} {share}" for name, share in busy.items() if name != slowest)
+    others = ", ".join(f"{name} {fraction}" for name, fraction in busy.items() if name != slowest)
     return f"the slowest part was {slowest}, busy {busy[slowest]} of the time ({others})"
 
 

@@ -594,10 +594,13 @@ def test_ls_lists_samples_with_captions_buckets_and_whether_they_are_ready(run, 
         OK,
         [("0.png", True), ("1.png", True), ("2.png", True), ("bad.png", False)],
     )
-    assert listed["samples"][0] == {"name": "train", "id": "0.png", "captions": ["caption 0"], "buckets": ["4x4"], "ready": True}
-    assert listed["samples"][3]["buckets"] == []
+    assert listed["samples"][0] == {"name": "train", "id": "0.png", "captions": ["caption 0"], "buckets": ["4x4"]} | {
+        "fits": [{"scale": 1.0, "cut": 0.0}],
+        "ready": True,
+    }
+    assert (listed["samples"][3]["buckets"], listed["samples"][3]["fits"]) == ([], [])
     lines = run("ls", store, "--samples", "--name", "train")[1].splitlines()
-    assert (lines[0], lines[3]) == ("train  0.png  4x4  ready  caption 0", "train  bad.png  -  NOT READY  ")
+    assert (lines[0], lines[3]) == ("train  0.png  4x4  scaled 1.00 times, 0% cut off  ready  caption 0", "train  bad.png  -  NOT READY  ")
 
 
 def test_ls_says_that_a_sample_whose_entry_is_gone_is_not_ready(run_json, store):

@@ -14,7 +14,7 @@ from tests.loading import stores
 @pytest.fixture
 def folder(tmp_path):
     """A folder with files of an export, one of them in a sub-folder, and files of others."""
-    target = Target(tmp_path / "photos", may_replace=False)
+    target = Target(tmp_path / "photos", "sd-scripts", may_replace=False)
     assert all(target.put(path, path.encode()) for path in ("a.npz", "b.npz", "_cache/c.npz", "_cache/in/d.npz"))
     target.close()
     (target.folder / "a.png").write_bytes(b"a picture")
@@ -24,6 +24,18 @@ def folder(tmp_path):
 
 def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_the_files_of_one_trainer_can_be_removed_alone(folder):
+    other = Target(folder, "ai-toolkit", may_replace=False)
+    assert other.put("_latent_cache/a.safetensors", b"theirs")
+    other.close()
+    assert remove_export(folder, apply=False).formats == {"ai-toolkit": 1, "sd-scripts": 4}
+    assert remove_export(folder, "sd-scripts").formats == {"sd-scripts": 4}
+    assert (folder / "_latent_cache" / "a.safetensors").read_bytes() == b"theirs"
+    assert list(Target(folder, "", may_replace=False).listed()) == ["_latent_cache/a.safetensors"]
+    with pytest.raises(BadInput):
+        remove_export(folder, "sd-scripts")
 
 
 def test_what_an_export_wrote_is_removed_and_nothing_else(folder):
@@ -49,7 +61,7 @@ def test_a_note_cannot_lead_out_of_the_folder(folder, path):
     outside.write_bytes(b"mine")
     os.symlink(folder.parent, folder / "_link")
     digest = json.loads((folder / NOTE).read_text())["files"]
-    target = Target(folder.parent / "x", may_replace=False)
+    target = Target(folder.parent / "x", "sd-scripts", may_replace=False)
     target.put("outside", b"mine")
     path = str(outside) if path == "/outside" else path
     (folder / NOTE).write_text(json.dumps({"format": "cachestore-export/1", "files": {path: target.listed()["outside"]} | digest}))
@@ -106,8 +118,8 @@ def test_the_command_removes_what_it_wrote(run, store, tmp_path):
     assert (code, json.loads(out)["gone"], files(tmp_path / "tars")) == (OK, 1, [])
 
 
-@pytest.mark.parametrize("more", [["store"], ["--format", "webdataset"], ["-o", "x"]])
-def test_remove_takes_the_folder_alone(run, tmp_path, more):
+@pytest.mark.parametrize("more", [["store"], ["--name", "x"], ["-o", "x"]])
+def test_remove_takes_the_folder_and_a_format_alone(run, tmp_path, more):
     assert run("export", "--remove", tmp_path, *more)[0] == USAGE
 
 

@@ -59,7 +59,7 @@ def test_each_difference_is_an_option_with_the_value_that_it_had(differences, be
     text = said(differences, {**HINTS, **now}, {**HINTS, **before})
     assert all(one in text for one in wanted), text
     assert "--name keeps both" in text
-    assert "--replace encodes all again" in text
+    assert "--replace takes these settings and encodes what differs" in text
     assert not any(word in text for word in INTERNAL), text
 
 
