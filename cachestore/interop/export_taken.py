@@ -115,9 +115,9 @@ class Taken:
         if (videos := sum(len(column.keys) for column in columns)) and "videos" not in self.layout.writing.takes:
             yield f"latents of {plural(videos, 'video')}"
         others = (one for one in self.layout.catalog.columns if one.role not in (CAPTION, CONTROL) and one.encoder != MASK)
-        counts = Counter({one.encoder: len(one.keys) for one in others if not is_trained_on(one.role, one.options)})
-        for encoder, count in counts.items():
-            yield f"{plural(count, 'value')} of {encoder}: {self.layout.format.name} keeps none in its cache"
+        for one in others:
+            if len(one.keys) and not is_trained_on(one.role, one.options):
+                yield f"{plural(len(one.keys), 'value')} of {one.encoder}, made of the role {one.role}"
         column = self.layout.captions
         if column is None or self.layout.writing.text_by == "caption":
             return

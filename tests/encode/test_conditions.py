@@ -518,3 +518,5 @@ def test_a_role_of_the_users_own_and_references_are_latents_as_those_of_control_
                 assert torch.equal(one, again)
     again, _data = encoded(folder, tiny("sdxl-inpaint"), tmp_path / "store", roles=["depth"], **options)
     assert again.encoded == 0
+    exported = cs.export_cache(tmp_path / "store", format="sd-scripts", folder=tmp_path / "out", family="sdxl")
+    assert exported.left_out == ("2 values of latents, made of the role depth", "4 values of latents, made of the role reference")
