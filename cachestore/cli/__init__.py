@@ -170,7 +170,20 @@ class _Help(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Prints help and errors in lines that fit a terminal."""
+    """Prints help and errors in lines that fit a terminal. STORE, NAME and SAMPLE may stand between options; several DATA may not."""
+
+    _is_intermixed = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Parse a command's options first, then the rest: `show STORE --name N SAMPLE` would lose SAMPLE else, before Python 3.12."""
+        takes_several = any(one.nargs in {"*", "+"} for one in self._actions if not one.option_strings)
+        if self._is_intermixed or self._subparsers is not None or takes_several:
+            return super().parse_known_args(args, namespace)
+        self._is_intermixed = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_intermixed = False
 
     def _print_message(self, message: str, file: Any = None) -> None:
         super()._print_message(folded(message, file), file)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
@@ -33,7 +34,7 @@ from cachestore.work.outcomes import FAILED, Mask, Numbers
 from cachestore.work.passes import list_rounds
 from cachestore.work.plan import Plan, PlanColumn
 from cachestore.work.progress import pass_status
-from cachestore.work.workers import lived, read_heartbeats
+from cachestore.work.workers import read_heartbeats
 
 if TYPE_CHECKING:
     from cachestore.encode.bucket_rules import PixelReading
@@ -167,7 +168,7 @@ def make_forecast(
         present=plan.unit_count - len(missing),
         to_encode=len(missing),
         estimated_bytes=size,
-        estimated_seconds=_seconds(layout, left, ignored),
+        estimated_seconds=_seconds(layout, left, ignored, {name for name, units in ({"text": captions} | images).items() if units}),
         free_bytes=free_bytes(layout.root),
         buckets={"x".join(map(str, bucket)): count for bucket, count in sorted(buckets.items())},
         truncated_captions=len(truncated),
@@ -386,12 +387,19 @@ def _bytes_of_pictures(encoder: Any, fits: "Sequence[tuple[Fit] | tuple[Fit, int
     return sum(encoder.entry_bytes(fit.bucket, *frames) for fit, *frames in fits) * images // len(fits) if fits else 0
 
 
-def _seconds(layout: Layout, units: int, ignored: str) -> float | None:
-    """A rough guess: units divided by the rate of earlier workers in this store; None without such workers."""
+def _seconds(layout: Layout, units: int, ignored: str, encoders: AbstractSet[str]) -> float | None:
+    """A rough guess: units divided by the rate of earlier workers in this store, once their model was loaded.
+
+    None without workers that had no other encoders than these: pictures say nothing about captions.
+    """
     if units == 0:
         return 0.0
-    earlier = [one for one in read_heartbeats(layout) if lived(one) and one["encoded"] and one["launch"] != ignored]
-    rates = [heartbeat["encoded"] / lived(heartbeat) for heartbeat in earlier]
+    rates: list[float] = []
+    for one in read_heartbeats(layout):
+        did = {name for name, (done, _unpublished) in one.get("units", {}).items() if done}
+        seconds = sum(one["stages"]["encode"]) if one.get("stages") else 0.0
+        if one["encoded"] and seconds and did <= encoders and one["launch"] != ignored:
+            rates.append(one["encoded"] / seconds)
     return round(units / (sum(rates) / len(rates)), 1) if rates else None
 
 

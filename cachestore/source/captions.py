@@ -32,8 +32,10 @@ def side_car(files: Sequence[Path], how: ListingOptions, sample: str, remarks: R
     """The captions in the first of these files that has any: none if no file has, the empty caption if a text file is empty.
 
     Adds a remark if another one of the files has other captions, and for a `.json` without a field of captions. Raises BadInput for a file
-    that cannot be read: the sample then fails alone.
+    that cannot be read: the sample then fails alone. Who names a field of the JSON means the JSON, which then comes first.
     """
+    if how.caption_column is not None:
+        files = sorted(files, key=lambda one: one.suffix.casefold() != ".json")
     for number, beside in enumerate(files):
         captions = _captions_in(beside, how, sample, remarks)
         if captions is not None:

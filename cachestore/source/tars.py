@@ -365,7 +365,10 @@ def _samples(members: Mapping[str, Member], how: ListingOptions, remarks: Remark
         own = {role: those for role, those in beside.items() if goes_with(role, of_roles[reference], {*of_roles.values()})}
         named = {**row, **name, of_roles[reference]: reference, **own}
         sample = from_row(named, where, how, remarks if raw is None else Remarks())
-        if text is not None and raw is not None:
+        if how.caption_column is not None and sample.captions and text is not None and raw is not None:  # who names a field means the JSON
+            theirs = captions_in(raw, how.caption_lines, sample.id, Remarks(), f"{text} in {members[text].tar}")
+            remarks.compare(sample.id, sample.captions, str(group.row), [(text, theirs)].copy)
+        elif text is not None and raw is not None:
             captions = captions_in(raw, how.caption_lines, sample.id, remarks, f"{text} in {members[text].tar}")
             others = [(group.row, sample.captions)] if group.row is not None and sample.captions else []
             remarks.compare(sample.id, captions, text, others.copy)

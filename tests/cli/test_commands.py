@@ -603,6 +603,11 @@ def test_ls_lists_samples_with_captions_buckets_and_whether_they_are_ready(run, 
     assert (lines[0], lines[3]) == ("train  0.png  4x4  scaled 1.00 times, 0% cut off  ready  caption 0", "train  bad.png  -  NOT READY  ")
 
 
+def test_a_name_may_stand_between_store_and_sample(run, store):
+    assert run("show", store, "--name", "train", "0.png")[:2] == run("show", store, "0.png", "--name", "train")[:2]
+    assert run("why", store, "--json", "0.png")[0] == OK
+
+
 def test_ls_says_that_a_sample_whose_entry_is_gone_is_not_ready(run_json, store):
     flip(store)
     run_json("repair", store)

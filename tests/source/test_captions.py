@@ -177,6 +177,12 @@ def test_a_json_beside_a_picture_has_its_captions_in_a_known_field(tmp_path, con
     assert beside(tmp_path, {"a.JSON": json.dumps(content)}, **options)[0] == expected
 
 
+def test_who_names_a_field_of_the_json_gets_it_although_there_is_a_text(tmp_path):
+    folder(tmp_path, {"a.png": "", "a.txt": "short", "a.json": '{"long": "a long one"}', "b.png": "", "b.txt": "alone"})
+    assert captions(listed(tmp_path)) == {"a.png": ("short",), "b.png": ("alone",)}
+    assert captions(listed(tmp_path, caption_column="long")) == {"a.png": ("a long one",), "b.png": ("alone",)}
+
+
 @pytest.mark.parametrize("content", [{"title": "a cat", "tags": []}, [], 7, {"caption": 7}, {"caption": []}])
 def test_a_json_without_such_a_field_is_no_caption_and_is_named(tmp_path, content):
     found, seen = beside(tmp_path, {"a.json": json.dumps(content), "a.caption": "a dog"})

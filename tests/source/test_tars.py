@@ -324,3 +324,9 @@ def test_a_row_in_a_tar_may_have_its_captions_in_another_field(tmp_path):
     path = pack(tmp_path / "a.tar", {"a.png": "", "a.json": '{"prompt": "a cat", "seed": 7}'})
     [sample] = listed(path, caption_column="prompt").values()
     assert (sample.captions, dict(sample.extras)) == (("a cat",), {"seed": 7})
+
+
+def test_who_names_a_field_of_the_json_gets_it_although_there_is_a_text(tmp_path):
+    path = pack(tmp_path / "a.tar", {"a.png": "", "a.txt": "short", "a.json": '{"long": "a long one"}', "b.png": "", "b.txt": "alone"})
+    assert [one.captions for one in listed(path).values()] == [("short",), ("alone",)]
+    assert [one.captions for one in listed(path, caption_column="long").values()] == [("a long one",), ("alone",)]
