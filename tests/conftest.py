@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from cachestore.core.signals import STOPPING
 
-settings.register_profile("cachestore", deadline=None, max_examples=60)
+settings.register_profile("cachestore", deadline=None, max_examples=40)
 settings.register_profile("fast", deadline=None, max_examples=10)  # scripts/test.py --fast
 settings.load_profile("cachestore")
 

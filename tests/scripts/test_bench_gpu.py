@@ -42,6 +42,7 @@ def test_every_way_of_a_model_is_a_row_with_its_rates_and_its_share_of_the_peak(
     assert sum(line.startswith("| SDXL") for line in printed.splitlines()) == len(rows)
 
 
+@pytest.mark.slow
 def test_a_way_that_fails_is_named_and_the_others_are_measured(measured, tmp_path):
     def breaks(_model, _size):
         raise ValueError("no compiler here")

@@ -29,6 +29,7 @@ def test_models_have_the_sizes_of_the_published_ones_in_the_dtypes_of_precompute
     assert str(vae.dtype) == f"torch.{family.vae_dtype}"
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_is_named_at_the_end_and_the_others_are_measured(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bench, "SECONDS", 0.0)
     monkeypatch.setattr(bench, "FIRST_COUNT", 1)

@@ -29,7 +29,7 @@ def side(tmp_path):
         (partial(bench_pairs_side.host_pictures, **SMALL), ["ours"]),
         (partial(bench_pairs_side.host_pictures, **SMALL, pillow=True), ["ours"]),
         (partial(bench_pairs_side.host_captions, on_disk=True, more=2), ["ours", "beside"]),
-        (partial(bench_pairs_side.write_entries, size=1_000, few=4, more=20), ["ours", "beside"]),
+        pytest.param(partial(bench_pairs_side.write_entries, size=1_000, few=4, more=20), ["ours", "beside"], marks=pytest.mark.slow),
         (partial(bench_pairs_side.get_entries, size=1_024, count=20), ["ours", "beside", "beside"]),
     ],
     ids=["pictures", "pillow", "captions", "write", "get"],
@@ -47,6 +47,7 @@ def test_a_pass_that_does_not_encode_everything_is_no_rate(side):
         bench_pairs_side.pass_seconds(few, bench_pairs_side.vae_folder(side), "latents", side.own, 3)
 
 
+@pytest.mark.slow
 def test_a_side_measures_the_tree_that_it_was_given_and_ends(side):
     with bench_pairs.running(environment.ROOT, side.common, side.memory, "after") as started:
         assert Path(started.package) == environment.ROOT / "cachestore"
