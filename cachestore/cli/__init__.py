@@ -47,7 +47,7 @@ EXIT_CODES: Final = """exit codes:
             that --strict refuses
   3         finished, but some samples or files failed: each is listed with its
             reason
-  4         damaged or missing entries: run cachestore repair
+  4         damaged or missing values: each is listed with what to run
   5         another run replaced the data set during this one; run the command
             again: nothing is encoded twice
   10        there is no store at that path

@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     if report.foreign:
         foreign = f"{plural(len(report.foreign), 'file')} with other contents kept, not written by an export (--replace overwrites)"
         lines += [f"{foreign}: {first_of(report.foreign, _MAX_LISTED)}"]
-    lines += [f"not bit-identical to the store: {cast}" for cast in report.casts]
+    lines += [f"written in another form than in the store: {cast}" for cast in report.casts]
     lines += [f"the trainer cannot use all of it: {what}" for what in report.not_taken]
     lines += [f"note: {remark}" for remark in report.remarks]
     lines += [f"not exported: {what}" for what in report.left_out]

@@ -139,6 +139,8 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
     """Return the request in parsed arguments. Raises BadInput for a malformed one."""
     from cachestore.core.samples import Source
     from cachestore.jobs.options import PrecomputeRequest, in_command, parse_value
+    from cachestore.jobs.ranks import find_rank
+    from cachestore.jobs.typed import in_line, typed
 
     given = {one: getattr(arguments, one.name) for one in fields(PrecomputeRequest) if one.name != "data"}
     values = {one.name: parse_value(one, text, in_command(one.name)) for one, text in given.items() if text is not None}
@@ -161,6 +163,8 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
     values |= {"data": sources[0].data, "sources": ()} if is_one_path else {"data": "", "sources": tuple(sources)}
     request = PrecomputeRequest(**values)
     request.check()
+    if arguments.again and not arguments.quiet and find_rank(request.rank, request.world_size).rank in {0, None}:
+        to_stderr(f"again: {in_line(['cachestore', 'precompute', *typed(request)])}")
     return request
 
 
@@ -178,7 +182,6 @@ def _remembered(arguments: argparse.Namespace, given: "Mapping[str, Any]") -> "d
     found = remember_one(open_layout(Layout.at(given["store"])), given.get("name"))
     request = found.requests[0]
     if not arguments.quiet and find_rank(given.get("rank"), given.get("world_size")).rank in {0, None}:
-        to_stderr(f"again: {found.lines()[0]}")
         to_stderr(rest) if (rest := say_rest(found)) else None
     kept = {one.name: getattr(request, one.name) for one in fields(PrecomputeRequest) if option_of(one).is_hint and one.name != "data"}
     return {**kept, "sources": request.sources or (Source(request.data),)}

@@ -65,7 +65,7 @@ class ExportValues:
         """Return key, tensors and JSON value of a cell. Raises EncodeFailed if it was not encoded, and the errors of reading."""
         key = column.cell(index).key
         if key is None:
-            raise EncodeFailed("it was not encoded; run `cachestore why` for the reason")
+            raise EncodeFailed("it was not encoded; `cachestore why STORE SAMPLE` says why")
         return key, *self.stored(key)
 
     def stored(self, key: Key) -> tuple[Mapping[str, Raw], Mapping[str, Any]]:
@@ -100,8 +100,8 @@ class ExportValues:
         raw = folded(raw, int(recipe.read["patchify"])) if state.is_scaled else raw
         was_scaled = bool(recipe.read.get("scaled", False))
         if was_scaled != state.is_scaled:
-            how = "normalised" if state.is_scaled else "normalising undone"
-            self.note_cast("latents", f"{how} in {'float64' if raw[0] == 'F64' else 'float32'}, then in the stored dtype {raw[0]}")
+            how = "are normalised, as this trainer has them" if state.is_scaled else "are not normalised, as this trainer has them"
+            self.note_cast("latents", f"they {how}; computed in {'float64' if raw[0] == 'F64' else 'float32'} and rounded to {raw[0]}")
         made = to_state(raw, scale_of(recipe.read), was_scaled=was_scaled, is_scaled=state.is_scaled)
         tensor = self.cast("latents", cast(made, raw[0]), self.layout.writing.latents_casts)
         return Latents(tensor, state.is_scaled, state.kind, others, {}, _info(meta))

@@ -109,7 +109,7 @@ class TarExport:
 
     def _stored(self, key: Key | None) -> Mapping[str, Raw]:
         if key is None:
-            raise EncodeFailed("it was not encoded; run `cachestore why` for the reason")
+            raise EncodeFailed("it was not encoded; `cachestore why STORE SAMPLE` says why")
         return self.reader.get_raw([key])[0]
 
 

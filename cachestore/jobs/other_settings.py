@@ -71,13 +71,13 @@ def refusal(previous: Catalog, differences: Sequence[OtherSetting], asked: Mappi
         add = {name: value for name, value in add.items() if name not in CHOSEN or name == "resample"}
     made = [in_line(word for name, value in add.items() for word in typed_option(name, value))] if add else []
     made += [f"without {listed(map(in_command, leave_out))}"] if leave_out else []
-    todo = [f"add {'this' if len(add) == 1 else 'these'}"] if add else []
+    todo = [f"use {'this' if len(add) == 1 else 'these'}"] if add else []
     todo += [f"leave {'it' if len(leave_out) == 1 else 'these'} out"] if leave_out else []
     advice = listed(todo).capitalize() or "Pass the model that it was made with"
     advice += " to encode only what changed"
     if not todo and all(one.setting.partition(".")[0] in _OF_THIS_VERSION for one in differences):
         advice = "Install those again to encode only what changed"
-    advice += "; --replace takes these settings and encodes what differs; another --name keeps both"
+    advice += "; --replace takes the new settings and encodes what differs; another --name keeps both"
     return f"the data set {previous.name!r} was made {_with(made, list(others))}. {advice}"
 
 

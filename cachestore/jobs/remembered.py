@@ -13,7 +13,7 @@ from cachestore.files.paths import Layout, parse_plan
 from cachestore.jobs.options import CHOSEN, LATENTS, PrecomputeRequest
 from cachestore.jobs.typed import in_line, typed, without_chosen
 from cachestore.storage.catalog import newest_catalog, no_data_set
-from cachestore.store.unfinished import list_data_sets, list_unfinished
+from cachestore.store.unfinished import again_in, list_data_sets, list_unfinished
 from cachestore.work.passes import PassRef, has_ended, list_passes, read_begun
 from cachestore.work.plan import read_outline
 
@@ -71,20 +71,13 @@ def remember_one(layout: Layout, name: str | None) -> Remembered:
         return remember(layout, name)
     if not names:
         raise BadInput(f"{layout.root} has no data set, so there is no command to repeat: run `cachestore precompute DATA --model MODEL`")
-    known = "; ".join(f"--name {one}: {_line_of(layout, one)}" for one in names)
-    raise BadInput(f"{layout.root} has {len(names)} data sets: add --name with {listed(names, 'or')} ({known})")
+    lines = listed([again_in(layout.root, one) for one in names], "or")
+    raise BadInput(f"{layout.root} has {len(names)} data sets: add --name with {listed(names, 'or')}, as in {lines}")
 
 
 def name_all(layout: Layout) -> list[str]:
     """Return the names of the data sets, also of those that are not finished."""
     return sorted({*list_data_sets(layout), *(one.name for one in list_unfinished(layout))})
-
-
-def _line_of(layout: Layout, name: str) -> str:
-    try:
-        return remember(layout, name).lines()[0]
-    except (BadInput, FormatError) as error:
-        return str(error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -387,7 +387,7 @@ def test_each_epoch_shows_another_clip_of_a_video_and_the_picture_beside_it_as_i
     with closing(cs.open(store)) as reader:
         starts = sorted(reader.describe(key).meta.get("start", -1) for key in list(reader.keys()))
     assert starts == [-1, -1, 0, 0, 7, 7, 13, 13]
-    with pytest.raises(RecipeMismatch, match=r"made with clips=3\. Add this"):
+    with pytest.raises(RecipeMismatch, match=r"made with clips=3\. Use this"):
         precompute(folder, store, built("wan").folder, clips=2, flip=True, encode=("latents",))
 
 

@@ -103,7 +103,9 @@ def test_scaling_is_converted_and_the_report_says_how(data, store, out, family):
         latents = trainers.read_ai_toolkit(out, picture, family)[0]["latent"]
         raw = trainers.latents_of(picture, family)
         assert torch.equal(latents, raw if family == "flux" else (raw - shift) * scale)
-    assert report.casts == (() if family == "flux" else ("latents: normalised in float32, then in the stored dtype F32",))
+    assert report.casts == (
+        () if family == "flux" else ("latents: they are normalised, as this trainer has them; computed in float32 and rounded to F32",)
+    )
 
 
 def test_undoing_a_scale_gives_the_raw_latents_up_to_rounding(data, store, out):
@@ -113,7 +115,7 @@ def test_undoing_a_scale_gives_the_raw_latents_up_to_rounding(data, store, out):
     latents, text = trainers.read_sd_scripts(out, PICTURES[0], "sdxl", bucket(PICTURES[0]))
     assert np.allclose(latents["latents"] * np.float32(0.13025), trainers.latents_of(PICTURES[0], "sdxl").numpy(), rtol=1e-6)
     assert np.array_equal(text["hidden_state1"], trainers.text_of(PICTURES[0].caption, "sdxl")["prompt"][:, :768].numpy())
-    assert report.casts == ("latents: normalising undone in float32, then in the stored dtype F32",)
+    assert report.casts == ("latents: they are not normalised, as this trainer has them; computed in float32 and rounded to F32",)
 
 
 def test_bfloat16_becomes_float32_in_npz_and_that_is_reported(data, store, out):

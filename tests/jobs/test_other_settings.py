@@ -21,18 +21,18 @@ def said(differences, asked, hints=HINTS, encoder="latents"):
 @pytest.mark.parametrize(
     ("differences", "before", "now", "wanted"),
     [
-        ([("outputs", ["sample"], ["mean", "logvar"])], {"latents": "sample"}, {"latents": "moments"}, ["--latents sample", "Add this"]),
+        ([("outputs", ["sample"], ["mean", "logvar"])], {"latents": "sample"}, {"latents": "moments"}, ["--latents sample", "Use this"]),
         (
             [("outputs", ["sample"], ["mean"]), ("transform.pixels", "x", "y")],
             {"latents": "sample", "resample": "area"},
             {"latents": "moments", "resample": "lanczos"},
-            ["--latents sample --resample area", "Add these"],
+            ["--latents sample --resample area", "Use these"],
         ),
         ([("resolution", 512, 1024)], {"resolution": 512}, {"resolution": 1024}, ["--resolution 512"]),
         ([("resolution", 512, 1024)], {"resolution": [512, 768]}, {"resolution": 1024}, ["--resolution 512,768"]),
         ([("flip", None, True)], {"flip": False}, {"flip": True}, ["without --flip", "Leave it out"]),
-        ([("flip", True, None)], {"flip": True}, {"flip": False}, ["--flip. Add this"]),
-        ([("upscale", False, None)], {"no_upscale": True}, {"no_upscale": False}, ["--no-upscale. Add this"]),
+        ([("flip", True, None)], {"flip": True}, {"flip": False}, ["--flip. Use this"]),
+        ([("upscale", False, None)], {"no_upscale": True}, {"no_upscale": False}, ["--no-upscale. Use this"]),
         (
             [("crop", "random", None), ("seed", 3, None)],
             {"crop": "random", "crop_seed": 3},
@@ -59,7 +59,7 @@ def test_each_difference_is_an_option_with_the_value_that_it_had(differences, be
     text = said(differences, {**HINTS, **now}, {**HINTS, **before})
     assert all(one in text for one in wanted), text
     assert "--name keeps both" in text
-    assert "--replace takes these settings and encodes what differs" in text
+    assert "--replace takes the new settings and encodes what differs" in text
     assert not any(word in text for word in INTERNAL), text
 
 

@@ -191,7 +191,7 @@ def test_captions_that_are_chosen_in_another_way_are_not_called_changed(tmp_path
     [
         ({"d": "x"}, {}, "none of them is in this source"),
         ({}, {}, "none of them is in this source, which lists 0"),
-        ({"a": "x"}, {"model": "other"}, "made with --model model. Add this to encode only what changed; --replace takes"),
+        ({"a": "x"}, {"model": "other"}, "made with --model model. Use this to encode only what changed; --replace takes"),
     ],
 )
 def test_a_name_that_is_used_for_something_else_needs_replace(tmp_path, makers, data, change, says):
