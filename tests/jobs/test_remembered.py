@@ -158,7 +158,7 @@ def test_without_a_name_the_only_data_set_is_meant_and_several_are_listed_with_t
     made(name="sdxl", resolution=256)
     with pytest.raises(BadInput) as refused:
         remember_one(layout, None)
-        assert all(f"precompute --again --store {layout.root} --name {name}`" in str(refused.value) for name in ("flux", "sdxl"))
+    assert all(f"precompute --again --store {layout.root} --name {name}`" in str(refused.value) for name in ("flux", "sdxl"))
     with pytest.raises(BadInput, match="has no data set"):
         remember_one(layout, "other")
 
