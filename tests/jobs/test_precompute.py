@@ -19,7 +19,7 @@ from cachestore.cli import main
 from cachestore.cli.lines import training_lines
 from cachestore.core.errors import BadInput, BadUsage, EncodeFailed, Incomplete, RecipeMismatch, Superseded, WriteFailed
 from cachestore.files.paths import Layout
-from cachestore.jobs.forecast import in_words
+from cachestore.jobs.forecast import _seconds, in_words
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import forecast_of, precompute_here
 from cachestore.jobs.processes import Child
@@ -28,6 +28,8 @@ from cachestore.storage.catalog import list_generations, list_names
 from cachestore.storage.commit import create_store
 from cachestore.storage.snapshot import list_segments
 from cachestore.storage.verify import verify
+from cachestore.work.stages import STAGES
+from cachestore.work.workers import Heartbeat
 from tests import fakes
 from tests.encode import tiny
 from tests.fakes import catalog
@@ -997,3 +999,15 @@ def test_samples_in_memory_are_as_old_as_the_call_that_listed_them(data, root, m
     with pytest.raises(Superseded):
         cs.precompute(listed(2), model="model", store=root, inline=not processes)
     assert (len(catalog(root)), list_generations(Layout(root), "train")) == (3, [1, 2])
+
+
+def test_the_time_of_a_forecast_is_that_of_workers_with_these_encoders_alone_without_their_loading(root):
+    layout = create_store(root)
+    for name, encoded, seconds in (("latents", 10, 100.0), ("text", 50, 10.0)):
+        with Heartbeat(layout, "", 0, "launch", 0, 1) as worker:
+            worker.units, worker.encoded = {name: [encoded, 0]}, encoded
+            worker.stages = {stage: [seconds - 1, 1.0] for stage in STAGES}
+    times = [_seconds(layout, 100, "", encoders) for encoders in ({"text"}, {"latents"}, {"masks"})]
+    assert times == [20.0, 1000.0, None]
+    assert _seconds(layout, 100, "launch", {"text"}) is None
+    assert _seconds(layout, 0, "", {"masks"}) == 0.0
