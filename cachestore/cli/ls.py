@@ -9,8 +9,6 @@ from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from cachestore.storage.catalog import Catalog
     from cachestore.store.reader import Reader
 
@@ -25,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--samples",
         action="store_true",
-        help="list the samples of data sets (id, caption, bucket, and whether they are ready), and the prompts for validation",
+        help="list the samples of data sets (id, caption, bucket, scale, cut, and whether they are ready), and the prompts for validation",
     )
     add_name(parser, "only the entries or samples of this data set (default: all)")
 
@@ -75,27 +73,21 @@ def _samples(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
     from cachestore.core.samples import CAPTION, IMAGE, VIDEO
     from cachestore.jobs.columns import own_inputs
     from cachestore.jobs.presence import ready_rows
+    from cachestore.report.originals import fit_of
 
     ready = ready_rows(catalog, reader.snapshot)
     pictures = [column for column in catalog.columns if column.role in {IMAGE, VIDEO} and "bucket" in column.facts]
     found: list[dict[str, Any]] = []
     for row, sample in enumerate(catalog.ids):
-        firsts = [column.cell(column.at[row]).facts for column in pictures if column.count(row)]
-        buckets = ["x".join(map(str, facts["bucket"])) for facts in firsts if facts.get("bucket")]
-        fits = [fit for facts in firsts if (fit := _fit_of(facts)) is not None]
+        firsts = [column.cell(column.at[row]) for column in pictures if column.count(row)]
+        buckets = ["x".join(map(str, bucket)) for cell in firsts if (bucket := cell.facts.get("bucket"))]
+        known = (fit_of(cell)[:2] for cell in firsts)
+        fits = [{"scale": round(scale, 3), "cut": round(cut, 3)} for scale, cut in known if scale is not None and cut is not None]
         about = {"name": catalog.name, "id": sample, "captions": catalog.row_captions(row)}
         about |= {"own_captions": own} if (own := own_inputs(catalog, row, CAPTION)) else {}
         about |= {"buckets": list(dict.fromkeys(buckets)), "fits": [fit for at, fit in enumerate(fits) if fit not in fits[:at]]}
         found.append(about | {"ready": bool(ready[row])})
     return found
-
-
-def _fit_of(facts: "Mapping[str, Sequence[int]]") -> dict[str, float] | None:
-    """How a picture was scaled (above 1: made larger), and which part of its area was cut off; None if the catalog does not say it."""
-    if not facts.keys() >= {"size", "resized", "crop"}:
-        return None
-    (width, _height), (across, down), (left, top, right, bottom) = facts["size"], facts["resized"], facts["crop"]
-    return {"scale": round(across / width, 3), "cut": round(1 - (right - left) * (bottom - top) / (across * down), 3)}
 
 
 def _prompts(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:

@@ -185,7 +185,7 @@ def _fit(facts: dict[str, list[int]]) -> str:
     """Return how a picture or clip fits its bucket: its size, how it was scaled and what was cut off."""
     if "weight" in facts:
         return ("nothing of it counts", "a part counts", "all of it counts")[facts["weight"][0]]
-    if not {"size", "crop", "resized", "bucket"} <= {*facts}:
+    if not {"size", "crop", "resized", "bucket"} <= {*facts} or min(*facts["size"], *facts["resized"]) < 1:  # or nonsense, of an import
         return ", ".join(f"{name} {numbers}" for name, numbers in facts.items())
     (width, height), (left, top, right, bottom), scaled = facts["size"], facts["crop"], facts["resized"]
     across, down, *frames = facts["bucket"]

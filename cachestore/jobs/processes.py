@@ -121,7 +121,7 @@ class Care:
 
 
 def showing(tell: Callable[[PassStatus], None] | None) -> Callable[[LaunchStatus], None] | None:
-    """Return a `Care.show` that tells how far the pass is once it is known; None if there is nobody to tell."""
+    """Return a `Care.show` that tells how far the pass is once it is known; None if no caller asks for it."""
     if tell is None:
         return None
     return lambda seen: None if seen.status is None else tell(seen.status)

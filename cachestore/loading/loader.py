@@ -123,7 +123,7 @@ def make_loader(
     Raises:
         BadInput: options that do not fit; an epoch without a batch for each rank; several ranks and a data set opened without
             `generation=`; or with "auto", several ranks while it is unclear whether accelerate deals the batches; workers, and a TMPDIR
-            that is too long for their sockets. The iteration also raises it if batches are dealt to ranks twice, or by nobody.
+            that is too long for their sockets. The iteration also raises it if batches are dealt to ranks twice, or not at all.
         RanksDiffer: by the iteration, on every rank: the ranks are about to read batches that do not belong together.
     """
     check_buckets(data)

@@ -202,7 +202,7 @@ def _some(listing: Listing, count: int) -> Listing:
                 width, height = glances.measure(pictures[0], None)
             else:
                 return 0.0, 0
-        except (EncodeFailed, OSError):  # it is told when it is encoded
+        except (EncodeFailed, OSError):  # encoding it says why
             return 0.0, 0
         return width / height, width * height
 
@@ -251,7 +251,7 @@ def _submitted(encoder: Encoder, batch: Sequence[_Ready], findings: _Findings) -
         made = encoder.submit([(key, payload) for key, payload, _item, _sample in batch])()
     except BadInput:
         raise  # the model cannot be loaded
-    except Exception as error:  # noqa: BLE001 - a model may raise anything; it is told with the sample
+    except Exception as error:  # noqa: BLE001 - a model may raise anything; it is named with the sample
         if len(batch) == 1:
             findings.failures.append({"sample": batch[0][3], "encoder": encoder.recipe.encoder, "reason": words_of(error)})
             return {}

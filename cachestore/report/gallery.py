@@ -2,17 +2,16 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.core.inputs import WITHIN, framing_of
 from cachestore.report.numbers import Framing, Gallery, Picture, Thumbnail
-from cachestore.report.originals import Original, SampleLatents, crop_of, find_originals, longest_side, references_of
+from cachestore.report.originals import Original, SampleLatents, find_originals, fit_of, longest_side, references_of
 from cachestore.report.png import encode_png
 from cachestore.report.previews import Colours, choose_rows, find_colours, picture_columns, read_samples, reduce
 from cachestore.source.combined import Moved
-from cachestore.storage.catalog import Catalog, Cell, KeyColumn
+from cachestore.storage.catalog import Catalog, KeyColumn
 from cachestore.store.reader import Reader
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def _thumbnail(catalog: Catalog, column: KeyColumn, one: SampleLatents, original
 
 def _framing(one: SampleLatents, original: Original, given: Mapping[str, Any]) -> Framing:
     facts, (numerator, denominator) = one.cell.facts, one.cell.facts.get("fps", (0, 0))
-    size, (scale, cut, cut_at) = facts.get("size", ()), _fit(one.cell)
+    size, (scale, cut, cut_at) = facts.get("size", ()), fit_of(one.cell)
     return Framing(
         one.sample,
         facts.get("bucket", ()),
@@ -89,17 +88,3 @@ def _framing(one: SampleLatents, original: Original, given: Mapping[str, Any]) -
         numerator / denominator if numerator and denominator else None,
         original.footage,
     )
-
-
-def _fit(cell: Cell) -> tuple[float | None, float | None, tuple[str, ...]]:
-    """Return how many times longer a picture's sides became, the share of its area that was cut off, and at which sides."""
-    found, size = None, cell.facts.get("size", ())
-    with suppress(ValueError):  # nonsense, which also keeps the original from being shown
-        found = crop_of(cell)
-    if found is None:
-        return None, None, ()
-    (width, height), (left, top, right, bottom) = found
-    scale = max(width / size[0], height / size[1]) if len(size) == 2 and min(size) > 0 else None
-    over = {"left": left, "right": width - right, "top": top, "bottom": height - bottom}
-    kept = (min(right, width) - left) * (min(bottom, height) - top) / (width * height)
-    return scale, max(0.0, 1 - kept), tuple(side for side, pixels in over.items() if pixels > 0)

@@ -4,6 +4,7 @@ A file counts only if its bytes have the digest that the catalog names. So no pa
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -193,6 +194,20 @@ def crop_of(cell: Cell) -> tuple[tuple[int, int], tuple[int, int, int, int]] | N
     if not (0 <= left < right and 0 <= top < bottom):
         raise ValueError(f"the catalog's crop {list(crop)} is no part of a picture")
     return (resized[0], resized[1]), (left, top, right, bottom)
+
+
+def fit_of(cell: Cell) -> tuple[float | None, float | None, tuple[str, ...]]:
+    """Return how many times longer a picture's sides became, the share of its area that was cut off, and at which sides."""
+    found, size = None, cell.facts.get("size", ())
+    with suppress(ValueError):  # nonsense, which also keeps the original from being shown
+        found = crop_of(cell)
+    if found is None:
+        return None, None, ()
+    (width, height), (left, top, right, bottom) = found
+    scale = max(width / size[0], height / size[1]) if len(size) == 2 and min(size) > 0 else None
+    over = {"left": left, "right": width - right, "top": top, "bottom": height - bottom}
+    kept = (min(right, width) - left) * (min(bottom, height) - top) / (width * height)
+    return scale, max(0.0, 1 - kept), tuple(side for side, pixels in over.items() if pixels > 0)
 
 
 def _box(size: tuple[int, int], cell: Cell) -> tuple[float, float, float, float] | None:

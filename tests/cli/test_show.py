@@ -42,3 +42,9 @@ def test_a_clip_is_said_with_its_frames_rate_and_length_and_a_cut_with_its_sides
     assert words.endswith("17 frames at 8 a second (2.12 s) from frame 3 on")
     assert "17 frames from frame 0 on" in _fit({**facts, "fps": [0, 1], "start": [0]})
     assert _fit({"weight": [0]}) == "nothing of it counts"
+
+
+def test_sizes_that_are_nonsense_are_shown_as_they_are():
+    from cachestore.cli.show import _fit
+
+    assert "size [0, 0]" in _fit({"size": [0, 0], "crop": [0, 0, 8, 8], "resized": [8, 8], "bucket": [8, 8]})

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from cachestore.report.document import _in_words
-from cachestore.report.gallery import _fit, make_gallery
+from cachestore.report.gallery import make_gallery
 from cachestore.report.numbers import ClipFile, Framing, Picture, Thumbnail
+from cachestore.report.originals import fit_of
 from cachestore.report.write import write_report
 from cachestore.storage.catalog import Cell, newest_catalog
 from cachestore.store.reader import Reader
@@ -37,7 +38,7 @@ def gallery_of(path):
     ],
 )
 def test_how_a_picture_was_scaled_and_where_it_was_cut_follows_from_the_catalog(facts, expected):
-    scale, cut, sides = _fit(Cell(facts=facts))
+    scale, cut, sides = fit_of(Cell(facts=facts))
     assert (scale and round(scale, 3), cut and round(cut, 3), sides) == expected
 
 
