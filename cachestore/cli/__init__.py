@@ -60,6 +60,7 @@ EXIT_CODES: Final = """exit codes:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. An error of cachestore is one line on stderr, with `--json` also an object on stdout."""
     from cachestore.core.errors import CacheStoreError, Incomplete, naming_extras
+    from cachestore.core.spelling import for_command_line
 
     given = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
     names = HIDDEN if given and given[0] in HIDDEN else COMMANDS
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
     parsed.line = given
     try:
-        with naming_extras():
+        with for_command_line(), naming_extras():
             return _run(parsed)
     except BrokenPipeError:
         # The reader of our output has ended (`| head`). Python would report it again when it closes stdout.

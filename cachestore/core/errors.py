@@ -39,7 +39,14 @@ class StoreNotFound(CacheStoreError, FileNotFoundError):
 
 
 class BadInput(CacheStoreError, ValueError):
-    """An argument or an input cannot be used. The message says what, where, and how to fix it."""
+    """An argument or an input cannot be used. The message says what, where, and how to fix it.
+
+    `option` is Python's name of the argument that would have to change, if one would; empty in a worker of a DataLoader.
+    """
+
+    def __init__(self, message: str = "", *, option: str = "") -> None:
+        super().__init__(message)
+        self.option = option
 
 
 class BadUsage(BadInput):

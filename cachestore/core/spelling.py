@@ -1,0 +1,37 @@
+"""How messages spell an option: `--crop random` where a command was typed, `crop="random"` where Python was called."""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+_IN_PYTHON: Final[Mapping[str, str]] = {"encode_arg": "encode_args", "claim": "claims"}
+"""Python's names for options that may be repeated: their values are mappings."""
+
+_is_typed = False
+
+
+@contextmanager
+def for_command_line() -> Generator[None]:
+    """Spell the options of messages as they are typed, while the block runs. It covers the whole process, so one block at a time."""
+    global _is_typed  # noqa: PLW0603 - a process either runs a command or does not
+    before, _is_typed = _is_typed, True
+    try:
+        yield
+    finally:
+        _is_typed = before
+
+
+def option(name: str, value: object = None) -> str:
+    """Return an option, with a value if one is given, as the caller would write it.
+
+    `name` is Python's: `bucket_step`; "data" is the argument DATA. A switch has the value True. A text in capitals, such as "PATH",
+    stands for any value, and gets no quotes.
+    """
+    if _is_typed:
+        typed = "DATA" if name == "data" else f"--{name.replace('_', '-')}"
+        return typed if value is None or value is True else f"{typed} {value}"
+    name = _IN_PYTHON.get(name, name)
+    if value is None:
+        return name
+    is_word = isinstance(value, str) and not value.isupper()
+    return f'{name}="{value}"' if is_word else f"{name}={value}"
