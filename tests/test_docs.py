@@ -74,14 +74,10 @@ def test_every_line_that_installs_does_it_as_the_first_one_of_the_readme():
     assert {path: wrong for path, wrong in found.items() if wrong} == {}
 
 
-WRONG_ON_PURPOSE = ("reliability.md",)
-"""It lists command lines that end with an error."""
-
-
 def test_every_command_line_of_the_pages_is_understood():
     parser, wrong, count = make_parser(), [], 0
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        for words in () if page.name in WRONG_ON_PURPOSE else pages.commands(page.read_text(encoding="utf-8")):
+        for words in pages.commands(page.read_text(encoding="utf-8")):
             count += 1
             try:
                 parser.parse_args(words)

@@ -1,4 +1,4 @@
-"""Empty, missing and misspelt input: every row of the table in docs/reliability.md is run, and ends as the table says.
+"""Empty, missing and misspelt input: every row of the table in nothing.md is run, and ends as the table says.
 
 A row has what is wrong with the input, the call, what it ends with, and how its sentence begins. A call is a command, or Python in which
 these are known: `cs`, `store` and `bare` (open stores), `data` and `none` (data sets, the latter without a sample) and `encode`. In the
@@ -27,7 +27,7 @@ from tests.fakes import encode
 from tests.loading.stores import Row, make_store, recipes
 from tests.test_public import RESULTS, is_error
 
-PAGE = fakes.ROOT / "docs" / "reliability.md"
+PAGE = fakes.ROOT / "tests" / "nothing.md"
 KINDS = {"empty", "missing", "misspelt", "foreign"}
 FILES = {
     "foreign/notes.txt": "somebody else's",
@@ -49,7 +49,7 @@ FILES = {
 
 def rows():
     """(kind, call, end, sentence) of the table."""
-    table = PAGE.read_text(encoding="utf-8").partition("## Empty, missing and misspelt input")[2].partition("\n## ")[0]
+    table = PAGE.read_text(encoding="utf-8")
     found = [re.split(r"(?<!\\) ?\| ?", line.strip())[1:-1] for line in table.splitlines() if re.match(r"\| \w+ \| `", line)]
     return [(kind, call.strip("`"), end.strip("`"), says.strip("`")) for kind, call, end, says in found]
 

@@ -1,6 +1,6 @@
 """Caches made by hand as the trainers make them, and the rules by which their readers accept a file. Nothing here uses our own formats.
 
-Writers and readers follow the tables of docs/interop.md: names, keys, shapes, dtypes and scaling states.
+Writers and readers follow docs/design/trainers.md and the tables of docs/interop.md: names, keys, shapes, dtypes and scaling states.
 """
 
 import base64
