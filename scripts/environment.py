@@ -1,7 +1,7 @@
 """The environments of this repository, made by themselves and kept in step with pyproject.toml and constraints.txt.
 
 `.venv` holds the versions of constraints.txt; `.venv-lowest` the lowest that pyproject.toml declares, for `scripts/test.py --lowest`;
-`.venv-peers` other stores, for `scripts/bench_compare.py`.
+`.venv-peers` other stores, for `scripts/bench/compare.py`.
 Standard library only, as it runs before anything is installed. Knows how to make the environment and how to go on inside it;
 knows nothing of what is done there. A script begins with
 

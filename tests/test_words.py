@@ -32,12 +32,12 @@ ALLOWED = (
     "maintain/collect.py:condemned",  # a field of `gc --json`
     "core/samples.py:share",  # public, of cs.Source
     "report/numbers.py:share",  # a field of `report --json`
-    "scripts/bench_encode.py:share_of_matmul",  # a field of its --json
+    "scripts/bench/encode.py:share_of_matmul",  # a field of its --json
     "work/progress.py:beat_age_seconds",  # a field of `status --json`
     "loading/loader.py:ahead",  # the public parameter of make_loader
     *(f"{name}.py:view" for name in ("encode/compare", "files/opening", "files/publish", "files/table")),  # of memory, as numpy has it
     *(f"{name}.py:view" for name in ("loading/assemble", "loading/buffers", "storage/entry", "storage/fetch")),
-    *(f"scripts/chaos.py:{name}" for name in ("view", "views", "views_of", "why_no_views")),  # a folder as two machines see it
+    *(f"scripts/chaos/fill.py:{name}" for name in ("view", "views", "views_of", "why_no_views")),  # a folder as two machines see it
     "encode/pipeline.py:pool",  # of threads
     "loading/prefetch.py:_pool",
 )

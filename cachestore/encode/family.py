@@ -218,4 +218,4 @@ class VaeFamily:
     to the variance."""
     working: tuple[int, int, int] = (2560, 0, 0)
     """How many bytes the tensors of its encoder take at once in float32, for each pixel: of a picture; of a clip; and of a clip for each of
-    its frames besides. `scripts/vae_memory.py` computes them."""
+    its frames besides. `scripts/bench/vae_memory.py` computes them."""

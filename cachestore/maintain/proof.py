@@ -347,7 +347,7 @@ def _compare_shown(
 
 
 def _compare_pixels(encoder: "LatentsEncoder", values: Sequence[_Value], findings: _Findings) -> None:
-    """Compare pixels with those of diffusers' `load_image`, resized by Pillow. Clips are left to scripts/conformance_videos.py."""
+    """Compare pixels with those of diffusers' `load_image`, resized by Pillow. Clips are left to scripts/conformance/videos.py."""
     from cachestore.encode.images import is_decorated
     from cachestore.encode.shots import Still
 

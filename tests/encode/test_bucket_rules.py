@@ -1,4 +1,4 @@
-"""Rules of buckets against tables that `scripts/record_buckets.py` recorded from the trainers' own code."""
+"""Rules of buckets against tables that `scripts/conformance/record_buckets.py` recorded from the trainers' own code."""
 
 from fractions import Fraction
 from pathlib import Path

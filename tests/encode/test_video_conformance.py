@@ -1,13 +1,13 @@
-"""Videos against what was written, and against FFmpeg's own command (`scripts/conformance_videos.py`)."""
+"""Videos against what was written, and against FFmpeg's own command (`scripts/conformance/videos.py`)."""
 
 from collections import Counter
 from fractions import Fraction
 from io import BytesIO
 from typing import Any
 
-import conformance_videos
 import numpy as np
 import pytest
+from conformance import videos as conformance_videos
 
 from cachestore.encode import videos
 from cachestore.encode.buckets import CropBox

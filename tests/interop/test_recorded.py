@@ -1,4 +1,4 @@
-"""Caches that the trainers' own code wrote (`scripts/conformance_trainers.py --keep`), imported and exported again, bit for bit.
+"""Caches that the trainers' own code wrote (`scripts/conformance/trainers.py --keep`), imported and exported again, bit for bit.
 
 Each archive in recorded/ has a folder for each case: the pictures, the cache, and in `loaded.npz` what the trainer's own loader returned.
 """
@@ -51,7 +51,7 @@ def imported(trainer, case, data, cache, store):
 
 @pytest.mark.parametrize(("trainer", "driver", "case"), list(every_case(IMPORTED)))
 def test_a_store_has_what_the_trainer_loads_for_each_picture(trainer, driver, case, tmp_path):
-    from conformance_trainers import differing, values_of
+    from conformance.trainers import differing, values_of
 
     data, cache, loaded = unpacked(trainer, case, tmp_path)
     assert len(loaded) >= 3 if case.videos else len(loaded) == (6 if case.flips and not case.left_out else 3)
@@ -96,7 +96,7 @@ def files_of(folder) -> dict[str, Any]:
 
 
 def test_the_empty_caption_that_diffusion_pipe_cached_of_no_picture_is_imported(tmp_path):
-    from conformance_trainers import noise_of
+    from conformance.trainers import noise_of
 
     driver = importlib.import_module("trainer_diffusion_pipe").DRIVER
     data, cache, _loaded = unpacked("diffusion-pipe", driver.cases[0], tmp_path)
@@ -112,7 +112,7 @@ def test_the_empty_caption_that_diffusion_pipe_cached_of_no_picture_is_imported(
 
 
 def test_a_changed_number_is_seen(tmp_path):
-    from conformance_trainers import differing
+    from conformance.trainers import differing
 
     loaded = {("000", False): {"latents": np.zeros(3, np.float32)}}
     other = {("000", False): {"latents": np.array([0, 0, 1e-9], np.float32)}}

@@ -47,8 +47,8 @@ MODELS = {
 NOT_RUN = {
     "git clone … && cd cachestore": "test_start_page.py does it in a new environment",
     "pip install '.[encode]'": "test_start_page.py does it in a new environment",
-    "CACHESTORE=cache/ accelerate launch train_from_store.py": "SimpleTuner is not installed; `conformance_trainers.py` runs its code",
-    "python3 scripts/conformance_trainers.py simpletuner --checkout ~/SimpleTuner --live": "it needs a clone of SimpleTuner",
+    "CACHESTORE=cache/ accelerate launch train_from_store.py": "SimpleTuner is not installed; `conformance/trainers.py` runs its code",
+    "python3 scripts/conformance/trainers.py simpletuner --checkout ~/SimpleTuner --live": "it needs a clone of SimpleTuner",
 }
 FILES = {
     "README.md": {"report.html": 1},

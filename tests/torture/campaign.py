@@ -1,6 +1,6 @@
 """A campaign: so many faults, chosen by a seed, and what must hold after each. Points are judged in processes of their own.
 
-A module of this folder that has `CAMPAIGNS` (name -> Campaign) is a part of `python3 scripts/torture.py`; nothing else lists it.
+A module of this folder that has `CAMPAIGNS` (name -> Campaign) is a part of `python3 scripts/chaos/torture.py`; nothing else lists it.
 """
 
 import os

@@ -126,7 +126,8 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
 
 _PROGRAM: Final = """
 import json, sys
-import cachestore, torture
+import cachestore
+from chaos import torture
 name, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 outcome = torture.find_campaigns()[name].play(count, seed)
 print(json.dumps({"package": cachestore.__file__, "points": outcome.points, "violations": outcome.violations}))

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 def play(*arguments, timeout=58):
     """The script as a program without threads, as it forks: its exit code and the object it prints."""
     surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "scripts"), str(ROOT)])}
-    command = [sys.executable, "-c", "import torture, sys; sys.exit(torture.main())", "--json", *arguments]
+    command = [sys.executable, "-c", "import sys; from chaos import torture; sys.exit(torture.main())", "--json", *arguments]
     ended = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=timeout, env=surroundings
     )
