@@ -25,7 +25,7 @@ IMPORTED = {**MODULES, "diffusion-pipe": "diffusion_pipe"}
 
 def every_case(modules, *, is_exported=False):
     for trainer, module in modules.items():
-        driver = importlib.import_module(f"trainer_{module}").DRIVER
+        driver = importlib.import_module(f"conformance.trainer_{module}").DRIVER
         cases = [case for case in driver.cases if not (is_exported and case.is_import_only)]
         yield from (pytest.param(trainer, driver, case, id=f"{trainer} {case.name}") for case in cases)
 
@@ -98,7 +98,7 @@ def files_of(folder) -> dict[str, Any]:
 def test_the_empty_caption_that_diffusion_pipe_cached_of_no_picture_is_imported(tmp_path):
     from conformance.trainers import noise_of
 
-    driver = importlib.import_module("trainer_diffusion_pipe").DRIVER
+    driver = importlib.import_module("conformance.trainer_diffusion_pipe").DRIVER
     data, cache, _loaded = unpacked("diffusion-pipe", driver.cases[0], tmp_path)
     report = imported("diffusion-pipe", driver.cases[0], data, cache, tmp_path / "store")
     found = cs.CachedDataset(tmp_path / "store").prompt("")
@@ -123,7 +123,7 @@ def test_a_changed_number_is_seen(tmp_path):
 
 def test_pictures_that_were_turned_round_pair_with_no_other_file(tmp_path):
     """The text of another picture under this one's name is refused, where the file says its caption."""
-    driver = importlib.import_module("trainer_musubi").DRIVER
+    driver = importlib.import_module("conformance.trainer_musubi").DRIVER
     case = driver.cases[0]
     data, cache, _loaded = unpacked("musubi", case, tmp_path)
     shutil.copy(cache / "001_zi_te.safetensors", cache / "000_zi_te.safetensors")
