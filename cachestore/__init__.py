@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cachestore.core.errors import LockTimeout as LockTimeout
     from cachestore.core.errors import MissingEntry as MissingEntry
     from cachestore.core.errors import MissingExtra as MissingExtra
+    from cachestore.core.errors import NewerFormat as NewerFormat
     from cachestore.core.errors import RanksDiffer as RanksDiffer
     from cachestore.core.errors import ReadFailed as ReadFailed
     from cachestore.core.errors import RecipeMismatch as RecipeMismatch

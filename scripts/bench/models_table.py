@@ -186,7 +186,7 @@ def working_bytes(model: Published) -> tuple[int, int]:
 
 def table() -> list[str]:
     """The lines of the table."""
-    memory = ("`MODEL`", "text encoders", "their weights", "VAE's weights", "at least", "12, 16, 24 GB")
+    memory = ("`MODEL`", "text encoders", "at least", "12, 16, 24 GB")
     titles = (*memory, "a caption of 72 tokens", "latents of a picture", "a million samples")
     lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
     for model in MODELS:
@@ -199,8 +199,6 @@ def table() -> list[str]:
         cells = [
             f"`{model.hub_id}`",
             ", ".join(module.name for module in model.texts),
-            f"{human_bytes(weights)}, {family.text_dtype}",
-            f"{human_bytes(vae)}, {family.vae_dtype}",
             human_bytes(least),
             ", ".join("yes" if least + KEPT_FREE <= size << 30 else "no" for size in CARDS),
             human_bytes(text),
