@@ -160,6 +160,7 @@ def test_large_buffers_are_held_until_the_draft_is_released_and_small_ones_are_c
     large.append(0)  # a buffer that is held cannot grow
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on json does not count by the limit that this test sets")
 def test_a_value_that_is_nested_too_deeply_to_be_read_is_not_written():
     value = []
     for _level in range(450):
