@@ -1,6 +1,7 @@
 """What every test gets without asking: no waiting for disks, and no deadlines for generated examples. And processes that fork fast."""
 
 import os
+import pathlib
 import re
 import signal
 import sys
@@ -14,6 +15,15 @@ settings.register_profile("cachestore", deadline=None, max_examples=40)
 settings.register_profile("fast", deadline=None, max_examples=10)  # scripts/test.py --fast
 settings.load_profile("cachestore")
 
+
+def late(name):
+    """A call of `os` that is looked up when it is made."""
+    return lambda *arguments, **named: getattr(os, name)(*arguments, **named)  # noqa: PLW0108 - not looked up before
+
+
+if sys.version_info < (3, 11):  # its pathlib keeps the calls of `os` as they were at its import, but tests replace them
+    for name in ("chmod", "link", "listdir", "mkdir", "rename", "replace", "rmdir", "scandir", "stat", "unlink"):
+        setattr(pathlib._normal_accessor, name, late(name))  # pyright: ignore[reportAttributeAccessIssue]
 
 ABOUT_TORCH = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.torch\b", re.MULTILINE)
 

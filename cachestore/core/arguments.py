@@ -44,7 +44,7 @@ def refuse(argument: str, wanted: str, given: object) -> NoReturn:
 def as_whole(argument: str, given: object, *, least: int | None = None) -> int:
     """Return a whole number as int. Raises BadInput for anything else, for True and False, and for a number below `least`."""
     number: int | None = None
-    if not isinstance(given, bool):
+    if not isinstance(given, bool) and str(getattr(given, "dtype", "")) != "bool":  # numpy before 2.3 takes its bools for numbers
         with suppress(TypeError):
             number = operator.index(cast("Any", given))
     if number is None or (least is not None and number < least):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -232,7 +233,7 @@ class TestBesideTheCaller:
             put(appender, 0)
             put(appender, 1)
             third = other.submit(put, appender, 2)
-            with pytest.raises(TimeoutError):
+            with pytest.raises(futures.TimeoutError):  # before 3.11 it is not the built-in one
                 third.result(timeout=0.2)
             assert len(begun) == 2
             goes_on.set()
