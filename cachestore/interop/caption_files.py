@@ -9,9 +9,8 @@ from typing import Final
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import Sample
 from cachestore.core.words import first_of, plural
-from cachestore.interop.formats.families import SD_SCRIPTS
-from cachestore.interop.formats.matching import Added, same_words, visual_of
-from cachestore.interop.formats.table import Format
+from cachestore.interop.format import Format
+from cachestore.interop.matching import Added, same_words, visual_of
 from cachestore.source.captions import captions_in
 from cachestore.source.files import Files
 from cachestore.source.reading import CaptionLines
@@ -51,8 +50,8 @@ class EncodedCaptions:
     def take(self, sample: Sample) -> tuple[str, ...]:
         """Return a sample's captions for the data set: the source's own, or what the trainer encoded if the words differ."""
         text = self._text_of(sample)
-        if self.wanted.captions_of is None or not sample.captions or (text is None and self.wanted.name == SD_SCRIPTS):
-            return sample.captions  # sd-scripts cuts only captions from files to their first line
+        if self.wanted.captions_of is None or not sample.captions or (text is None and self.wanted.changes_only_caption_files):
+            return sample.captions
         read = self.wanted.captions_of(sample.captions[0] if text is None else text, self.added)
         captions = self._encoded_caption(sample, read[0]) if self.wanted.is_one_caption else sample.captions
         for caption in captions:

@@ -12,9 +12,10 @@ from cachestore.core.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, cells_ea
 from cachestore.core.keys import Json, Recipe
 from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO, Source
 from cachestore.core.words import listed, plural
-from cachestore.interop.formats.families import FAMILIES, Family, families_of_pipeline, family_named
-from cachestore.interop.formats.matching import ClipFrames, Named
-from cachestore.interop.formats.table import Extra, Format, Writing
+from cachestore.interop.exported import Named
+from cachestore.interop.families import FAMILIES, Family, families_of_pipeline, family_named
+from cachestore.interop.format import Extra, Format, Writing
+from cachestore.interop.matching import ClipFrames
 from cachestore.jobs.columns import images_in
 from cachestore.jobs.declared_model import scale_of
 from cachestore.source.combined import is_alone, labels_of
@@ -49,10 +50,10 @@ class ExportLayout:
     @cached_property
     def unwritten(self) -> str | None:
         """In words, which text is left out because the format has no files for it; None if there is no such text."""
-        if self._captions is None or self.format.name in (family := self.family(self._captions)).text:
+        if self._captions is None or self.format.trainer.has_text(family := self.family(self._captions)):
             return None
         texts = plural(len(self._captions.keys), "caption")
-        able = listed((one.name for one in FAMILIES if self.format.name in one.text), "and")
+        able = listed((one.name for one in self.format.trainer.families_with_text()), "and")
         return f"text of {texts}: cachestore can write {self.format.name}'s files for text of {able}, but not of {family.name}"
 
     @property
@@ -133,7 +134,7 @@ class ExportLayout:
     def check(self) -> None:
         """Raise BadInput if the format cannot hold the family or something in the data set."""
         for column in self.columns:
-            self.family_of[column.encoder].written_as(self.format.name)  # raises if the trainer has no name for it
+            self.format.trainer.written_as(self.family_of[column.encoder])  # raises if the trainer has no name for it
         if self.unwritten is not None and not self.visuals:
             raise BadInput(f"nothing can be exported: {self.catalog.name!r} has no latents, and {self.unwritten}")
         if self.writing.is_joined and not (self._captions and self.visuals):
@@ -184,11 +185,11 @@ class ExportLayout:
                 what = f"the data set {self.catalog.name!r} is of {stored}, not of {self.given.name} ({column.encoder})"
                 raise BadInput(f"{what}: leave --family out, or pass the right one")
             return self.given
-        trainer = self.format.name
-        alike = [one for one in alike if trainer in one.names] or alike
+        trainer, cached = self.format.name, self.format.trainer.cached
+        alike = [one for one in alike if one.name in cached] or alike
         if not alike:
             raise BadInput(f"the model family of the latents of {self.catalog.name!r} is not known: pass --family, such as flux")
-        if len({(one.names.get(trainer), one.states.get(trainer)) for one in alike}) > 1:
+        if len({cached.get(one.name) for one in alike}) > 1:
             lines = " or ".join(f"`{self.command} --family {one.name}`" for one in alike)
             raise BadInput(f"{self.catalog.name!r} does not say which model made it, and {trainer} needs to know: run {lines}")
         return alike[0]

@@ -15,9 +15,9 @@ from cachestore.core.words import first_of, noun, plural
 from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.caption_files import text_beside
 from cachestore.interop.export_layout import STEP, ExportLayout
-from cachestore.interop.formats.families import AI_TOOLKIT, LTX
-from cachestore.interop.formats.matching import Added, ExportVariant, Named, same_words
+from cachestore.interop.exported import ExportVariant, Named
 from cachestore.interop.learned_buckets import learned_buckets
+from cachestore.interop.matching import Added, same_words
 from cachestore.source.files import Folder
 from cachestore.storage.catalog import KeyColumn
 
@@ -54,9 +54,10 @@ class Taken:
             self.latents += 1
             if not self.layout.writing.finds(self.layout.family_of[column.encoder], variant.named, settings):
                 self.missed.append(self.layout.catalog.ids[row])
-        if self.layout.writing.stacks is not None:
-            controls = tuple(raw[1] for raw in variant.controls)
-            batch = (self.layout.tree(row, column), self.layout.writing.stacks(variant.named, settings), controls)
+        stacks = self.layout.writing.stacks
+        if stacks is not None or self.layout.writing.mixes_shapes:
+            group, controls = None if stacks is None else stacks(variant.named, settings), tuple(raw[1] for raw in variant.controls)
+            batch = (self.layout.tree(row, column), group, controls)
             self.batches.setdefault(batch, Counter())[variant.latents.tensor[1]] += 1
 
     def resolution_of(self, row: int, column: KeyColumn) -> int:
@@ -83,7 +84,7 @@ class Taken:
         captions_of = self.layout.format.captions_of
         if captions_of is None or self.layout.writing.text_by == "picture" or named.is_prompt:
             return named
-        folders = [self.folder / self.layout.source(row)] if self.layout.format.name == AI_TOOLKIT else []
+        folders = [self.folder / self.layout.source(row)] if self.layout.format.is_beside else []
         folders += [root] if (root := self.layout.root(row)) != Path() else []
         texts = (text_beside(Folder(folder), named.reference) for folder in folders)
         text = next((text for text in texts if text is not None), None)
@@ -137,7 +138,7 @@ class Taken:
                 f"{trainer} will not find {len(self.missed)} of {self.latents} latents: it resizes and crops these pictures for"
                 f" other buckets, and encodes them again ({first_of(self.missed)}){self._advice}"
             )
-        torn = [] if trainer == LTX else [shapes for shapes in self.batches.values() if len(shapes) > 1]
+        torn = [] if self.layout.writing.mixes_shapes else [shapes for shapes in self.batches.values() if len(shapes) > 1]
         if torn:
             yield (
                 f"{len(torn)} of {plural(len(self.batches), 'group')} from which {trainer} makes batches"
@@ -148,9 +149,12 @@ class Taken:
 
     def _without_what_is_needed(self) -> Iterator[str]:
         trainer = self.layout.format.name
-        if trainer == LTX and not (self.layout.captions and self.layout.visuals):
+        if self.layout.writing.needs_text_and_latents and not (self.layout.captions and self.layout.visuals):
             lacking = "latents" if self.layout.captions else "text"
-            yield f"ltx uses only what has both text and latents, and this data set has no {lacking}: add it with `cachestore precompute`"
+            yield (
+                f"{trainer} uses only what has both text and latents, and this data set has no {lacking}: add it with"
+                " `cachestore precompute`"
+            )
         if self.reworded:
             named = first_of(self.reworded)
             files = f"the files of {plural(len(self.reworded), 'caption')}"
@@ -172,7 +176,8 @@ class Taken:
                 " caption file holds exactly the caption, without spaces or a line end after it"
             )
         shapes = {shape for those in self.batches.values() for shape in those}
-        if self.layout.format.name == LTX and len(shapes) > 1:
-            yield f"the latents have {len(shapes)} shapes, and ltx puts any samples into one batch: train with a batch size of 1"
-        if self.layout.format.name == AI_TOOLKIT and self.layout.captions is not None and len(self.layout.catalog):
-            yield "with caption_dropout_rate above 0 ai-toolkit encodes the empty caption itself, once for each picture"
+        if self.layout.writing.mixes_shapes and len(shapes) > 1:
+            puts = f"{self.layout.format.name} puts any samples into one batch"
+            yield f"the latents have {len(shapes)} shapes, and {puts}: train with a batch size of 1"
+        if self.layout.writing.text_remark and self.layout.captions is not None and len(self.layout.catalog):
+            yield self.layout.writing.text_remark

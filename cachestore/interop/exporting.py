@@ -16,16 +16,17 @@ from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, as_array
 from cachestore.core.words import first_of, in_short
 from cachestore.files.marker import check_for_reading
+from cachestore.interop.containers import write_npz, write_safetensors
 from cachestore.interop.export_layout import ExportLayout
 from cachestore.interop.export_taken import Taken
 from cachestore.interop.export_target import Target
 from cachestore.interop.export_values import ExportValues
-from cachestore.interop.formats.containers import write_npz, write_safetensors
-from cachestore.interop.formats.families import SIMPLETUNER, family_named
-from cachestore.interop.formats.matching import Listed, Named
-from cachestore.interop.formats.table import WEBDATASET, Format, written_format
-from cachestore.interop.tar_exporting import TarExport, refuse_given
+from cachestore.interop.exported import Listed, Named
+from cachestore.interop.families import family_named
+from cachestore.interop.format import Format
+from cachestore.interop.table import WEBDATASET, exported_format
 from cachestore.interop.trainer_settings import trainer_settings
+from cachestore.interop.webdataset.exporting import TarExport, refuse_given
 from cachestore.jobs.options import python_call
 from cachestore.storage.catalog import Catalog, list_generations, read_catalog
 from cachestore.store.reader import Reader
@@ -129,7 +130,7 @@ def export_cache(
     if format == WEBDATASET:
         refuse_given({"family": family, "resolution_only": resolution_only, "variant_only": variant_only, "leave_out": leave_out})
         return _export_tars(store, name, generation, Target(folder, WEBDATASET, may_replace=replace))
-    wanted, writing = written_format(format)
+    wanted, writing = exported_format(format)
     if unknown := sorted(set(leave_out) - set(LEAVABLE)):
         raise BadInput(f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can")
     given = None if family is None else family_named(family)
@@ -196,7 +197,7 @@ def _encoded(wanted: Format, contents: Contents) -> bytes:
         case "safetensors":
             return write_safetensors(contents.tensors, {name: str(value) for name, value in contents.values.items()})
         case "torch":
-            from cachestore.interop.formats.torch_files import write_torch
+            from cachestore.interop.torch_files import write_torch
 
             return write_torch(contents.tensors, contents.values)
 
@@ -269,9 +270,9 @@ class _Export:
                 yield changed(made, of=(*text.of, *made.of), contents=both)
 
     def _empty_caption(self) -> Iterator[tuple[str, _Made]]:
-        """Yield the text of the empty caption, which SimpleTuner uses for dropped captions, if the store has it but no sample does."""
+        """Yield the text of the empty caption, if the trainer has a file for it, and the store has it but no sample does."""
         column, catalog = self.layout.captions, self.layout.catalog
-        if column is None or self.layout.format.name != SIMPLETUNER or not len(catalog) or "" in catalog.captions:
+        if column is None or not self.layout.writing.has_empty_caption or not len(catalog) or "" in catalog.captions:
             return
         key = caption_key(column.fingerprint, "")
         if key not in self.values.reader:

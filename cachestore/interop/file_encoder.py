@@ -14,8 +14,8 @@ from cachestore.core.keys import Json, Key, Recipe, canonical, digest_text, inpu
 from cachestore.core.raw_tensors import Array, Latents, Misplaced, Text, numbers
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
-from cachestore.interop.formats.families import Family
-from cachestore.interop.formats.matching import FileLocation, Metadata
+from cachestore.interop.families import Family
+from cachestore.interop.matching import FileLocation, Metadata
 from cachestore.interop.sandbox import CacheFiles
 from cachestore.interop.source_facts import look_at
 from cachestore.jobs.declared_model import IMPORTED

@@ -13,7 +13,7 @@ from cachestore.encode.buckets import CropBox, Size, crop_box
 from cachestore.encode.clips import as_rate
 from cachestore.encode.unit import Read
 from cachestore.encode.variants import Variant, within_of
-from cachestore.interop.formats.matching import ClipFrames, FileLocation
+from cachestore.interop.matching import ClipFrames, FileLocation
 
 if TYPE_CHECKING:
     from cachestore.encode.videos import Video

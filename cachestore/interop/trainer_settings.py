@@ -9,7 +9,7 @@ from cachestore.core.samples import IMAGE
 from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.export_layout import ExportLayout
 from cachestore.interop.export_taken import Taken
-from cachestore.interop.formats.matching import Block
+from cachestore.interop.exported import Block
 from cachestore.interop.learned_buckets import learned_buckets
 from cachestore.storage.catalog import KeyColumn
 

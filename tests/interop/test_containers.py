@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.interop.formats import containers
-from cachestore.interop.formats.containers import read_npz, read_safetensors, write_npz
+from cachestore.interop import containers
+from cachestore.interop.containers import read_npz, read_safetensors, write_npz
 
 MIB = 1 << 20
 BOMB_BYTES = 512 * MIB
@@ -138,7 +138,7 @@ def test_a_header_of_safetensors_longer_than_any_is_refused():
 _LIMITED = """
 import resource, sys
 from cachestore.core.errors import EncodeFailed
-from cachestore.interop.formats.containers import read_npz
+from cachestore.interop.containers import read_npz
 data = sys.stdin.buffer.read()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:

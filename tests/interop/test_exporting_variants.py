@@ -22,7 +22,11 @@ from cachestore.storage.catalog import Catalog, Cell, make_column, newest_catalo
 from cachestore.store.writer import open_store
 from tests.fakes import publish_catalog
 from tests.interop import trainers
+from tests.interop.ai_toolkit.files import aitk_paths
 from tests.interop.caches import bring, send
+from tests.interop.musubi.files import read_musubi
+from tests.interop.sd_scripts.files import sd_latents_path, write_sd_scripts
+from tests.interop.simpletuner.files import read_simpletuner, write_simpletuner
 from tests.loading import stores
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]
@@ -150,7 +154,7 @@ def test_sd_scripts_finds_all_resolutions_sides_and_masks_of_a_picture_in_one_fi
         for resolution in (256, 512):
             picture = picture_of(name, resolution)
             height, width = picture.latent
-            npz = np.load(trainers.sd_latents_path(out, picture, "flux"), allow_pickle=False)
+            npz = np.load(sd_latents_path(out, picture, "flux"), allow_pickle=False)
             size = f"_{height}x{width}"
             assert same(npz[f"latents{size}"], value(name, resolution, 0))
             assert same(npz[f"latents_flipped{size}"], value(name, resolution, 1))
@@ -166,15 +170,15 @@ def test_sd_scripts_finds_all_resolutions_sides_and_masks_of_a_picture_in_one_fi
 
 def test_a_file_of_several_resolutions_that_was_imported_goes_back_as_it_was(tmp_path, out):
     data, store = trainers.make_source(tmp_path / "data", trainers.PICTURES[:1]), tmp_path / "store"
-    trainers.write_sd_scripts(data, "flux", trainers.PICTURES[:1])
-    path = trainers.sd_latents_path(data, trainers.PICTURES[0], "flux")
+    write_sd_scripts(data, "flux", trainers.PICTURES[:1])
+    path = sd_latents_path(data, trainers.PICTURES[0], "flux")
     small = {f"{name.rpartition('_')[0]}_2x4": array for name, array in np.load(path).items()}
     small["latents_2x4"] = small["latents_flipped_2x4"] = np.ones((16, 2, 4), np.float32)
     before = {**np.load(path), **small}
     np.savez(path, **before)
     bring("sd-scripts", data, store, data, encode=["latents"])
     send("sd-scripts", store, out)
-    after = dict(np.load(trainers.sd_latents_path(out, trainers.PICTURES[0], "flux")))
+    after = dict(np.load(sd_latents_path(out, trainers.PICTURES[0], "flux")))
     assert before.keys() == after.keys()
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
@@ -186,7 +190,7 @@ def test_simpletuner_gets_a_folder_for_each_resolution_and_one_of_text_for_all(t
     for resolution in (256, 512):
         tree = out / str(resolution)
         for name in SIZES:
-            latents, _text = trainers.read_simpletuner(out / "text", tree / "vae", picture_of(name, resolution), "flux")
+            latents, _text = read_simpletuner(out / "text", tree / "vae", picture_of(name, resolution), "flux")
             assert torch.equal(latents, value(name, resolution, 0))
         known = json.loads((tree / f"aspect_ratio_bucket_metadata_train-{resolution}.json").read_text())
         height, width = picture_of("two.png", resolution).latent
@@ -198,7 +202,7 @@ def test_musubi_gets_a_cache_folder_for_each_resolution_with_text_and_control_im
     assert (report.complete, report.written, report.left_out) == (True, 8, ())
     for resolution in (256, 512):
         for name in SIZES:
-            latents, text = trainers.read_musubi(out / str(resolution), picture_of(name, resolution), "flux")
+            latents, text = read_musubi(out / str(resolution), picture_of(name, resolution), "flux")
             assert torch.equal(latents["latents"], value(name, resolution, 0))
             assert set(text) == {"t5_vec", "clip_l_pooler"}
             assert torch.equal(latents["latents_control"], control_of(name, resolution, 0))
@@ -244,7 +248,7 @@ def test_latents_of_other_buckets_than_sd_scripts_would_take_are_counted(tmp_pat
     """Of an imported data set, which knows no resolution: that follows from its largest bucket."""
     pictures = [trainers.Picture("a.png", "a", (600, 600), (64, 64)), trainers.Picture("b.png", "b", (384, 255), (52, 78))]
     data = trainers.make_source(tmp_path / "data", pictures)
-    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", pictures)
+    write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", pictures)
     bring("simpletuner", tmp_path / "vae", tmp_path / "store", data, family="sdxl")
     report = send("sd-scripts", tmp_path / "store", out)
     assert (report.complete, report.written) == (False, 2)
@@ -266,7 +270,7 @@ def test_ai_toolkit_finds_resolutions_and_sides_by_their_digests(tmp_path, out):
     for resolution in (256, 512):
         for name in SIZES:
             for number in (0, 1):
-                path = trainers.aitk_paths(out, picture_of(name, resolution), "flux", is_flipped=bool(number))[0]
+                path = aitk_paths(out, picture_of(name, resolution), "flux", is_flipped=bool(number))[0]
                 assert torch.equal(load_file(path)["latent"], value(name, resolution, number))
 
 
@@ -309,7 +313,7 @@ def without_text(store):
 def test_the_chosen_crop_and_resolution_alone_are_written(tmp_path, out):
     store = make_store(tmp_path / "store", Wanted(options={"crop": "random", "seed": 0, "variants": 2, "flip": True}))
     send("sd-scripts", store, out, resolution_only=256, variant_only=1)
-    npz = np.load(trainers.sd_latents_path(out, picture_of("two.png", 256), "flux"))
+    npz = np.load(sd_latents_path(out, picture_of("two.png", 256), "flux"))
     assert same(npz["latents_32x32"], value("two.png", 256, 2))
     assert same(npz["latents_flipped_32x32"], value("two.png", 256, 3))
     assert "latents_64x64" not in npz
@@ -340,13 +344,13 @@ def test_each_of_several_sources_has_a_tree_of_its_own(tmp_path, out, kind, tree
         tree, picture = out / source / trees, picture_of("a/one.png", 256)
         match kind:
             case "sd-scripts":
-                assert trainers.sd_latents_path(tree, picture, "flux").is_file()
+                assert sd_latents_path(tree, picture, "flux").is_file()
             case "ai-toolkit":
-                assert all(path.is_file() for path in trainers.aitk_paths(tree, picture, "flux"))
+                assert all(path.is_file() for path in aitk_paths(tree, picture, "flux"))
             case "musubi":
-                trainers.read_musubi(tree, picture, "flux")
+                read_musubi(tree, picture, "flux")
             case _:
-                trainers.read_simpletuner(out / "text", tree / "vae", picture, "flux")
+                read_simpletuner(out / "text", tree / "vae", picture, "flux")
                 known = json.loads((tree / f"aspect_ratio_bucket_metadata_train-{source}-256.json").read_text())
                 assert set(known) == {f"/{source}/a/one.png", f"/{source}/two.png"}
 

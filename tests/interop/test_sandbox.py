@@ -19,10 +19,11 @@ from cachestore.children.start import start
 from cachestore.core.errors import EncodeFailed, Incomplete
 from cachestore.core.signals import STOPPING
 from cachestore.interop import sandbox
-from cachestore.interop.formats.containers import read_npz
-from cachestore.interop.formats.torch_files import read_torch, write_torch
+from cachestore.interop.containers import read_npz
 from cachestore.interop.sandbox import TorchFiles
+from cachestore.interop.torch_files import read_torch, write_torch
 from tests.interop import trainers
+from tests.interop.simpletuner.files import write_simpletuner
 from tests.leaks import held
 
 pytestmark = pytest.mark.torch
@@ -125,7 +126,7 @@ class TestAReaderThatCannotStart:
 
     def test_an_import_of_many_files_ends_with_it(self, starts, tmp_path):
         trainers.make_source(tmp_path / "data")
-        trainers.write_simpletuner(tmp_path / "cache", tmp_path / "cache", "sdxl", dtype=torch.float32)
+        write_simpletuner(tmp_path / "cache", tmp_path / "cache", "sdxl", dtype=torch.float32)
         with pytest.raises(Incomplete, match="cannot start"):
             cs.import_cache("simpletuner", tmp_path / "cache", store=tmp_path / "store", data=tmp_path / "data", claims={"model": "x"})
         assert len(starts) == 2
@@ -159,7 +160,7 @@ def test_a_file_nested_too_deep_is_refused():
 def test_files_in_gzip_are_told_by_their_first_bytes_and_bombs_refused(monkeypatch):
     packed = gzip.compress(saved(torch.zeros(4)))
     assert read_torch(packed).tensors["value"][1] == (4,)
-    monkeypatch.setattr("cachestore.interop.formats.torch_files.LARGEST_BYTES", 64)
+    monkeypatch.setattr("cachestore.interop.torch_files.LARGEST_BYTES", 64)
     with pytest.raises(EncodeFailed, match="unpacks to more"):
         read_torch(packed)
     monkeypatch.undo()
@@ -185,6 +186,6 @@ def test_an_archive_of_many_or_large_arrays_is_refused_before_it_is_unpacked(mon
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", bytes(1000))
-    monkeypatch.setattr("cachestore.interop.formats.containers.LARGEST_BYTES", 999)
+    monkeypatch.setattr("cachestore.interop.containers.LARGEST_BYTES", 999)
     with pytest.raises(EncodeFailed, match="it unpacks to 1 arrays"):
         read_npz(buffer.getvalue())
