@@ -8,6 +8,7 @@ from typing import Final
 
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import Sample
+from cachestore.core.spelling import option
 from cachestore.core.words import first_of, plural
 from cachestore.interop.format import Format
 from cachestore.interop.matching import Added, same_words, visual_of
@@ -82,12 +83,11 @@ class EncodedCaptions:
         if self.cut:
             yield (
                 f"{plural(len(self.cut), 'caption has', 'captions have')} several lines. {self.wanted.name} encodes only the first line, so"
-                " this import"
-                f" does too ({first_of(self.cut)}): pass --caption-lines first if you run precompute with the same --name"
+                f" this import does too ({first_of(self.cut)}): pass {option('caption_lines', 'first')} if you run precompute with the same"
+                f" {option('name')}"
             )
         if self.other:
             yield (
-                f"{plural(len(self.other), 'caption file has', 'caption files have')} other words than {self.wanted.name}"
-                " encoded; the import keeps what was"
-                f" encoded ({first_of(self.other)})"
+                f"{plural(len(self.other), 'caption file has', 'caption files have')} other words than {self.wanted.name} encoded; the"
+                f" import keeps what was encoded ({first_of(self.other)})"
             )

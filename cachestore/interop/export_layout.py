@@ -11,6 +11,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, cells_each, clips_each, framing_of, is_trained_on, sides_each
 from cachestore.core.keys import Json, Recipe
 from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO, Source
+from cachestore.core.spelling import option
 from cachestore.core.words import listed, plural
 from cachestore.interop.exported import Named
 from cachestore.interop.families import FAMILIES, Family, families_of_pipeline, family_named
@@ -70,7 +71,9 @@ class ExportLayout:
         chosen = tuple(one for one in found if _resolution(one) == self.resolution)
         if not chosen:
             known = ", ".join(str(one) for one in _resolutions(found) if one is not None) or "none that is known"
-            raise BadInput(f"{self.catalog.name!r} has no latents at the resolution {self.resolution}; it has {known}")
+            raise BadInput(
+                f"{self.catalog.name!r} has no latents at the resolution {self.resolution}; it has {known}", option="resolution_only"
+            )
         return chosen
 
     @cached_property
@@ -146,7 +149,9 @@ class ExportLayout:
         if len(self.visuals) > 1 and self.family_of[self.visuals[0].encoder].name in self.writing.one_resolution:
             several = ", ".join(map(str, _resolutions(self.visuals)))
             raise BadInput(
-                f"{self.format.name} keeps only one resolution of this family in a file: pass --resolution-only with one of {several}"
+                f"{self.format.name} keeps only one resolution of this family in a file: pass {option('resolution_only')} with one of"
+                f" {several}",
+                option="resolution_only",
             )
         if any(len(masks.keys) for masks in self.masks):
             self._check_takes("masks", "masks, which it reads from their own files")
@@ -157,20 +162,25 @@ class ExportLayout:
             self._check_takes("flips", "mirrored pictures")
         if options.get("crop") == RANDOM and "drawn crops" not in self.writing.takes:
             raise BadInput(
-                f"{self.format.name} finds only latents of centre crops, but these are of random crops: precompute with --crop"
-                " center under another --name, and export that"
+                f"{self.format.name} finds only latents of centre crops, but these are of random crops: precompute with"
+                f" {option('crop', 'center')} under another {option('name')}, and export that",
+                option="name",
             )
         crops, crop_number = cells_each(options) // sides_each(options) // clips_each(options), self.crop_number
         if crops > 1 and crop_number is None:
             of = f"{self.format.name} keeps one crop of each picture, but {self.catalog.name!r} has {crops}"
-            raise BadInput(f"{of}: pass --variant-only with a number from 0 to {crops - 1}")
+            raise BadInput(f"{of}: pass {option('variant_only')} with a number from 0 to {crops - 1}", option="variant_only")
         if crop_number is not None and not 0 <= crop_number < crops:
             known = f"from 0 to {crops - 1}" if crops > 1 else "0"
-            raise BadInput(f"--variant-only must be {known}, not {crop_number}: {self.catalog.name!r} has {crops} crops of each picture")
+            raise BadInput(
+                f"{option('variant_only')} must be {known}, not {crop_number}: {self.catalog.name!r} has {crops} crops of each picture",
+                option="variant_only",
+            )
 
     def _check_takes(self, what: Extra, words: str) -> None:
         if what not in self.writing.takes:
-            raise BadInput(f"an export for {self.format.name} has no {words}: pass --leave-out {what} to export the rest")
+            leave_out = option("leave_out", what)
+            raise BadInput(f"an export for {self.format.name} has no {words}: pass {leave_out} to export the rest", option="leave_out")
 
     def family(self, column: KeyColumn) -> Family:
         """Return a column's family: as imported, of its pipeline, or by the VAE; if that leaves several open, the one that the user named.
@@ -183,15 +193,18 @@ class ExportLayout:
             if self.given not in possible:
                 stored = " or ".join(one.name for one in possible) or "another VAE"
                 what = f"the data set {self.catalog.name!r} is of {stored}, not of {self.given.name} ({column.encoder})"
-                raise BadInput(f"{what}: leave --family out, or pass the right one")
+                raise BadInput(f"{what}: leave {option('family')} out, or pass the right one", option="family")
             return self.given
         trainer, cached = self.format.name, self.format.trainer.cached
         alike = [one for one in alike if one.name in cached] or alike
         if not alike:
-            raise BadInput(f"the model family of the latents of {self.catalog.name!r} is not known: pass --family, such as flux")
+            unknown = f"the model family of the latents of {self.catalog.name!r} is not known"
+            raise BadInput(f"{unknown}: pass {option('family')}, such as flux", option="family")
         if len({cached.get(one.name) for one in alike}) > 1:
             lines = " or ".join(f"`{self.command} --family {one.name}`" for one in alike)
-            raise BadInput(f"{self.catalog.name!r} does not say which model made it, and {trainer} needs to know: run {lines}")
+            raise BadInput(
+                f"{self.catalog.name!r} does not say which model made it, and {trainer} needs to know: run {lines}", option="family"
+            )
         return alike[0]
 
     def named(self, row: int, column: KeyColumn, index: int) -> Named:

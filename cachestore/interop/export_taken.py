@@ -11,6 +11,7 @@ from typing import Any
 
 from cachestore.core.inputs import BUCKETS, RESOLUTIONS, SOURCE, is_trained_on
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO
+from cachestore.core.spelling import option
 from cachestore.core.words import first_of, noun, plural
 from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.caption_files import text_beside
@@ -40,7 +41,7 @@ class Taken:
     unread: int = 0
     """How many captions have no caption file here."""
 
-    def weigh(self, row: int, column: KeyColumn, variant: ExportVariant) -> None:
+    def count(self, row: int, column: KeyColumn, variant: ExportVariant) -> None:
         """Count whether the trainer will look for these latents, and which latents it may put into one batch with them.
 
         Latents that the trainer itself cached are not counted, because it finds them.
@@ -128,7 +129,14 @@ class Taken:
     def not_taken(self) -> Iterator[str]:
         """Yield what the trainer will not find or cannot put into batches, in words."""
         yield from self.torn_or_missed()
-        yield from self._without_what_is_needed()
+        trainer = self.layout.format.name
+        if self.layout.writing.needs_text_and_latents and not (self.layout.captions and self.layout.visuals):
+            lacking = "latents" if self.layout.captions else "text"
+            needs = f"{trainer} uses only what has both text and latents, and this data set has no {lacking}"
+            yield f"{needs}: add it with `cachestore precompute`"
+        if self.reworded:
+            files = f"the files of {plural(len(self.reworded), 'caption')}"
+            yield f"{trainer} reads other text from {files}, and encodes that again itself ({first_of(self.reworded)})"
 
     def torn_or_missed(self) -> Iterator[str]:
         """Yield which latents have buckets that the trainer does not give them, in words."""
@@ -147,33 +155,19 @@ class Taken:
                 f"{self._advice}"
             )
 
-    def _without_what_is_needed(self) -> Iterator[str]:
-        trainer = self.layout.format.name
-        if self.layout.writing.needs_text_and_latents and not (self.layout.captions and self.layout.visuals):
-            lacking = "latents" if self.layout.captions else "text"
-            yield (
-                f"{trainer} uses only what has both text and latents, and this data set has no {lacking}: add it with"
-                " `cachestore precompute`"
-            )
-        if self.reworded:
-            named = first_of(self.reworded)
-            files = f"the files of {plural(len(self.reworded), 'caption')}"
-            yield f"{trainer} reads other text from {files}, and encodes that again itself ({named})"
-
     @property
     def _advice(self) -> str:
         """Which rule the trainer needs, in words; empty if the data set has that rule, or was not made here."""
         trainer, options = self.layout.format.name, [column.options for column in self.layout.visuals]
         has_rule = any(one.get(BUCKETS) == trainer or "resolution" not in one for one in options)
-        return "" if has_rule else f": precompute with --buckets {trainer} makes latents for its buckets"
+        return "" if has_rule else f": precompute with {option('buckets', trainer)} makes latents for its buckets"
 
     def remarks(self) -> Iterator[str]:
         """Yield what the user should know about the written files."""
         if self.unread:
             yield (
                 f"{plural(self.unread, 'caption has', 'captions have')} no caption file here: {self.layout.format.name} finds their text"
-                " only if each"
-                " caption file holds exactly the caption, without spaces or a line end after it"
+                " only if each caption file holds exactly the caption, without spaces or a line end after it"
             )
         shapes = {shape for those in self.batches.values() for shape in those}
         if self.layout.writing.mixes_shapes and len(shapes) > 1:

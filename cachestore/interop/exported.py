@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cachestore.core.raw_tensors import Latents, Raw
+from cachestore.core.raw_tensors import Latents, Raw, refuse
+from cachestore.core.spelling import option
 from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.families import Family
 from cachestore.interop.matching import ClipFrames
@@ -45,6 +46,13 @@ class ExportVariant:
     """uint8 `[1, h, w]`, with the size of the latents; 255 where the picture counts."""
     controls: tuple[Raw, ...] = ()
     """Latents of the control images, in order, in the state and dtype of the picture's latents."""
+
+
+def check_beginning(named: Named, trainer: str) -> None:
+    """Raise EncodeFailed for a clip that is not the video's beginning."""
+    if named.span is not None and named.span.start:
+        begins = f"its clip begins at frame {named.span.start}, but {trainer} takes frames from the beginning"
+        raise refuse(f"{begins}: precompute without {option('clips')}")
 
 
 class Listed(NamedTuple):

@@ -13,6 +13,7 @@ from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Json, Key, Recipe, canonical, digest_text, input_key
 from cachestore.core.raw_tensors import Array, Latents, Misplaced, Text, numbers
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO
+from cachestore.core.spelling import option
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.interop.families import Family
 from cachestore.interop.matching import FileLocation, Metadata
@@ -198,7 +199,7 @@ class ImportedLatents(FileEncoder):
             if (own := latents.tensor[1][0]) != channels:
                 raise EncodeFailed(
                     f"{location.path}: its latents have {own} channels, but those of {self.family.name} have {channels}: pass"
-                    " --family with that of the files"
+                    f" {option('family')} with that of the files"
                 )
             found.append((location, data, latents))
         if misplaced is not None and not found:

@@ -11,6 +11,7 @@ import numpy as np
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.raw_tensors import Raw, Text, as_array, columns, from_array, is_zero, joined, reshaped, rows, widened, without_batch
+from cachestore.core.spelling import option
 from cachestore.interop.families import Family, Trainer
 
 CLIP_ROWS: Final = 77
@@ -57,7 +58,7 @@ class Plain:
         prompt, others = text.tensors[PROMPT], trainer.own_of(text.others)
         if self.rows is not None and (prompt[1][0] > self.rows or (not self.zeros and prompt[1][0] < self.rows)):
             takes = f"its text has {prompt[1][0]} rows, but {trainer.name} takes {self.rows}"
-            raise EncodeFailed(f"{takes}: precompute with --encode-arg max_sequence_length={self.rows}")
+            raise EncodeFailed(f"{takes}: precompute with {option('encode_arg', f'max_sequence_length={self.rows}')}")
         if (mask := self.mask or self.ones) is not None:
             others.setdefault(mask, from_array(np.ones((1, prompt[1][0]), np.int64)))
         length = others[self.mask][1][-1] if self.mask is not None else self.rows or 0
@@ -97,7 +98,7 @@ def apart(family: Family, prompt: Raw, pooled: Raw) -> dict[str, Raw]:
             clip = rows(prompt, 0, CLIP_ROWS)
             if clip[1][0] < CLIP_ROWS or not is_zero(columns(clip, both, widths[THIRD].rows)):
                 fault = f"the first {CLIP_ROWS} rows of prompt_embeds are not CLIP's, padded with zeros"
-                raise EncodeFailed(f"{fault}: the file may be of another model; check --model and --family")
+                raise EncodeFailed(f"{fault}: the file may be of another model; check {option('model')} and {option('family')}")
             third = {f"{PROMPT}.{THIRD}": rows(prompt, CLIP_ROWS)}
             return {**clip_apart(PROMPT, columns(clip, 0, both), family), **third, **clip_apart(POOLED, pooled, family)}
         case _:
@@ -179,4 +180,5 @@ def batched(raw: Raw) -> Raw:
 
 def _check(name: str, raw: Raw, width: int) -> None:
     if raw[1][-1:] != (width,):
-        raise EncodeFailed(f"{name} has the shape {list(raw[1])}, but its last axis should be {width}: check --model and --family")
+        shape = f"{name} has the shape {list(raw[1])}, but its last axis should be {width}"
+        raise EncodeFailed(f"{shape}: check {option('model')} and {option('family')}")

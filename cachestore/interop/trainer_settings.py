@@ -6,6 +6,7 @@ from typing import Any
 
 from cachestore.core.inputs import RESOLUTIONS, sides_each
 from cachestore.core.samples import IMAGE
+from cachestore.core.spelling import option
 from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.export_layout import ExportLayout
 from cachestore.interop.export_taken import Taken
@@ -26,7 +27,8 @@ def trainer_settings(taken: Taken) -> list[str]:
             f"# resolution and buckets: as in the configuration with which {trainer} made these latents; no other settings give them"
         )
     elif next(taken.torn_or_missed(), None) is not None:
-        lines.append(f"# no settings of {trainer} give all these buckets: precompute with --buckets {trainer}, under another --name")
+        again = f"precompute with {option('buckets', trainer)}, under another {option('name')}"
+        lines.append(f"# no settings of {trainer} give all these buckets: {again}")
     return lines
 
 

@@ -23,7 +23,7 @@ from cachestore.store.writer import open_store
 from tests.fakes import publish_catalog
 from tests.interop import trainers
 from tests.interop.ai_toolkit.files import aitk_paths
-from tests.interop.caches import bring, send
+from tests.interop.caches import bring, names, send
 from tests.interop.musubi.files import read_musubi
 from tests.interop.sd_scripts.files import sd_latents_path, write_sd_scripts
 from tests.interop.simpletuner.files import read_simpletuner, write_simpletuner
@@ -275,26 +275,25 @@ def test_ai_toolkit_finds_resolutions_and_sides_by_their_digests(tmp_path, out):
 
 
 @pytest.mark.parametrize(
-    ("kind", "wanted", "choice", "reason"),
+    ("kind", "wanted", "choice"),
     [
-        ("simpletuner", Wanted(options={"flip": True}), {"leave_out": ["flips"]}, 'pass leave_out="flips"'),
-        ("musubi", Wanted(options={"flip": True}, controls=1), {"leave_out": ["flips"]}, 'pass leave_out="flips"'),
-        ("simpletuner", Wanted(masks=True), {"leave_out": ["masks"]}, 'pass leave_out="masks"'),
-        ("ai-toolkit", Wanted(masks=True), {"leave_out": ["masks"]}, 'pass leave_out="masks"'),
+        ("simpletuner", Wanted(options={"flip": True}), {"leave_out": ["flips"]}),
+        ("musubi", Wanted(options={"flip": True}, controls=1), {"leave_out": ["flips"]}),
+        ("simpletuner", Wanted(masks=True), {"leave_out": ["masks"]}),
+        ("ai-toolkit", Wanted(masks=True), {"leave_out": ["masks"]}),
         (
             "sd-scripts",
             Wanted((512,), options={"crop": "random", "seed": 0, "variants": 2}),
             {"variant_only": 1},
-            "variant_only with a number from 0 to 1",
         ),
-        ("sd-scripts", Wanted(family="sdxl"), {"resolution_only": 512}, "resolution_only with one of 256, 512"),
+        ("sd-scripts", Wanted(family="sdxl"), {"resolution_only": 512}),
     ],
 )
-def test_what_a_trainer_has_no_place_for_is_refused_and_the_choice_that_is_named_exports(tmp_path, out, kind, wanted, choice, reason):
+def test_what_a_trainer_has_no_place_for_is_refused_and_the_choice_that_is_named_exports(tmp_path, out, kind, wanted, choice):
     store = make_store(tmp_path / "store", wanted)
     if wanted.family == "sdxl":
         store = without_text(store)
-    with pytest.raises(BadInput, match=reason):
+    with pytest.raises(BadInput, check=names(*choice)):
         send(kind, store, out)
     assert not out.exists()
     report = send(kind, store, out, **choice)
@@ -321,17 +320,17 @@ def test_the_chosen_crop_and_resolution_alone_are_written(tmp_path, out):
 
 def test_drawn_crops_are_never_found_by_ai_toolkit(tmp_path, out):
     store = make_store(tmp_path / "store", Wanted(options={"crop": "random", "seed": 0}))
-    with pytest.raises(BadInput, match='precompute with crop="center"'):
+    with pytest.raises(BadInput, check=names("name")):
         send("ai-toolkit", store, out)
 
 
 def test_choices_that_cannot_be_made_are_refused(tmp_path, out):
     store = make_store(tmp_path / "store")
-    with pytest.raises(BadInput, match="no latents at the resolution 1024; it has 256, 512"):
+    with pytest.raises(BadInput, check=names("resolution_only")):
         send("musubi", store, out, resolution_only=1024)
-    with pytest.raises(BadInput, match="'faces' cannot be left out; flips and masks can"):
+    with pytest.raises(BadInput, check=names("leave_out")):
         send("musubi", store, out, leave_out=["faces"])
-    with pytest.raises(BadInput, match="variant_only must be 0, not"):
+    with pytest.raises(BadInput, check=names("variant_only")):
         send("musubi", store, out, variant_only=1)
     assert not out.exists()
 
@@ -391,5 +390,5 @@ def test_ltx_finds_all_resolutions_and_sources_in_one_folder(store, out, monkeyp
     stems = [f"{source}/{side}/{stem}.pt" for source in "xy" for side in (256, 512) for stem in ("a/one", "two")]
     assert paths == {f"{kind}/{stem}" for kind in ("latents", "conditions") for stem in stems}
     assert written.remarks == ("the latents have 3 shapes, and ltx puts any samples into one batch: train with a batch size of 1",)
-    with pytest.raises(BadInput, match="an export for ltx has no mirrored pictures: pass leave_out"):
+    with pytest.raises(BadInput, check=names("leave_out")):
         send("ltx", make_store(out / "flipped", Wanted(options={"flip": True}, **of_ltx)), out)

@@ -26,7 +26,7 @@ from cachestore.jobs.declared_model import IMPORTED
 from cachestore.storage.catalog import newest_catalog
 from tests.interop import trainers
 from tests.interop.ai_toolkit.files import aitk_info, aitk_paths, write_ai_toolkit
-from tests.interop.caches import CLAIMS, bring, equal
+from tests.interop.caches import CLAIMS, bring, equal, names
 from tests.interop.diffusion_pipe.files import write_diffusion_pipe
 from tests.interop.musubi.files import musubi_text, write_musubi
 from tests.interop.sd_scripts.files import sd_latents_path, write_sd_scripts
@@ -194,7 +194,7 @@ def test_a_note_without_sense_is_remarked_and_the_crop_is_taken_to_be_at_the_cen
 def test_a_note_that_is_no_json_is_an_error_that_names_it(tmp_path, data, store, text):
     write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl")
     (data / "aspect_ratio_bucket_metadata_x.json").write_text(text)
-    with pytest.raises(BadInput, match=r"metadata_x\.json is not JSON"):
+    with pytest.raises(BadInput):
         bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
 
 
@@ -279,7 +279,7 @@ def test_latents_are_not_imported_for_a_list_of_prompts(tmp_path, data, store):
     both = tmp_path / "both"
     write_simpletuner(both / "text", both / "vae", "sdxl")
     (tmp_path / "prompts.txt").write_text(f"{PICTURES[0].caption}\n")
-    with pytest.raises(BadUsage, match=r'lists no pictures.*encode="text"'):
+    with pytest.raises(BadUsage, check=names("encode")):
         bring("simpletuner", both, store, tmp_path / "prompts.txt")
     assert bring("simpletuner", both, store, tmp_path / "prompts.txt", encode=["text"]).report.encoded == 2
 
@@ -491,7 +491,7 @@ def test_text_and_latents_of_one_name_may_come_one_after_the_other(tmp_path, dat
 def test_a_name_in_use_is_not_taken_over_unless_asked(data, store):
     write_sd_scripts(data, "flux")
     bring("sd-scripts", data, store, data)
-    with pytest.raises(RecipeMismatch, match="replace=True"):
+    with pytest.raises(RecipeMismatch, check=names("name")):
         bring("sd-scripts", data, store, data, claims={"model": "another"})
     bring("sd-scripts", data, store, data, claims={"model": "another"}, replace=True)
     assert cs.CachedDataset(store).recipes["text"].make["claimed"] == {"model": "another"}
@@ -499,14 +499,14 @@ def test_a_name_in_use_is_not_taken_over_unless_asked(data, store):
 
 def test_what_made_a_cache_must_be_given(data, store):
     write_sd_scripts(data, "flux")
-    with pytest.raises(BadInput, match="claims=NAME=VALUE"):
+    with pytest.raises(BadInput, check=names("model")):
         bring("sd-scripts", data, store, data, claims=None)
 
 
 def test_two_families_in_a_folder_must_be_told_apart(data, store):
     write_sd_scripts(data, "flux")
     write_sd_scripts(data, "sdxl")
-    with pytest.raises(BadInput, match="flux, sdxl: pass family"):
+    with pytest.raises(BadInput, check=names("family")):
         bring("sd-scripts", data, store, data)
     report = bring("sd-scripts", data, store, data, family="sdxl")
     assert report.report.encoded == 6
@@ -515,7 +515,7 @@ def test_two_families_in_a_folder_must_be_told_apart(data, store):
 
 def test_a_family_that_nothing_tells_must_be_given(tmp_path, data, store):
     write_simpletuner(tmp_path / "text", tmp_path / "vae", "flux")
-    with pytest.raises(BadInput, match="pass family"):
+    with pytest.raises(BadInput, check=names("family")):
         bring("simpletuner", tmp_path / "vae", store, data)
 
 
@@ -532,7 +532,7 @@ def test_a_text_encoder_alone_is_not_taken_for_the_maker_of_latents(tmp_path, da
     write_simpletuner(tmp_path / "text", tmp_path / "vae", "flux")
     encoder = SimpleNamespace(recipe=Recipe("text", {"pipeline": "FluxPipeline"}, {}))
     monkeypatch.setattr("cachestore.interop.import_encoders.encoders_of", lambda _request, _known: (encoder,))
-    with pytest.raises(BadInput, match="has no VAE: pass"):
+    with pytest.raises(BadInput, check=names("vae")):
         bring("simpletuner", tmp_path / "vae", store, data, claims=None, model=tmp_path / "model")
     assert not store.exists()
 

@@ -411,5 +411,5 @@ def test_a_table_of_diffusion_pipe_with_names_that_are_no_utf8_is_refused(tmp_pa
     write_diffusion_pipe(tmp_path / "flux")
     for table in tmp_path.rglob("metadata.db"):
         table.write_bytes(table.read_bytes().replace(b"CREATE TABLE shard", b"CREATE TABLX shard").replace(b"shard_0", b"shard_\xf3"))
-        with pytest.raises(EncodeFailed, match="is no readable table"):
+        with pytest.raises(EncodeFailed):
             diffusion_pipe.locations_in(tmp_path, str(table.relative_to(tmp_path)))

@@ -63,7 +63,7 @@ def failures_of(report, encoder):
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_manifest_without_rows_is_refused(data, store, kind):
-    with pytest.raises(BadUsage, match="lists no samples"):
+    with pytest.raises(BadUsage):
         bring_rows(kind, data, store, [])
     assert not store.exists()
 

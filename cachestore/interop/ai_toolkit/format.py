@@ -125,7 +125,7 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     info: dict[str, Json] = {name: _parsed(str(value)) for name, value in contents.values.items() if name not in {"format", "software"}}
     space = info.get(_SPACE)
     if space is not None and space not in AI_TOOLKIT.cached[family.name].names:
-        raise Misplaced(f"it says its latents are of {space!r}, not of {family.name}: pass the right --family")
+        raise Misplaced(f"it says its latents are of {space!r}, not of {family.name}: pass the right {option('family')}")
     _check_own(info, location)
     made = AI_TOOLKIT.latents(family, framed(family, raw), others, {**location.facts, **_facts(info)})
     return replace(made, info=info)

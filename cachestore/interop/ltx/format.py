@@ -19,7 +19,8 @@ import numpy as np
 
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, as_array, from_array, refuse, rows, without_batch
 from cachestore.core.samples import Sample
-from cachestore.interop.exported import Block, ExportVariant, Named
+from cachestore.core.spelling import option
+from cachestore.interop.exported import Block, ExportVariant, Named, check_beginning
 from cachestore.interop.families import Family
 from cachestore.interop.format import Format, Reading, Writing
 from cachestore.interop.ltx.families import LTX
@@ -84,7 +85,7 @@ def read_text(contents: Contents, _family: Family, _location: FileLocation) -> T
     if (audio := tensors.pop(_AUDIO, None)) is not None and (audio[0], audio[1], bytes(audio[2])) != (video[0], video[1], bytes(video[2])):
         raise refuse(
             f"its {_AUDIO} differ from its {_VIDEO}, as those of LTX-2.3 do; only text of LTX-2, which has one projection for both, can be"
-            " imported: pass --encode latents for the latents alone"
+            f" imported: pass {option('encode', 'latents')} for the latents alone"
         )
     real = np.flatnonzero(mask)
     if len(mask) != video[1][0] or not len(real) or real[-1] - real[0] + 1 != len(real):
@@ -97,8 +98,7 @@ def read_text(contents: Contents, _family: Family, _location: FileLocation) -> T
 def latents_file(_family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
     """Return path and contents of the latents of a picture or video. Raises EncodeFailed for a clip that is not the video's beginning."""
     named, latents = variants[0].named, variants[0].latents
-    if named.span is not None and named.span.start:
-        raise refuse(f"its clip begins at frame {named.span.start}, but ltx takes frames from the beginning: precompute without --clips")
+    check_beginning(named, "ltx")
     if PurePosixPath(named.reference).name.startswith(_OLDER):
         raise refuse(f"ltx does not find text of a file whose name begins with {_OLDER}: rename it, and run `cachestore precompute` again")
     tensor = without_batch("latents", latents.tensor, 4)
@@ -123,7 +123,8 @@ def text_file(_family: Family, named: Named, text: Text) -> tuple[str, Contents]
     audio, count = text.others.get(_AUDIO, video), video[1][0]  # LTX-2.3 has a projection for each
     mask = LTX.own_of(text.others).get(_MASK)
     if mask is None and count > _ROWS:
-        raise refuse(f"its text has {count} rows, but ltx takes {_ROWS}: precompute with --encode-arg max_sequence_length={_ROWS}")
+        shorter = option("encode_arg", f"max_sequence_length={_ROWS}")
+        raise refuse(f"its text has {count} rows, but ltx takes {_ROWS}: precompute with {shorter}")
     if mask is None:
         mask = from_array((np.arange(_ROWS) >= _ROWS - count).astype(np.int64))
     made = _padded(video, mask)

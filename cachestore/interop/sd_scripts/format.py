@@ -18,6 +18,7 @@ import numpy as np
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, as_array, from_array, is_zero, refuse, without_batch
 from cachestore.core.samples import Sample
+from cachestore.core.spelling import option
 from cachestore.encode.bucket_rules import RULES, BucketSettings
 from cachestore.encode.buckets import SHORTEST_SIDE, Size, crop_box
 from cachestore.interop.exported import Block, ExportVariant, Named
@@ -166,9 +167,8 @@ def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str
     for variant in variants:
         for name, raw in _arrays_of(family, variant, named.size).items():
             if made.setdefault(name, raw) != raw:
-                raise refuse(
-                    f"two resolutions share the bucket of {name}, but have different values: pass --resolution-only with one of them"
-                )
+                one = option("resolution_only")
+                raise refuse(f"two resolutions share the bucket of {name}, but have different values: pass {one} with one of them")
     path = f"{stem_of(named.reference)}_{named.size[0]:04d}x{named.size[1]:04d}_{SD_SCRIPTS.written_as(family)}.npz"
     return path, Contents(made)
 

@@ -26,7 +26,7 @@ from cachestore.core.samples import IMAGE, Sample
 from cachestore.core.spelling import option
 from cachestore.core.words import first_of, plural
 from cachestore.encode.bucket_rules import BucketSettings
-from cachestore.interop.exported import Block, ExportVariant, Listed, Named
+from cachestore.interop.exported import Block, ExportVariant, Listed, Named, check_beginning
 from cachestore.interop.families import Family, as_picture, framed
 from cachestore.interop.format import Format, Reading, Writing
 from cachestore.interop.matching import Added, CacheListing, FileLocation, Matches, Metadata, ParsedName, references_of, stem_of, visuals_of
@@ -233,9 +233,7 @@ def _by_position(name: str) -> str:
 
 def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
     """Return name and contents of the latents of a picture or video. Raises EncodeFailed for a clip that is not the video's beginning."""
-    span = variants[0].named.span
-    if span is not None and span.start:
-        raise refuse(f"its clip begins at frame {span.start}, but SimpleTuner takes frames from the beginning: precompute without --clips")
+    check_beginning(variants[0].named, "SimpleTuner")
     return f"{_BOTH}{latents_name(variants[0].named.reference)}", Contents({_WHOLE: as_picture(family, variants[0].latents.tensor)})
 
 

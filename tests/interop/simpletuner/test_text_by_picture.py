@@ -75,5 +75,5 @@ def test_rows_of_padding_are_no_text_and_come_back_in_an_export():
     ids=["a hole", "padded before", "no zeros as padding", "another length"],
 )
 def test_another_mask_is_refused(mask, rows):
-    with pytest.raises(EncodeFailed, match="attention_masks are not ones, followed by zeros"):
+    with pytest.raises(EncodeFailed):
         simpletuner.read_text(text(mask, rows), QWEN, FileLocation("x.pt"))
