@@ -53,21 +53,19 @@ class EncodedCaptions:
         text = self._text_of(sample)
         if self.wanted.captions_of is None or not sample.captions or (text is None and self.wanted.changes_only_caption_files):
             return sample.captions
-        read = self.wanted.captions_of(sample.captions[0] if text is None else text, self.added)
-        captions = self._encoded_caption(sample, read[0]) if self.wanted.is_one_caption else sample.captions
+        whole = sample.captions[0]
+        read = self.wanted.captions_of(whole if text is None else text, self.added)
+        captions = sample.captions
+        if self.wanted.is_one_caption:  # written as in the source if only white space differs
+            same = next((one.strip() for one in (whole, *whole.splitlines()) if same_words(one, read[0])), None)
+            if same is None:
+                self.other.append(sample.id)
+            elif same != whole:
+                self.cut.append(sample.id)
+            captions = (" ".join(read[0].split()) if same is None else same,)
         for caption in captions:
             self.read_as.setdefault(caption, []).extend(one for one in read if same_words(one, caption))
         return captions
-
-    def _encoded_caption(self, sample: Sample, read: str) -> tuple[str, ...]:
-        """Return the one caption that the trainer encoded, written as in the source if only white space differs."""
-        whole = sample.captions[0]
-        own = next((one.strip() for one in (whole, *whole.splitlines()) if same_words(one, read)), None)
-        if own is None:
-            self.other.append(sample.id)
-        elif own != whole:
-            self.cut.append(sample.id)
-        return (" ".join(read.split()) if own is None else own,)
 
     def _text_of(self, sample: Sample) -> str | None:
         """Return the text of the file that a sample's captions were read from; None if they came from elsewhere."""

@@ -63,7 +63,6 @@ def read_npz(data: bytes) -> Contents:
 
 
 def _members(data: bytes) -> dict[str, zipfile.ZipInfo]:
-    """Return the members of a zip by the names of their arrays. Raises EncodeFailed for too many or too large ones, BadZipFile."""
     mark, size, start, comment = _END.unpack(data[-_END.size :]) if len(data) >= _END.size else (b"", 0, 0, 0)
     has_64_bits = data[-_END.size - 20 :].startswith(b"PK\6\7")  # its list may be anywhere, and of any length
     if mark != b"PK\5\6" or comment or has_64_bits or size > _DIRECTORY_BYTES:

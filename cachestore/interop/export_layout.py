@@ -102,18 +102,10 @@ class ExportLayout:
         """Return the label of a row's source; empty if there is only one source."""
         return str(json.loads(self.catalog.extras[row]).get(SOURCE, "")) if self.roots else ""
 
-    def root(self, row: int) -> Path:
-        """Return the folder to which a row's references are relative."""
-        return self.root_of(self.source(row))
-
     def root_of(self, source: str) -> Path:
         """Return the folder to which the references of a source are relative."""
         hints = self.catalog.request.get(self.columns[-1].encoder, {})
         return self.roots.get(source) or _folder(str(hints.get("data", "")))
-
-    def tree(self, row: int, column: KeyColumn) -> str:
-        """Return the folder of a cell's file."""
-        return self.tree_of(self.source(row), column)
 
     def tree_of(self, source: str, column: KeyColumn) -> str:
         """Return the folder of a source's files: `SOURCE/RESOLUTION/videos/`, without the parts that nothing needs."""
@@ -123,7 +115,7 @@ class ExportLayout:
         return "".join(f"{part}/" for part in (source, resolution, kind) if part)
 
     def inside(self, tree: str, path: str) -> str:
-        """Return the path of a file in a folder that `tree` returned: above the trainer's own folders, or within the first of them."""
+        """Return the path of a file in a folder that `tree_of` returned: above the trainer's own folders, or within the first of them."""
         first, _, rest = path.partition("/")
         return f"{first}/{tree}{rest}" if self.writing.resolutions == "a folder within" else f"{tree}{path}"
 
@@ -132,7 +124,7 @@ class ExportLayout:
         if self.writing.text_by == "caption":
             return ("",)
         source, own = self.source(row), [column for column in self.visuals if column.count(row)]
-        return tuple(dict.fromkeys(self.tree(row, column) for column in own or self.visuals)) or (f"{source}/" if source else "",)
+        return tuple(dict.fromkeys(self.tree_of(source, column) for column in own or self.visuals)) or (f"{source}/" if source else "",)
 
     def check(self) -> None:
         """Raise BadInput if the format cannot hold the family or something in the data set."""
@@ -145,7 +137,9 @@ class ExportLayout:
             both = f"{self.format.name} keeps text and latents in one file, but {self.catalog.name!r} has no {lacking}"
             raise BadInput(f"{both}: add them with `cachestore precompute` under the same name")
         for column in self.visuals:
-            self._check_variants(column)
+            if sides_each(column.options) > 1 and "flips" not in self.leave_out:
+                self._check_takes("flips", "mirrored pictures")
+            self._check_crops(column.options)
         if len(self.visuals) > 1 and self.family_of[self.visuals[0].encoder].name in self.writing.one_resolution:
             several = ", ".join(map(str, _resolutions(self.visuals)))
             raise BadInput(
@@ -156,10 +150,7 @@ class ExportLayout:
         if any(len(masks.keys) for masks in self.masks):
             self._check_takes("masks", "masks, which it reads from their own files")
 
-    def _check_variants(self, column: KeyColumn) -> None:
-        options = column.options
-        if sides_each(options) > 1 and "flips" not in self.leave_out:
-            self._check_takes("flips", "mirrored pictures")
+    def _check_crops(self, options: Mapping[str, Any]) -> None:
         if options.get("crop") == RANDOM and "drawn crops" not in self.writing.takes:
             raise BadInput(
                 f"{self.format.name} finds only latents of centre crops, but these are of random crops: precompute with"

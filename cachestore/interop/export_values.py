@@ -120,7 +120,6 @@ class ExportValues:
 
 
 def _info(meta: Mapping[str, Any]) -> Mapping[str, Json]:
-    """Return what the trainer wrote beside the tensors, if the entry was imported."""
     imported: Mapping[str, Any] = meta.get("imported") or {}
     return imported.get("info") or {}
 

@@ -18,8 +18,8 @@ from cachestore.core.words import first_of, in_short
 from cachestore.files.marker import check_for_reading
 from cachestore.interop.containers import write_npz, write_safetensors
 from cachestore.interop.export_layout import ExportLayout
-from cachestore.interop.export_taken import Taken
 from cachestore.interop.export_target import Target
+from cachestore.interop.export_use import TrainerUse
 from cachestore.interop.export_values import ExportValues
 from cachestore.interop.exported import Listed, Named
 from cachestore.interop.families import family_named
@@ -138,15 +138,15 @@ def export_cache(
         catalog = _catalog(reader, name, generation)
         command = shlex.join(["cachestore", "export", str(store), "--name", catalog.name, "--format", wanted.name, "-o", str(folder)])
         layout = ExportLayout(catalog, wanted, writing, given, resolution_only, variant_only, leave_out, command)
-        target, values, taken = Target(folder, wanted.name, may_replace=replace), ExportValues(reader, layout), Taken(layout, folder)
-        failures = _Export(layout, values, taken, target).write()
+        target, values, use = Target(folder, wanted.name, may_replace=replace), ExportValues(reader, layout), TrainerUse(layout, folder)
+        failures = _Export(layout, values, use, target).write()
         return changed(
             _report(target, catalog, failures),
             casts=tuple(values.casts),
-            left_out=tuple(taken.left_out()),
-            not_taken=tuple(taken.not_taken()),
-            remarks=tuple(taken.remarks()),
-            trainer_settings=tuple(trainer_settings(taken)),
+            left_out=tuple(use.left_out()),
+            not_taken=tuple(use.not_taken()),
+            remarks=tuple(use.remarks()),
+            trainer_settings=tuple(trainer_settings(use)),
         )
 
 
@@ -201,7 +201,7 @@ class _Export:
 
     layout: ExportLayout
     values: ExportValues
-    taken: Taken
+    use: TrainerUse
     target: Target
     failures: list[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
     listed: list[Listed] = field(default_factory=list[Listed])
@@ -257,7 +257,7 @@ class _Export:
         for index in range(column.at[row], column.at[row + 1])[: None if layout.writing.text_by == "caption" else 1]:
             try:
                 key, stored, meta = self.values.entry(column, index)
-                named = self.taken.as_read(row, layout.named(row, column, index))
+                named = self.use.as_read(row, layout.named(row, column, index))
                 path, contents = layout.writing.text(layout.family_of[column.encoder], named, self.values.text(column, stored, meta))
             except (CacheStoreError, OSError) as error:
                 self._fail(layout.catalog.ids[row], column.encoder, error)
@@ -296,15 +296,15 @@ class _Export:
                 self._fail(layout.catalog.ids[row], column.encoder, error)
                 continue
             for variant, (of_column, _index) in zip(variants, several, strict=True):
-                self.taken.count(row, of_column, variant)
-            tree, named = layout.tree(row, column), variants[0].named
+                self.use.count(row, of_column, variant)
+            source, named = layout.source(row), variants[0].named
+            tree = layout.tree_of(source, column)
             path = layout.inside(tree, path)
-            listed = Listed(path, tree, str(layout.root(row) / named.reference), named, family)
+            listed = Listed(path, tree, str(layout.root_of(source) / named.reference), named, family)
             yield _File(column.encoder, path, keys, contents, listed)
 
 
 def _encoded(wanted: Format, contents: Contents) -> bytes:
-    """Return the bytes of a file. Raises EncodeFailed if its container cannot hold the contents."""
     match wanted.container:
         case "npz":
             return write_npz({name: as_array(raw) for name, raw in contents.tensors.items()})

@@ -89,7 +89,6 @@ def family_of_cache(scan: CacheScan, made: Mapping[str, Encoder]) -> Family:
 
 
 def _widths_of(encoder: Encoder | None, family: Family) -> dict[str, Width]:
-    """Return the widths of the declared model's text, from its configuration; empty without one."""
     from cachestore.encode.setup import pooled_width, text_width
     from cachestore.encode.text import TextEncoder
 
@@ -112,15 +111,7 @@ def _pipeline_of(model: str | None) -> str | None:
     return found.class_name if found.kind == "pipeline" else None
 
 
-def _text_recipe(family: Family, make: Mapping[str, Json]) -> Recipe:
-    row = families.text_family(family.pipeline)
-    widened = {THIRD: family.widths[THIRD].rows} if THIRD in family.widths else {}
-    read = families.text_read(row, limit=_LIMITS.get(family.name), widths=widened)
-    return Recipe("text", {**make, "outputs": families.stored_names(row)}, read)
-
-
 def _latents_recipe(family: Family, state: State, make: Mapping[str, Json], made: Encoder | None) -> Recipe:
-    """Return the recipe, with the constants of the declared VAE, else of the family's released one."""
     if made is not None:
         read: dict[str, Json] = {**made.recipe.read, "stored": state.kind}
     else:
@@ -158,7 +149,11 @@ def file_encoders(
             recipe = _latents_recipe(family, trainer.cached[family.name].state, make, made.get(kind))
             encoders.append(ImportedLatents(recipe, cache, family, matches.latents, matches.doubtful_latents, metadata=matches.metadata))
         elif trainer.has_text(family):
-            encoders.append(ImportedText(_text_recipe(family, make), cache, family, matches.text, matches.doubtful))
+            row = families.text_family(family.pipeline)
+            widened = {THIRD: family.widths[THIRD].rows} if THIRD in family.widths else {}
+            read = families.text_read(row, limit=_LIMITS.get(family.name), widths=widened)
+            recipe = Recipe("text", {**make, "outputs": families.stored_names(row)}, read)
+            encoders.append(ImportedText(recipe, cache, family, matches.text, matches.doubtful))
         else:
             others = ", ".join(sorted(one.name for one in load_formats() if one.trainer.has_text(family)))
             able = f" (only in that of {others})" if others else ""

@@ -83,7 +83,6 @@ class CacheScan:
         }
 
     def _unknown_families(self) -> list[str]:
-        """Return a remark on files of families that are not known here, if there are any."""
         names = [parsed.named for parsed in self._parsed.values() if parsed.named is not None and parsed.family is None]
         belong = plural(len(names), "file belongs", "files belong")
         return [f"{belong} to models that cannot be imported yet ({', '.join(sorted(set(names)))})"] if names else []
@@ -181,7 +180,6 @@ class CacheScan:
 
     @cached_property
     def _tars(self) -> Mapping[str, Path]:
-        """The source's tars by name; empty if it has none."""
         return {path.name: path for path in tars_at(self.request.data) or ()}
 
     def stale(self, kinds: Collection[str]) -> Iterator[str]:
@@ -275,7 +273,6 @@ def scan_cache(request: ImportRequest, wanted: Format, listing: Listing, seen: R
 
 
 def _stat_record(path: Path) -> tuple[int, int]:
-    """Return the stat record of a file; NO_STAT if it is gone."""
     try:
         return stat_of(path.stat())
     except OSError:
@@ -283,7 +280,6 @@ def _stat_record(path: Path) -> tuple[int, int]:
 
 
 def _modified(path: Path) -> int:
-    """Return the mtime_ns of a file; -1 if it is gone."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

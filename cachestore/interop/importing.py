@@ -139,7 +139,6 @@ def import_cache(
 
 
 def _as_rate(fps: object) -> float:
-    """Return a rate. Raises BadInput for anything else."""
     try:
         return RATE.read(fps)
     except (TypeError, ValueError):
@@ -220,7 +219,6 @@ def _check(request: ImportRequest) -> None:
 
 
 def _plan(scan: CacheScan, encoders: Sequence[FileEncoder], seen: Remarks) -> Plan:
-    """Return the plan; `seen` has what cannot be used of the source."""
     request, numbered = scan.request, list(enumerate(encoders))
     # An option of each column: if one of the cache's files changed, all values are checked again.
     cached = digest_parts("cachestore-cache", canonical([list(file) for file in (*scan.files, *scan.side_files)])).hex()

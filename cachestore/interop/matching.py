@@ -232,7 +232,11 @@ def references_of(paths: Iterable[str], pictures: Collection[str]) -> Ends:
     with more matching pictures is used; if both have equally many, neither is. So `b/1.png`, which the source lacks, is not taken for its
     `1.png`.
     """
-    ends = {path: _ends_of(path, pictures) for path in dict.fromkeys(paths)}
+    ends: dict[str, dict[tuple[str, ...], str]] = {}
+    """By path: the references at its end, by the folders before them."""
+    for path in dict.fromkeys(paths):
+        parts = tuple(path.replace("\\", "/").split("/"))
+        ends[path] = {parts[:start]: end for start in range(len(parts)) if (end := "/".join(parts[start:])) in pictures}
     counts = Counter(root for those in ends.values() for root in those)
     pairs = [(one, one[:length]) for one in counts for length in range(len(one)) if one[:length] in counts]
     beaten = {min(pair, key=counts.__getitem__) for pair in pairs if counts[pair[0]] != counts[pair[1]]}
@@ -240,12 +244,6 @@ def references_of(paths: Iterable[str], pictures: Collection[str]) -> Ends:
     left = {path: {root: end for root, end in those.items() if root not in beaten} for path, those in ends.items()}
     known = {path: end for path, those in left.items() for root, end in those.items() if root not in tied}
     return Ends(known, {path: list(those.values()) for path, those in left.items() if those and path not in known})
-
-
-def _ends_of(path: str, pictures: Collection[str]) -> dict[tuple[str, ...], str]:
-    """Return the references at the end of a path, by the folders before them."""
-    parts = tuple(path.replace("\\", "/").split("/"))
-    return {parts[:start]: end for start in range(len(parts)) if (end := "/".join(parts[start:])) in pictures}
 
 
 def by_name(samples: Iterable[Sample], matches: Matches, *, is_flat: bool) -> dict[str, tuple[str, list[Sample]]]:

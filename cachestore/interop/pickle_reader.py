@@ -81,7 +81,6 @@ def _warm_up() -> None:
 
 
 def _limit() -> None:
-    """Forbid files that grow, and core dumps, and limit memory, if the system has such limits."""
     try:
         import resource
     except ImportError:  # Windows
@@ -110,7 +109,6 @@ def _at_most(wanted: int, hard: int) -> int:
 
 
 def _address_space() -> int | None:
-    """Return the bytes of address space in use; None if the system does not say."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - a file of the kernel's
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -84,7 +84,6 @@ class TorchFiles(AbstractContextManager["TorchFiles"]):
         return reason
 
     def _started(self) -> ChildProcess:
-        """Return a child that is ready. Raises Incomplete if it ends before, each time that it is tried."""
         reason = ""
         for _time in range(_STARTS if self._child is None else 0):
             try:
@@ -110,7 +109,6 @@ class TorchFiles(AbstractContextManager["TorchFiles"]):
 
     @contextmanager
     def _deadline(self, child: ChildProcess) -> Generator[threading.Event]:
-        """Kill the child if the block takes too long; the event says that this was done."""
         late = threading.Event()
 
         def stop() -> None:
@@ -156,7 +154,6 @@ def _exchange(child: ChildProcess, data: bytes) -> Contents | str:
 
 
 def _next_frame(child: ChildProcess) -> Frame:
-    """Return the child's next answer. Raises OSError, EOFError or ValueError."""
     assert child.stdout is not None
     answer = read_frame(child.stdout, limit_bytes=2 * LARGEST_BYTES)
     if answer is None:
@@ -209,7 +206,6 @@ class CacheFiles:
         return self._contents(location, self.bytes_at(location))
 
     def _contents(self, location: FileLocation, data: bytes) -> Contents:
-        """Return what is at a file location, whose bytes were read, and at its further ones. Raises EncodeFailed, OSError."""
         parts = [self._decoded(data), *(self._decoded(self.bytes_at(other)) for other in location.more)]
         tensors = {name: raw for part in reversed(parts) for name, raw in part.tensors.items()}
         return Contents(tensors, {name: value for part in reversed(parts) for name, value in part.values.items()})

@@ -100,7 +100,7 @@ class SourceFile:
         )
 
 
-def look_at(request: Mapping[str, Json], read: Read) -> SourceFile:
+def read_source(request: Mapping[str, Json], read: Read) -> SourceFile:
     """Return what the file of a request says of itself. Raises OSError."""
     if VIDEO not in request:
         picture = read(reference := str(request["image"]))

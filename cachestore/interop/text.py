@@ -40,7 +40,7 @@ class Plain:
 
     def read(self, tensors: dict[str, Raw], trainer: Trainer) -> Text:
         """Return the text of a file; all that is not its rows stays beside it. Raises EncodeFailed."""
-        (raw,) = taken(tensors, self.name)
+        (raw,) = pop_tensors(tensors, self.name)
         prompt = without_batch(self.name, raw, 2)
         if self.rows is not None and prompt[1][0] != self.rows:
             cut = f"it has {prompt[1][0]} rows, but {trainer.name} makes {self.rows}, and the denoiser needs those of padding too"
@@ -58,7 +58,7 @@ class Plain:
         prompt, others = text.tensors[PROMPT], trainer.own_of(text.others)
         if self.rows is not None and (prompt[1][0] > self.rows or (not self.zeros and prompt[1][0] < self.rows)):
             takes = f"its text has {prompt[1][0]} rows, but {trainer.name} takes {self.rows}"
-            raise EncodeFailed(f"{takes}: precompute with {option('encode_arg', f'max_sequence_length={self.rows}')}")
+            raise EncodeFailed(f"{takes}: precompute with {option('encode_arg')} max_sequence_length={self.rows}")
         if (mask := self.mask or self.ones) is not None:
             others.setdefault(mask, from_array(np.ones((1, prompt[1][0]), np.int64)))
         length = others[self.mask][1][-1] if self.mask is not None else self.rows or 0
@@ -73,7 +73,7 @@ _MASKS: Final = frozenset({"t5_attn_mask", "attention_masks", "attention_mask"})
 """Names that trainers give the mask of T5's rows, `[L]` or `[1, L]`, in an imported text."""
 
 
-def taken(tensors: dict[str, Raw], *names: str) -> list[Raw]:
+def pop_tensors(tensors: dict[str, Raw], *names: str) -> list[Raw]:
     """Remove these tensors from the dict and return them. Raises EncodeFailed if one is missing."""
     if lacking := [name for name in names if name not in tensors]:
         raise EncodeFailed(f"it has no {lacking[0]}, but {', '.join(sorted(tensors)) or 'nothing'}")
@@ -82,7 +82,7 @@ def taken(tensors: dict[str, Raw], *names: str) -> list[Raw]:
 
 def taken_apart(family: Family, tensors: dict[str, Raw], prompt: str, pooled: str) -> Text:
     """Return the text of a file that has both tensors under these names; all others stay beside it. Raises EncodeFailed."""
-    rows, vector = taken(tensors, prompt, pooled)
+    rows, vector = pop_tensors(tensors, prompt, pooled)
     return Text(apart(family, without_batch(PROMPT, rows, 2), without_batch(POOLED, vector, 1)), tensors)
 
 

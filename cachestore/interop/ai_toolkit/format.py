@@ -26,7 +26,7 @@ from cachestore.interop.exported import Block, ExportVariant, Named
 from cachestore.interop.families import Family, as_picture, framed
 from cachestore.interop.format import Format, Reading, Writing
 from cachestore.interop.matching import Added, CacheListing, FileLocation, Matches, ParsedName, stem_of, visuals_of
-from cachestore.interop.text import Plain, batched, taken, taken_apart, together
+from cachestore.interop.text import Plain, batched, pop_tensors, taken_apart, together
 
 _LATENTS: Final = "_latent_cache"
 _TEXT: Final = "_t_e_cache"
@@ -119,28 +119,24 @@ def _spaces(family: Family) -> tuple[str, ...]:
 def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
     """Return the latents of one picture. Raises EncodeFailed, also for pixels; Misplaced for latents of another picture or model."""
     others = dict(contents.tensors)
-    (raw,) = taken(others, "latent")
+    (raw,) = pop_tensors(others, "latent")
     if raw[0] == "U8":
         raise refuse("it holds pixels, not latents")
     info: dict[str, Json] = {name: _parsed(str(value)) for name, value in contents.values.items() if name not in {"format", "software"}}
     space = info.get(_SPACE)
     if space is not None and space not in AI_TOOLKIT.cached[family.name].names:
         raise Misplaced(f"it says its latents are of {space!r}, not of {family.name}: pass the right {option('family')}")
-    _check_own(info, location)
-    made = AI_TOOLKIT.latents(family, framed(family, raw), others, {**location.facts, **_facts(info)})
-    return replace(made, info=info)
-
-
-def _check_own(info: Mapping[str, Json], location: FileLocation) -> None:
-    """Raise Misplaced if latents say that they belong to another picture, or to this one mirrored."""
     stated, expected = info.get(_INFO[0]), location.expected
     if isinstance(stated, str) and expected is not None and normalize("NFC", stated) != normalize("NFC", expected):
         raise Misplaced(f"it says it is of {stated!r}, but its name says {expected!r}: let ai-toolkit make it again")
     if turned := [name for name in (_FLIP, "flip_y") if info.get(name)]:
-        raise Misplaced(
-            f"it says it is of the mirrored picture ({turned[0]}), which a data set does not have: keep the file of the"
-            " unmirrored one in the folder"
-        )
+        mirrored = f"it says it is of the mirrored picture ({turned[0]}), which a data set does not have"
+        raise Misplaced(f"{mirrored}: keep the file of the unmirrored one in the folder")
+    facts = dict(location.facts)
+    if all(isinstance(info.get(name), int) for name in _INFO[1:7]):
+        width, height, left, top, across, down = (int(info[name]) for name in _INFO[1:7])
+        facts |= {"resized": [width, height], "crop": [left, top, left + across, top + down]}
+    return replace(AI_TOOLKIT.latents(family, framed(family, raw), others, facts), info=info)
 
 
 def _parsed(text: str) -> Json:
@@ -148,14 +144,6 @@ def _parsed(text: str) -> Json:
         return json.loads(text)
     except (RecursionError, ValueError):
         return text
-
-
-def _facts(info: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the resized size and the crop box, if the file has them as whole numbers."""
-    if not all(isinstance(info.get(name), int) for name in _INFO[1:7]):
-        return {}
-    width, height, left, top, across, down = (int(info[name]) for name in _INFO[1:7])
-    return {"resized": [width, height], "crop": [left, top, left + across, top + down]}
 
 
 def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:
@@ -168,19 +156,19 @@ def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str
     """Return name and contents of a picture's latents file. Raises EncodeFailed if the crop, which the name needs, is unknown."""
     named, latents = variants[0].named, variants[0].latents
     path = PurePosixPath(named.reference)
-    info = {name: value for name, value in latents.info.items() if _SPACE in latents.info} or _info(family, named)
+    info: dict[str, Json] = dict(latents.info) if _SPACE in latents.info else {}
+    if not info:
+        if named.resized is None or named.crop is None:
+            raise refuse(
+                "it is not known how the picture was scaled and cut, and the name depends on it: encode it here, then export again"
+            )
+        left, top, right, bottom = named.crop
+        values = (path.name, *named.resized, left, top, right - left, bottom - top)
+        info = dict(zip(_INFO, (*values, AI_TOOLKIT.written_as(family), _VERSION), strict=True))
     info |= {_FLIP: True} if variants[0].is_flipped else {}
     metadata = {name: json.dumps(value) for name, value in info.items()} | {"format": "pt", "software": "{}"}
     name = str(path.parent / _LATENTS / f"{path.stem}_{hash_of(info)}.safetensors")
     return name, Contents({"latent": as_picture(family, latents.tensor), **AI_TOOLKIT.own_of(latents.others)}, metadata)
-
-
-def _info(family: Family, named: Named) -> dict[str, Json]:
-    if named.resized is None or named.crop is None:
-        raise refuse("it is not known how the picture was scaled and cut, and the name depends on it: encode it here, then export again")
-    left, top, right, bottom = named.crop
-    values = (PurePosixPath(named.reference).name, *named.resized, left, top, right - left, bottom - top)
-    return dict(zip(_INFO, (*values, AI_TOOLKIT.written_as(family), _VERSION), strict=True))
 
 
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:

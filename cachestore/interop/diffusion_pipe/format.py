@@ -30,7 +30,7 @@ from cachestore.interop.diffusion_pipe.families import DIFFUSION_PIPE
 from cachestore.interop.families import Family, unframed
 from cachestore.interop.format import Format, Reading
 from cachestore.interop.matching import CacheListing, FileLocation, Matches, ParsedName, first_caption, references_of, visual_of, visuals_of
-from cachestore.interop.text import PROMPT, taken, taken_apart
+from cachestore.interop.text import PROMPT, pop_tensors, taken_apart
 
 _SHARD: Final = re.compile(r"shard_(\d+)")
 _TEXT_FOLDER: Final = re.compile(r"(?P<empty>uncond_)?text_embeddings_\d+")
@@ -113,7 +113,7 @@ def rate_of_videos(models: Iterable[str], claims: Mapping[str, Json], fps: float
     if claims.get(_MODE) != _BEGINNING:
         raise BadInput(
             f"no file of diffusion-pipe says which frames of a video it is of: if {_MODE} in its configuration is {_BEGINNING}, or is"
-            f" missing, pass {option('claim', f'{_MODE}={_BEGINNING}')}; clips from the middle of videos cannot be imported",
+            f" missing, pass {option('claim')} {_MODE}={_BEGINNING}; clips from the middle of videos cannot be imported",
             option="claims",
         )
     rates = {_RATES.get(model, _RATE) for model in models}
@@ -214,7 +214,7 @@ def _match_text(reference: str, those: Sequence[Item], stated: Sequence[str], sa
 def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
     """Return the latents of one picture or clip. Raises EncodeFailed."""
     others = dict(contents.tensors)
-    (raw,) = taken(others, "latents")
+    (raw,) = pop_tensors(others, "latents")
     tensor = without_batch("latents", raw, 4) if family.has_frames else unframed(raw)
     return DIFFUSION_PIPE.latents(family, tensor, others, location.facts)
 
@@ -223,7 +223,7 @@ def read_text(contents: Contents, family: Family, _location: FileLocation) -> Te
     """Return the text of one caption, from all its encoders. Raises EncodeFailed."""
     tensors = dict(contents.tensors)
     if family.name == "wan":  # rows after the caption are padding, which its denoiser never sees
-        raw, length = taken(tensors, "text_embeddings", "seq_lens")
+        raw, length = pop_tensors(tensors, "text_embeddings", "seq_lens")
         return Text({PROMPT: rows(without_batch(PROMPT, raw, 2), 0, int(as_array(length)))}, tensors)
     return taken_apart(family, tensors, "t5_embed", "clip_embed")
 

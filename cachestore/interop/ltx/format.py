@@ -25,7 +25,7 @@ from cachestore.interop.families import Family
 from cachestore.interop.format import Format, Reading, Writing
 from cachestore.interop.ltx.families import LTX
 from cachestore.interop.matching import CacheListing, FileLocation, Matches, ParsedName, by_name, stem_of
-from cachestore.interop.text import PROMPT, taken
+from cachestore.interop.text import PROMPT, pop_tensors
 
 FILES: Final = re.compile(r"\A(?P<kind>latents|conditions)/(?P<stem>.+)\.pt\Z")
 _VIDEO, _AUDIO, _MASK = "video_prompt_embeds", "audio_prompt_embeds", "prompt_attention_mask"
@@ -64,7 +64,7 @@ def match(cache: CacheListing, samples: Sequence[Sample], matches: Matches) -> N
 def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
     """Return the latents of one picture or video. Raises EncodeFailed, also if the file's numbers do not fit its tensor."""
     others = dict(contents.tensors)
-    (raw,) = taken(others, "latents")
+    (raw,) = pop_tensors(others, "latents")
     if len(raw[1]) == 2:
         raise refuse(f"its latents have the shape {list(raw[1])} of an older version of the trainer, so install a newer one first")
     tensor = without_batch("latents", raw, 4)
@@ -80,7 +80,7 @@ def read_text(contents: Contents, _family: Family, _location: FileLocation) -> T
     The connectors put registers in the place of padding, so the dropped rows have no effect.
     """
     tensors = dict(contents.tensors)
-    video, raw_mask = taken(tensors, _VIDEO, _MASK)
+    video, raw_mask = pop_tensors(tensors, _VIDEO, _MASK)
     video, mask = without_batch(_VIDEO, video, 2), as_array(raw_mask).reshape(-1) != 0
     if (audio := tensors.pop(_AUDIO, None)) is not None and (audio[0], audio[1], bytes(audio[2])) != (video[0], video[1], bytes(video[2])):
         raise refuse(
@@ -107,7 +107,6 @@ def latents_file(_family: Family, variants: Sequence[ExportVariant]) -> tuple[st
 
 
 def _rate(named: Named, latents: Latents) -> float:
-    """Return the frames of each second: those of the imported file, else those of the video; 1 for a picture."""
     stated = latents.info.get("fps")
     if isinstance(stated, int | float) and 0 < stated < 1e6:
         return float(stated)
@@ -123,8 +122,8 @@ def text_file(_family: Family, named: Named, text: Text) -> tuple[str, Contents]
     audio, count = text.others.get(_AUDIO, video), video[1][0]  # LTX-2.3 has a projection for each
     mask = LTX.own_of(text.others).get(_MASK)
     if mask is None and count > _ROWS:
-        shorter = option("encode_arg", f"max_sequence_length={_ROWS}")
-        raise refuse(f"its text has {count} rows, but ltx takes {_ROWS}: precompute with {shorter}")
+        takes = f"its text has {count} rows, but ltx takes {_ROWS}"
+        raise refuse(f"{takes}: precompute with {option('encode_arg')} max_sequence_length={_ROWS}")
     if mask is None:
         mask = from_array((np.arange(_ROWS) >= _ROWS - count).astype(np.int64))
     made = _padded(video, mask)
@@ -132,7 +131,6 @@ def text_file(_family: Family, named: Named, text: Text) -> tuple[str, Contents]
 
 
 def _padded(raw: Raw, mask: Raw) -> Raw:
-    """Return the rows with zeros wherever the mask has none."""
     real = as_array(mask).reshape(-1) != 0
     made = np.zeros((len(real), raw[1][1]), as_array(raw).dtype)
     made[real] = as_array(raw)

@@ -90,7 +90,6 @@ _ByName = Mapping[str, tuple[str, list[Sample]]]
 
 
 def _of(parsed: ParsedName, pictures: _ByName, videos: _ByName) -> tuple[list[tuple[str, list[Sample]]], ClipFrames | None]:
-    """Return the picture or video that a file's name means, or both, and which frames of the video."""
     clip = _CLIP.fullmatch(parsed.stem) if parsed.kind == "latents" else None
     video = videos.get(clip["video"] if clip else parsed.stem) if clip or parsed.kind == "text" else None
     span = ClipFrames(int(clip["start"]), int(clip["frames"])) if clip and video else None

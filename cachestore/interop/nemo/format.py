@@ -44,7 +44,6 @@ def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str
 
 
 def _facts(family: Family, named: Named, source: str) -> dict[str, Json]:
-    """Return what both a file and a list say of a sample."""
     assert named.size is not None
     assert named.bucket is not None
     width, height = named.bucket

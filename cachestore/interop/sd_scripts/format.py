@@ -26,7 +26,7 @@ from cachestore.interop.families import Family
 from cachestore.interop.format import Format, Reading, Writing
 from cachestore.interop.matching import Added, CacheListing, FileLocation, Matches, ParsedName, by_name, stem_of, visuals_of
 from cachestore.interop.sd_scripts.families import SD_SCRIPTS
-from cachestore.interop.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of, taken
+from cachestore.interop.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of, pop_tensors
 
 _LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<family>[a-z0-9]+)\.npz")
 _TEXT: Final[Mapping[str, str]] = {"sdxl": "_te_outputs.npz", "sd3": "_sd3_te.npz", "flux": "_flux_te.npz"}
@@ -97,18 +97,11 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     others = {name.removesuffix(suffix): raw for name, raw in contents.tensors.items() if name not in keys}
     others |= {name: contents.tensors[name] for name in keys if name != key}
     facts = {**location.facts, **_read_note(others.pop(_NOTE, None), tensor)}
-    size = _size_of(others.get("original_size"))
-    if size is not None and "size" not in facts:
-        facts["size"] = size
+    size = others.get("original_size")  # an older file's name does not have it
+    if "size" not in facts and size is not None and size[1] == (2,) and size[0] in _WHOLE_NUMBERS:
+        sides: list[int] = as_array(size).tolist()
+        facts |= {"size": sides} if all(1 <= side < 1 << 31 for side in sides) else {}
     return SD_SCRIPTS.latents(family, tensor, others, facts)
-
-
-def _size_of(raw: Raw | None) -> list[int] | None:
-    """Return (width, height) of the picture from an older file; None if they are no whole numbers of pixels."""
-    if raw is None or raw[1] != (2,) or raw[0] not in _WHOLE_NUMBERS:
-        return None
-    size: list[int] = as_array(raw).tolist()
-    return size if all(1 <= side < 1 << 31 for side in size) else None
 
 
 def _note_of(named: Named, latents: Raw) -> dict[str, Raw]:
@@ -134,14 +127,14 @@ def read_text(contents: Contents, family: Family, _location: FileLocation) -> Te
     tensors = dict(contents.tensors)
     match family.name:
         case "sdxl":
-            first, second, pooled = taken(tensors, "hidden_state1", "hidden_state2", "pool2")
+            first, second, pooled = pop_tensors(tensors, "hidden_state1", "hidden_state2", "pool2")
             made = {f"{PROMPT}.text_encoder": _rows(first), f"{PROMPT}.{SECOND}": _rows(second), POOLED: without_batch("pool2", pooled, 1)}
         case "sd3":
-            both, pooled, third = taken(tensors, "lg_out", "lg_pooled", "t5_out")
+            both, pooled, third = pop_tensors(tensors, "lg_out", "lg_pooled", "t5_out")
             made = {f"{PROMPT}.{THIRD}": _rows(third), **clip_apart(PROMPT, _rows(both), family)}
             made |= clip_apart(POOLED, without_batch("lg_pooled", pooled, 1), family)
         case _:
-            pooled, rows = taken(tensors, "l_pooled", "t5_out")
+            pooled, rows = pop_tensors(tensors, "l_pooled", "t5_out")
             ids = tensors.pop("txt_ids", None)
             if ids is not None and not is_zero(ids):
                 raise refuse("its txt_ids are not zeros")
@@ -263,7 +256,6 @@ def settings(blocks: Sequence[Block]) -> list[str]:
 
 
 def _limits(own: BucketSettings) -> tuple[int, int]:
-    """Return the limits to set. Without scaling up they only have to suit the resolution."""
     least, most = RULES["sd-scripts"].limits
     if not own.upscales:
         return min(least or own.step, own.resolution), max(most or own.resolution, own.resolution)

@@ -192,7 +192,6 @@ def _as_mapping(value: object) -> Mapping[str, Any]:
 
 
 def _facts_of(entry: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return sizes and crop as the catalog keeps them; None if one is missing or impossible."""
     facts, crop = {fact: entry.get(name) for name, fact in _SIZES.items()}, entry.get("crop_coordinates")
     if not all(_is_pair(size, least=1) for size in facts.values()) or not _is_pair(crop, least=0):
         return None
@@ -217,7 +216,9 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
 
 def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:
     """Return the text of one caption. Raises EncodeFailed."""
-    tensors: dict[str, Raw] = {_by_position(name): raw for name, raw in contents.tensors.items()}
+    tensors: dict[str, Raw] = {
+        _TUPLE[int(name)] if name.isdecimal() and int(name) < len(_TUPLE) else name: raw for name, raw in contents.tensors.items()
+    }
     if family.name in _PLAIN:
         return _PLAIN[family.name].read(tensors, SIMPLETUNER)
     ids = tensors.pop(_TIME_IDS, None)
@@ -225,10 +226,6 @@ def read_text(contents: Contents, family: Family, _location: FileLocation) -> Te
     if ids is not None and not is_zero(ids):
         raise refuse(f"its {_TIME_IDS} are not zeros")
     return text
-
-
-def _by_position(name: str) -> str:
-    return _TUPLE[int(name)] if name.isdecimal() and int(name) < len(_TUPLE) else name
 
 
 def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:

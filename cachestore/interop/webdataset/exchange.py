@@ -181,7 +181,6 @@ def _parse(body: dict[str, Any]) -> ExchangedSample:
 
 
 def _check_columns(columns: Sequence[ExchangedColumn], *, has_id: bool) -> None:
-    """Raise for two columns that are the same, a tensor that two values use, or a text alone with other values."""
     named = [canonical([column.encoder, column.role, dict(column.options)]) for column in columns]
     tensors = [name for column in columns for one in column.cells for name in one.tensors.values()]
     if len({*named}) != len(named) or len({*tensors}) != len(tensors):
@@ -260,7 +259,6 @@ def check_tensors(column: ExchangedColumn, one: ExchangedCell, recipe: Recipe, t
 
 
 def _is_joinable(form: Form, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Whether the tensors of an output have shapes that can be joined as its form says."""
     try:
         return bool(_joined_shape(form, shapes))
     except (IndexError, _Wrong):

@@ -62,7 +62,6 @@ class TarExport:
         target.close()
 
     def _samples(self) -> Iterator[tuple[str, Files]]:
-        """Yield name and files of each sample. Those that cannot be read are recorded as failures."""
         columns = sorted(self.catalog.columns, key=lambda one: (one.encoder, one.role))
         for row, sample in enumerate(self.catalog.ids):
             cells = [(column, column.row_cells(row)) for column in columns if column.count(row)]
@@ -87,7 +86,6 @@ class TarExport:
                 yield f"text-{number:06d}", made
 
     def _files(self, name: str, cells: Sequence[tuple[KeyColumn, Sequence[Cell]]], draft: ExchangedSample) -> Files | None:
-        """Return the files of a sample with these cells; None if one cannot be read, which is recorded."""
         encoder, used, tensors, columns = "", set[str](), dict[str, Raw](), list[ExchangedColumn]()
         try:
             for column, own in cells:
@@ -116,7 +114,6 @@ class TarExport:
 
 
 def _tars(samples: Iterable[tuple[str, Files]]) -> Iterator[bytes]:
-    """Yield tars of these samples, each of at least one; equal samples give equal bytes."""
     waiting: list[tuple[str, Files]] = []
     size = 0
     for name, files in samples:

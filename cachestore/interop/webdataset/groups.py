@@ -52,7 +52,6 @@ class TarMembers:
                 yield one.key, own, one.meta
 
     def _tensors(self, sample: ExchangedSample) -> Mapping[str, Raw]:
-        """Return the tensors by their names in the file. Raises BadInput, EncodeFailed, OSError."""
         data = self._bytes(_TENSORS, LARGEST_BYTES)
         if hashlib.sha256(data).hexdigest() != sample.digest:
             raise EncodeFailed(f"{self.name}: its .{_TENSORS} has another SHA-256 than its .{_JSON} states: copy the tar again")

@@ -6,9 +6,9 @@ recipes are those in the tars, so nothing has to be encoded again. A killed impo
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,6 @@ from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout, Mode
 from cachestore.interop.import_request import ImportReport, ImportRequest, has_no_sample_of, made_otherwise
 from cachestore.interop.table import WEBDATASET
-from cachestore.interop.webdataset.exchange import ExchangedColumn
 from cachestore.interop.webdataset.exporting import refuse_given
 from cachestore.interop.webdataset.groups import TarMembers, groups_in
 from cachestore.jobs.columns import count_complete
@@ -89,7 +88,10 @@ class _TarsFound:
             raise BadInput(f"{group.name} and {self.common[1].name} are of data sets with other captions: {_apart()}")
         self.common, self.policy = self.common or (common, group), sample.texts
         self.recipes |= sample.recipes
-        cells = {self._number(column): [one.cell for one in column.cells] for column in sample.columns}
+        cells: dict[int, list[Cell]] = {}
+        for column in sample.columns:
+            named = (column.encoder, column.role, canonical(dict(column.options)), column.fingerprint)
+            cells[self.columns.setdefault(named, len(self.columns))] = [one.cell for one in column.cells]
         row = _TarRow(group, sample.id, sample.captions, sample.images, canonical_text(dict(sample.extras)), cells)
         if sample.id is None:
             self.prompts = sample.prompts
@@ -100,13 +102,12 @@ class _TarsFound:
         self.samples = max(self.samples, sample.samples)
         self.rows.append(row)
 
-    def _number(self, column: ExchangedColumn) -> int:
-        named = (column.encoder, column.role, canonical(dict(column.options)), column.fingerprint)
-        return self.columns.setdefault(named, len(self.columns))
-
     def catalog(self, name: str, request: Mapping[str, Json], lost: set[Key], listing: int) -> Catalog:
         """Return the data set's catalog; cells whose entries are `lost` are empty."""
-        kept = [{n: [_emptied(cell, lost) for cell in cells] for n, cells in row.cells.items()} for row in self.rows]
+        kept = [
+            {n: [replace(cell, key=None) if cell.key in lost else cell for cell in cells] for n, cells in row.cells.items()}
+            for row in self.rows
+        ]
         columns = [
             make_column(encoder, role, fingerprint, json.loads(options), (cells.get(n, ()) for cells in kept))
             for (encoder, role, options, fingerprint), n in self.columns.items()
@@ -137,10 +138,6 @@ def _starts(rows: Iterable[Sequence[object]]) -> list[int]:
     for row in rows:
         starts.append(starts[-1] + len(row))
     return starts
-
-
-def _emptied(cell: Cell, lost: set[Key]) -> Cell:
-    return Cell(None, cell.input, cell.stat, cell.facts) if cell.key in lost else cell
 
 
 def import_tars(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
@@ -209,11 +206,14 @@ class TarImport:
             catalog_digest=digest,
             usable=count_complete(catalog),
         )
+        had = plural(found.samples, "sample")
+        fewer = (
+            [f"the data set had {had} when it was exported; {len(found.rows)} are in these tars"] if len(found.rows) < found.samples else []
+        )
         fingerprints = {column.encoder: column.fingerprint for column in catalog.columns}
-        return ImportReport(report, WEBDATASET, "", fingerprints, tuple(others[:_NAMED]), (), (*_remarks(found), *shared))
+        return ImportReport(report, WEBDATASET, "", fingerprints, tuple(others[:_NAMED]), (), (*fewer, *shared))
 
     def _read(self, others: list[str]) -> _TarsFound:
-        """Read the names and the JSON of all tars. Raises BadInput, BadUsage."""
         paths = tars_at(self.folder) if self.folder.exists() or self.folder.suffix else None
         if not paths:
             raise (BadUsage if self.folder.is_dir() else BadInput)(
@@ -233,7 +233,6 @@ class TarImport:
         return found
 
     def _check_name(self, found: _TarsFound, previous: Catalog | None) -> None:
-        """Raise RecipeMismatch if the name is used for other values, and may not be replaced."""
         if previous is None or self.may_replace:
             return
         ours = {(encoder, role): fingerprint for encoder, role, _options, fingerprint in found.columns}
@@ -243,7 +242,6 @@ class TarImport:
             raise has_no_sample_of(previous, "the tars")
 
     def _store(self, layout: Layout, found: _TarsFound, lacking: set[Key]) -> None:
-        """Store the entries that are not there, and make an index of them. Raises WriteFailed, Incomplete."""
         origin = f"{digest_parts('cachestore-exchange', self.name).hex()[:32]}/0"  # of no pass, so that `gc` may remove it after a drop
         rows = [*found.rows, *found.texts]
         with Appender(layout, origin) as appender:
@@ -272,7 +270,6 @@ class TarImport:
             del self._failed[key]
 
     def _publish(self, layout: Layout, found: _TarsFound) -> tuple[Catalog, int, str]:
-        """Publish the catalog, unless the newest is equal; return it with its generation and digest. Raises Superseded, WriteFailed."""
         request = {IMPORTED: WEBDATASET, "folder": str(self.folder.absolute())}
         while True:
             last, previous = last_generation(layout, self.name), newest_catalog(layout, self.name)
@@ -285,7 +282,6 @@ class TarImport:
                 return draft.catalog, last + 1, draft.digest
 
     def _go_on(self, doing: str, done: int, total: int) -> None:
-        """Show how far it is. Raises Incomplete if it was cancelled."""
         if self.cancel is not None and self.cancel.is_set():
             raise Incomplete("the import was cancelled; the same call goes on from there")
         if self.on_progress is not None:
@@ -296,8 +292,3 @@ def _lacking(layout: Layout, keys: Iterable[Key]) -> set[Key]:
     wanted = list(keys)
     with closing(load_snapshot(layout, for_planning=True)) as snapshot:
         return {key for key, locations in zip(wanted, snapshot.find(wanted), strict=True) if not locations}
-
-
-def _remarks(found: _TarsFound) -> Iterator[str]:
-    if len(found.rows) < found.samples:
-        yield f"the data set had {plural(found.samples, 'sample')} when it was exported; {len(found.rows)} are in these tars"

@@ -24,7 +24,7 @@ from cachestore.storage.catalog import KeyColumn
 
 
 @dataclass
-class Taken:
+class TrainerUse:
     """Compares the written files with what the trainer looks for."""
 
     layout: ExportLayout
@@ -58,7 +58,7 @@ class Taken:
         stacks = self.layout.writing.stacks
         if stacks is not None or self.layout.writing.mixes_shapes:
             group, controls = None if stacks is None else stacks(variant.named, settings), tuple(raw[1] for raw in variant.controls)
-            batch = (self.layout.tree(row, column), group, controls)
+            batch = (self.layout.tree_of(self.layout.source(row), column), group, controls)
             self.batches.setdefault(batch, Counter())[variant.latents.tensor[1]] += 1
 
     def resolution_of(self, row: int, column: KeyColumn) -> int:
@@ -86,7 +86,7 @@ class Taken:
         if captions_of is None or self.layout.writing.text_by == "picture" or named.is_prompt:
             return named
         folders = [self.folder / self.layout.source(row)] if self.layout.format.is_beside else []
-        folders += [root] if (root := self.layout.root(row)) != Path() else []
+        folders += [root] if (root := self.layout.root_of(self.layout.source(row))) != Path() else []
         texts = (text_beside(Folder(folder), named.reference) for folder in folders)
         text = next((text for text in texts if text is not None), None)
         if text is None:
