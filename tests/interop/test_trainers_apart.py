@@ -43,3 +43,25 @@ def test_the_table_says_of_each_trainer_what_its_format_can():
 
 def test_each_folder_of_a_trainer_is_in_the_table():
     assert len([*INTEROP.glob("*/format.py")]) == len([*INTEROP.glob("*/families.py")]) == len(load_formats())
+
+
+def typed_options(text):
+    """The options that messages of code spell as they are typed, outside of commands in backticks."""
+    tree = ast.parse(text)
+    strings = [one for one in ast.walk(tree) if isinstance(one, ast.JoinedStr)]
+    parts = {id(part) for one in strings for part in one.values}
+    docs = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
+    plain = [one for one in ast.walk(tree) if isinstance(one, ast.Constant) and id(one) not in parts | docs and isinstance(one.value, str)]
+    said = ["".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in one.values) for one in strings]
+    said += [str(one.value) for one in plain if " " in str(one.value)]
+    return [found for one in said for found in re.findall(r"--[a-z][a-z-]+", re.sub(r"`[^`]*`", "", one))]
+
+
+@pytest.mark.parametrize("path", sorted(INTEROP.rglob("*.py")), ids=lambda path: str(path.relative_to(INTEROP)))
+def test_messages_spell_options_as_their_caller_does(path):
+    assert typed_options(path.read_text(encoding="utf-8")) == []
+
+
+def test_a_typed_option_is_found():
+    text = '"""--none"""\nraise E(f"{x}: pass --family", "run `cachestore why --name x`", "--name")'
+    assert typed_options(text) == ["--family"]
