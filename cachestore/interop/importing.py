@@ -205,7 +205,7 @@ def _unused(seen: Remarks) -> Iterator[str]:
 
 def _check(request: ImportRequest) -> None:
     if not request.data:
-        raise BadUsage(f"the cache does not hold what it was made from: pass it as {option('data')}", option="data")
+        raise BadUsage(f"pass {option('data')} with what the cache was made from", option="data")
     if not Path(request.folder).is_dir():
         raise BadInput(f"{request.folder} is not a folder; pass the folder in which {request.format} keeps its cache", option="folder")
     if unknown := sorted(set(request.encode) - {"text", "latents"}):
