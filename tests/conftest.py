@@ -96,7 +96,7 @@ def makers(monkeypatch):
 @pytest.fixture
 def torch_files_read_here(monkeypatch):
     """The process that reads files with pickles is test_sandbox's: starting one takes seconds."""
-    from cachestore.interop.formats.torch_files import read_torch
+    from cachestore.interop.torch_files import read_torch
 
     monkeypatch.setattr("cachestore.interop.sandbox.TorchFiles.read", lambda _files, data: read_torch(data))
 

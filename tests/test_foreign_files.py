@@ -17,8 +17,8 @@ from cachestore.encode.single_file import read_shapes
 from cachestore.files.fingerprints import digest_file, fingerprint
 from cachestore.files.locks import LifeLock, locked
 from cachestore.interop.caption_files import text_beside
+from cachestore.interop.diffusion_pipe import format as diffusion_pipe
 from cachestore.interop.export_target import NOTE, Target
-from cachestore.interop.formats import diffusion_pipe
 from cachestore.source.combined import list_path
 from cachestore.source.files import Folder
 from cachestore.source.prompts import read_prompts

@@ -35,7 +35,7 @@ MODULE_RULES = {
     "cachestore": LIGHT,
     "cachestore.cli": LIGHT,
     "cachestore.store.reader": (*MODELS, "filelock"),
-    **dict.fromkeys(("cachestore.core.tensors", "cachestore.core.vector_math", "cachestore.interop.formats.torch_files"), ()),
+    **dict.fromkeys(("cachestore.core.tensors", "cachestore.core.vector_math", "cachestore.interop.torch_files"), ()),
 }
 """What single modules must not bring along. The last three are about torch."""
 ROOM_RULES = {

@@ -9,11 +9,10 @@ from cachestore.cli.question import ask
 from cachestore.cli.stopping import in_shell, to_stderr
 from cachestore.core.errors import BadInput, BadUsage
 from cachestore.core.words import first_of, human_bytes, listed, noun, plural
+from cachestore.interop.table import EXPORTED, WEBDATASET, exported_format
 
 HELP = "write a data set as another trainer's cache, or as tars; with --remove, remove what exports wrote"
 _MAX_LISTED = 5
-_BESIDE_PICTURES = ("sd-scripts", "ai-toolkit")
-"""Trainers that look for their cache in the folder of the pictures."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         metavar="FORMAT",
-        help="sd-scripts, simpletuner, musubi, ai-toolkit, ltx or nemo-automodel; or webdataset, which writes the whole data set as tars",
+        help=f"{listed(EXPORTED, 'or')}; {WEBDATASET} writes the whole data set as tars",
     )
-    output = "the folder to write to, made if it does not exist; for sd-scripts and ai-toolkit it can be the folder of the pictures"
+    output = "the folder to write to, made if it does not exist; for trainers that cache beside the pictures it can be their folder"
     parser.add_argument("-o", "--output", dest="folder", metavar="FOLDER", help=output)
     parser.add_argument("--generation", metavar="N", type=int, help="generation of the data set (default: the newest)")
     parser.add_argument("--family", metavar="FAMILY", help="the model family, such as flux, if the data set does not say it")
@@ -58,11 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise BadUsage("--dry-run is for --remove: add --remove FOLDER, or leave it out")
     from cachestore.files.paths import Layout
     from cachestore.interop.exporting import export_cache
-    from cachestore.interop.formats.table import WEBDATASET, written_format
     from cachestore.storage.snapshot import open_layout
 
     if arguments.format != WEBDATASET:
-        written_format(arguments.format)  # raises for one that is not known
+        exported_format(arguments.format)  # raises for one that is not known
     name = choose(open_layout(Layout.at(arguments.store)), given_name(arguments))
     made = _make_target(arguments)
     report = export_cache(**options_of(arguments, name=name, without=("named", "remove", "dry_run")))
@@ -88,6 +86,7 @@ def _make_target(arguments: argparse.Namespace) -> bool:
     Raises BadInput if its parent does not exist either.
     """
     from cachestore.core.words import nearest
+    from cachestore.interop.table import load_format
 
     folder = Path(arguments.folder).absolute()
     if folder.exists():
@@ -100,8 +99,8 @@ def _make_target(arguments: argparse.Namespace) -> bool:
         hint = f"; did you mean {str(there / near)!r}?" if near is not None else ""
         raise BadInput(f"there is no folder {parent}, so {folder.name!r} was not made in it: check the path, or make {parent} first{hint}")
     near = nearest(folder.name, [one.name for one in parent.iterdir() if one.is_dir()])
-    beside = near is not None or arguments.format in _BESIDE_PICTURES
-    if beside and not arguments.json:
+    is_beside = arguments.format != WEBDATASET and load_format(arguments.format).is_beside
+    if (is_beside or near is not None) and not arguments.json:
         meant = f" Did you mean {near!r}?" if near is not None else f" {arguments.format} looks beside the pictures."
         answers = {"y": "make it", "n": "stop"}
         if ask(f"There is no folder {folder}.{meant} Make it (y), or stop (n)?", answers, default="n") == "n":
@@ -116,13 +115,12 @@ def _make_target(arguments: argparse.Namespace) -> bool:
 def _remove(arguments: argparse.Namespace) -> int:
     """Print which files of exports were removed. Returns 3 if some were kept."""
     from cachestore.interop.export_target import remove_export
-    from cachestore.interop.formats.table import WEBDATASET, written_format
 
     given = {"STORE": arguments.store, "NAME": arguments.named, "--name": arguments.name, "-o": arguments.folder}
     if more := [name for name, value in given.items() if value is not None]:
         raise BadUsage(f"--remove takes the exported folder, and --format for the files of one trainer alone: leave {listed(more)} out")
     if arguments.format is not None and arguments.format != WEBDATASET:
-        written_format(arguments.format)  # raises for one that is not known
+        exported_format(arguments.format)  # raises for one that is not known
     report = remove_export(arguments.remove, arguments.format, apply=not arguments.dry_run)
     would = "" if report.applied else "would be "
     of_formats = f": {', '.join(f'{count} of {name}' for name, count in report.formats.items())}" if report.formats else ""

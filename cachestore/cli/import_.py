@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 
 from cachestore.cli import FAILURES, PROGRESS, PROGRESS_HELP, add_access, failed_values, options_of, tell, words_of
-from cachestore.core.words import first_of, plural
+from cachestore.core.words import first_of, listed, plural
+from cachestore.interop.table import IMPORTED
 
 HELP = "import another trainer's cache, or tars that `export` wrote, into a store"
 _MAX_LISTED = 5
@@ -12,8 +13,8 @@ _MAX_LISTED = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("format", metavar="FORMAT", help="sd-scripts, simpletuner, musubi, ai-toolkit, diffusion-pipe, ltx, or webdataset")
-    parser.add_argument("folder", metavar="FOLDER", help="the cache's folder; for sd-scripts and ai-toolkit usually DATA itself")
+    parser.add_argument("format", metavar="FORMAT", help=listed(IMPORTED, "or"))
+    parser.add_argument("folder", metavar="FOLDER", help="the cache's folder; if the trainer caches beside the pictures, usually DATA")
     parser.add_argument("--store", metavar="STORE", required=True, help="the store's folder; made if it does not exist")
     parser.add_argument("--data", metavar="DATA", help="what the cache was made from, as for precompute; not for webdataset")
     parser.add_argument("--name", metavar="NAME", default="train", help="the data set's name (default train)")
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--captions", choices=("first", "all"), default="first", help="which captions of each sample (default first)")
     parser.add_argument("--caption-lines", choices=("whole", "each", "first"), default="whole", help="as for precompute")
     parser.add_argument("--caption", metavar="TEXT", help="the caption of samples without one")
-    parser.add_argument("--trigger-word", metavar="WORD", help="ai-toolkit's trigger word, which it puts into every caption")
+    parser.add_argument("--trigger-word", metavar="WORD", help="the trigger word that the trainer puts into every caption")
     parser.add_argument("--fps", metavar="RATE", type=float, help="the frames per second that the trainer used (default: each video's own)")
     parser.add_argument("--replace", action="store_true", help="replace the earlier values under this name")
     add_access(parser)

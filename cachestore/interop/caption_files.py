@@ -8,10 +8,10 @@ from typing import Final
 
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import Sample
+from cachestore.core.spelling import option
 from cachestore.core.words import first_of, plural
-from cachestore.interop.formats.families import SD_SCRIPTS
-from cachestore.interop.formats.matching import Added, same_words, visual_of
-from cachestore.interop.formats.table import Format
+from cachestore.interop.format import Format
+from cachestore.interop.matching import Added, same_words, visual_of
 from cachestore.source.captions import captions_in
 from cachestore.source.files import Files
 from cachestore.source.reading import CaptionLines
@@ -51,23 +51,21 @@ class EncodedCaptions:
     def take(self, sample: Sample) -> tuple[str, ...]:
         """Return a sample's captions for the data set: the source's own, or what the trainer encoded if the words differ."""
         text = self._text_of(sample)
-        if self.wanted.captions_of is None or not sample.captions or (text is None and self.wanted.name == SD_SCRIPTS):
-            return sample.captions  # sd-scripts cuts only captions from files to their first line
-        read = self.wanted.captions_of(sample.captions[0] if text is None else text, self.added)
-        captions = self._encoded_caption(sample, read[0]) if self.wanted.is_one_caption else sample.captions
+        if self.wanted.captions_of is None or not sample.captions or (text is None and self.wanted.changes_only_caption_files):
+            return sample.captions
+        whole = sample.captions[0]
+        read = self.wanted.captions_of(whole if text is None else text, self.added)
+        captions = sample.captions
+        if self.wanted.is_one_caption:  # written as in the source if only white space differs
+            same = next((one.strip() for one in (whole, *whole.splitlines()) if same_words(one, read[0])), None)
+            if same is None:
+                self.other.append(sample.id)
+            elif same != whole:
+                self.cut.append(sample.id)
+            captions = (" ".join(read[0].split()) if same is None else same,)
         for caption in captions:
             self.read_as.setdefault(caption, []).extend(one for one in read if same_words(one, caption))
         return captions
-
-    def _encoded_caption(self, sample: Sample, read: str) -> tuple[str, ...]:
-        """Return the one caption that the trainer encoded, written as in the source if only white space differs."""
-        whole = sample.captions[0]
-        own = next((one.strip() for one in (whole, *whole.splitlines()) if same_words(one, read)), None)
-        if own is None:
-            self.other.append(sample.id)
-        elif own != whole:
-            self.cut.append(sample.id)
-        return (" ".join(read.split()) if own is None else own,)
 
     def _text_of(self, sample: Sample) -> str | None:
         """Return the text of the file that a sample's captions were read from; None if they came from elsewhere."""
@@ -83,12 +81,11 @@ class EncodedCaptions:
         if self.cut:
             yield (
                 f"{plural(len(self.cut), 'caption has', 'captions have')} several lines. {self.wanted.name} encodes only the first line, so"
-                " this import"
-                f" does too ({first_of(self.cut)}): pass --caption-lines first if you run precompute with the same --name"
+                f" this import does too ({first_of(self.cut)}): pass {option('caption_lines', 'first')} if you run precompute with the same"
+                f" {option('name')}"
             )
         if self.other:
             yield (
-                f"{plural(len(self.other), 'caption file has', 'caption files have')} other words than {self.wanted.name}"
-                " encoded; the import keeps what was"
-                f" encoded ({first_of(self.other)})"
+                f"{plural(len(self.other), 'caption file has', 'caption files have')} other words than {self.wanted.name} encoded; the"
+                f" import keeps what was encoded ({first_of(self.other)})"
             )

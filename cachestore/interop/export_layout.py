@@ -11,10 +11,12 @@ from cachestore.core.errors import BadInput
 from cachestore.core.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, cells_each, clips_each, framing_of, is_trained_on, sides_each
 from cachestore.core.keys import Json, Recipe
 from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO, Source
+from cachestore.core.spelling import option
 from cachestore.core.words import listed, plural
-from cachestore.interop.formats.families import FAMILIES, Family, families_of_pipeline, family_named
-from cachestore.interop.formats.matching import ClipFrames, Named
-from cachestore.interop.formats.table import Extra, Format, Writing
+from cachestore.interop.exported import Named
+from cachestore.interop.families import FAMILIES, Family, families_of_pipeline, family_named
+from cachestore.interop.format import Extra, Format, Writing
+from cachestore.interop.matching import ClipFrames
 from cachestore.jobs.columns import images_in
 from cachestore.jobs.declared_model import scale_of
 from cachestore.source.combined import is_alone, labels_of
@@ -49,10 +51,10 @@ class ExportLayout:
     @cached_property
     def unwritten(self) -> str | None:
         """In words, which text is left out because the format has no files for it; None if there is no such text."""
-        if self._captions is None or self.format.name in (family := self.family(self._captions)).text:
+        if self._captions is None or self.format.trainer.has_text(family := self.family(self._captions)):
             return None
         texts = plural(len(self._captions.keys), "caption")
-        able = listed((one.name for one in FAMILIES if self.format.name in one.text), "and")
+        able = listed((one.name for one in self.format.trainer.families_with_text()), "and")
         return f"text of {texts}: cachestore can write {self.format.name}'s files for text of {able}, but not of {family.name}"
 
     @property
@@ -69,7 +71,9 @@ class ExportLayout:
         chosen = tuple(one for one in found if _resolution(one) == self.resolution)
         if not chosen:
             known = ", ".join(str(one) for one in _resolutions(found) if one is not None) or "none that is known"
-            raise BadInput(f"{self.catalog.name!r} has no latents at the resolution {self.resolution}; it has {known}")
+            raise BadInput(
+                f"{self.catalog.name!r} has no latents at the resolution {self.resolution}; it has {known}", option="resolution_only"
+            )
         return chosen
 
     @cached_property
@@ -98,18 +102,10 @@ class ExportLayout:
         """Return the label of a row's source; empty if there is only one source."""
         return str(json.loads(self.catalog.extras[row]).get(SOURCE, "")) if self.roots else ""
 
-    def root(self, row: int) -> Path:
-        """Return the folder to which a row's references are relative."""
-        return self.root_of(self.source(row))
-
     def root_of(self, source: str) -> Path:
         """Return the folder to which the references of a source are relative."""
         hints = self.catalog.request.get(self.columns[-1].encoder, {})
         return self.roots.get(source) or _folder(str(hints.get("data", "")))
-
-    def tree(self, row: int, column: KeyColumn) -> str:
-        """Return the folder of a cell's file."""
-        return self.tree_of(self.source(row), column)
 
     def tree_of(self, source: str, column: KeyColumn) -> str:
         """Return the folder of a source's files: `SOURCE/RESOLUTION/videos/`, without the parts that nothing needs."""
@@ -119,7 +115,7 @@ class ExportLayout:
         return "".join(f"{part}/" for part in (source, resolution, kind) if part)
 
     def inside(self, tree: str, path: str) -> str:
-        """Return the path of a file in a folder that `tree` returned: above the trainer's own folders, or within the first of them."""
+        """Return the path of a file in a folder that `tree_of` returned: above the trainer's own folders, or within the first of them."""
         first, _, rest = path.partition("/")
         return f"{first}/{tree}{rest}" if self.writing.resolutions == "a folder within" else f"{tree}{path}"
 
@@ -128,12 +124,12 @@ class ExportLayout:
         if self.writing.text_by == "caption":
             return ("",)
         source, own = self.source(row), [column for column in self.visuals if column.count(row)]
-        return tuple(dict.fromkeys(self.tree(row, column) for column in own or self.visuals)) or (f"{source}/" if source else "",)
+        return tuple(dict.fromkeys(self.tree_of(source, column) for column in own or self.visuals)) or (f"{source}/" if source else "",)
 
     def check(self) -> None:
         """Raise BadInput if the format cannot hold the family or something in the data set."""
         for column in self.columns:
-            self.family_of[column.encoder].written_as(self.format.name)  # raises if the trainer has no name for it
+            self.format.trainer.written_as(self.family_of[column.encoder])  # raises if the trainer has no name for it
         if self.unwritten is not None and not self.visuals:
             raise BadInput(f"nothing can be exported: {self.catalog.name!r} has no latents, and {self.unwritten}")
         if self.writing.is_joined and not (self._captions and self.visuals):
@@ -141,35 +137,41 @@ class ExportLayout:
             both = f"{self.format.name} keeps text and latents in one file, but {self.catalog.name!r} has no {lacking}"
             raise BadInput(f"{both}: add them with `cachestore precompute` under the same name")
         for column in self.visuals:
-            self._check_variants(column)
+            if sides_each(column.options) > 1 and "flips" not in self.leave_out:
+                self._check_takes("flips", "mirrored pictures")
+            self._check_crops(column.options)
         if len(self.visuals) > 1 and self.family_of[self.visuals[0].encoder].name in self.writing.one_resolution:
             several = ", ".join(map(str, _resolutions(self.visuals)))
             raise BadInput(
-                f"{self.format.name} keeps only one resolution of this family in a file: pass --resolution-only with one of {several}"
+                f"{self.format.name} keeps only one resolution of this family in a file: pass {option('resolution_only')} with one of"
+                f" {several}",
+                option="resolution_only",
             )
         if any(len(masks.keys) for masks in self.masks):
             self._check_takes("masks", "masks, which it reads from their own files")
 
-    def _check_variants(self, column: KeyColumn) -> None:
-        options = column.options
-        if sides_each(options) > 1 and "flips" not in self.leave_out:
-            self._check_takes("flips", "mirrored pictures")
+    def _check_crops(self, options: Mapping[str, Any]) -> None:
         if options.get("crop") == RANDOM and "drawn crops" not in self.writing.takes:
             raise BadInput(
-                f"{self.format.name} finds only latents of centre crops, but these are of random crops: precompute with --crop"
-                " center under another --name, and export that"
+                f"{self.format.name} finds only latents of centre crops, but these are of random crops: precompute with"
+                f" {option('crop', 'center')} under another {option('name')}, and export that",
+                option="name",
             )
         crops, crop_number = cells_each(options) // sides_each(options) // clips_each(options), self.crop_number
         if crops > 1 and crop_number is None:
             of = f"{self.format.name} keeps one crop of each picture, but {self.catalog.name!r} has {crops}"
-            raise BadInput(f"{of}: pass --variant-only with a number from 0 to {crops - 1}")
+            raise BadInput(f"{of}: pass {option('variant_only')} with a number from 0 to {crops - 1}", option="variant_only")
         if crop_number is not None and not 0 <= crop_number < crops:
             known = f"from 0 to {crops - 1}" if crops > 1 else "0"
-            raise BadInput(f"--variant-only must be {known}, not {crop_number}: {self.catalog.name!r} has {crops} crops of each picture")
+            raise BadInput(
+                f"{option('variant_only')} must be {known}, not {crop_number}: {self.catalog.name!r} has {crops} crops of each picture",
+                option="variant_only",
+            )
 
     def _check_takes(self, what: Extra, words: str) -> None:
         if what not in self.writing.takes:
-            raise BadInput(f"an export for {self.format.name} has no {words}: pass --leave-out {what} to export the rest")
+            leave_out = option("leave_out", what)
+            raise BadInput(f"an export for {self.format.name} has no {words}: pass {leave_out} to export the rest", option="leave_out")
 
     def family(self, column: KeyColumn) -> Family:
         """Return a column's family: as imported, of its pipeline, or by the VAE; if that leaves several open, the one that the user named.
@@ -182,15 +184,18 @@ class ExportLayout:
             if self.given not in possible:
                 stored = " or ".join(one.name for one in possible) or "another VAE"
                 what = f"the data set {self.catalog.name!r} is of {stored}, not of {self.given.name} ({column.encoder})"
-                raise BadInput(f"{what}: leave --family out, or pass the right one")
+                raise BadInput(f"{what}: leave {option('family')} out, or pass the right one", option="family")
             return self.given
-        trainer = self.format.name
-        alike = [one for one in alike if trainer in one.names] or alike
+        trainer, cached = self.format.name, self.format.trainer.cached
+        alike = [one for one in alike if one.name in cached] or alike
         if not alike:
-            raise BadInput(f"the model family of the latents of {self.catalog.name!r} is not known: pass --family, such as flux")
-        if len({(one.names.get(trainer), one.states.get(trainer)) for one in alike}) > 1:
+            unknown = f"the model family of the latents of {self.catalog.name!r} is not known"
+            raise BadInput(f"{unknown}: pass {option('family')}, such as flux", option="family")
+        if len({cached.get(one.name) for one in alike}) > 1:
             lines = " or ".join(f"`{self.command} --family {one.name}`" for one in alike)
-            raise BadInput(f"{self.catalog.name!r} does not say which model made it, and {trainer} needs to know: run {lines}")
+            raise BadInput(
+                f"{self.catalog.name!r} does not say which model made it, and {trainer} needs to know: run {lines}", option="family"
+            )
         return alike[0]
 
     def named(self, row: int, column: KeyColumn, index: int) -> Named:

@@ -54,7 +54,6 @@ class Target:
 
     @cached_property
     def _ours(self) -> dict[str, "Written"]:
-        """What earlier exports wrote, by path; empty if the note is missing or invalid."""
         try:
             body = json.loads(read_foreign(self.folder / NOTE))
             files: dict[str, list[str]] = body["files"] if body["format"] == _FORMAT else {}
@@ -101,7 +100,6 @@ class Target:
                 self.foreign.append(name)
 
     def _inside(self, path: str) -> Path:
-        """Return the path of a file. Raises EncodeFailed for a name that leads out of the folder, or that Windows refuses."""
         final = Path(os.path.normpath(self.folder / path))
         if not final.is_relative_to(self.folder) or final == self.folder:
             raise EncodeFailed(
@@ -207,7 +205,6 @@ def _removable(root: Path, path: str, digest: str) -> tuple[str | None, int]:
 
 
 def _remove_empty(root: Path, paths: Iterable[str]) -> None:
-    """Remove the sub-folders of these files that are empty, the inner ones first."""
     folders = {parent for path in paths for parent in Path(path).parents if parent != Path()}
     for folder in sorted(folders, key=lambda one: -len(one.parts)):
         with suppress(OSError):  # it has other files, is gone, or is a link

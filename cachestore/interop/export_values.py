@@ -14,7 +14,7 @@ from cachestore.core.samples import CONTROL, MASK
 from cachestore.core.words import plural
 from cachestore.encode import families
 from cachestore.interop.export_layout import ExportLayout
-from cachestore.interop.formats.matching import ExportVariant
+from cachestore.interop.exported import ExportVariant
 from cachestore.jobs.declared_model import scale_of
 from cachestore.storage.catalog import KeyColumn
 from cachestore.store.reader import Reader
@@ -87,7 +87,7 @@ class ExportValues:
     def latents(self, column: KeyColumn, stored: Mapping[str, Raw], meta: Mapping[str, Any], sample: str) -> Latents:
         """Return an entry's latents in the scaling state and dtype of the format."""
         recipe, family = self.layout.catalog.recipes[column.fingerprint], self.layout.family_of[column.encoder]
-        state = family.states[self.layout.format.name]
+        state = self.layout.format.trainer.cached[family.name].state
         kind = str(recipe.read["stored"])
         others = {name: raw for name, raw in stored.items() if name != kind}
         if kind == "moments":
@@ -120,7 +120,6 @@ class ExportValues:
 
 
 def _info(meta: Mapping[str, Any]) -> Mapping[str, Json]:
-    """Return what the trainer wrote beside the tensors, if the entry was imported."""
     imported: Mapping[str, Any] = meta.get("imported") or {}
     return imported.get("info") or {}
 

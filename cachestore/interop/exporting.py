@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from dataclasses import replace as changed
 from itertools import chain
@@ -16,16 +16,17 @@ from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, as_array
 from cachestore.core.words import first_of, in_short
 from cachestore.files.marker import check_for_reading
+from cachestore.interop.containers import write_npz, write_safetensors
 from cachestore.interop.export_layout import ExportLayout
-from cachestore.interop.export_taken import Taken
 from cachestore.interop.export_target import Target
+from cachestore.interop.export_use import TrainerUse
 from cachestore.interop.export_values import ExportValues
-from cachestore.interop.formats.containers import write_npz, write_safetensors
-from cachestore.interop.formats.families import SIMPLETUNER, family_named
-from cachestore.interop.formats.matching import Listed, Named
-from cachestore.interop.formats.table import WEBDATASET, Format, written_format
-from cachestore.interop.tar_exporting import TarExport, refuse_given
+from cachestore.interop.exported import Listed, Named
+from cachestore.interop.families import family_named
+from cachestore.interop.format import Format
+from cachestore.interop.table import WEBDATASET, exported_format
 from cachestore.interop.trainer_settings import trainer_settings
+from cachestore.interop.webdataset.exporting import TarExport, refuse_given
 from cachestore.jobs.options import python_call
 from cachestore.storage.catalog import Catalog, list_generations, read_catalog
 from cachestore.store.reader import Reader
@@ -129,33 +130,23 @@ def export_cache(
     if format == WEBDATASET:
         refuse_given({"family": family, "resolution_only": resolution_only, "variant_only": variant_only, "leave_out": leave_out})
         return _export_tars(store, name, generation, Target(folder, WEBDATASET, may_replace=replace))
-    wanted, writing = written_format(format)
+    wanted, writing = exported_format(format)
     if unknown := sorted(set(leave_out) - set(LEAVABLE)):
-        raise BadInput(f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can")
+        raise BadInput(f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can", option="leave_out")
     given = None if family is None else family_named(family)
     with Reader(store) as reader:
         catalog = _catalog(reader, name, generation)
         command = shlex.join(["cachestore", "export", str(store), "--name", catalog.name, "--format", wanted.name, "-o", str(folder)])
         layout = ExportLayout(catalog, wanted, writing, given, resolution_only, variant_only, leave_out, command)
-        target = Target(folder, wanted.name, may_replace=replace)
-        export = _Export(layout, ExportValues(reader, layout), Taken(layout, folder))
-        export.write(target)
-        return ExportReport(
-            wanted.name,
-            str(folder),
-            catalog.name,
-            catalog.generation,
-            len(catalog),
-            target.written,
-            target.unchanged,
-            target.size_bytes,
-            tuple(target.foreign[:_NAMED]),
-            tuple(export.failures),
-            tuple(export.values.casts),
-            tuple(export.taken.left_out()),
-            tuple(export.taken.not_taken()),
-            tuple(export.taken.remarks()),
-            tuple(trainer_settings(export.taken)),
+        target, values, use = Target(folder, wanted.name, may_replace=replace), ExportValues(reader, layout), TrainerUse(layout, folder)
+        failures = _Export(layout, values, use, target).write()
+        return changed(
+            _report(target, catalog, failures),
+            casts=tuple(values.casts),
+            left_out=tuple(use.left_out()),
+            not_taken=tuple(use.not_taken()),
+            remarks=tuple(use.remarks()),
+            trainer_settings=tuple(trainer_settings(use)),
         )
 
 
@@ -164,17 +155,22 @@ def _export_tars(store: Path, name: str, generation: int | None, target: Target)
         export = TarExport(reader, _catalog(reader, name, generation))
         export.write(target)
         check_for_reading(reader.layout)
-        catalog, counts = export.catalog, (target.written, target.unchanged, target.size_bytes)
-        return ExportReport(
-            WEBDATASET,
-            str(target.folder),
-            catalog.name,
-            catalog.generation,
-            len(catalog),
-            *counts,
-            tuple(target.foreign[:_NAMED]),
-            tuple(export.failures),
-        )
+        return _report(target, export.catalog, export.failures)
+
+
+def _report(target: Target, catalog: Catalog, failures: Sequence[Mapping[str, str]]) -> ExportReport:
+    return ExportReport(
+        target.format,
+        str(target.folder),
+        catalog.name,
+        catalog.generation,
+        len(catalog),
+        target.written,
+        target.unchanged,
+        target.size_bytes,
+        tuple(target.foreign[:_NAMED]),
+        tuple(failures),
+    )
 
 
 def _catalog(reader: Reader, name: str, generation: int | None) -> Catalog:
@@ -183,95 +179,96 @@ def _catalog(reader: Reader, name: str, generation: int | None) -> Catalog:
         raise not_there(reader.layout, name, list_data_sets(reader.layout))
     if generation is not None and generation not in generations:
         there = first_of(map(str, reversed(generations)))
-        raise BadInput(f"{reader.layout.root} has no generation {generation} of the data set {name!r}; it has {there}")
+        raise BadInput(f"{reader.layout.root} has no generation {generation} of the data set {name!r}; it has {there}", option="generation")
     chosen = generations[-1] if generation is None else generation
     return read_catalog(reader.layout.catalog(name, chosen), generation=chosen)
 
 
-def _encoded(wanted: Format, contents: Contents) -> bytes:
-    """Return the bytes of a file. Raises EncodeFailed if its container cannot hold the contents."""
-    match wanted.container:
-        case "npz":
-            return write_npz({name: as_array(raw) for name, raw in contents.tensors.items()})
-        case "safetensors":
-            return write_safetensors(contents.tensors, {name: str(value) for name, value in contents.values.items()})
-        case "torch":
-            from cachestore.interop.formats.torch_files import write_torch
-
-            return write_torch(contents.tensors, contents.values)
-
-
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A file to write. Two with the same path are one file if `of`, what they are made from, is equal."""
+class _File:
+    """A file to write. Two with the same path are one file if they are made from the same."""
 
     encoder: str
     path: str
-    of: tuple[object, ...]
+    made_from: tuple[object, ...]
     contents: Contents
     listed: Listed | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Export:
     """Writes the files of a data set as another trainer's cache."""
 
     layout: ExportLayout
     values: ExportValues
-    taken: Taken
+    use: TrainerUse
+    target: Target
     failures: list[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
     listed: list[Listed] = field(default_factory=list[Listed])
     """The files of latents that have the right bytes."""
 
-    def write(self, target: Target) -> None:
-        for sample, made in chain(self._files(), self._empty_caption()):
-            try:
-                if target.put(made.path, _encoded(self.layout.format, made.contents)) and made.listed is not None:
-                    self.listed.append(made.listed)
-            except EncodeFailed as error:
-                self._fail(sample, made.encoder, error)
-        side_data, about = self.layout.writing.side_data, dict[str, object]()
-        about |= {} if side_data is None else side_data(self.listed, self.layout.catalog.name, target.folder)
-        for path, value in about.items():
-            target.put(path, (json.dumps(value, sort_keys=True, indent=1) + "\n").encode())
+    def write(self) -> Sequence[Mapping[str, str]]:
+        """Write all files, and the trainer's own lists of them. Return what failed. Raises BadInput before the first file, WriteFailed."""
+        layout, target = self.layout, self.target
+        layout.check()
+        seen: dict[str, tuple[str, tuple[object, ...]]] = {}
+        files = ((sample, file) for row, sample in enumerate(layout.catalog.ids) for file in self._files_of(row))
+        for sample, file in chain(files, self._empty_caption()):
+            first, made_from = seen.setdefault(file.path, (sample, file.made_from))
+            if made_from != file.made_from:
+                apart = f"{layout.format.name} tells the two apart only by this name, so rename one"
+                self._fail(sample, file.encoder, EncodeFailed(f"{file.path} would also be the file of {first!r}: {apart}"))
+            elif first == sample:
+                try:
+                    if target.put(file.path, _encoded(layout.format, file.contents)) and file.listed is not None:
+                        self.listed.append(file.listed)
+                except EncodeFailed as error:
+                    self._fail(sample, file.encoder, error)
+        if layout.writing.side_data is not None:
+            for path, value in layout.writing.side_data(self.listed, layout.catalog.name, target.folder).items():
+                target.put(path, (json.dumps(value, sort_keys=True, indent=1) + "\n").encode())
         check_for_reading(self.values.reader.layout)
         target.close()
+        return self.failures
 
     def _fail(self, sample: str, encoder: str, error: Exception) -> None:
         self.failures.append({"sample": sample, "encoder": encoder, "reason": str(error)})
 
-    def _files(self) -> Iterator[tuple[str, _Made]]:
-        """Yield every file with its sample. If two samples need one path, the second fails; the reason names the first. Raises BadInput."""
-        self.layout.check()
-        seen: dict[str, tuple[str, tuple[object, ...]]] = {}
-        for row, sample in enumerate(self.layout.catalog.ids):
-            for made in self._joined(row) if self.layout.writing.is_joined else chain(self._texts(row), self._latents_files(row)):
-                first, before = seen.setdefault(made.path, (sample, made.of))
-                if before != made.of:
-                    trainer = self.layout.format.name
-                    error = EncodeFailed(
-                        f"{made.path} would also be the file of {first!r}: {trainer} tells the two apart only by this name, so rename one"
-                    )
-                    self._fail(sample, made.encoder, error)
-                elif first == sample:
-                    yield sample, made
-
-    def _joined(self, row: int) -> Iterator[_Made]:
-        """Yield the files of a row's picture or clips, each with the row's text."""
-        failed, texts = len(self.failures), list(self._texts(row))
-        latents = list(self._latents_files(row))
-        if not (texts and latents) and len(self.failures) == failed:
-            lacking = "text" if latents else "picture or video"
+    def _files_of(self, row: int) -> Iterator[_File]:
+        """Yield the files of a row: of its text and of its picture or clips, or, if the trainer joins them, of each with the row's text."""
+        if not self.layout.writing.is_joined:
+            yield from self._texts(row)
+            yield from self._latents(row)
+            return
+        failed, texts, visuals = len(self.failures), list(self._texts(row)), list(self._latents(row))
+        if not (texts and visuals) and len(self.failures) == failed:
+            lacking = "text" if visuals else "picture or video"
             self._fail(self.layout.catalog.ids[row], "", EncodeFailed(f"it has no {lacking}, but {self.layout.format.name} trains on both"))
         for text in texts[:1]:
-            for made in latents:
-                both = Contents({**made.contents.tensors, **text.contents.tensors}, made.contents.values)
-                yield changed(made, of=(*text.of, *made.of), contents=both)
+            for file in visuals:
+                both = Contents({**file.contents.tensors, **text.contents.tensors}, file.contents.values)
+                yield changed(file, made_from=(*text.made_from, *file.made_from), contents=both)
 
-    def _empty_caption(self) -> Iterator[tuple[str, _Made]]:
-        """Yield the text of the empty caption, which SimpleTuner uses for dropped captions, if the store has it but no sample does."""
+    def _texts(self, row: int) -> Iterator[_File]:
+        """Yield the files of a row's first caption, or of all if a file is named by its caption."""
+        layout, column = self.layout, self.layout.captions
+        if column is None:
+            return
+        for index in range(column.at[row], column.at[row + 1])[: None if layout.writing.text_by == "caption" else 1]:
+            try:
+                key, stored, meta = self.values.entry(column, index)
+                named = self.use.as_read(row, layout.named(row, column, index))
+                path, contents = layout.writing.text(layout.family_of[column.encoder], named, self.values.text(column, stored, meta))
+            except (CacheStoreError, OSError) as error:
+                self._fail(layout.catalog.ids[row], column.encoder, error)
+                continue
+            for tree in layout.text_trees(row):
+                yield _File(column.encoder, layout.inside(tree, path), (key, named.caption), contents)
+
+    def _empty_caption(self) -> Iterator[tuple[str, _File]]:
+        """Yield the text of the empty caption, if the trainer has a file for it, and the store has it but no sample does."""
         column, catalog = self.layout.captions, self.layout.catalog
-        if column is None or self.layout.format.name != SIMPLETUNER or not len(catalog) or "" in catalog.captions:
+        if column is None or not self.layout.writing.has_empty_caption or not len(catalog) or "" in catalog.captions:
             return
         key = caption_key(column.fingerprint, "")
         if key not in self.values.reader:
@@ -282,40 +279,38 @@ class _Export:
             self._fail("", column.encoder, error)
             return
         path, contents = self.layout.writing.text(self.layout.family_of[column.encoder], Named(""), text)
-        yield "", _Made(column.encoder, path, (key,), contents)
+        yield "", _File(column.encoder, path, (key,), contents)
 
-    def _texts(self, row: int) -> Iterator[_Made]:
-        """Yield the files of a row's first caption, or of all if a file is named by its caption. Failures are recorded."""
-        column = self.layout.captions
-        if column is None:
-            return
-        for index in range(column.at[row], column.at[row + 1])[: None if self.layout.writing.text_by == "caption" else 1]:
-            try:
-                key, stored, meta = self.values.entry(column, index)
-                named = self.taken.as_read(row, self.layout.named(row, column, index))
-                text = self.values.text(column, stored, meta)
-                path, contents = self.layout.writing.text(self.layout.family_of[column.encoder], named, text)
-            except (CacheStoreError, OSError) as error:
-                self._fail(self.layout.catalog.ids[row], column.encoder, error)
-                continue
-            for tree in self.layout.text_trees(row):
-                yield _Made(column.encoder, self.layout.inside(tree, path), (key, named.caption), contents)
-
-    def _latents_files(self, row: int) -> Iterator[_Made]:
-        """Yield the files of a row's picture, one for each variant or one for all. Failures are recorded."""
-        is_one_file = self.layout.writing.resolutions == "one file"
-        cells = [(column, index) for column in self.layout.visuals for index in self.layout.indices(row, column)]
+    def _latents(self, row: int) -> Iterator[_File]:
+        """Yield the files of a row's picture or video, one for each variant or one for all."""
+        layout = self.layout
+        cells = [(column, index) for column in layout.visuals for index in layout.indices(row, column)]
+        is_one_file = layout.writing.resolutions == "one file"
         for several in [cells] if is_one_file and cells else [[cell] for cell in cells]:
             column = several[0][0]
+            family = layout.family_of[column.encoder]
             try:
                 variants, keys = zip(*(self.values.variant(row, *cell) for cell in several), strict=True)
-                path, contents = self.layout.writing.latents(self.layout.family_of[column.encoder], variants)
+                path, contents = layout.writing.latents(family, variants)
             except (CacheStoreError, OSError) as error:
-                self._fail(self.layout.catalog.ids[row], column.encoder, error)
+                self._fail(layout.catalog.ids[row], column.encoder, error)
                 continue
-            for variant, cell in zip(variants, several, strict=True):
-                self.taken.weigh(row, cell[0], variant)
-            tree, named = self.layout.tree(row, column), variants[0].named
-            path = self.layout.inside(tree, path)
-            listed = Listed(path, tree, str(self.layout.root(row) / named.reference), named, self.layout.family_of[column.encoder])
-            yield _Made(column.encoder, path, keys, contents, listed)
+            for variant, (of_column, _index) in zip(variants, several, strict=True):
+                self.use.count(row, of_column, variant)
+            source, named = layout.source(row), variants[0].named
+            tree = layout.tree_of(source, column)
+            path = layout.inside(tree, path)
+            listed = Listed(path, tree, str(layout.root_of(source) / named.reference), named, family)
+            yield _File(column.encoder, path, keys, contents, listed)
+
+
+def _encoded(wanted: Format, contents: Contents) -> bytes:
+    match wanted.container:
+        case "npz":
+            return write_npz({name: as_array(raw) for name, raw in contents.tensors.items()})
+        case "safetensors":
+            return write_safetensors(contents.tensors, {name: str(value) for name, value in contents.values.items()})
+        case "torch":
+            from cachestore.interop.torch_files import write_torch
+
+            return write_torch(contents.tensors, contents.values)

@@ -11,13 +11,14 @@ import numpy as np
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Json, Key, Recipe, canonical, digest_text, input_key
-from cachestore.core.raw_tensors import Array, Latents, Misplaced, Text, numbers
+from cachestore.core.raw_tensors import Latents, Misplaced, Text, numbers
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO
+from cachestore.core.spelling import option
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
-from cachestore.interop.formats.families import Family
-from cachestore.interop.formats.matching import FileLocation, Metadata
+from cachestore.interop.families import Family
+from cachestore.interop.matching import FileLocation, Metadata
 from cachestore.interop.sandbox import CacheFiles
-from cachestore.interop.source_facts import look_at
+from cachestore.interop.source_facts import read_source
 from cachestore.jobs.declared_model import IMPORTED
 
 _OF_A_SIZE: Final = re.compile(r"_\d+(x\d+)+(_[a-z0-9_]+)?$")
@@ -118,14 +119,14 @@ class ImportedText(FileEncoder):
 
 def _are_alike(one: Text, other: Text) -> bool:
     """Whether two texts belong to one caption: equal up to the rounding of another batch size."""
-    pairs = [(one.tensors[name], other.tensors.get(name)) for name in one.tensors]
-    return all(raw is not None and raw[1] == own[1] and _distance(numbers(own), numbers(raw)) <= _ROUNDING for own, raw in pairs)
-
-
-def _distance(one: Array, other: Array) -> float:
-    """Return the distance of two arrays, relative to the longer one."""
-    length = max(float(np.linalg.norm(one)), float(np.linalg.norm(other)))
-    return float(np.linalg.norm(one - other)) / length if length else 0.0
+    for name, raw in one.tensors.items():
+        if name not in other.tensors or other.tensors[name][1] != raw[1]:
+            return False
+        ours, theirs = numbers(raw), numbers(other.tensors[name])
+        length = max(float(np.linalg.norm(ours)), float(np.linalg.norm(theirs)))
+        if length and float(np.linalg.norm(ours - theirs)) / length > _ROUNDING:
+            return False
+    return True
 
 
 @dataclass
@@ -152,7 +153,7 @@ class ImportedLatents(FileEncoder):
         locations = self.locations_of(reference, f"{VIDEO if VIDEO in request else 'picture'} {reference!r}")
         if "start" in request:
             locations = [one for one in locations if one.span == (request["start"], *request["frames"])]
-        source = look_at(request, read)
+        source = read_source(request, read)
         location, data, latents = self._largest(reference, locations)
         factor, (height, width) = int(self.recipe.read["spatial_factor"]), latents.tensor[1][-2:]
         bucket = (width * factor, height * factor)
@@ -198,7 +199,7 @@ class ImportedLatents(FileEncoder):
             if (own := latents.tensor[1][0]) != channels:
                 raise EncodeFailed(
                     f"{location.path}: its latents have {own} channels, but those of {self.family.name} have {channels}: pass"
-                    " --family with that of the files"
+                    f" {option('family')} with that of the files"
                 )
             found.append((location, data, latents))
         if misplaced is not None and not found:

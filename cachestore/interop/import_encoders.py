@@ -1,20 +1,22 @@
 """Finds the family of imported values, and the model and settings that the user declares for them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, Recipe
+from cachestore.core.spelling import option
 from cachestore.encode import families
 from cachestore.encode.unit import Encoder
 from cachestore.files.paths import Layout
+from cachestore.interop.families import Family, State, Width, families_of_pipeline
 from cachestore.interop.file_encoder import ImportedLatents, ImportedText
-from cachestore.interop.formats.families import Family, State, Width, families_called, families_of_pipeline
-from cachestore.interop.formats.text import THIRD
 from cachestore.interop.import_matching import CacheScan
 from cachestore.interop.import_request import ImportRequest
 from cachestore.interop.sandbox import CacheFiles
+from cachestore.interop.table import load_formats
+from cachestore.interop.text import THIRD
 from cachestore.jobs.declared_model import IMPORTED, as_made
 from cachestore.jobs.planning import encoders_of
 from cachestore.storage.model_digests import load_digests
@@ -47,39 +49,46 @@ def declared_encoders(layout: Layout, request: ImportRequest) -> dict[str, Encod
     return found
 
 
-def family_of_cache(found: CacheScan, made: Mapping[str, Encoder]) -> Family:
+def family_of_cache(scan: CacheScan, made: Mapping[str, Encoder]) -> Family:
     """Return the family of a cache, with the declared model's widths. Raises BadInput if it is contradictory or unknown.
 
     It is the one that the user named, else that of file names (those that match a sample first), else the model's.
     """
-    request, matches = found.request, found.matches
-    held = {parsed.family.name: parsed.family for those in found.by_kind.values() for _path, parsed in those if parsed.family is not None}
+    request, matches, trainer = scan.request, scan.matches, scan.format.trainer
+    held = {parsed.family.name: parsed.family for those in scan.by_kind.values() for _path, parsed in those if parsed.family is not None}
     named = matches.families or held
     pipeline = made["text"].recipe.make.get("pipeline") if "text" in made else _pipeline_of(request.model)
     declared = families_of_pipeline(str(pipeline)) if pipeline is not None else []
     if matches.family is None and len(named) > 1:
-        raise BadInput(f"{request.folder} holds caches of {', '.join(sorted(named))}: pass --family with the one to import")
+        raise BadInput(
+            f"{request.folder} holds caches of {', '.join(sorted(named))}: pass {option('family')} with the one to import", option="family"
+        )
     family = matches.family or next(iter(named.values()), None) or (declared[0] if len(declared) == 1 else None)
-    alike = [] if family is None or not named else families_called(request.format, family.written_as(request.format))
+    alike: Sequence[Family] = () if family is None or not named else trainer.families_called(trainer.written_as(family))
     alike = [one for one in alike if one in declared] or alike
     if matches.family is None and len(alike) > 1:
-        options = " or ".join(one.name for one in alike)
-        raise BadInput(f"{request.format} names the files of several models alike: pass --family with the right one, {options}")
+        names = " or ".join(one.name for one in alike)
+        raise BadInput(
+            f"{request.format} names the files of several models alike: pass {option('family')} with the right one, {names}",
+            option="family",
+        )
     if family is None:
         raise BadInput(
-            f"neither the files of {request.folder} nor the model say which model family they are of: pass --family, such as sdxl or flux"
+            f"neither the files of {request.folder} nor the model say which model family they are of: pass {option('family')}, such as sdxl"
+            " or flux",
+            option="family",
         )
     if declared and family not in declared:
         raise BadInput(
             f"the files of {request.folder} are of {family.name}, but {request.model} is of {declared[0].name}: pass the model that made"
-            " them"
+            " them",
+            option="model",
         )
-    family.written_as(request.format)  # raises if the trainer has no name for it
+    trainer.written_as(family)  # raises if the trainer has no name for it
     return replace(family, widths={**family.widths, **_widths_of(made.get("text"), family)})
 
 
 def _widths_of(encoder: Encoder | None, family: Family) -> dict[str, Width]:
-    """Return the widths of the declared model's text, from its configuration; empty without one."""
     from cachestore.encode.setup import pooled_width, text_width
     from cachestore.encode.text import TextEncoder
 
@@ -102,15 +111,7 @@ def _pipeline_of(model: str | None) -> str | None:
     return found.class_name if found.kind == "pipeline" else None
 
 
-def _text_recipe(family: Family, make: Mapping[str, Json]) -> Recipe:
-    row = families.text_family(family.pipeline)
-    widened = {THIRD: family.widths[THIRD].rows} if THIRD in family.widths else {}
-    read = families.text_read(row, limit=_LIMITS.get(family.name), widths=widened)
-    return Recipe("text", {**make, "outputs": families.stored_names(row)}, read)
-
-
 def _latents_recipe(family: Family, state: State, make: Mapping[str, Json], made: Encoder | None) -> Recipe:
-    """Return the recipe, with the constants of the declared VAE, else of the family's released one."""
     if made is not None:
         read: dict[str, Json] = {**made.recipe.read, "stored": state.kind}
     else:
@@ -125,23 +126,39 @@ def _latents_recipe(family: Family, state: State, make: Mapping[str, Json], made
 
 
 def file_encoders(
-    cache: CacheFiles, found: CacheScan, family: Family, made: Mapping[str, Encoder], kinds: Iterable[str]
+    cache: CacheFiles, scan: CacheScan, family: Family, made: Mapping[str, Encoder], kinds: Iterable[str]
 ) -> tuple[ImportedText | ImportedLatents, ...]:
     """Return the encoders that read the files of these kinds. Raises BadInput for unreadable text, or if the model makes no such kind."""
-    trainer, matches = found.wanted.name, found.matches
+    trainer, matches = scan.format.trainer, scan.matches
     encoders: list[ImportedText | ImportedLatents] = []
     for kind in sorted({*kinds}, reverse=True):  # text first
         if made and kind not in made:
-            lacks, option, other = ("VAE", "--vae", "text") if kind == "latents" else ("text encoder", "--text-encoder", "latents")
-            raise BadInput(f"the cache has {kind}, but {found.request.model} has no {lacks}: pass {option} PATH, or --encode {other}")
-        declared = {**found.request.claims, **({"recipe": dict(made[kind].recipe.make)} if kind in made else {})}
-        make = {"kind": IMPORTED, "provenance": IMPORTED, "version": VERSION, "format": trainer, "family": family.name, "claimed": declared}
+            part, name, other = ("VAE", "vae", "text") if kind == "latents" else ("text encoder", "text_encoder", "latents")
+            fault = f"the cache has {kind}, but {scan.request.model} has no {part}"
+            raise BadInput(f"{fault}: pass {option(name, 'PATH')}, or {option('encode', other)}", option=name)
+        declared = {**scan.request.claims, **({"recipe": dict(made[kind].recipe.make)} if kind in made else {})}
+        make = {
+            "kind": IMPORTED,
+            "provenance": IMPORTED,
+            "version": VERSION,
+            "format": trainer.name,
+            "family": family.name,
+            "claimed": declared,
+        }
         if kind == "latents":
-            recipe = _latents_recipe(family, family.states[trainer], make, made.get(kind))
+            recipe = _latents_recipe(family, trainer.cached[family.name].state, make, made.get(kind))
             encoders.append(ImportedLatents(recipe, cache, family, matches.latents, matches.doubtful_latents, metadata=matches.metadata))
-        elif trainer in family.text:
-            encoders.append(ImportedText(_text_recipe(family, make), cache, family, matches.text, matches.doubtful))
+        elif trainer.has_text(family):
+            row = families.text_family(family.pipeline)
+            widened = {THIRD: family.widths[THIRD].rows} if THIRD in family.widths else {}
+            read = families.text_read(row, limit=_LIMITS.get(family.name), widths=widened)
+            recipe = Recipe("text", {**make, "outputs": families.stored_names(row)}, read)
+            encoders.append(ImportedText(recipe, cache, family, matches.text, matches.doubtful))
         else:
-            able = f" (only in that of {', '.join(sorted(family.text))})" if family.text else ""
-            raise BadInput(f"text of {family.name} cannot be read in the form of {trainer}{able}: pass --encode latents")
+            others = ", ".join(sorted(one.name for one in load_formats() if one.trainer.has_text(family)))
+            able = f" (only in that of {others})" if others else ""
+            raise BadInput(
+                f"text of {family.name} cannot be read in the form of {trainer.name}{able}: pass {option('encode', 'latents')}",
+                option="encode",
+            )
     return tuple(encoders)

@@ -1,16 +1,19 @@
-"""The options and the report of an import."""
+"""The options and the report of an import, and why a name cannot be used for it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from cachestore.core.errors import RecipeMismatch
 from cachestore.core.keys import Json
-from cachestore.core.words import in_short
+from cachestore.core.spelling import option
+from cachestore.core.words import in_short, plural
 from cachestore.files.paths import Access
 from cachestore.jobs.declared_model import IMPORTED
 from cachestore.jobs.pass_loop import Report
 from cachestore.source.reading import CaptionLines
+from cachestore.storage.catalog import Catalog
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -76,3 +79,19 @@ class ImportRequest:
             if body[name] is not None and Path(body[name]).exists():
                 body[name] = str(Path(body[name]).absolute())
         return {**body, "encode": list(self.encode), IMPORTED: self.format}
+
+
+def made_otherwise(name: str, encoder: str) -> RecipeMismatch:
+    """Return the error for a data set that has other values of an encoder."""
+    fault = f"the data set {name!r} has {encoder} already, made, imported or declared otherwise"
+    return RecipeMismatch(f"{fault}: {_another_name()}", option="name")
+
+
+def has_no_sample_of(previous: Catalog, source: str) -> RecipeMismatch:
+    """Return the error for a data set that has none of the samples of a source."""
+    fault = f"the data set {previous.name!r} has {plural(len(previous.ids), 'sample')}, and none of them is in {source}"
+    return RecipeMismatch(f"{fault}: {_another_name()}", option="name")
+
+
+def _another_name() -> str:
+    return f"pass another {option('name')}, or {option('replace', value=True)} to replace it"

@@ -6,30 +6,30 @@ fingerprint differs. `verify --recompute` checks what was declared.
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
 from cachestore.core.arguments import as_many, as_mapping, as_path_str, check_calls
 from cachestore.core.captions import CaptionPolicy
-from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch
+from cachestore.core.errors import BadInput, BadUsage
 from cachestore.core.inputs import WITHIN, framing_of, request_for
 from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.ranks import RankInfo
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO, Sample
+from cachestore.core.spelling import option
 from cachestore.core.words import plural
 from cachestore.files.paths import Access, Layout, Mode
 from cachestore.interop.file_encoder import FileEncoder
-from cachestore.interop.formats.matching import ClipFrames, visuals_of
-from cachestore.interop.formats.table import WEBDATASET, format_named
 from cachestore.interop.import_encoders import declared_encoders, family_of_cache, file_encoders
-from cachestore.interop.import_matching import CacheScan, look_for, remarks_of
-from cachestore.interop.import_request import ImportReport, ImportRequest
+from cachestore.interop.import_matching import CacheScan, remarks_of, scan_cache
+from cachestore.interop.import_request import ImportReport, ImportRequest, has_no_sample_of, made_otherwise
 from cachestore.interop.learned_buckets import buckets_in_words
+from cachestore.interop.matching import ClipFrames
 from cachestore.interop.sandbox import CacheFiles, TorchFiles
-from cachestore.interop.tar_exporting import refuse_given
-from cachestore.interop.tar_importing import TarImport
+from cachestore.interop.table import WEBDATASET, imported_format
+from cachestore.interop.webdataset.importing import import_tars
 from cachestore.jobs.option_types import RATE
 from cachestore.jobs.options import python_call
 from cachestore.jobs.pass_loop import run_pass
@@ -133,54 +133,39 @@ def import_cache(
         **models,
     )
     with number_if_there(Layout.at(request.store), request.name) as number:
-        return (_import_tars if format == WEBDATASET else _import)(request, on_progress, cancel, number)
-
-
-def _import_tars(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
-    plain = ImportRequest(request.format, request.folder, request.store, name=request.name, replace=request.replace, access=request.access)
-    refuse_given({one.name: getattr(request, one.name) != getattr(plain, one.name) for one in fields(request)})
-    mode = Mode.asked(request.access)
-    return TarImport(Path(request.folder), Path(request.store), request.name, number, request.replace, mode, on_progress, cancel).run()
+        if format == WEBDATASET:
+            return import_tars(request, on_progress, cancel, number)
+        return _import(request, on_progress, cancel, number)
 
 
 def _as_rate(fps: object) -> float:
-    """Return a rate. Raises BadInput for anything else."""
     try:
         return RATE.read(fps)
     except (TypeError, ValueError):
-        raise BadInput(f"fps must be {RATE.wanted}, not {fps!r}") from None
+        raise BadInput(f"{option('fps')} must be {RATE.wanted}, not {fps!r}", option="fps") from None
 
 
 def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
-    wanted = format_named(request.format)
+    wanted = imported_format(request.format)
     _check(request)
     seen = Remarks()
     listing = list_path(request.data, ListingOptions(request.caption_lines, request.caption, wanted.has_videos))
-    found = look_for(request, wanted, listing, seen)
+    scan = scan_cache(request, wanted, listing, seen)
     if wanted.is_beside:
-        found.check_roots()
+        scan.check_roots()
     layout = Layout.at(request.store)
     with TorchFiles() as torch_files:
         cache = CacheFiles(Path(request.folder), wanted, torch_files)
-        found.match(cache)
-        found.settle_videos(seen)
-        older = found.leave_out_older()
-        telling = found.read_sizes()
-        matches = found.matches
-        if not any((matches.text, matches.latents, matches.doubtful, matches.doubtful_latents)):
-            raise BadUsage(found.nothing())
-        made = declared_encoders(layout, request)
-        family = family_of_cache(found, made)
-        kinds = found.kinds(family)
-        if "latents" in kinds and not visuals_of(found.samples):
-            raise BadUsage(f"{request.data} lists no pictures, so no latents can belong to it: pass --encode text")
-        encoders = file_encoders(cache, found, family, made, kinds)
-        cached = digest_parts("cachestore-cache", canonical([list(file) for file in (*found.files, *telling)])).hex()
-        plan = _plan(found, encoders, cached, seen)
-        _check_name(plan, request, newest_catalog(layout, plan.catalog))
-        shared: list[str] = []
+        scan.match(cache, seen)
+        declared = declared_encoders(layout, request)
+        family = family_of_cache(scan, declared)
+        kinds = scan.kinds(family)
+        encoders = file_encoders(cache, scan, family, declared, kinds)
+        plan = _plan(scan, encoders, seen)
+        check_name(plan, request, newest_catalog(layout, plan.catalog))
+        remarks: list[str] = []
         # Only now, so that a refused import leaves no store behind.
-        layout = create_store(Path(request.store), mode=Mode.asked(request.access), say=shared.append)
+        layout = create_store(Path(request.store), mode=Mode.asked(request.access), say=remarks.append)
         if not is_published(layout, plan.name):
             publish_plan(layout, plan)
         job = Job(
@@ -194,23 +179,23 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
             cancel=cancel,
             on_progress=Observer(layout).following(with_pace(on_progress)) if on_progress else None,
             listing=number,
-            compare=partial(_check_name, plan, request),
+            compare=partial(check_name, plan, request),
         )
         report = run_pass(job)
-    seen = replace(seen, multi_line=[]) if found.encoded.cut else seen
-    own = (*found.remarks(family, kinds), *remarks_of(encoders), *found.unreadable, *buckets_in_words(layout, plan.catalog))
+    seen = replace(seen, multi_line=[]) if scan.captions.cut else seen
+    about_files = (*scan.remarks(family, kinds), *remarks_of(encoders), *scan.matches.unreadable)
     return ImportReport(
         report,
         wanted.name,
         family.name,
         {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders},
-        unmatched=tuple(found.unmatched(kinds)[:_NAMED]),
-        stale=(*(older if "text" in kinds else ()), *found.stale(kinds))[:_NAMED],
-        remarks=(*seen.in_words(), *_unused_words(seen), *own, *shared),
+        unmatched=tuple(scan.unmatched(kinds)[:_NAMED]),
+        stale=tuple(scan.stale(kinds))[:_NAMED],
+        remarks=(*seen.in_words(), *_unused(seen), *about_files, *buckets_in_words(layout, plan.catalog), *remarks),
     )
 
 
-def _unused_words(seen: Remarks) -> Iterator[str]:
+def _unused(seen: Remarks) -> Iterator[str]:
     """Yield remarks on videos, and on links and members of the source that are not used. Other files there may be the cache itself."""
     rows = {str(row["reason"]): row for row in seen.unused.as_json()}
     if videos := rows.get(NO_FRAMES):
@@ -220,71 +205,64 @@ def _unused_words(seen: Remarks) -> Iterator[str]:
 
 def _check(request: ImportRequest) -> None:
     if not request.data:
-        raise BadUsage("pass --data with what the cache was made from")
+        raise BadUsage(f"pass {option('data')} with what the cache was made from", option="data")
     if not Path(request.folder).is_dir():
-        raise BadInput(f"{request.folder} is not a folder; pass the folder in which {request.format} keeps its cache")
+        raise BadInput(f"{request.folder} is not a folder; pass the folder in which {request.format} keeps its cache", option="folder")
     if unknown := sorted(set(request.encode) - {"text", "latents"}):
-        raise BadInput(f"cannot import {unknown[0]!r}; known are text and latents")
+        raise BadInput(f"cannot import {unknown[0]!r}; known are text and latents", option="encode")
     if request.model is None and not request.claims:
         raise BadUsage(
-            "files of other trainers do not say which model made them: pass --model with its folder, or --claim NAME=VALUE with what you"
-            " know of it (such as model=FLUX.1-dev); either becomes part of the fingerprint"
+            f"files of other trainers do not say which model made them: pass {option('model')} with its folder, or"
+            f" {option('claim', 'NAME=VALUE')} with what you know of it (such as model=FLUX.1-dev); either becomes part of the fingerprint",
+            option="model",
         )
 
 
-def _columns(found: CacheScan, encoders: Sequence[FileEncoder], cached: str) -> list[ColumnRequest]:
-    """Return the columns of captions, pictures and videos. `cached` is an option of each: if a file changed, all are checked again."""
-    columns: list[PlanColumn] = []
-    for number, encoder in enumerate(encoders):
-        roles = [role for role in (IMAGE, VIDEO) if any(sample.images.get(role) for sample in found.samples)]
-        for role in [CAPTION] if encoder.role == CAPTION else roles:
-            fps: dict[str, Json] = {"fps": found.request.fps} if role == VIDEO and found.request.fps is not None else {}
-            columns.append(PlanColumn(number, encoder.recipe.encoder, role, {"cached": cached, **fps}))
-    return [ColumnRequest(column, partial(_requests, column, found.spans)) for column in columns]
-
-
-def _requests(column: PlanColumn, spans: Mapping[str, ClipFrames], sample: Sample) -> list[Request]:
-    """Return the requests of a sample: its captions, its picture with its own crop, or its clip; empty without a picture or video."""
-    if column.role == CAPTION:
-        return [request_for(CAPTION, {}, value, {}) for value in sample.captions]
-    own = {name: value for name, value in framing_of(sample.extras).items() if name == WITHIN}
-    own |= {"fps": column.options["fps"]} if "fps" in column.options else {}
-    if (span := spans.get(sample.id)) is not None:
-        own |= {"start": span.start, "frames": [span.frames]}
-    return [request_for(column.role, own, value, {}) for value in sample.images.get(column.role, ())[:1]]
-
-
-def _plan(found: CacheScan, encoders: Sequence[FileEncoder], cached: str, seen: Remarks) -> Plan:
-    """Return the plan; `cached` digests names and stat records of the cache's files, `seen` has what cannot be used of the source."""
-    request, numbered = found.request, list(enumerate(encoders))
+def _plan(scan: CacheScan, encoders: Sequence[FileEncoder], seen: Remarks) -> Plan:
+    request, numbered = scan.request, list(enumerate(encoders))
+    # An option of each column: if one of the cache's files changed, all values are checked again.
+    cached = digest_parts("cachestore-cache", canonical([list(file) for file in (*scan.files, *scan.side_files)])).hex()
+    fps = request.fps if scan.matches.fps is None else scan.matches.fps
+    columns: list[ColumnRequest] = []
+    for number, encoder in numbered:
+        visuals = [role for role in (IMAGE, VIDEO) if any(sample.images.get(role) for sample in scan.samples)]
+        for role in [CAPTION] if encoder.role == CAPTION else visuals:
+            rate: dict[str, Json] = {"fps": fps} if role == VIDEO and fps is not None else {}
+            column = PlanColumn(number, encoder.recipe.encoder, role, {"cached": cached, **rate})
+            columns.append(ColumnRequest(column, partial(_requests, column, scan.spans)))
+    captions = canonical([list(sample.captions) for sample in scan.samples])
     fingerprints = [encoder.recipe.fingerprint for encoder in encoders]
-    captions = canonical([list(sample.captions) for sample in found.samples])
     plan = build_plan(
         catalog=request.name,
-        request=digest_parts("cachestore-import", request.name, request.captions, cached, str(request.fps), *fingerprints).hex(),
-        content=digest_parts(found.listing.content, request.captions, captions).hex(),
+        request=digest_parts("cachestore-import", request.name, request.captions, cached, str(fps), *fingerprints).hex(),
+        content=digest_parts(scan.listing.content, request.captions, captions).hex(),
         recipes=[encoder.recipe for encoder in encoders],
-        samples=found.samples,
-        columns=_columns(found, encoders, cached),
+        samples=scan.samples,
+        columns=columns,
         texts=CaptionPolicy.parse(request.captions).encoding(),
         extra=[(number, {"caption": ""}) for number, encoder in numbered if encoder.role == CAPTION and "" in encoder.locations],
     )
     return replace(plan, refused=[(one.sample, one.reason) for one in seen.refused], refused_count=len(seen.refused))
 
 
-def _check_name(plan: Plan, request: ImportRequest, previous: Catalog | None) -> None:
+def _requests(column: PlanColumn, spans: Mapping[str, ClipFrames], sample: Sample) -> list[Request]:
+    """Return the requests of a sample: its captions, its picture with its own crop, or its clip; empty without a picture or video."""
+    if column.role == CAPTION:
+        return [request_for(CAPTION, {}, value, {}) for value in sample.captions]
+    framing = {name: value for name, value in framing_of(sample.extras).items() if name == WITHIN}
+    framing |= {"fps": column.options["fps"]} if "fps" in column.options else {}
+    if (span := spans.get(sample.id)) is not None:
+        framing |= {"start": span.start, "frames": [span.frames]}
+    return [request_for(column.role, framing, value, {}) for value in sample.images.get(column.role, ())[:1]]
+
+
+def check_name(plan: Plan, request: ImportRequest, previous: Catalog | None) -> None:
     """Raise RecipeMismatch if imported values would replace others under the same name."""
     if previous is None or request.replace:
         return
     for column in plan.columns:
         earlier = previous.column(column.encoder, column.role)
         if earlier is not None and earlier.fingerprint != plan.recipes[column.recipe].fingerprint:
-            raise RecipeMismatch(
-                f"the data set {plan.catalog!r} has {column.encoder} already, made, imported or declared otherwise: pass another"
-                " --name, or --replace to replace it"
-            )
+            raise made_otherwise(plan.catalog, column.encoder)
     if previous.ids and plan.ids and not set(previous.ids) & set(plan.ids):
-        raise RecipeMismatch(
-            f"the data set {plan.catalog!r} has {plural(len(previous.ids), 'sample')}, and none of them is in {request.data}: pass another"
-            " --name"
-        )
+        raise has_no_sample_of(previous, request.data)

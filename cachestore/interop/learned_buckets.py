@@ -7,6 +7,8 @@ from typing import Final
 from cachestore.core.inputs import Buckets
 from cachestore.core.keys import Recipe
 from cachestore.core.samples import IMAGE, VIDEO
+from cachestore.core.spelling import option
+from cachestore.core.words import listed
 from cachestore.encode.bucket_rules import RULES, BucketSettings, find_settings
 from cachestore.encode.buckets import Size
 from cachestore.files.paths import Layout
@@ -34,13 +36,14 @@ def buckets_in_words(layout: Layout, name: str) -> Iterator[str]:
         recipe = catalog.recipes[column.fingerprint] if catalog is not None else Recipe(column.encoder)
         rule, settings = _rule_of(recipe), learned_buckets(column, recipe) if column.role in (IMAGE, VIDEO) else None
         if rule is not None and settings is not None:
-            has_usual_step = settings.step == RULES[rule].step(settings.step // 2)
-            step, upscale = "" if has_usual_step else f" --bucket-step {settings.step}", "" if settings.upscales else " --no-upscale"
-            has_usual_limits = (settings.shortest, settings.longest) == RULES[rule].limits_at(upscales=settings.upscales)
-            limits = "" if has_usual_limits else f" --bucket-min {settings.shortest} --bucket-max {settings.longest}"
+            found: dict[str, object] = {"buckets": rule, "resolution": settings.resolution}
+            found |= {} if settings.step == RULES[rule].step(settings.step // 2) else {"bucket_step": settings.step}
+            if (settings.shortest, settings.longest) != RULES[rule].limits_at(upscales=settings.upscales):
+                found |= {"bucket_min": settings.shortest, "bucket_max": settings.longest}
+            found |= {} if settings.upscales else {"no_upscale": True}
             yield (
                 f"the imported latents are in the buckets of {rule} at the resolution {settings.resolution}: encode further pictures with"
-                f" --buckets {rule} --resolution {settings.resolution}{step}{limits}{upscale}"
+                f" {listed(option(*one) for one in found.items())}"
             )
 
 

@@ -15,7 +15,7 @@ from typing import IO, Final
 from cachestore.children import wall
 from cachestore.core.errors import EncodeFailed
 from cachestore.files.frames import head_line, read_frame
-from cachestore.interop.formats.containers import LARGEST_BYTES
+from cachestore.interop.containers import LARGEST_BYTES
 
 _ROOM_BYTES: Final = 2 * LARGEST_BYTES
 """Memory for the file and what it unpacks to, besides what Python and torch use."""
@@ -31,7 +31,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Build the wall, say that it stands, then answer files until `requests` ends."""
     import torch
 
-    from cachestore.interop.formats import torch_files
+    from cachestore.interop import torch_files
 
     torch.set_num_threads(1)
     _warm_up()
@@ -66,7 +66,7 @@ def _warm_up() -> None:
     """Read a file of each kind, good and bad. What torch imports only then could not be imported behind the wall."""
     import torch
 
-    from cachestore.interop.formats.torch_files import read_torch
+    from cachestore.interop.torch_files import read_torch
 
     tensors = [torch.ones(2, dtype=getattr(torch, name)) for name in ("float32", "bfloat16", "int64", "bool")]
     for value, is_zip in product((tensors, torch.nn.Parameter(tensors[0]), tensors[0].to_sparse(), b"bytes"), (True, False)):
@@ -81,7 +81,6 @@ def _warm_up() -> None:
 
 
 def _limit() -> None:
-    """Forbid files that grow, and core dumps, and limit memory, if the system has such limits."""
     try:
         import resource
     except ImportError:  # Windows
@@ -110,7 +109,6 @@ def _at_most(wanted: int, hard: int) -> int:
 
 
 def _address_space() -> int | None:
-    """Return the bytes of address space in use; None if the system does not say."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - a file of the kernel's
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -21,11 +21,11 @@ from cachestore.core.errors import EncodeFailed, Incomplete
 from cachestore.core.raw_tensors import Contents, Latents, Misplaced, Raw, Text, is_finite
 from cachestore.files.frames import Frame, frame, read_frame
 from cachestore.files.opening import open_foreign
-from cachestore.interop.formats.containers import LARGEST_BYTES, read_npz, read_safetensors
-from cachestore.interop.formats.families import Family, marked
-from cachestore.interop.formats.matching import FileLocation
-from cachestore.interop.formats.table import Format
-from cachestore.interop.formats.text import check_widths
+from cachestore.interop.containers import LARGEST_BYTES, read_npz, read_safetensors
+from cachestore.interop.families import Family
+from cachestore.interop.format import Format
+from cachestore.interop.matching import FileLocation
+from cachestore.interop.text import check_widths
 
 SECONDS: Final = 120.0
 """The time limit for a file, and for the child to start. Importing torch from a slow disk takes most of it."""
@@ -84,7 +84,6 @@ class TorchFiles(AbstractContextManager["TorchFiles"]):
         return reason
 
     def _started(self) -> ChildProcess:
-        """Return a child that is ready. Raises Incomplete if it ends before, each time that it is tried."""
         reason = ""
         for _time in range(_STARTS if self._child is None else 0):
             try:
@@ -110,7 +109,6 @@ class TorchFiles(AbstractContextManager["TorchFiles"]):
 
     @contextmanager
     def _deadline(self, child: ChildProcess) -> Generator[threading.Event]:
-        """Kill the child if the block takes too long; the event says that this was done."""
         late = threading.Event()
 
         def stop() -> None:
@@ -156,7 +154,6 @@ def _exchange(child: ChildProcess, data: bytes) -> Contents | str:
 
 
 def _next_frame(child: ChildProcess) -> Frame:
-    """Return the child's next answer. Raises OSError, EOFError or ValueError."""
     assert child.stdout is not None
     answer = read_frame(child.stdout, limit_bytes=2 * LARGEST_BYTES)
     if answer is None:
@@ -185,7 +182,7 @@ class CacheFiles:
     ) -> _Value:
         """Read latents or text; check widths and for NaN. Names of extra tensors get the trainer's name in front."""
         try:
-            found = read(self.contents(location, data), family, location)
+            found = read(self._contents(location, data), family, location)
             if isinstance(found, Text):
                 check_widths(family, found.tensors)
         except Misplaced as error:
@@ -198,14 +195,17 @@ class CacheFiles:
         tensors = found.tensors if isinstance(found, Text) else {"latents": found.tensor}
         if bad := [name for name, raw in tensors.items() if not is_finite(raw)]:
             raise EncodeFailed(f"{location.path}: {bad[0]} holds NaN or infinite numbers; {self._mend}")
-        return replace(found, others=marked(self.format.name, found.others))
+        return replace(found, others=self.format.trainer.marked(found.others))
 
     @property
     def _mend(self) -> str:
         return f"let {self.format.name} make it again, or encode it with `cachestore precompute`"
 
-    def contents(self, location: FileLocation, data: bytes) -> Contents:
-        """Return what is at a file location and its further ones, by the trainer's own names. Raises EncodeFailed, OSError."""
+    def read(self, location: FileLocation) -> Contents:
+        """Return what is at a file location, by the trainer's own names. Raises EncodeFailed, OSError."""
+        return self._contents(location, self.bytes_at(location))
+
+    def _contents(self, location: FileLocation, data: bytes) -> Contents:
         parts = [self._decoded(data), *(self._decoded(self.bytes_at(other)) for other in location.more)]
         tensors = {name: raw for part in reversed(parts) for name, raw in part.tensors.items()}
         return Contents(tensors, {name: value for part in reversed(parts) for name, value in part.values.items()})

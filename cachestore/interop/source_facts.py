@@ -13,7 +13,7 @@ from cachestore.encode.buckets import CropBox, Size, crop_box
 from cachestore.encode.clips import as_rate
 from cachestore.encode.unit import Read
 from cachestore.encode.variants import Variant, within_of
-from cachestore.interop.formats.matching import ClipFrames, FileLocation
+from cachestore.interop.matching import ClipFrames, FileLocation
 
 if TYPE_CHECKING:
     from cachestore.encode.videos import Video
@@ -100,7 +100,7 @@ class SourceFile:
         )
 
 
-def look_at(request: Mapping[str, Json], read: Read) -> SourceFile:
+def read_source(request: Mapping[str, Json], read: Read) -> SourceFile:
     """Return what the file of a request says of itself. Raises OSError."""
     if VIDEO not in request:
         picture = read(reference := str(request["image"]))

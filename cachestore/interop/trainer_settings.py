@@ -6,36 +6,42 @@ from typing import Any
 
 from cachestore.core.inputs import RESOLUTIONS, sides_each
 from cachestore.core.samples import IMAGE
+from cachestore.core.spelling import option
 from cachestore.encode.bucket_rules import BucketSettings
 from cachestore.interop.export_layout import ExportLayout
-from cachestore.interop.export_taken import Taken
-from cachestore.interop.formats.matching import Block
+from cachestore.interop.export_use import TrainerUse
+from cachestore.interop.exported import Block
 from cachestore.interop.learned_buckets import learned_buckets
-from cachestore.storage.catalog import KeyColumn
 
 
-def trainer_settings(taken: Taken) -> list[str]:
+def trainer_settings(use: TrainerUse) -> list[str]:
     """Return the lines, by the settings of the data set; and that none are enough, if the trainer will not take all latents."""
-    blocks = list(_blocks(taken.layout, taken.folder))
-    lines = taken.layout.writing.settings(blocks) if blocks else []
-    trainer = taken.layout.format.name
-    apart = [block for block in blocks if taken.layout.format.is_beside and Path(block.folder) != Path(block.data)]
+    blocks = list(_blocks(use.layout, use.folder))
+    lines = use.layout.writing.settings(blocks) if blocks else []
+    trainer = use.layout.format.name
+    apart = [block for block in blocks if use.layout.format.is_beside and Path(block.folder) != Path(block.data)]
     lines += [f"# {trainer} looks beside the pictures: {block.folder} must hold those of {block.data} too" for block in apart]
     if any(block.buckets is None and block.family is not None for block in blocks):
         lines.append(
             f"# resolution and buckets: as in the configuration with which {trainer} made these latents; no other settings give them"
         )
-    elif next(taken.torn_or_missed(), None) is not None:
-        lines.append(f"# no settings of {trainer} give all these buckets: precompute with --buckets {trainer}, under another --name")
+    elif next(use.torn_or_missed(), None) is not None:
+        again = f"precompute with {option('buckets', trainer)}, under another {option('name')}"
+        lines.append(f"# no settings of {trainer} give all these buckets: {again}")
     return lines
 
 
 def _blocks(layout: ExportLayout, folder: Path) -> Iterator[Block]:
-    """Yield what the blocks of a configuration name: by source, then by resolution, pictures before videos."""
     for source in layout.roots or ("",):
         for column in layout.visuals or (None,):
             tree = f"{source}/" if column is None and source else "" if column is None else layout.tree_of(source, column)
             options: Mapping[str, Any] = {} if column is None else column.options
+            if column is None:
+                buckets = None
+            elif "resolution" in options:
+                buckets = BucketSettings.of(options, options.get(RESOLUTIONS, {}).get(source))
+            else:
+                buckets = learned_buckets(column, layout.catalog.recipes[column.fingerprint])
             yield Block(
                 "-".join([layout.catalog.name, *(part for part in tree.split("/") if part)]),
                 str(layout.root_of(source)),
@@ -43,15 +49,9 @@ def _blocks(layout: ExportLayout, folder: Path) -> Iterator[Block]:
                 str(folder),
                 IMAGE if column is None else column.role,
                 None if column is None else layout.family_of[column.encoder],
-                None if column is None else _buckets(layout, column, source),
+                buckets,
                 has_text=layout.captions is not None,
                 has_flips=sides_each(options) > 1 and "flips" not in layout.leave_out,
                 has_masks=any(len(one.keys) for one in layout.masks),
                 frames=tuple(options.get("frames", ())),
             )
-
-
-def _buckets(layout: ExportLayout, column: KeyColumn, source: str) -> BucketSettings | None:
-    if "resolution" not in column.options:
-        return learned_buckets(column, layout.catalog.recipes[column.fingerprint])
-    return BucketSettings.of(column.options, column.options.get(RESOLUTIONS, {}).get(source))

@@ -12,7 +12,7 @@ stand-ins that make values from pixels and captions. For each case:
 Of a trainer whose cache is not imported, only the third step is run.
 
 `--sizes 600` compares buckets of so many sizes, and pixels, with the trainer's own instead. `--live` trains four steps from a store.
-`--keep FILE.tar.xz` keeps what the trainer wrote and loaded, for tests/interop/recorded/.
+`--keep FILE.tar.xz` keeps what the trainer wrote and loaded, for recorded.tar.xz in the trainer's folder of tests/interop/.
 """
 
 import argparse
@@ -296,7 +296,7 @@ def differing(its: Loaded, other: Loaded) -> list[str]:
 
 def run_case(driver: Driver, case: Case, trainer: str, folder: Path, *, count: int, keep: Path | None) -> Iterator[Outcome]:
     """Run one case and yield the result of each step."""
-    from cachestore.interop.formats.table import FORMATS
+    from cachestore.interop.table import load_format
 
     sizes = (driver.resolution // 2, 2 * driver.resolution)
     data, cache = folder / "data", folder / ("data" if driver.is_beside else "cache")
@@ -304,7 +304,7 @@ def run_case(driver: Driver, case: Case, trainer: str, folder: Path, *, count: i
         make_videos(data, count, sizes)
     else:
         make_source(data, count, masks=case.masks, controls=case.controls, sizes=sizes, lines=not (case.masks or case.controls))
-    if FORMATS[trainer].reads is None:
+    if load_format(trainer).reads is None:
         yield from _encoded(driver, case, trainer, folder)
         return
     with quiet():
@@ -348,9 +348,9 @@ def _encoded(driver: Driver, case: Case, trainer: str, folder: Path) -> Iterator
 
 
 def _is_exported(trainer: str) -> bool:
-    from cachestore.interop.formats.table import FORMATS
+    from cachestore.interop.table import load_format
 
-    return FORMATS[trainer].writing is not None
+    return load_format(trainer).writing is not None
 
 
 def _exported(driver: Driver, case: Case, trainer: str, folder: Path, store: str, *, its: Loaded | None) -> Iterator[Outcome]:

@@ -11,6 +11,7 @@ from cachestore.cli import COMMANDS
 from tests import fakes
 from tests.children.hostile import make_hostile, ran
 from tests.interop import trainers
+from tests.interop.simpletuner.files import write_simpletuner
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
 
@@ -39,7 +40,7 @@ if __name__ == "__main__":
 def here(tmp_path):
     """What lies outside of the folder: pictures, a trainer's cache with a pickle, a command and a script."""
     trainers.make_source(tmp_path / "data")
-    trainers.write_simpletuner(tmp_path / "cache", tmp_path / "cache", "sdxl", dtype=torch.float32)
+    write_simpletuner(tmp_path / "cache", tmp_path / "cache", "sdxl", dtype=torch.float32)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "cachestore").write_text(COMMAND)
     (tmp_path / "bin" / "script.py").write_text(SCRIPT)

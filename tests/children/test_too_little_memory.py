@@ -10,6 +10,7 @@ from PIL import Image
 
 from tests.fakes import ROOT
 from tests.interop import trainers
+from tests.interop.simpletuner.files import write_simpletuner
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.slow]
 VAE = ROOT / "scripts" / "demo_model" / "vae"
@@ -45,5 +46,5 @@ def test_encoding_ends_with_a_sentence(limited, tmp_path, mebibytes):
 @pytest.mark.parametrize("mebibytes", [150, 400])
 def test_an_import_ends_with_a_sentence(limited, tmp_path, mebibytes):
     trainers.make_source(tmp_path / "data")
-    trainers.write_simpletuner(tmp_path / "cache", tmp_path / "cache", "sdxl", dtype=torch.float32)
+    write_simpletuner(tmp_path / "cache", tmp_path / "cache", "sdxl", dtype=torch.float32)
     check(limited(mebibytes, "import", "simpletuner", "cache", "--store", "store", "--data", "data", "--claim", "model=x"))

@@ -24,7 +24,7 @@ TAKEN_OVER = """
 import ctypes, io, os, pathlib, resource, signal, socket, subprocess, sys, threading
 from cachestore.core.raw_tensors import Contents
 from cachestore.interop import pickle_reader
-from cachestore.interop.formats import torch_files
+from cachestore.interop import torch_files
 
 read, main, libc = torch_files.read_torch, pickle_reader.main, ctypes.CDLL(None, use_errno=True)
 

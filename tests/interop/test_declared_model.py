@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 import cachestore as cs
 from cachestore.cli import DAMAGE, main
@@ -16,7 +17,9 @@ from cachestore.encode.unit import Prepared, Resolved
 from cachestore.jobs.declared_model import DeclaredEncoder
 from tests.encode import tiny_families
 from tests.interop import trainers
+from tests.interop.ai_toolkit.files import aitk_paths, write_ai_toolkit
 from tests.interop.caches import bring
+from tests.interop.sd_scripts.files import write_sd_scripts
 from tests.interop.trainers import PICTURES
 
 pytestmark = pytest.mark.torch
@@ -85,7 +88,7 @@ def models(data, monkeypatch, torch_files_read_here):
 
 
 def test_what_the_declared_model_makes_matches_the_import(tmp_path, data, models):
-    trainers.write_ai_toolkit(data, "flux")
+    write_ai_toolkit(data, "flux")
     bring("ai-toolkit", data, tmp_path / "store", data, claims=None, model="right")
     assert cs.CachedDataset(tmp_path / "store").recipes["text"].make["claimed"]["recipe"]["model"] == "right"
     report = cs.verify(tmp_path / "store", recompute=10)
@@ -93,9 +96,9 @@ def test_what_the_declared_model_makes_matches_the_import(tmp_path, data, models
 
 
 def test_latents_of_another_picture_and_text_of_another_caption_are_wrong_values(tmp_path, data, models, capsys):
-    trainers.write_ai_toolkit(data, "flux")
-    one, two = (trainers.aitk_paths(data, picture, "flux") for picture in PICTURES[:2])
-    trainers.save_file({"latent": trainers.noise("other", shape=(16, 6, 8))}, one[0])
+    write_ai_toolkit(data, "flux")
+    one, two = (aitk_paths(data, picture, "flux") for picture in PICTURES[:2])
+    save_file({"latent": trainers.noise("other", shape=(16, 6, 8))}, one[0])
     two[1].write_bytes(one[1].read_bytes())
     bring("ai-toolkit", data, tmp_path / "store", data, claims=None, model="right")
     assert main(["verify", str(tmp_path / "store"), "--recompute", "10", "--json"]) == DAMAGE
@@ -106,14 +109,14 @@ def test_latents_of_another_picture_and_text_of_another_caption_are_wrong_values
 
 
 def test_a_model_that_is_not_the_declared_one_is_refused_before_anything_is_encoded(tmp_path, data, models):
-    trainers.write_ai_toolkit(data, "flux")
+    write_ai_toolkit(data, "flux")
     bring("ai-toolkit", data, tmp_path / "store", data, claims=None, model="right")
     with pytest.raises(RecipeMismatch, match="is declared to be from"):
         cs.verify(tmp_path / "store", recompute=1, model="wrong")
 
 
 def test_what_was_imported_on_a_users_word_can_be_held_against_a_model_named_later(tmp_path, data, models):
-    trainers.write_sd_scripts(data, "flux")
+    write_sd_scripts(data, "flux")
     bring("sd-scripts", data, tmp_path / "store", data)
     with pytest.raises(cs.BadInput, match=r"none of 6 entries in .*pass (--)?model with the model that made it"):
         cs.verify(tmp_path / "store", recompute=10)
@@ -139,13 +142,13 @@ def test_a_picture_is_made_again_from_the_crop_that_its_cache_told_and_else_from
 
 
 def test_a_model_that_cannot_be_found_is_an_error_and_no_empty_claim(tmp_path, data):
-    trainers.write_sd_scripts(data, "flux")
+    write_sd_scripts(data, "flux")
     with pytest.raises(BadInput, match="nowhere"):
         bring("sd-scripts", data, tmp_path / "store", data, claims=None, model=tmp_path / "nowhere")
 
 
 def test_latents_of_another_size_than_the_catalog_says_are_wrong(tmp_path, data, models):
-    trainers.write_ai_toolkit(data, "flux")
+    write_ai_toolkit(data, "flux")
     bring("ai-toolkit", data, tmp_path / "store", data, claims=None, model="right", encode=["latents"])
     before = Vae.moments
     try:

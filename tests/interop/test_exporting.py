@@ -13,7 +13,11 @@ from cachestore.cli import ERROR, FAILURES, NO_STORE, OK, main
 from cachestore.core.errors import BadInput
 from cachestore.interop.export_target import NOTE
 from tests.interop import trainers
-from tests.interop.caches import bring, equal, send
+from tests.interop.ai_toolkit.files import aitk_hash, read_ai_toolkit, write_ai_toolkit
+from tests.interop.caches import bring, equal, names, send
+from tests.interop.musubi.files import read_musubi, write_musubi
+from tests.interop.sd_scripts.files import read_sd_scripts, sd_latents_path, write_sd_scripts
+from tests.interop.simpletuner.files import read_simpletuner, st_latents_path, st_text, st_text_path, write_simpletuner
 from tests.interop.trainers import PICTURES
 from tests.loading import stores
 
@@ -28,13 +32,13 @@ def bucket(picture):
 
 @pytest.mark.parametrize("family", ["sdxl", "sd3", "flux"])
 def test_sd_scripts_takes_back_what_it_had_cached_bit_for_bit(data, store, out, family):
-    trainers.write_sd_scripts(data, family)
+    write_sd_scripts(data, family)
     bring("sd-scripts", data, store, data)
     report = send("sd-scripts", store, out)
     assert (report.complete, report.written, report.casts) == (True, 6, ())
     for picture in PICTURES:
-        before = trainers.read_sd_scripts(data, picture, family, bucket(picture))
-        for was, now in zip(before, trainers.read_sd_scripts(out, picture, family, bucket(picture)), strict=True):
+        before = read_sd_scripts(data, picture, family, bucket(picture))
+        for was, now in zip(before, read_sd_scripts(out, picture, family, bucket(picture)), strict=True):
             assert was.keys() == now.keys()
             assert all(was[name].dtype == now[name].dtype and np.array_equal(was[name], now[name]) for name in was)
 
@@ -42,14 +46,14 @@ def test_sd_scripts_takes_back_what_it_had_cached_bit_for_bit(data, store, out, 
 @pytest.mark.parametrize("family", ["sdxl", "sd3", "flux"])
 def test_simpletuner_takes_back_what_it_had_cached_bit_for_bit(tmp_path, data, store, out, family):
     text, vae = tmp_path / "cache" / "text", tmp_path / "cache" / "vae"
-    trainers.write_simpletuner(text, vae, family)
+    write_simpletuner(text, vae, family)
     bring("simpletuner", text, store, data)
     bring("simpletuner", vae, store, data, family=family)
     report = send("simpletuner", store, out)
     assert (report.complete, report.casts) == (True, ())
     for picture in PICTURES:
-        latents, record = trainers.read_simpletuner(out / "text", out / "vae", picture, family)
-        was, reported = trainers.read_simpletuner(text, vae, picture, family)
+        latents, record = read_simpletuner(out / "text", out / "vae", picture, family)
+        was, reported = read_simpletuner(text, vae, picture, family)
         assert equal(latents, was)
         assert record.keys() == reported.keys()
         assert all(equal(record[name], reported[name]) for name in reported)
@@ -59,35 +63,33 @@ def test_simpletuner_takes_back_what_it_had_cached_bit_for_bit(tmp_path, data, s
 
 def test_simpletuner_gets_the_empty_caption_to_which_it_drops_others(tmp_path, data, store, out):
     (data / "a" / "three.v2.png").unlink()  # the picture without a caption
-    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", PICTURES[:2])
+    write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", PICTURES[:2])
     bring("simpletuner", tmp_path / "text", store, data)
     assert send("simpletuner", store, out).written == 3
-    record = torch.load(trainers.st_text_path(out / "text", "", "sdxl"), weights_only=True)
-    assert equal(record["prompt_embeds"], trainers.st_text("", "sdxl")["prompt_embeds"])
+    record = torch.load(st_text_path(out / "text", "", "sdxl"), weights_only=True)
+    assert equal(record["prompt_embeds"], st_text("", "sdxl")["prompt_embeds"])
 
 
 @pytest.mark.parametrize("family", ["flux", "wan", "qwen-image", "z-image"])
 def test_musubi_takes_back_what_it_had_cached_bit_for_bit(tmp_path, data, store, out, family):
-    trainers.write_musubi(tmp_path / "cache", family, dtype=torch.bfloat16)
+    write_musubi(tmp_path / "cache", family, dtype=torch.bfloat16)
     bring("musubi", tmp_path / "cache", store, data)
     report = send("musubi", store, out)
     assert (report.complete, report.casts) == (True, ())
     for picture in PICTURES:
-        for was, now in zip(
-            trainers.read_musubi(tmp_path / "cache", picture, family), trainers.read_musubi(out, picture, family), strict=True
-        ):
+        for was, now in zip(read_musubi(tmp_path / "cache", picture, family), read_musubi(out, picture, family), strict=True):
             assert was.keys() == now.keys()
             assert all(equal(was[name], now[name]) for name in was)
 
 
 @pytest.mark.parametrize("family", ["sdxl", "sd3", "flux"])
 def test_ai_toolkit_takes_back_what_it_had_cached_bit_for_bit(data, store, out, family):
-    trainers.write_ai_toolkit(data, family)
+    write_ai_toolkit(data, family)
     bring("ai-toolkit", data, store, data)
     report = send("ai-toolkit", store, out)
     assert (report.complete, report.casts) == (True, ())
     for picture in PICTURES:
-        for was, now in zip(trainers.read_ai_toolkit(data, picture, family), trainers.read_ai_toolkit(out, picture, family), strict=True):
+        for was, now in zip(read_ai_toolkit(data, picture, family), read_ai_toolkit(out, picture, family), strict=True):
             assert was.keys() == now.keys()
             assert all(equal(was[name], now[name]) for name in was)
 
@@ -95,12 +97,12 @@ def test_ai_toolkit_takes_back_what_it_had_cached_bit_for_bit(data, store, out, 
 @pytest.mark.parametrize("family", ["sdxl", "sd3", "flux"])
 def test_scaling_is_converted_and_the_report_says_how(data, store, out, family):
     """sd-scripts keeps SDXL and SD3 raw, ai-toolkit keeps all scaled; of FLUX both are scaled, so nothing changes."""
-    trainers.write_sd_scripts(data, family, is_flipped=False)
+    write_sd_scripts(data, family, is_flipped=False)
     bring("sd-scripts", data, store, data)
     report = send("ai-toolkit", store, out)
     scale, shift = SCALES[family]
     for picture in PICTURES:
-        latents = trainers.read_ai_toolkit(out, picture, family)[0]["latent"]
+        latents = read_ai_toolkit(out, picture, family)[0]["latent"]
         raw = trainers.latents_of(picture, family)
         assert torch.equal(latents, raw if family == "flux" else (raw - shift) * scale)
     assert report.casts == (
@@ -109,20 +111,20 @@ def test_scaling_is_converted_and_the_report_says_how(data, store, out, family):
 
 
 def test_undoing_a_scale_gives_the_raw_latents_up_to_rounding(data, store, out):
-    trainers.write_ai_toolkit(data, "sdxl", dtype=torch.float32)
+    write_ai_toolkit(data, "sdxl", dtype=torch.float32)
     bring("ai-toolkit", data, store, data)
     report = send("sd-scripts", store, out)
-    latents, text = trainers.read_sd_scripts(out, PICTURES[0], "sdxl", bucket(PICTURES[0]))
+    latents, text = read_sd_scripts(out, PICTURES[0], "sdxl", bucket(PICTURES[0]))
     assert np.allclose(latents["latents"] * np.float32(0.13025), trainers.latents_of(PICTURES[0], "sdxl").numpy(), rtol=1e-6)
     assert np.array_equal(text["hidden_state1"], trainers.text_of(PICTURES[0].caption, "sdxl")["prompt"][:, :768].numpy())
     assert report.casts == ("latents: they are not normalised, as this trainer has them; computed in float32 and rounded to F32",)
 
 
 def test_bfloat16_becomes_float32_in_npz_and_that_is_reported(data, store, out):
-    trainers.write_ai_toolkit(data, "flux")
+    write_ai_toolkit(data, "flux")
     bring("ai-toolkit", data, store, data)
     report = send("sd-scripts", store, out)
-    latents, text = trainers.read_sd_scripts(out, PICTURES[0], "flux", bucket(PICTURES[0]))
+    latents, text = read_sd_scripts(out, PICTURES[0], "flux", bucket(PICTURES[0]))
     assert torch.equal(torch.from_numpy(latents["latents_6x8"]), trainers.latents_of(PICTURES[0], "flux", torch.bfloat16).float())
     assert torch.equal(torch.from_numpy(text["t5_out"]), trainers.text_of(PICTURES[0].caption, "flux", torch.bfloat16)["prompt"].float())
     assert all("BF16 as F32" in cast for cast in report.casts)
@@ -136,17 +138,17 @@ def test_ai_toolkit_finds_text_by_the_caption_file_as_it_reads_it(data, store, o
     """The store has captions without the white space around them; another trainer's cache of the same pictures is exported."""
     (data / "two.txt").write_bytes(text.encode())
     pictures = [PICTURES[0], replace(PICTURES[1], caption=text.strip()), PICTURES[2]]
-    trainers.write_sd_scripts(data, "flux", pictures, is_flipped=False)
+    write_sd_scripts(data, "flux", pictures, is_flipped=False)
     bring("sd-scripts", data, store, data)
     report = send("ai-toolkit", store, out)
     assert report.failures == ()
     info = {"caption": digested, "text_embedding_space_version": "flux", "text_embedding_version": 1}
-    assert (out / "_t_e_cache" / f"two_{trainers.aitk_hash(info)}.safetensors").is_file()
+    assert (out / "_t_e_cache" / f"two_{aitk_hash(info)}.safetensors").is_file()
     assert not any("captions have no caption file here" in remark for remark in report.remarks)
 
 
 def test_captions_whose_files_say_other_words_now_are_counted_and_end_with_3(data, store, out, capsys):
-    trainers.write_sd_scripts(data, "flux", is_flipped=False)
+    write_sd_scripts(data, "flux", is_flipped=False)
     bring("sd-scripts", data, store, data, encode=["text"])
     (data / "two.txt").write_text("a caption that was edited")
     (data / "a" / "one.txt").unlink()
@@ -162,18 +164,18 @@ def test_a_cache_of_ai_toolkit_with_a_trigger_word_goes_back_under_its_names(dat
     (data / "two.txt").write_text("a bird,\n")
     encoded = [trigger + text for text in (PICTURES[0].caption, "a bird,\n", "")]
     pictures = [replace(one, caption=text) for one, text in zip(PICTURES, encoded, strict=True)]
-    trainers.write_ai_toolkit(data, "flux", pictures)
+    write_ai_toolkit(data, "flux", pictures)
     bring("ai-toolkit", data, store, data, **options)
     assert send("ai-toolkit", store, out).complete
     for picture in pictures:
-        trainers.read_ai_toolkit(out, picture, "flux")
+        read_ai_toolkit(out, picture, "flux")
 
 
 def test_a_cache_of_simpletuner_with_white_space_in_captions_goes_back_under_its_names(tmp_path, data, store, out):
     for picture, text in zip(PICTURES, [" a cat \r\n", "a dog  ", "a bird\n"], strict=True):
         (data / f"{picture.stem}.txt").write_bytes(text.encode())
     pictures = [replace(one, caption=text) for one, text in zip(PICTURES, [" a cat \r", "a dog  ", "a bird"], strict=True)]
-    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", pictures)
+    write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", pictures)
     bring("simpletuner", tmp_path / "text", store, data)
     assert send("simpletuner", store, out).complete
     assert {path.name for path in (out / "text").iterdir()} == {path.name for path in (tmp_path / "text").iterdir()}
@@ -181,13 +183,13 @@ def test_a_cache_of_simpletuner_with_white_space_in_captions_goes_back_under_its
 
 def test_latents_of_qwen_image_go_back_to_simpletuner_without_an_axis_of_frames(tmp_path, data, store, out):
     for picture in PICTURES:
-        path = trainers.st_latents_path(tmp_path / "vae", picture)
+        path = st_latents_path(tmp_path / "vae", picture)
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(trainers.latents_of(picture, "qwen-image"), path)
     bring("simpletuner", tmp_path / "vae", store, data, family="qwen-image")
     assert send("simpletuner", store, out).complete
     for picture in PICTURES:
-        now = torch.load(trainers.st_latents_path(out / "vae", picture), weights_only=True)
+        now = torch.load(st_latents_path(out / "vae", picture), weights_only=True)
         assert equal(now, trainers.latents_of(picture, "qwen-image"))
 
 
@@ -204,10 +206,10 @@ def test_crop_ltrb_is_in_pixels_of_the_bucket_as_sd_scripts_notes_it(tmp_path, d
     """Where the picture would lie inside of its bucket: what is right of it is what is left of its mirrored side."""
     picture = trainers.Picture("large.png", "", size, latent)
     trainers.make_source(data, [picture])
-    trainers.write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", [picture])
+    write_simpletuner(tmp_path / "text", tmp_path / "vae", "sdxl", [picture])
     bring("simpletuner", tmp_path / "vae", store, data, family="sdxl")
     send("sd-scripts", store, out)
-    npz = np.load(trainers.sd_latents_path(out, picture, "sdxl"))
+    npz = np.load(sd_latents_path(out, picture, "sdxl"))
     assert npz["crop_ltrb"].dtype == np.float64
     assert np.allclose(npz["crop_ltrb"], crop)
     assert npz["original_size"].tolist() == list(size)
@@ -223,7 +225,7 @@ def test_what_precompute_made_is_exported_as_a_training_would_see_it(tmp_path, o
     assert (report.complete, report.written) == (True, 4)
     for sample in cs.CachedDataset(store, seed=0):
         picture = trainers.Picture(sample["sample_id"], "", (640, 480), (6, 8))
-        latents = torch.load(trainers.st_latents_path(out / "vae", picture), weights_only=True)
+        latents = torch.load(st_latents_path(out / "vae", picture), weights_only=True)
         assert torch.allclose(latents, sample["latents"], rtol=0, atol=1e-6)
     assert any(stored in cast for cast in report.casts) == (stored != "sample")
 
@@ -235,13 +237,13 @@ def test_latents_alone_are_of_the_only_family_with_their_constants_or_of_the_one
     assert [path.name for path in out.glob("*.npz")] == ["a_0640x0480_sdxl.npz"]
     made = stores.recipes(None, "sample", scaling_factor=0.5, shift_factor=None)
     store = stores.make_store(tmp_path / "others", [stores.Row("a.png")], made)
-    with pytest.raises(BadInput, match="pass family"):
+    with pytest.raises(BadInput, check=names("family")):
         send("sd-scripts", store, out)
     assert send("sd-scripts", store, out, family="sd15").written == 1
 
 
 def test_a_second_export_writes_nothing_and_a_third_what_is_missing(data, store, out):
-    trainers.write_sd_scripts(data, "flux")
+    write_sd_scripts(data, "flux")
     bring("sd-scripts", data, store, data)
     send("sd-scripts", store, out)
     report = send("sd-scripts", store, out)
@@ -253,7 +255,7 @@ def test_a_second_export_writes_nothing_and_a_third_what_is_missing(data, store,
 
 
 def test_a_strangers_file_is_left_alone_until_replacing_is_asked_for(data, store, out):
-    trainers.write_sd_scripts(data, "flux")
+    write_sd_scripts(data, "flux")
     bring("sd-scripts", data, store, data)
     out.mkdir()
     (out / "two_flux_te.npz").write_bytes(b"a stranger's")
@@ -261,14 +263,14 @@ def test_a_strangers_file_is_left_alone_until_replacing_is_asked_for(data, store
     assert (report.complete, report.foreign, report.written) == (False, ("two_flux_te.npz",), 5)
     assert (out / "two_flux_te.npz").read_bytes() == b"a stranger's"
     assert send("sd-scripts", store, out, replace=True).complete
-    trainers.read_sd_scripts(out, PICTURES[1], "flux", bucket(PICTURES[1]))
+    read_sd_scripts(out, PICTURES[1], "flux", bucket(PICTURES[1]))
 
 
 def test_what_an_earlier_export_wrote_is_brought_up_to_date(data, store, out):
-    trainers.write_sd_scripts(data, "flux")
+    write_sd_scripts(data, "flux")
     bring("sd-scripts", data, store, data)
     send("sd-scripts", store, out)
-    path = trainers.sd_latents_path(data, PICTURES[0], "flux")
+    path = sd_latents_path(data, PICTURES[0], "flux")
     arrays = dict(np.load(path))
     np.savez(path, **{name: value + 1 if name.startswith("latents_6") else value for name, value in arrays.items()})
     bring("sd-scripts", data, store, data)
@@ -277,7 +279,7 @@ def test_what_an_earlier_export_wrote_is_brought_up_to_date(data, store, out):
 
 
 def test_a_damaged_note_makes_every_other_file_a_strangers(data, store, out):
-    trainers.write_sd_scripts(data, "flux")
+    write_sd_scripts(data, "flux")
     bring("sd-scripts", data, store, data)
     send("sd-scripts", store, out)
     (out / NOTE).write_text("{")
@@ -300,11 +302,11 @@ def test_an_empty_data_set_exports_nothing(tmp_path, out):
 
 def test_pictures_that_would_share_a_file_are_named(tmp_path, data, store, out):
     """musubi's folder is flat."""
-    trainers.write_ai_toolkit(data, "flux")
+    write_ai_toolkit(data, "flux")
     (data / "b").mkdir()
     pictures = [replace(PICTURES[1], reference="b/two.png", caption="another")]
     trainers.make_source(data, pictures)
-    trainers.write_ai_toolkit(data, "flux", pictures)
+    write_ai_toolkit(data, "flux", pictures)
     bring("ai-toolkit", data, store, data)
     report = send("musubi", store, out)
     texts = [failure for failure in report.failures if failure["encoder"] == "text"]
@@ -314,7 +316,7 @@ def test_pictures_that_would_share_a_file_are_named(tmp_path, data, store, out):
 
 
 def test_text_that_has_no_files_in_a_format_is_left_out_and_named_and_latents_are_written(tmp_path, data, store, out):
-    trainers.write_musubi(tmp_path / "cache", "z-image")
+    write_musubi(tmp_path / "cache", "z-image")
     bring("musubi", tmp_path / "cache", store, data)
     report = send("simpletuner", store, out)
     assert report.complete
@@ -326,9 +328,9 @@ def test_text_that_has_no_files_in_a_format_is_left_out_and_named_and_latents_ar
 
 @pytest.mark.parametrize(("kind", "family"), [("ltx", "ltx2"), ("musubi", "hunyuanvideo"), ("simpletuner", "flux"), ("sd-scripts", "sd15")])
 def test_latents_of_one_family_are_not_written_as_those_of_another_that_was_named(tmp_path, data, store, out, kind, family):
-    trainers.write_musubi(tmp_path / "cache", "wan")
+    write_musubi(tmp_path / "cache", "wan")
     bring("musubi", tmp_path / "cache", store, data)
-    with pytest.raises(BadInput, match=f"is of wan, not of {family}"):
+    with pytest.raises(BadInput, check=names("family")):
         send(kind, store, out, family=family)
     assert not out.exists()
     assert send("musubi", store, out, family="wan").complete
@@ -339,7 +341,7 @@ def test_a_named_family_must_have_the_vae_of_latents_that_do_not_say_their_famil
     made = stores.recipes(None, "sample", scaling_factor=0.3611, shift_factor=0.1159)
     made = replace(made, latents=replace(made.latents, read={**made.latents.read, "channels": 16}))
     store = stores.make_store(tmp_path / "ours", [stores.Row("a.png")], made)
-    with nullcontext() if is_right else pytest.raises(BadInput, match="is of flux or z-image, not of"):
+    with nullcontext() if is_right else pytest.raises(BadInput, check=names("family")):
         assert send("simpletuner", store, out, family=family).written
 
 
@@ -354,9 +356,9 @@ def test_latents_that_fit_several_models_are_refused_with_the_lines_to_run(tmp_p
 
 
 def test_where_nothing_but_such_text_is_there_nothing_is_exported(tmp_path, data, store, out):
-    trainers.write_musubi(tmp_path / "cache", "z-image")
+    write_musubi(tmp_path / "cache", "z-image")
     bring("musubi", tmp_path / "cache", store, data, encode=["text"])
-    with pytest.raises(BadInput, match="has no latents, and text of"):
+    with pytest.raises(BadInput):
         send("simpletuner", store, out)
     assert not out.exists()
 
@@ -370,26 +372,26 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(tmp_path, out):
 
 
 def test_what_has_no_form_in_a_format_is_refused_before_anything_is_written(tmp_path, data, store, out):
-    trainers.write_musubi(tmp_path / "cache", "wan")
+    write_musubi(tmp_path / "cache", "wan")
     bring("musubi", tmp_path / "cache", store, data)
-    with pytest.raises(BadInput, match="caches of wan are not known for sd-scripts"):
+    with pytest.raises(BadInput, check=names("family")):
         send("sd-scripts", store, out)
-    with pytest.raises(BadInput, match="can be imported, but not exported"):
+    with pytest.raises(BadInput, check=names("format")):
         send("diffusion-pipe", store, out)
     with pytest.raises(
         BadInput,
         match=r"'kohya' is not known; .* is sd-scripts, simpletuner, .*, webdataset; did you mean 'sd-scripts'\?$",
     ):
         send("kohya", store, out)
-    with pytest.raises(BadInput, match="the family 'wam' are not known"):
+    with pytest.raises(BadInput, check=names("family")):
         send("musubi", store, out, family="wam")
-    with pytest.raises(BadInput, match="has no data set 'other'"):
+    with pytest.raises(BadInput):
         send("musubi", store, out, name="other")
     assert not out.exists()
 
 
 def test_the_command_tells_what_the_function_returns(data, store, out, capsys):
-    trainers.write_sd_scripts(data, "flux")
+    write_sd_scripts(data, "flux")
     bring("sd-scripts", data, store, data)
     arguments = ["export", str(store), "train", "--format", "sd-scripts", "-o", str(out)]
     assert main([*arguments, "--json"]) == OK

@@ -14,8 +14,8 @@ import cachestore as cs
 from cachestore.cli import OK, main
 from cachestore.files.checksum import digest_of
 from cachestore.files.paths import Layout
-from cachestore.interop import tar_exporting
 from cachestore.interop.export_target import NOTE
+from cachestore.interop.webdataset import exporting as tar_exporting
 from cachestore.storage.catalog import newest_catalog
 from tests.loading.stores import Row, make_store, recipes
 from tests.torture.test_calls import in_a_fork

@@ -5,10 +5,14 @@ from dataclasses import replace
 import pytest
 
 from cachestore.encode.bucket_rules import BucketSettings
-from cachestore.interop.formats import ai_toolkit, musubi, sd_scripts, simpletuner
-from cachestore.interop.formats.families import family_named
-from cachestore.interop.formats.matching import Added, Named
-from cachestore.interop.formats.table import FORMATS
+from cachestore.interop.ai_toolkit import format as ai_toolkit
+from cachestore.interop.exported import Named
+from cachestore.interop.families import family_named
+from cachestore.interop.matching import Added
+from cachestore.interop.musubi import format as musubi
+from cachestore.interop.sd_scripts import format as sd_scripts
+from cachestore.interop.simpletuner import format as simpletuner
+from cachestore.interop.table import load_format
 
 
 def test_musubi_makes_batches_of_its_own_buckets():
@@ -56,7 +60,7 @@ def test_simpletuner_puts_pictures_of_one_rounded_aspect_ratio_together():
     ],
 )
 def test_captions_are_what_a_trainer_makes_of_a_files_text(kind, text, added, captions):
-    read = FORMATS[kind].captions_of
+    read = load_format(kind).captions_of
     assert read is not None
     assert read(text, added) == captions
 
@@ -83,5 +87,5 @@ def test_captions_are_what_a_trainer_makes_of_a_files_text(kind, text, added, ca
     ],
 )
 def test_a_files_name_says_what_it_holds(kind, path, expected):
-    found = FORMATS[kind].reading.parse_name(path)
+    found = load_format(kind).reading.parse_name(path)
     assert (None if found is None else (found.kind, None if found.family is None else found.family.name)) == expected

@@ -7,11 +7,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cachestore.core.samples import Sample
-from cachestore.interop.formats.families import family_named
-from cachestore.interop.formats.matching import Matches, references_of
-from cachestore.interop.formats.table import format_named
+from cachestore.interop.families import family_named
+from cachestore.interop.matching import CacheListing, Matches, references_of
+from cachestore.interop.table import imported_format
 from tests.fakes import examples
 from tests.interop import trainers
+from tests.interop.ai_toolkit.files import aitk_paths
+from tests.interop.musubi.files import musubi_paths
+from tests.interop.sd_scripts.files import sd_latents_path
+from tests.interop.simpletuner.files import st_latents_path, st_text_path
 
 pytestmark = pytest.mark.torch  # the trainers' caches are written with it
 
@@ -28,15 +32,15 @@ def paths_of(kind, picture, *, is_older):
         case "sd-scripts" if is_older:
             found = root / f"{picture.stem}.npz", root / f"{picture.stem}_te_outputs.npz"
         case "simpletuner" if is_older:
-            found = root / "vae" / f"{picture.stem}.pt", trainers.st_text_path(root / "text", picture.caption, "sdxl")
+            found = root / "vae" / f"{picture.stem}.pt", st_text_path(root / "text", picture.caption, "sdxl")
         case "sd-scripts":
-            found = trainers.sd_latents_path(root, picture, "sdxl"), root / f"{picture.stem}_te_outputs.npz"
+            found = sd_latents_path(root, picture, "sdxl"), root / f"{picture.stem}_te_outputs.npz"
         case "simpletuner":
-            found = trainers.st_latents_path(root / "vae", picture), trainers.st_text_path(root / "text", picture.caption, "sdxl")
+            found = st_latents_path(root / "vae", picture), st_text_path(root / "text", picture.caption, "sdxl")
         case "musubi":
-            found = trainers.musubi_paths(root, picture, "flux")
+            found = musubi_paths(root, picture, "flux")
         case _:
-            found = trainers.aitk_paths(root, picture, "sdxl")
+            found = aitk_paths(root, picture, "sdxl")
     return tuple(path.relative_to(root).as_posix() for path in found)
 
 
@@ -62,9 +66,7 @@ def test_a_file_of_a_picture_of_the_source_is_of_that_one_or_of_nobody(kind, row
             texts.setdefault(of_text, set()).add(picture.caption)
     samples = [Sample(picture.reference, {"image": (picture.reference,)}, (picture.caption,)) for picture in pictures]
     matches = Matches(family_named("flux" if kind == "musubi" else "sdxl"))
-    match = format_named(kind).reading.match
-    assert match is not None
-    match(sorted({*latents, *texts}), samples, matches)
+    imported_format(kind).reading.match(CacheListing(sorted({*latents, *texts})), samples, matches)
     for reference, locations in matches.latents.items():
         assert [latents.get(location.path) for location in locations] == [{reference}]
     for caption, locations in matches.text.items():

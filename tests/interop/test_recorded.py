@@ -1,6 +1,7 @@
 """Caches that the trainers' own code wrote (`scripts/conformance/trainers.py --keep`), imported and exported again, bit for bit.
 
-Each archive in recorded/ has a folder for each case: the pictures, the cache, and in `loaded.npz` what the trainer's own loader returned.
+`recorded.tar.xz` in a trainer's folder has a folder for each case: the pictures, the cache, and in `loaded.npz` what the trainer's own
+loader returned.
 """
 
 import importlib
@@ -18,7 +19,6 @@ from tests.interop.caches import bring, equal, send
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]
 
-RECORDED = Path(__file__).with_name("recorded")
 MODULES = {"sd-scripts": "sd_scripts", "musubi": "musubi", "simpletuner": "simpletuner", "ai-toolkit": "ai_toolkit"}
 IMPORTED = {**MODULES, "diffusion-pipe": "diffusion_pipe"}
 
@@ -32,7 +32,7 @@ def every_case(modules, *, is_exported=False):
 
 def unpacked(trainer, case, folder) -> tuple[Path, Path, Any]:
     """The pictures, the cache, and what the trainer loaded, by (name, whether it is mirrored)."""
-    with tarfile.open(RECORDED / f"{trainer}.tar.xz") as tar:
+    with tarfile.open(Path(__file__).parent / IMPORTED[trainer] / "recorded.tar.xz") as tar:
         tar.extractall(folder, [one for one in tar if one.name.startswith(f"{case.name}/")], filter="data")
     found: Any = {}
     with np.load(folder / case.name / "loaded.npz") as arrays:

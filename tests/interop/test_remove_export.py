@@ -72,7 +72,7 @@ def test_a_note_cannot_lead_out_of_the_folder(folder, path):
 def test_a_folder_without_a_note_is_refused(tmp_path):
     (tmp_path / "a.npz").touch()
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(BadInput, match="nothing was removed"):
+        with pytest.raises(BadInput):
             remove_export(folder)
     (tmp_path / NOTE).write_text("{}")
     with pytest.raises(BadInput):

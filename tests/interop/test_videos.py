@@ -23,7 +23,9 @@ from cachestore.storage.catalog import newest_catalog
 from tests.encode import tiny_families
 from tests.encode.footage import moving, numbered, numbers_of, write
 from tests.interop import trainers
-from tests.interop.caches import bring, equal, send
+from tests.interop.caches import bring, equal, names, send
+from tests.interop.diffusion_pipe.files import write_diffusion_pipe_wan
+from tests.interop.musubi.files import write_musubi
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]
 
@@ -121,7 +123,7 @@ def test_a_rate_that_the_trainer_took_is_recorded_and_decides_how_many_frames_a_
     write_clip(tmp_path / "cache", "dog", 5, 9)
     reasons = reasons_of(bring("musubi", tmp_path / "cache", tmp_path / "other", videos, fps=8))
     assert "is of the frames 5 to 13, but the video has 12" in reasons["dog.mkv#00005-009"]
-    with pytest.raises(BadInput, match="fps must be a number of frames a second"):
+    with pytest.raises(BadInput, check=names("fps")):
         bring("musubi", tmp_path / "cache", store, videos, fps=-1)
 
 
@@ -162,7 +164,7 @@ def test_latents_of_several_frames_are_of_no_picture(store, tmp_path):
 def test_videos_of_which_a_cache_holds_nothing_are_left_out_with_a_remark(videos, store, tmp_path):
     pictures = [trainers.Picture("one.png", "a fox", (64, 48), (6, 8))]
     trainers.make_source(videos, pictures)
-    trainers.write_musubi(tmp_path / "cache", "wan", pictures)
+    write_musubi(tmp_path / "cache", "wan", pictures)
     report = bring("musubi", tmp_path / "cache", store, videos)
     assert (report.complete, list(cs.CachedDataset(store).ids)) == (True, ["one.png"])
     assert "3 videos are ignored (the cache holds nothing of videos)" in report.remarks
@@ -201,7 +203,7 @@ def test_pictures_and_videos_of_one_data_set_go_into_folders_of_their_own(videos
     """musubi-tuner takes each file of a folder of videos for a clip."""
     pictures = [trainers.Picture("one.png", "a fox", (64, 48), (6, 8))]
     trainers.make_source(videos, pictures)
-    trainers.write_musubi(tmp_path / "cache", "wan", pictures)
+    write_musubi(tmp_path / "cache", "wan", pictures)
     for name in LENGTHS:
         write_clip(tmp_path / "cache", name, 2, 5)
         write_text(tmp_path / "cache", name)
@@ -256,7 +258,7 @@ BEGINNING = {"model": "a model", "video_clip_mode": "single_beginning"}
 
 def write_wan(cache):
     """What diffusion-pipe caches of each video, by the video's name."""
-    return {name: trainers.write_diffusion_pipe_wan(cache, f"{name}.mkv", f"what {name} does", 9, SIZE) for name in LENGTHS}
+    return {name: write_diffusion_pipe_wan(cache, f"{name}.mkv", f"what {name} does", 9, SIZE) for name in LENGTHS}
 
 
 def test_what_diffusion_pipe_cached_of_videos_is_of_their_beginning_at_the_models_rate(videos, store, tmp_path):
@@ -276,22 +278,18 @@ def test_what_diffusion_pipe_cached_of_videos_is_of_their_beginning_at_the_model
     ("folder", "fps", "rate"), [("wan2.2_5b", None, 24), ("skyreels_v2", None, 24), ("wan_i2v", None, 16), ("wan", 12, 12)]
 )
 def test_the_rate_of_diffusion_pipes_clips_is_that_of_the_model_which_its_folder_names(videos, store, tmp_path, folder, fps, rate):
-    trainers.write_diffusion_pipe_wan(tmp_path / folder, "dog.mkv", "what dog does", 9, SIZE)
+    write_diffusion_pipe_wan(tmp_path / folder, "dog.mkv", "what dog does", 9, SIZE)
     bring("diffusion-pipe", tmp_path / folder, store, videos, claims=BEGINNING, fps=fps)
     assert facts_of(store) == {"dog.mkv": (9, 0, rate, 1)}
 
 
 @pytest.mark.parametrize(
-    ("folder", "claims", "reason"),
-    [
-        ("wan", {"model": "a model"}, "says which frames of a video it is of"),
-        ("wan", {"video_clip_mode": "single_middle"}, "clips from the middle of videos cannot be imported"),
-        ("renamed", BEGINNING, "nothing says at which rate"),
-    ],
+    ("folder", "claims", "option"),
+    [("wan", {"model": "a model"}, "claims"), ("wan", {"video_clip_mode": "single_middle"}, "claims"), ("renamed", BEGINNING, "fps")],
 )
-def test_clips_of_diffusion_pipe_are_refused_while_nobody_says_which_frames_they_have(videos, store, tmp_path, folder, claims, reason):
+def test_clips_of_diffusion_pipe_are_refused_while_nobody_says_which_frames_they_have(videos, store, tmp_path, folder, claims, option):
     write_wan(tmp_path / folder)
-    with pytest.raises(BadInput, match=reason):
+    with pytest.raises(BadInput, check=names(option)):
         bring("diffusion-pipe", tmp_path / folder, store, videos, claims=claims, family="wan")
     assert not store.exists()
     assert bring("diffusion-pipe", tmp_path / folder, store, videos, claims=claims, family="wan", encode=["text"]).complete
@@ -300,9 +298,9 @@ def test_clips_of_diffusion_pipe_are_refused_while_nobody_says_which_frames_they
 def test_of_several_resolutions_of_a_video_the_largest_is_imported_and_pictures_beside_videos_too(videos, store, tmp_path):
     Image.new("RGB", SIZE).save(videos / "one.png")
     (videos / "one.txt").write_text("a fox")
-    picture, _rows = trainers.write_diffusion_pipe_wan(tmp_path / "wan", "one.png", "a fox", 1, SIZE)
+    picture, _rows = write_diffusion_pipe_wan(tmp_path / "wan", "one.png", "a fox", 1, SIZE)
     write_wan(tmp_path / "wan")
-    larger, _rows = trainers.write_diffusion_pipe_wan(tmp_path / "wan", "dog.mkv", "what dog does", 9, (96, 64))
+    larger, _rows = write_diffusion_pipe_wan(tmp_path / "wan", "dog.mkv", "what dog does", 9, (96, 64))
     report = bring("diffusion-pipe", tmp_path / "wan", store, videos, claims=BEGINNING, encode=["latents"])
     assert report.complete
     data = cs.CachedDataset(store)
@@ -311,8 +309,8 @@ def test_of_several_resolutions_of_a_video_the_largest_is_imported_and_pictures_
 
 
 def test_a_clip_of_diffusion_pipe_that_is_longer_than_its_video_fails(videos, store, tmp_path):
-    trainers.write_diffusion_pipe_wan(tmp_path / "wan", "dog.mkv", "what dog does", 9, SIZE)
-    trainers.write_diffusion_pipe_wan(tmp_path / "wan", "a cat.mkv", "what a cat does", 13, SIZE)
+    write_diffusion_pipe_wan(tmp_path / "wan", "dog.mkv", "what dog does", 9, SIZE)
+    write_diffusion_pipe_wan(tmp_path / "wan", "a cat.mkv", "what a cat does", 13, SIZE)
     report = bring("diffusion-pipe", tmp_path / "wan", store, videos, claims=BEGINNING)
     assert "is of the frames 0 to 12, but the video has 9" in reasons_of(report)["a cat.mkv"]
     assert list(cs.CachedDataset(store).ids) == ["dog.mkv"]

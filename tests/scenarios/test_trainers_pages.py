@@ -19,6 +19,7 @@ import cachestore as cs
 from cachestore.cli import main
 from tests import pages
 from tests.interop import trainers
+from tests.interop.diffusion_pipe.files import write_diffusion_pipe, write_diffusion_pipe_wan
 
 pytestmark = [
     pytest.mark.torch,
@@ -126,10 +127,10 @@ def prepare(line, model):
         for path in Path("exported").glob("aspect_ratio_bucket_*.json"):
             shutil.copy(path, "photos")
     if "photos/cache/flux" in line:
-        trainers.write_diffusion_pipe(Path("photos/cache/flux"), "flux", PHOTOS, width=WIDTH)
+        write_diffusion_pipe(Path("photos/cache/flux"), "flux", PHOTOS, width=WIDTH)
     if "videos/cache/wan" in line:
         for name, caption in CLIPS.items():
-            trainers.write_diffusion_pipe_wan(Path("videos/cache/wan"), name, caption, CLIP_FRAMES, CLIP_SIZE, width=WIDTH)
+            write_diffusion_pipe_wan(Path("videos/cache/wan"), name, caption, CLIP_FRAMES, CLIP_SIZE, width=WIDTH)
 
 
 def lay_out(page, model, capsys):

@@ -20,19 +20,22 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.interop.formats import diffusion_pipe
-from cachestore.interop.formats.families import FAMILIES, Family
-from cachestore.interop.formats.matching import FileLocation
-from cachestore.interop.formats.table import FORMATS, Format
+from cachestore.interop.diffusion_pipe import format as diffusion_pipe
+from cachestore.interop.families import Family
+from cachestore.interop.format import Format
+from cachestore.interop.matching import FileLocation
 from cachestore.interop.sandbox import CacheFiles, TorchFiles
+from cachestore.interop.table import load_formats
 from tests.fakes import ROOT
 from tests.torture.campaign import Campaign, Outcome, judged, scratch
 from tests.torture.damage import changed
 from tests.torture.fuzz import mutated
 
-RECORDED: Final = ROOT / "tests" / "interop" / "recorded"
+INTEROP: Final = ROOT / "tests" / "interop"
 DAMAGE: Final = ("flip", "flips", "zero", "noise", "cut", "empty", "grow")
 FORGERIES: Final = ("header", "pickle", "members")
+SHARDS: Final = "diffusion-pipe"
+"""Its files hold many values."""
 A_PROCESS: Final = 500
 """Values that one process reads."""
 
@@ -66,8 +69,8 @@ class _Executed:
 def recorded_files() -> list[Recorded]:
     """The files of every recorded case."""
     found: list[Recorded] = []
-    for one in (one for one in FORMATS.values() if one.reads is not None):
-        with tarfile.open(RECORDED / f"{one.name}.tar.xz") as tar:
+    for one in (one for one in load_formats() if one.reads is not None):
+        with tarfile.open(INTEROP / one.name.replace("-", "_") / "recorded.tar.xz") as tar:
             for member in tar:
                 case, _, name = member.name.partition("/")
                 folder, _, path = name.partition("/")
@@ -112,10 +115,10 @@ def _with_member(data: bytes, ends: Sequence[str], other: bytes) -> bytes:
 def _values(cache: CacheFiles, file: Recorded, family: Family) -> Iterator[object]:
     """Read everything in a file, as `import` does."""
     parsed = file.format.reading.parse_name(file.path)
-    if file.format.reading.match is None:  # the table says where the values are; a text has parts in several shards
+    if file.format.name == SHARDS:  # the table says where the values are; a text has parts in several shards
         table = str(Path(file.path).with_name("metadata.db"))
         for location in diffusion_pipe.locations_in(cache.root, table)[:3]:
-            yield cache.contents(location, cache.bytes_at(location))
+            yield cache.read(location)
             if parsed is not None and parsed.kind == "latents":
                 yield cache.latents(location, cache.bytes_at(location), family)
     elif parsed is not None and parsed.kind == "text":
@@ -142,12 +145,12 @@ def _read(files: Sequence[Recorded], file: Recorded, way: str, folder: Path, dra
     marker, path = folder / "executed", folder / "cache" / file.path
     path.parent.mkdir(parents=True, exist_ok=True)
     for other in files:
-        if other.folder == file.folder and file.format.reading.match is None:
+        if other.folder == file.folder and file.format.name == SHARDS:
             (folder / "cache" / other.path).write_bytes(other.data)
     path.write_bytes(forged(file, way, marker, draw) if way in FORGERIES else changed(file.data, way, draw))
     cache = CacheFiles(folder / "cache", file.format, torch_files)
     try:
-        list(_values(cache, file, draw.choice([one for one in FAMILIES if file.format.name in one.text])))
+        list(_values(cache, file, draw.choice(file.format.trainer.families_with_text())))
     except EncodeFailed as error:
         if not str(error):
             yield "the error says nothing"

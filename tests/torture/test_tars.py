@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from cachestore.interop import tar_groups
+from cachestore.interop.webdataset import groups as tar_groups
 from tests.torture import tars
 
 pytestmark = pytest.mark.torch

@@ -1,0 +1,1 @@
+"""Tars in the form of webdataset, which are no trainer's: they hold a whole data set."""
