@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn
 
 from cachestore.core.arguments import as_pairs, as_switch, as_whole, check_calls, check_function, refuse
-from cachestore.core.errors import BadInput
+from cachestore.core.errors import BadInput, naming_extras
 from cachestore.core.keys import Json, Key, Recipe, by_key
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.files.marker import noticing_its_end
 from cachestore.jobs.option_types import allowed_failures
-from cachestore.jobs.options import python_call
 from cachestore.jobs.pass_loop import Report, held_to, run_pass
 from cachestore.jobs.ranks import find_rank, launch_of, say_conflict
 from cachestore.jobs.task import Cancel, Job, OnProgress
@@ -86,7 +85,7 @@ def _check(store: Store, encode: object, group_by: object, max_failures: int | s
     allowed_failures(str(max_failures), 0)  # raises now, not after the work
 
 
-@python_call()
+@naming_extras()
 def fill(
     store: Store,
     wanted: Iterable[tuple[AnyKey, Any]],

@@ -6,9 +6,10 @@ from typing import Any, Final, cast
 
 from cachestore.core.inputs import BUCKET_MAX, BUCKET_MIN, BUCKETS, PIXELS, RESOLUTIONS
 from cachestore.core.keys import Json
+from cachestore.core.spelling import is_typed, option
 from cachestore.core.words import first_of, listed
 from cachestore.encode.resamplers import RESAMPLERS
-from cachestore.jobs.options import CHOSEN, LATENTS, PrecomputeRequest, in_command, read_value
+from cachestore.jobs.options import CHOSEN, LATENTS, PrecomputeRequest, read_value
 from cachestore.jobs.typed import in_line, typed_option
 from cachestore.storage.catalog import Catalog
 
@@ -69,16 +70,21 @@ def refusal(previous: Catalog, differences: Sequence[OtherSetting], asked: Mappi
     if "buckets" in (*add, *leave_out):  # what was chosen for these buckets, or for those before, is chosen again
         leave_out = {name: None for name in leave_out if name not in CHOSEN}
         add = {name: value for name, value in add.items() if name not in CHOSEN or name == "resample"}
-    made = [in_line(word for name, value in add.items() for word in typed_option(name, value))] if add else []
-    made += [f"without {listed(map(in_command, leave_out))}"] if leave_out else []
+    made = [" ".join(_spelled(name, value) for name, value in add.items())] if add else []
+    made += [f"without {listed(map(option, leave_out))}"] if leave_out else []
     todo = [f"use {'this' if len(add) == 1 else 'these'}"] if add else []
     todo += [f"leave {'it' if len(leave_out) == 1 else 'these'} out"] if leave_out else []
     advice = listed(todo).capitalize() or "Pass the model that it was made with"
     advice += " to encode only what changed"
     if not todo and all(one.setting.partition(".")[0] in _OF_THIS_VERSION for one in differences):
         advice = "Install those again to encode only what changed"
-    advice += "; --replace takes the new settings and encodes what differs; another --name keeps both"
+    advice += f"; {option('replace', value=True)} takes the new settings and encodes what differs; another {option('name')} keeps both"
     return f"the data set {previous.name!r} was made {_with(made, list(others))}. {advice}"
+
+
+def _spelled(name: str, value: Any) -> str:
+    """Return an option as `option` does; on a command line so that it can be copied."""
+    return in_line(typed_option(name, value)) if is_typed() else option(name, value)
 
 
 def _with(made: Sequence[str], others: Sequence[str]) -> str:

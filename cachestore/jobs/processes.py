@@ -24,6 +24,7 @@ from cachestore.children.start import ChildProcess, last_line, start
 from cachestore.core import errors, system
 from cachestore.core.errors import BadInput, CacheStoreError, Incomplete
 from cachestore.core.signals import STOPPING, heard
+from cachestore.core.spelling import option
 from cachestore.core.words import plural
 from cachestore.files.opening import read_at
 from cachestore.jobs.parent_watch import PARENT
@@ -82,8 +83,6 @@ _MEMORY_WORDS: Final = (
     "cannot allocate memory",
     "Cannot allocate memory",
 )
-
-_LESS_MEMORY: Final = "pass fewer --procs or a smaller --batch-size"
 
 _VMSTAT: Final = Path("/proc/vmstat")
 
@@ -275,7 +274,8 @@ def _start(
             )
         except OSError as error:
             raise BadInput(
-                f"cannot start a worker process ({error}): free memory, or pass inline=True to encode in this process"
+                f"cannot start a worker process ({error}): free memory, or pass {option('inline', value=True)} to encode in this process",
+                option="inline",
             ) from error
         finally:
             for descriptor in (*line, theirs):
@@ -409,7 +409,7 @@ def how_it_ended(returncode: int, *, last_words: str = "", oom_kills: int = 0) -
     """Describe how a process ended. `oom_kills` is the number of processes that the system killed for memory meanwhile."""
     if returncode == -getattr(signal, "SIGKILL", 9) and oom_kills:
         killed = plural(oom_kills, "process was", "processes were")
-        return f"was killed by SIGKILL as the system ran out of memory ({killed} killed for it): {_LESS_MEMORY}"
+        return f"was killed by SIGKILL as the system ran out of memory ({killed} killed for it): {_less_memory()}"
     if returncode < 0:
         how = f"was killed by {_signal_name(-returncode)}"
     elif returncode > 128:
@@ -417,8 +417,12 @@ def how_it_ended(returncode: int, *, last_words: str = "", oom_kills: int = 0) -
     else:
         how = f"ended with exit code {returncode}"
     if any(word in last_words for word in _MEMORY_WORDS):
-        how += f", out of memory by its last output: {_LESS_MEMORY}"
+        how += f", out of memory by its last output: {_less_memory()}"
     return how
+
+
+def _less_memory() -> str:
+    return f"pass fewer {option('procs')} or a smaller {option('batch_size')}"
 
 
 def _signal_name(number: int) -> str:
@@ -474,7 +478,10 @@ def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _l
         return report
     for child in children:
         if child.report and "error" in child.report:
-            raise _class_of(str(child.report.get("kind")))(str(child.report["error"]))
+            error = _class_of(str(child.report.get("kind")))(str(child.report["error"]))
+            if isinstance(error, BadInput):
+                error.option = str(child.report.get("option", ""))
+            raise error
     if any(child.returncode == _USAGE for child in children):
         message = next((child.last_words for child in children if child.returncode == _USAGE and child.last_words), "")
         raise BadInput(message or "the arguments were refused")

@@ -24,6 +24,7 @@ from cachestore.core.inputs import (
 )
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, SHOWN, VIDEO, Sample, has_mask, images_of, role_of
+from cachestore.core.spelling import option
 from cachestore.core.words import did_you_mean, listed
 from cachestore.encode.bucket_rules import STEP
 from cachestore.encode.unit import Encoder
@@ -88,27 +89,24 @@ def _others(encoder: Encoder) -> Sequence[str]:
 
 def _check_pictures(request: PrecomputeRequest, role: str) -> None:
     if role_of(role).is_own and request.clips > 1:
-        raise BadInput("--clips cannot be used with this model, whose text encoder sees the frame with which a video begins: leave it out")
+        whose = "this model, whose text encoder sees the frame with which a video begins"
+        raise BadInput(f"{option('clips')} cannot be used with {whose}: leave it out", option="clips")
     if request.flip:
-        raise BadInput("--flip cannot be used with this model, whose text encoder sees the unmirrored pictures: leave it out")
+        whose = "this model, whose text encoder sees the unmirrored pictures"
+        raise BadInput(f"{option('flip', value=True)} cannot be used with {whose}: leave it out", option="flip")
     if request.pixels != OWN_PIXELS:
-        raise BadInput(
-            f"--pixels {request.pixels} cannot be used with this model, whose text encoder sees pictures too, read in cachestore's"
-            " own way: leave it out"
-        )
+        whose = "this model, whose text encoder sees pictures too, read in cachestore's own way"
+        raise BadInput(f"{option('pixels', request.pixels)} cannot be used with {whose}: leave it out", option="pixels")
     if request.prompts:
-        raise BadInput(
-            "this model's text encoder sees each sample's own pictures, so a prompt alone has no embeddings: leave --prompts out"
-        )
+        own = "this model's text encoder sees each sample's own pictures, so a prompt alone has no embeddings"
+        raise BadInput(f"{own}: leave {option('prompts')} out", option="prompts")
     if request.policy.dropout:
-        raise BadInput(
-            "this model's text encoder sees each sample's own pictures, so no empty caption fits all samples: leave the dropout"
-            " of --captions out"
-        )
+        own = "this model's text encoder sees each sample's own pictures, so no empty caption fits all samples"
+        raise BadInput(f"{own}: leave the dropout of {option('captions')} out", option="captions")
 
 
 def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str, Json]:
-    """The options of an image column. Options at their default are left out, so that columns of older stores stay equal."""
+    """The options of an image column. Options at their default are left out."""
     resolution, by_source = resolutions_of(request.sources, resolution)
     options: dict[str, Json] = {"resolution": resolution, "step": request.bucket_step or STEP}
     options |= {BUCKETS: request.buckets} if request.buckets != OWN else {}
@@ -200,10 +198,8 @@ def _check_video(options: Mapping[str, Json], sample: Sample, taken: Collection[
         )
     shown = [role for role in sample.images if role not in taken and role_of(role).follows == IMAGE and role != MASK]
     if shown and (options.get("crop") == RANDOM or "clips" in options):
-        raise BadUsage(
-            f"sample {sample.id!r} has a video with control images, which --crop random and --clips cannot cut in the same way as"
-            " the video: leave these options out"
-        )
+        cannot = f"{option('crop', RANDOM)} and {option('clips')} cannot cut in the same way as the video: leave these options out"
+        raise BadUsage(f"sample {sample.id!r} has a video with control images, which {cannot}", option="crop")
 
 
 def picture_role(encoder: Encoder) -> str | None:

@@ -4,6 +4,7 @@ import pytest
 
 from cachestore.core.errors import RecipeMismatch
 from cachestore.core.keys import Recipe
+from cachestore.core.spelling import for_command_line
 from cachestore.encode.resamplers import RESAMPLERS
 from cachestore.jobs.other_settings import OtherSetting, refusal
 from cachestore.storage.catalog import Catalog
@@ -15,7 +16,8 @@ HINTS = {"data": "photos", "model": "flux", "resolution": 512, "latents": "momen
 
 def said(differences, asked, hints=HINTS, encoder="latents"):
     previous = Catalog("train", {encoder: hints} if hints else {}, {}, ["a"], [0, 0], [], {}, ["{}"], ())
-    return refusal(previous, [OtherSetting(encoder, *one) for one in differences], asked)
+    with for_command_line():
+        return refusal(previous, [OtherSetting(encoder, *one) for one in differences], asked)
 
 
 @pytest.mark.parametrize(
@@ -98,5 +100,5 @@ def test_all_differences_of_all_encoders_come_at_once(tmp_path, makers):
     cs.precompute(data, model="m", store=store, inline=True, resolution=512, flip=True)
     with pytest.raises(RecipeMismatch) as refused:
         cs.precompute(data, model="n", store=store, inline=True)
-    assert all(word in str(refused.value) for word in ("model m", "flip", "resolution=512"))
+    assert all(word in str(refused.value) for word in ('model="m"', "flip", "resolution=512"))
     assert Recipe("x", {"a": 1}).fingerprint not in str(refused.value)
