@@ -70,8 +70,9 @@ def refusal(previous: Catalog, differences: Sequence[OtherSetting], asked: Mappi
     if "buckets" in (*add, *leave_out):  # what was chosen for these buckets, or for those before, is chosen again
         leave_out = {name: None for name in leave_out if name not in CHOSEN}
         add = {name: value for name, value in add.items() if name not in CHOSEN or name == "resample"}
-    made = [" ".join(_spelled(name, value) for name, value in add.items())] if add else []
+    made = [f"with {' '.join(_spelled(name, value) for name, value in add.items())}"] if add else []
     made += [f"without {listed(map(option, leave_out))}"] if leave_out else []
+    made += [f"with {first_of(others)}"] if others else []
     todo = [f"use {'this' if len(add) == 1 else 'these'}"] if add else []
     todo += [f"leave {'it' if len(leave_out) == 1 else 'these'} out"] if leave_out else []
     advice = listed(todo).capitalize() or "Pass the model that it was made with"
@@ -79,17 +80,12 @@ def refusal(previous: Catalog, differences: Sequence[OtherSetting], asked: Mappi
     if not todo and all(one.setting.partition(".")[0] in _OF_THIS_VERSION for one in differences):
         advice = "Install those again to encode only what changed"
     advice += f"; {option('replace', value=True)} takes the new settings and encodes what differs; another {option('name')} keeps both"
-    return f"the data set {previous.name!r} was made {_with(made, list(others))}. {advice}"
+    return f"the data set {previous.name!r} was made {listed(made)}. {advice}"
 
 
 def _spelled(name: str, value: Any) -> str:
     """Return an option as `option` does; on a command line so that it can be copied."""
     return in_line(typed_option(name, value)) if is_typed() else option(name, value)
-
-
-def _with(made: Sequence[str], others: Sequence[str]) -> str:
-    words = [one if one.startswith("without") else f"with {one}" for one in made]
-    return listed([*words, *(f"with {first_of(others)}",) * bool(others)])
 
 
 def _fields_of(one: OtherSetting) -> tuple[str, ...]:
