@@ -72,19 +72,6 @@ class _NoFiles:
     open = stat = read
 
 
-def _check(store: Store, encode: object, group_by: object, max_failures: int | str) -> None:
-    """Raise BadInput for an argument that cannot be used, before any work."""
-    if not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
-        refuse("store", 'what cs.open(path, mode="a") returned', store)
-    check_function("encode", encode)
-    if group_by is not None:
-        check_function("group_by", group_by)
-    _ = store.snapshot  # raises if the store is closed
-    if store.mode != "a":
-        raise BadInput(f'{store.layout.root} is open for reading; open it with mode="a" to fill it')
-    allowed_failures(str(max_failures), 0)  # raises now, not after the work
-
-
 @naming_extras()
 def fill(
     store: Store,
@@ -126,8 +113,16 @@ def fill(
         Incomplete: cancelled or stuck; the same call continues from there.
         WriteFailed: writing failed, for example because the disk is full.
     """
-    _check(store, encode, group_by, max_failures)
+    if not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
+        refuse("store", 'what cs.open(path, mode="a") returned', store)
+    check_function("encode", encode)
+    if group_by is not None:
+        check_function("group_by", group_by)
     check_calls(on_progress, cancel)
+    _ = store.snapshot  # raises if the store is closed
+    if store.mode != "a":
+        raise BadInput(f'{store.layout.root} is open for reading; open it with mode="a" to fill it', option="store")
+    allowed_failures(str(max_failures), 0)  # raises now, not after the work
     strict = as_switch("strict", strict)
     limit = FILL_BATCH if batch_size == "auto" else as_whole("batch_size", batch_size, least=1)
     items: dict[Key, Any] = {}

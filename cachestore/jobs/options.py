@@ -396,7 +396,8 @@ class PrecomputeRequest:
 
     def made_by(self, encoders: Collection[str]) -> tuple[str, ...]:
         """Return the names in `encode` that these encoders make; all names if they make none."""
-        return tuple(name for name in self.encode if any(_makes(name, encoder) for encoder in encoders)) or self.encode
+        made = {encoder if encoder == "text" else LATENTS for encoder in encoders}  # "latents" includes masks and all other conditions
+        return tuple(name for name in self.encode if encoder_of(name) in made) or self.encode
 
 
 class SharedOptions(TypedDict, total=False):
@@ -511,8 +512,3 @@ def _as_hint(data: str) -> str:
         return IN_MEMORY
     is_path = bool(data) and (Path(data).exists() or Path(data).suffix.lower() == SUFFIX)  # a range of tars is no file of that name
     return str(Path(data).absolute()) if is_path else data
-
-
-def _makes(name: str, encoder: str) -> bool:
-    """Whether an encoder runs for a name in `encode`: "latents" includes masks and all other conditions."""
-    return encoder_of(name) == (encoder if encoder == "text" else LATENTS)

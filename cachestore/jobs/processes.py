@@ -239,8 +239,7 @@ def _start(
         pipes = "samples in memory are passed to workers over pipes, which this system does not have"
         raise BadInput(f"{pipes}: pass {option('inline', value=True)}, or paths", option="inline")
     for rank, own in enumerate(environments):
-        out = stack.enter_context(tempfile.TemporaryFile())
-        err = stack.enter_context(tempfile.TemporaryFile())
+        out, err = _temporary(stack), _temporary(stack)
         quiet = ["--quiet"] if care.is_quiet or own.get("CACHESTORE_RANK", "0") != "0" else []
         line = answers.new_line() if answers is not None else ()
         pipe = {PIPE: ",".join(map(str, line))} if line else {}
@@ -268,6 +267,10 @@ def _start(
             for descriptor in (*line, theirs):
                 os.close(descriptor)
         running.append(_Running(rank, process, out, err, ours, time.monotonic()))
+
+
+def _temporary(stack: ExitStack) -> IO[bytes]:
+    return stack.enter_context(tempfile.TemporaryFile())
 
 
 def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None, answers: Answers | None) -> None:

@@ -692,6 +692,7 @@ def test_workers_that_are_asked_for_are_told_their_ranks_and_start_no_more(data,
         return [Child(1, 0, report.as_json(), "")] * count
 
     monkeypatch.setattr("cachestore.jobs.launching.run_children", children)
+    monkeypatch.setattr("cachestore.jobs.precompute._is_model_here", lambda _request: True)
     assert cs.precompute(data, model="model", store=root, procs=2).wanted == report.wanted
     assert reported == [("work", None, report.plan, 2)]
 
