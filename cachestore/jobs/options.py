@@ -212,8 +212,7 @@ class PrecomputeRequest:
         None,
         one_of(*RESAMPLERS),
         "pictures",
-        "how to resize; pillow: as older versions of cachestore, slow (default: as the trainer of --buckets, else lanczos; or what was"
-        " used before)",
+        "how to resize; pillow: by Pillow itself, slow (default: as the trainer of --buckets, else lanczos; or what was used before)",
         "|".join(RESAMPLERS),
     )
     frames: tuple[int, ...] = make_option(
