@@ -59,7 +59,7 @@ def misspelt(given: str, known: Iterable[str]) -> str | None:
     if found is None or found == given:
         return None
     short, long = sorted((given.casefold(), found.casefold()), key=len)
-    is_slip = sorted(short) == sorted(long) or any(short == long[:at] + long[at + 1 :] for at in range(len(long)))
+    is_slip = sorted(short) == sorted(long) or any(len(short) > 1 and short == long[:at] + long[at + 1 :] for at in range(len(long)))
     return found if is_slip else None
 
 

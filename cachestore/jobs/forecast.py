@@ -277,13 +277,12 @@ def _left_out(buckets: Collection[int]) -> dict[int, int]:
 def _first_units_of(plan: Plan) -> Mask:
     """Mask of each sample's first unit in columns of what is trained on: variants share a bucket. A picture in two roles is two units."""
     columns = zip(plan.columns, plan.cells, strict=True)
-    trained = [cells for column, cells in columns if is_trained_on(column.role, column.options)]
-    return _marked(plan, *(_first_cells(at, units) for at, units in trained))
-
-
-def _first_cells(at: Sequence[int], units: Sequence[int]) -> Numbers:
-    starts = np.asarray(at, np.int64)
-    return np.asarray(units, np.int64)[starts[:-1][starts[1:] > starts[:-1]]]
+    first: list[Numbers] = []
+    for column, (at, units) in columns:
+        starts = np.asarray(at, np.int64)
+        if is_trained_on(column.role, column.options):
+            first.append(np.asarray(units, np.int64)[starts[:-1][starts[1:] > starts[:-1]]])
+    return _marked(plan, *first)
 
 
 def _marked(plan: Plan, *cells: "Sequence[int] | Numbers") -> Mask:
@@ -318,7 +317,7 @@ def _fits_of(
                 try:
                     frames, start, rate = clip_of(request, video.timeline)
                 except EncodeFailed:  # by its header it is too short: what counts are its frames
-                    video = files.look(decides)
+                    video = files.read_video(decides)
                     frames, start, rate = clip_of(request, video.timeline)
                 if rate is not None and (again := frames - len(set(video.timeline.take(rate, start, frames)))):
                     repeats[index] = Repeats(again / frames, float(video.rate), float(rate))
@@ -335,7 +334,7 @@ class Glances:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self.glance, self.look, self.measure = cache(self._glance), cache(self._look), cache(self._measure)
+        self.glance, self.read_video, self.measure = cache(self._glance), cache(self._read_video), cache(self._measure)
 
     def _glance(self, reference: str) -> "Video":
         from cachestore.encode import videos
@@ -343,7 +342,7 @@ class Glances:
         with self._files.open(reference) as (file, _stat):
             return videos.glance(file)
 
-    def _look(self, reference: str) -> "Video":
+    def _read_video(self, reference: str) -> "Video":
         from cachestore.encode import videos
 
         with self._files.open(reference) as (file, _stat):

@@ -5,7 +5,6 @@ import pytest
 from cachestore.core.errors import RecipeMismatch
 from cachestore.core.keys import Recipe
 from cachestore.core.spelling import for_command_line
-from cachestore.encode.resamplers import RESAMPLERS
 from cachestore.jobs.other_settings import OtherSetting, refusal
 from cachestore.storage.catalog import Catalog
 from tests import fakes
@@ -63,20 +62,6 @@ def test_each_difference_is_an_option_with_the_value_that_it_had(differences, be
     assert "--name keeps both" in text
     assert "--replace takes the new settings and encodes what differs" in text
     assert not any(word in text for word in INTERNAL), text
-
-
-@pytest.mark.parametrize(
-    ("differences", "wanted"),
-    [
-        ([("outputs", ["sample"], ["mean"])], "--latents sample"),
-        ([("transform.pixels", RESAMPLERS["area"].pictures, "x")], "--resample area"),
-        ([("resolution", 512, 1024), ("step", 32, 64)], "--resolution 512 --bucket-step 32"),
-        ([("upscale", False, None)], "--no-upscale"),
-        ([("dtype", "float32", "bfloat16")], "--vae-dtype float32"),
-    ],
-)
-def test_where_nothing_is_recorded_the_values_say_it_themselves(differences, wanted):
-    assert wanted in said(differences, {}, {})
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import cachestore as cs
+from cachestore.cli import main
 from cachestore.core.errors import BadInput, BadUsage, CacheStoreError, Incomplete, WriteFailed
 from cachestore.jobs import processes
 from cachestore.jobs.parent_watch import PARENT, watch_parent
@@ -130,6 +131,16 @@ def test_the_process_that_would_download_a_model_makes_no_store_of_an_empty_sour
     with pytest.raises(BadUsage):
         cs.precompute(tmp_path / "empty", model="far-away", store=root)
     assert not root.exists()
+
+
+def test_a_worker_spells_options_as_its_caller_would(tmp_path, root, fake, capfd):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"video": "a.mp4", "caption": "a cat"}\n')
+    with pytest.raises(BadUsage, check=asks_for("frames")) as refused:
+        cs.precompute(rows, model="far-away", store=root)
+    assert "pass frames with" in str(refused.value)
+    assert main(["precompute", str(rows), "--model", "far-away", "--store", str(root)]) == 2
+    assert "pass --frames with" in capfd.readouterr().err
 
 
 def test_a_failed_unit_is_work_and_starts_a_process(data, root, fake, monkeypatch):
