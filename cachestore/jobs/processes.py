@@ -124,7 +124,7 @@ class Child:
     """How it failed; empty if it ended well."""
     signal: int | None = None
     """The signal that stopped it, if another process than its parent sent one."""
-    told: str = ""
+    reported: str = ""
     """What of its last output `how` has already."""
 
     @property
@@ -364,15 +364,15 @@ def _stop(running: Sequence[_Running], care: Care) -> None:
 def _ended(one: _Running, oom_kills: int) -> Child:
     report = _printed(one.out)
     code, words = one.process.returncode, one.last_words()
-    how, told = one.reason if one.reason != _CANCELLED else "", ""
+    how, reported = one.reason if one.reason != _CANCELLED else "", ""
     if report is None or "error" in report or code not in _ENDED_WELL:
         ending = how_it_ended(code, last_words=words, oom_kills=0 if one.reason else oom_kills)
         how = f"{how}; asked to stop, it {ending}" if how else ending
-        told = last_line(words) if 0 < code <= 128 and report is None else ""
-        reason = str(report["error"]) if report and "error" in report else told
+        reported = last_line(words) if 0 < code <= 128 and report is None else ""
+        reason = str(report["error"]) if report and "error" in report else reported
         how += f": {reason}" if reason else ""
     number = -code if code < 0 else code - 128
-    return Child(one.process.pid, code, report, words, one.rank, how, number if number in STOPPING and not one.reason else None, told)
+    return Child(one.process.pid, code, report, words, one.rank, how, number if number in STOPPING and not one.reason else None, reported)
 
 
 def _printed(out: IO[bytes]) -> Mapping[str, Any] | None:
@@ -438,7 +438,7 @@ def _named(child: Child) -> str:
 
 def _quoted(child: Child) -> str:
     """Return the last output of a worker, unless that is one line which `how` has already."""
-    return "" if child.last_words == child.told else f" Its last output:\n{child.last_words}"
+    return "" if child.last_words == child.reported else f" Its last output:\n{child.last_words}"
 
 
 def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _log.warning) -> dict[str, Any]:

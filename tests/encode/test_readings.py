@@ -176,7 +176,7 @@ class TestStored:
 
     def test_a_forecast_says_what_is_done_as_the_trainer_does_it(self, plan):
         said = " ".join(plan(buckets="sd-scripts", pixels="as-trainer", **LIMITS).remarks)
-        assert "--resample area" in said
+        assert 'resample="area"' in said
         assert "colour profiles are ignored" in said
         said = " ".join(plan(buckets="ai-toolkit", bucket_step=32, resample="lanczos").remarks)
         assert "while ai-toolkit resizes by bicubic" in said
