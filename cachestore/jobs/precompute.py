@@ -176,7 +176,8 @@ def read_arguments(
     known = {one.name for one in fields(PrecomputeRequest)}
     if unknown := sorted(set(asked) - known):
         names = sorted(known - {"data", "sources", "model", "store", "encode_arg"} | {"encode_args"})
-        raise BadInput(f"{caller} has no option {unknown[0]!r}{did_you_mean(unknown[0], names)}; it has {', '.join(names)}")
+        meant = did_you_mean(unknown[0], names)
+        raise BadInput(f"{caller} has no option {unknown[0]!r}{meant}; it has {', '.join(names)}", option=unknown[0])
     loaded = None
     if isinstance(model, str | os.PathLike):
         named = as_path_str("model", cast("object", model), "a path or a hub id")

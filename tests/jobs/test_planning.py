@@ -114,7 +114,7 @@ def test_policies_that_have_the_same_texts_encoded_make_the_same_plan(tmp_path, 
 
 
 def test_captions_that_are_no_policy_are_refused_before_anything_is_listed(tmp_path, makers):
-    with pytest.raises(BadInput, match="'last'"):
+    with pytest.raises(BadInput, check=asks_for("captions")):
         plan_for(tmp_path, tmp_path / "not there either", captions="last")
 
 
