@@ -30,6 +30,8 @@ def looks_into_messages(source):
             case ast.Call(func=ast.Attribute(value=text, attr="startswith" | "endswith" | "find" | "index")):
                 if MESSAGE.fullmatch(ast.unparse(text)):
                     yield ast.unparse(node)
+            case _:
+                pass
 
 
 def test_only_texts_of_foreign_libraries_are_looked_into():

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def calls(monkeypatch, tmp_path, makers):
 
 @pytest.mark.parametrize("how", [{}, {"procs": 2}, {"inline": True}, {"model": "far-away"}], ids=str)
 def test_a_call_lists_and_plans_once(data, root, calls, how):
-    asked = {"model": "model", "store": root, **how}
+    asked: dict[str, Any] = {"model": "model", "store": root, **how}
     cs.precompute(data, **asked)
     assert calls() == (1, 1)
     cs.precompute(data, **asked)
