@@ -308,6 +308,11 @@ def ending(plan, **fields):
     return {"complete": True, "name": "", "plan": plan, "generation": 0, **dict.fromkeys(("reused", "encoded", "failed"), 0), **fields}
 
 
+def asks_for(option: str) -> Callable[[Any], bool]:
+    """For `pytest.raises(..., check=)`: whether an error names this argument as the one that would have to change."""
+    return lambda error: error.option == option
+
+
 def raising(error):
     """A function that raises this, whatever it is called with."""
 
@@ -401,6 +406,13 @@ class Makers:
         return found
 
 
+def planned(layout: Layout, request: Any, **how: Any) -> Any:
+    """What `precompute` plans for a request, with the plan published."""
+    from cachestore.jobs.planning import list_request, plan_request, published
+
+    return published(plan_request(layout, request, list_request(request), **how))
+
+
 def roles_manifest(folder: Path, rows: int = 6) -> Path:
     """A manifest in a new folder whose rows have each role, last changed long ago: two pictures, then a video, and so on.
 
@@ -434,9 +446,31 @@ def plug_in(options: dict[str, Any], **how: Any):
 
     makers, real, only = Makers(options=options, **how), request._encoders, os.environ.get(FAKE_MODEL)
     request._encoders = lambda layout, asked, **how: (makers if only in (None, asked.model) else real)(layout, asked, **how)
+    if CALLS in os.environ:
+        log_calls(setattr)
     stat_record.CHANGED_SECONDS = 0  # pyright: ignore[reportAttributeAccessIssue] - as conftest does for tests in this process
     hub._cached = lambda _name, _revision: None  # the hub's library takes as long to import as everything else together
     return makers
+
+
+CALLS = "FAKE_CALLS_LOG"
+"""Names a file to which every process adds a line for each source that it lists, and for each plan that it builds."""
+
+
+def log_calls(put: Callable[[Any, str, Any], None]):
+    """Log the calls that list a source or build a plan; `put` is `setattr` or monkeypatch's."""
+    from cachestore.jobs import planning
+
+    def logging(name: str, call: Callable[..., Any]):
+        def logged(*arguments: Any, **named: Any):
+            with Path(os.environ[CALLS]).open("a") as file:
+                file.write(f"{name}\n")
+            return call(*arguments, **named)
+
+        return logged
+
+    for name in ("list_path", "list_sources", "build_plan"):
+        put(planning, name, logging(name, getattr(planning, name)))
 
 
 def at_the_gate(items):

@@ -11,6 +11,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from keyword import iskeyword
 from typing import Any, Final
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
     parsed.line = given
     try:
-        with for_command_line(), naming_extras():
+        with nullcontext() if parsed.command in HIDDEN else for_command_line(), naming_extras():
             return _run(parsed)
     except BrokenPipeError:
         # The reader of our output has ended (`| head`). Python would report it again when it closes stdout.
@@ -93,7 +94,7 @@ def _failed(error: Exception, parsed: argparse.Namespace) -> int:
     from cachestore.core.errors import BadUsage, StoreNotFound, Superseded
 
     if parsed.command == "work":  # the process that started it prints the error
-        print_json({"error": str(error), "kind": type(error).__name__})
+        print_json({"error": str(error), "kind": type(error).__name__, "option": getattr(error, "option", "")})
     else:
         print_error(error, as_json=getattr(parsed, "json", False))
     codes = {BadUsage: USAGE, StoreNotFound: NO_STORE, Superseded: SUPERSEDED}
@@ -382,10 +383,9 @@ def _bare(sample: str) -> str:
 
 def print_error(error: Exception, *, as_json: bool) -> None:
     """Print one line on stderr; with `as_json` also an object on stdout."""
-    message = getattr(error, "in_command", None) or str(error)
-    print(folded(f"cachestore: {printable(message)}", sys.stderr), file=sys.stderr)
+    print(folded(f"cachestore: {printable(str(error))}", sys.stderr), file=sys.stderr)
     if as_json:
-        print_json({"error": message, "kind": type(error).__name__})
+        print_json({"error": str(error), "kind": type(error).__name__})
 
 
 def say(line: str) -> None:

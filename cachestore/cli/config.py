@@ -15,7 +15,7 @@ repeats = 10
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -51,7 +51,10 @@ def read_config(path: str | Path) -> dict[str, Any]:
     tables = values.pop(_TABLE, None)
     known = {one.name: one for one in fields(PrecomputeRequest) if option_of(one).is_for_files}
     _refuse_unknown(values, [*known, _TABLE], str(path))
-    checked = {name: _read(known[name], value, f"{path}: {name}") for name, value in values.items()}
+    checked: dict[str, Any] = {}
+    for name, value in values.items():
+        read = parse_value if isinstance(value, str) else read_value
+        checked[name] = read(known[name], value, f"{path}: {name}")
     if tables is not None:
         checked["sources"] = _sources(tables, path)
     return checked
@@ -82,7 +85,3 @@ def _refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str)
         shown = f"[[{meant}]]" if meant == _TABLE else meant
         hint = f" (did you mean {shown}?)" if meant is not None else ""
         raise BadInput(f"{where}: unknown field {unknown!r}{hint}; known fields are {', '.join(known)}")
-
-
-def _read(one: "Field[Any]", value: object, where: str) -> Any:
-    return parse_value(one, value, where) if isinstance(value, str) else read_value(one, value, where)

@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progress", stop: Stop, *, is_quiet: bool) -> "Report":
     """Encode in other processes, also for a single rank, so that this one can show what they do at any moment.
 
-    If the same command has made the data set, this process looks first: where nothing has to be encoded, none is started.
+    If the same command has made the data set, this process plans: where nothing has to be encoded, none is started.
     """
     from cachestore.files.opening import look_at
     from cachestore.files.paths import Layout
@@ -120,15 +120,19 @@ def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progres
 
         return progress.look(pids)
 
-    if look_at(Layout.at(request.store).catalog_folder(request.name)) is not None and rank_info.found_in == "single process":
-        from cachestore.jobs.precompute import report_if_made
-
-        if (made := report_if_made(request, rank_info, silence if is_quiet else progress.say)) is not None:
-            return made
-    # Workers of a store that exists must not make a new one if it disappears. Otherwise they make it, once they have listed the source.
-    is_there = look_at(Layout.at(request.store).marker) is not None
-    variables = handed_on(open_for_pass(request.store, access=request.access)) if is_there else {}
+    layout = Layout.at(request.store)
     care = Care(look, progress.show, progress.seconds, stop, warn=progress.say, words=progress.words, is_quiet=is_quiet)
+    if look_at(layout.catalog_folder(request.name)) is not None and rank_info.found_in == "single process":
+        from cachestore.jobs.precompute import is_made, precompute_in_processes
+        from cachestore.storage.listing_numbers import number_if_there
+
+        if is_made(request):
+            line = silence if is_quiet else progress.say
+            with number_if_there(layout, request.name) as number:
+                return precompute_in_processes(request, rank_info, care, number, in_memory={}, plans_here=True, say=line, warn=line)
+    # Workers of a store that exists must not make a new one if it disappears. Otherwise they make it, once they have listed the source.
+    is_there = look_at(layout.marker) is not None
+    variables = handed_on(open_for_pass(request.store, access=request.access)) if is_there else {}
     found = run_workers(request, rank_info, launch_of(rank_info), care, variables)
     from cachestore.jobs.pass_loop import Report
 
@@ -145,7 +149,8 @@ def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
     given = {one: getattr(arguments, one.name) for one in fields(PrecomputeRequest) if one.name != "data"}
     values = {one.name: parse_value(one, text, in_command(one.name)) for one, text in given.items() if text is not None}
     if arguments.data and "sources" in values:
-        raise BadInput(f"DATA ({arguments.data[0]}) and --sources both say what to encode: give only one of them")
+        both = f"DATA ({arguments.data[0]}) and --sources both say what to encode"
+        raise BadInput(f"{both}: give only one of them", option="sources")
     if arguments.config is not None:
         from cachestore.cli.config import read_config
 
@@ -213,6 +218,7 @@ def _named(arguments: argparse.Namespace, request: "PrecomputeRequest") -> "Prec
 
 
 def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest") -> None:
+    from cachestore.encode.needs import in_words as not_made
     from cachestore.jobs.forecast import in_words, memory_in_words
     from cachestore.jobs.precompute import forecast_of
 
@@ -220,7 +226,8 @@ def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest")
     if arguments.json:
         print_json(forecast.as_json())
     else:
-        for line in [*in_words(forecast, Path(request.store)), *memory_in_words(forecast.memory)]:
+        first = [not_made(forecast.not_made_here)] if forecast.not_made_here else []
+        for line in [*first, *in_words(forecast, Path(request.store)), *memory_in_words(forecast.memory)]:
             say(line)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 from cachestore.cli import FAILURES, OK, print_json
@@ -20,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do this rank's part of the request and print the report. It ends if the process that started it ends."""
+    from cachestore.core.spelling import for_command_line
     from cachestore.files.opening import read_foreign
+    from cachestore.jobs.launching import PLANNED, TYPED
     from cachestore.jobs.options import PrecomputeRequest
     from cachestore.jobs.parent_watch import watch_parent
     from cachestore.jobs.precompute import precompute_here
@@ -28,9 +31,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     watch_parent(os.environ)
     number = os.environ.pop(LISTING, "")
-    request = PrecomputeRequest.from_json(json.loads(read_foreign(Path(arguments.request))))
+    body = json.loads(read_foreign(Path(arguments.request)))
     say = silence if arguments.quiet else to_stderr
-    with stopping(say, ()) as stop:
-        report = precompute_here(request, say=say, cancel=stop, number=int(number) if number.isdecimal() else None)
+    with for_command_line() if body[TYPED] else nullcontext(), stopping(say, ()) as stop:
+        report = precompute_here(
+            PrecomputeRequest.from_json(body),
+            say=say,
+            warn=say,
+            cancel=stop,
+            number=int(number) if number.isdecimal() else None,
+            planned_before=body[PLANNED],
+        )
     print_json(report.as_json())
     return OK if report.complete else FAILURES

@@ -30,9 +30,6 @@ from typing import Final, TypeVar
 class CacheStoreError(Exception):
     """Base class of everything that cachestore raises on purpose."""
 
-    in_command: str | None = None
-    """The message with the options of the command line, if the message itself names the arguments of Python."""
-
 
 class StoreNotFound(CacheStoreError, FileNotFoundError):
     """There is no store at that path."""

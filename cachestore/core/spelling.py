@@ -21,6 +21,11 @@ def for_command_line() -> Generator[None]:
         _is_typed = before
 
 
+def is_typed() -> bool:
+    """Return whether messages spell options as they are typed: for processes that work for this one."""
+    return _is_typed
+
+
 def option(name: str, value: object = None) -> str:
     """Return an option, with a value if one is given, as the caller would write it.
 

@@ -7,8 +7,6 @@ from typing import Any, Final, cast
 
 NAMED: Final = 3
 """How many names a message lists before it says that there are more."""
-_SLIP: Final = 0.8
-"""How similar words are of which one has a letter too many."""
 _LONGEST: Final = 40
 """Longest `repr` of a list of one item that a result shows."""
 
@@ -58,13 +56,11 @@ def did_you_mean(given: str, known: Iterable[str], also: Mapping[str, str] | Non
 def misspelt(given: str, known: Iterable[str]) -> str | None:
     """Return the known word that differs from a given one by a slip: letters in another order, or one too many or too few. Else None."""
     found = nearest(given, known)
-    if found is None or abs(len(found) - len(given)) > 1:
+    if found is None or found == given:
         return None
-    from difflib import SequenceMatcher
-
-    one, other = given.casefold(), found.casefold()
-    is_slip = sorted(one) == sorted(other) or (len(one) != len(other) and SequenceMatcher(None, one, other).ratio() >= _SLIP)
-    return found if is_slip and given != found else None
+    short, long = sorted((given.casefold(), found.casefold()), key=len)
+    is_slip = sorted(short) == sorted(long) or any(len(short) > 1 and short == long[:at] + long[at + 1 :] for at in range(len(long)))
+    return found if is_slip else None
 
 
 def human_bytes(size: float) -> str:

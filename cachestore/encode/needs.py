@@ -14,9 +14,6 @@ from cachestore.core.samples import CONTROL, role_of
 from cachestore.encode.conditions import AUDIO, ROWS, Condition, PipelineOutline, conditions_of, outline_of
 from cachestore.encode.text_families import TEXT_FAMILIES
 
-NOT_MADE: Final = "not made here:"
-"""The beginning of the line that says what is missing."""
-
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -134,4 +131,4 @@ def _by_channels(outline: PipelineOutline) -> tuple[Need, ...] | None:
 
 def in_words(needs: Sequence[str]) -> str:
     """Return the line that says what is not made. `needs` must not be empty."""
-    return f"{NOT_MADE} {'; '.join(needs)}. Training this model needs that too, so the store alone is not enough"
+    return f"not made here: {'; '.join(needs)}. Training this model needs that too, so the store alone is not enough"

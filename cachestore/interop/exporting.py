@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cachestore.core.arguments import as_many, as_path, as_whole
-from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed
+from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, naming_extras
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, as_array
@@ -27,7 +27,6 @@ from cachestore.interop.format import Format
 from cachestore.interop.table import WEBDATASET, exported_format
 from cachestore.interop.trainer_settings import trainer_settings
 from cachestore.interop.webdataset.exporting import TarExport, refuse_given
-from cachestore.jobs.options import python_call
 from cachestore.storage.catalog import Catalog, list_generations, read_catalog
 from cachestore.store.reader import Reader
 from cachestore.store.unfinished import list_data_sets, not_there
@@ -78,7 +77,7 @@ class ExportReport:
         return {**asdict(self), "complete": self.complete, **listed, "failures": [dict(failure) for failure in self.failures]}
 
 
-@python_call()
+@naming_extras()
 def export_cache(
     store: str | Path,
     name: str = "train",

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from cachestore.core.arguments import as_many, as_mapping, as_path_str, check_calls
 from cachestore.core.captions import CaptionPolicy
-from cachestore.core.errors import BadInput, BadUsage
+from cachestore.core.errors import BadInput, BadUsage, naming_extras
 from cachestore.core.inputs import WITHIN, framing_of, request_for
 from cachestore.core.keys import Json, canonical, digest_parts
 from cachestore.core.ranks import RankInfo
@@ -31,7 +31,6 @@ from cachestore.interop.sandbox import CacheFiles, TorchFiles
 from cachestore.interop.table import WEBDATASET, imported_format
 from cachestore.interop.webdataset.importing import import_tars
 from cachestore.jobs.option_types import RATE
-from cachestore.jobs.options import python_call
 from cachestore.jobs.pass_loop import run_pass
 from cachestore.jobs.task import Cancel, Job, OnProgress
 from cachestore.source.combined import list_path
@@ -48,7 +47,7 @@ from cachestore.work.progress import Observer
 _NAMED: Final = 10_000
 
 
-@python_call()
+@naming_extras()
 def import_cache(
     format: str,  # noqa: A002 - the word of the command
     folder: str | Path,

@@ -15,6 +15,7 @@ from cachestore.core.errors import RecipeMismatch
 from cachestore.core.inputs import ALPHA, RESOLUTIONS, SOURCE, options_for
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION
+from cachestore.core.spelling import option
 from cachestore.core.words import first_of, noun, plural
 from cachestore.jobs.columns import has_same_rows, has_same_texts, inputs, numbers, own_inputs
 from cachestore.jobs.other_settings import OtherSetting, refusal
@@ -37,14 +38,17 @@ def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool, aske
     is_same = has_same_texts(plan, previous, "ids")
     ids, before = (set[str](), set[str]()) if is_same else (set(plan.ids), set(previous.ids))
     if before and not ids & before and not replace_allowed:
+        paths = source_paths(previous.request)
+        made_from = f"; they are from {first_of(paths)}" if paths else ""
         raise RecipeMismatch(
             f"the data set {plan.catalog!r} has {plural(len(before), 'sample')}, and none of them is in this source, which lists"
-            f" {len(ids)}: pass another --name, or --replace to replace them with this source{_made_from(previous)}"
+            f" {len(ids)}: pass another {option('name')}, or {option('replace', value=True)} to replace them with this source{made_from}",
+            option="replace",
         )
     if not replace_allowed:
         differences = [one for column in previous.columns for one in _differences_of(plan, column, previous)]
         if differences:
-            raise RecipeMismatch(refusal(previous, differences, asked or {}))
+            raise RecipeMismatch(refusal(previous, differences, asked or {}), option="replace")
     if ids - before:
         words.append(f"{plural(len(ids - before), 'new sample')} under the name {plan.catalog!r}")
     if changed := [*_of_changed_captions(plan, previous), *_of_changed_own_captions(plan, previous)]:
@@ -55,11 +59,6 @@ def compare(plan: Plan, previous: Catalog | None, *, replace_allowed: bool, aske
         leave = plural(len(before - ids), "sample is no longer listed and leaves", "samples are no longer listed and leave")
         words.append(f"{leave} {plan.catalog!r}")
     return tuple(words)
-
-
-def _made_from(previous: Catalog) -> str:
-    paths = source_paths(previous.request)
-    return f"; they are from {first_of(paths)}" if paths else ""
 
 
 def _differences_of(plan: Plan, earlier: KeyColumn, previous: Catalog) -> list[OtherSetting]:
@@ -94,7 +93,8 @@ def _prompts_in_words(plan: Plan, previous: Catalog) -> Iterator[str]:
     if now - before:
         yield f"{plural(len(now - before), 'new prompt')} for validation under the name {plan.catalog!r}"
     if before - now:
-        leave = plural(len(before - now), "prompt is no longer in --prompts and leaves", "prompts are no longer in --prompts and leave")
+        prompts = option("prompts")
+        leave = plural(len(before - now), f"prompt is no longer in {prompts} and leaves", f"prompts are no longer in {prompts} and leave")
         yield f"{leave} {plan.catalog!r}"
 
 

@@ -16,6 +16,7 @@ from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.keys import Json, Key, Recipe, digest_bytes, digest_opened
 from cachestore.core.raw_tensors import FLOATS, Raw, Scale, as_array, cast, folded, from_array, numbers, to_state
 from cachestore.core.samples import IMAGE, VIDEO
+from cachestore.core.spelling import option
 from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.clips import Clip, as_rate
 from cachestore.encode.unit import Encoder, Prepared, Read, Resolved, Result
@@ -51,7 +52,8 @@ def as_made(hints: Mapping[str, Json], encoder: str, *, store: str) -> Precomput
     model = hints.get("model")
     if model is None:
         declared = dict(hints.get("claims", {}))
-        raise BadInput(f"it was imported with declared settings ({declared}) but without a model: pass --model with the model that made it")
+        how = f"it was imported with declared settings ({declared}) but without a model"
+        raise BadInput(f"{how}: pass {option('model')} with the model that made it", option="model")
     arguments: Mapping[str, Json] = hints.get("encode_arg", {}) if encoder == "text" else {}
     data, vae, text_encoder = str(hints["data"]), hints.get("vae"), hints.get("text_encoder")
     return PrecomputeRequest(data, str(model), store, (encoder,), vae=vae, text_encoder=text_encoder, encode_arg=arguments)

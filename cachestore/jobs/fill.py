@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn
 
 from cachestore.core.arguments import as_pairs, as_switch, as_whole, check_calls, check_function, refuse
-from cachestore.core.errors import BadInput
+from cachestore.core.errors import BadInput, naming_extras
 from cachestore.core.keys import Json, Key, Recipe, by_key
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 from cachestore.files.marker import noticing_its_end
 from cachestore.jobs.option_types import allowed_failures
-from cachestore.jobs.options import python_call
 from cachestore.jobs.pass_loop import Report, held_to, run_pass
 from cachestore.jobs.ranks import find_rank, launch_of, say_conflict
 from cachestore.jobs.task import Cancel, Job, OnProgress
@@ -73,20 +72,7 @@ class _NoFiles:
     open = stat = read
 
 
-def _check(store: Store, encode: object, group_by: object, max_failures: int | str) -> None:
-    """Raise BadInput for an argument that cannot be used, before any work."""
-    if not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
-        refuse("store", 'what cs.open(path, mode="a") returned', store)
-    check_function("encode", encode)
-    if group_by is not None:
-        check_function("group_by", group_by)
-    _ = store.snapshot  # raises if the store is closed
-    if store.mode != "a":
-        raise BadInput(f'{store.layout.root} is open for reading; open it with mode="a" to fill it')
-    allowed_failures(str(max_failures), 0)  # raises now, not after the work
-
-
-@python_call()
+@naming_extras()
 def fill(
     store: Store,
     wanted: Iterable[tuple[AnyKey, Any]],
@@ -127,8 +113,16 @@ def fill(
         Incomplete: cancelled or stuck; the same call continues from there.
         WriteFailed: writing failed, for example because the disk is full.
     """
-    _check(store, encode, group_by, max_failures)
+    if not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
+        refuse("store", 'what cs.open(path, mode="a") returned', store)
+    check_function("encode", encode)
+    if group_by is not None:
+        check_function("group_by", group_by)
     check_calls(on_progress, cancel)
+    _ = store.snapshot  # raises if the store is closed
+    if store.mode != "a":
+        raise BadInput(f'{store.layout.root} is open for reading; open it with mode="a" to fill it', option="store")
+    allowed_failures(str(max_failures), 0)  # raises now, not after the work
     strict = as_switch("strict", strict)
     limit = FILL_BATCH if batch_size == "auto" else as_whole("batch_size", batch_size, least=1)
     items: dict[Key, Any] = {}

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from cachestore.core.keys import Json
+from cachestore.core.spelling import option
 from cachestore.core.words import plural
 from cachestore.encode.variants import Fit
 from cachestore.jobs.columns import numbers
@@ -85,18 +86,19 @@ class Fits:
             worst = ", ".join(f"{one.sample} {one.amount:.1f} times {_sizes(one.fit)}" for one in self.scaled_up.worst)
             many = plural(self.scaled_up.count, "sample is", "samples are")
             most = f"{about}{many} scaled up more than {MOST_SCALED} times, the most: {worst}"
-            lines.append(f"{most}; --no-upscale gives small pictures small buckets")
+            lines.append(f"{most}; {option('no_upscale', value=True)} gives small pictures small buckets")
         if self.repeated_frames.count:
             worst = ", ".join(f"{one.sample} {one.amount:.0%} {_sizes(one.fit)}" for one in self.repeated_frames.worst)
             many = plural(self.repeated_frames.count, "clip has", "clips have")
-            most = f"{about}{many} fewer frames a second than --fps, so frames are repeated, the most: {worst}"
-            lines.append(f"{most}; a lower --fps avoids that")
+            most = f"{about}{many} fewer frames a second than {option('fps')}, so frames are repeated, the most: {worst}"
+            lines.append(f"{most}; a lower {option('fps')} avoids that")
         return lines
 
 
 def _sizes(fit: Fit | Repeats) -> str:
     if isinstance(fit, Repeats):
-        return f"({fit.rate:.4g} a second at --fps {fit.fps:.4g})"
+        fps = float(f"{fit.fps:.4g}")
+        return f"({fit.rate:.4g} a second at {option('fps', int(fps) if fps.is_integer() else fps)})"
     return f"({fit.size.width}x{fit.size.height} to {fit.bucket.width}x{fit.bucket.height})"
 
 

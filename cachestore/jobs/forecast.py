@@ -17,17 +17,16 @@ from cachestore.core.inputs import LIKE, READ_HERE, cells_each, clips_each, is_t
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO, role_of
 from cachestore.core.words import NAMED, first_of, human_bytes, in_short, listed, plural
-from cachestore.encode.needs import in_words as not_made
 from cachestore.encode.unit import Encoder
 from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
 from cachestore.jobs.fits import Fits, Repeats, fits_of, samples_of
 from cachestore.jobs.options import LATENTS
 from cachestore.jobs.pass_counts import list_failed, list_refused, recheck_in_words
-from cachestore.jobs.planning import Wanted
+from cachestore.jobs.planning import Planned
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.jobs.task import words_of
-from cachestore.source.listing import Listing
+from cachestore.source.files import Files
 from cachestore.source.unused import unused_in_words
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.outcomes import FAILED, Mask, Numbers
@@ -131,7 +130,7 @@ class Forecast:
 
 
 def make_forecast(
-    wanted: Wanted, reconciler: Reconciler, missing: Sequence[int], *, look_at_all: bool, rechecked: Mapping[str, Json] | None = None
+    wanted: Planned, reconciler: Reconciler, missing: Sequence[int], *, look_at_all: bool, rechecked: Mapping[str, Json] | None = None
 ) -> Forecast:
     """Return the forecast of a pass. `missing` are the indices of the units that are not known to be present.
 
@@ -146,7 +145,7 @@ def make_forecast(
     missing = [index for index in missing if index not in held]
     captions = _units_by(plan, missing, "text")
     images = {name: _units_by(plan, missing, name) for name in dict.fromkeys(recipe.encoder for recipe in plan.recipes) if name != "text"}
-    files, refused, repeats = Glances(wanted.listing), dict[int, str](), dict[int, Repeats]()
+    files, refused, repeats = Glances(wanted.files), dict[int, str](), dict[int, Repeats]()
     facts = {name: _fits_of(plan, units, limit, files, refused=refused, repeats=repeats) for name, units in images.items()}
     will_fail = list({(one["sample"], one["reason"]): one for one in list_failed(plan, refused)}.values())
     is_trained_on = _first_units_of(plan)
@@ -228,7 +227,7 @@ def _kind_of(column: PlanColumn) -> tuple[str, ...]:
 
 
 def _memory_of(
-    wanted: Wanted, texts: Mapping[str, Sequence[int]], facts: Mapping[str, Mapping[int, tuple[Any, ...]]]
+    wanted: Planned, texts: Mapping[str, Sequence[int]], facts: Mapping[str, Mapping[int, tuple[Any, ...]]]
 ) -> Iterator[Mapping[str, Json]]:
     """Yield what each encoder takes that has something to encode: `texts` has the tokens of captions, `facts` the buckets of pictures."""
     from cachestore.encode.memory import memory_of
@@ -278,13 +277,12 @@ def _left_out(buckets: Collection[int]) -> dict[int, int]:
 def _first_units_of(plan: Plan) -> Mask:
     """Mask of each sample's first unit in columns of what is trained on: variants share a bucket. A picture in two roles is two units."""
     columns = zip(plan.columns, plan.cells, strict=True)
-    trained = [cells for column, cells in columns if is_trained_on(column.role, column.options)]
-    return _marked(plan, *(_first_cells(at, units) for at, units in trained))
-
-
-def _first_cells(at: Sequence[int], units: Sequence[int]) -> Numbers:
-    starts = np.asarray(at, np.int64)
-    return np.asarray(units, np.int64)[starts[:-1][starts[1:] > starts[:-1]]]
+    first: list[Numbers] = []
+    for column, (at, units) in columns:
+        starts = np.asarray(at, np.int64)
+        if is_trained_on(column.role, column.options):
+            first.append(np.asarray(units, np.int64)[starts[:-1][starts[1:] > starts[:-1]]])
+    return _marked(plan, *first)
 
 
 def _marked(plan: Plan, *cells: "Sequence[int] | Numbers") -> Mask:
@@ -319,7 +317,7 @@ def _fits_of(
                 try:
                     frames, start, rate = clip_of(request, video.timeline)
                 except EncodeFailed:  # by its header it is too short: what counts are its frames
-                    video = files.look(decides)
+                    video = files.read_video(decides)
                     frames, start, rate = clip_of(request, video.timeline)
                 if rate is not None and (again := frames - len(set(video.timeline.take(rate, start, frames)))):
                     repeats[index] = Repeats(again / frames, float(video.rate), float(rate))
@@ -334,9 +332,9 @@ def _fits_of(
 class Glances:
     """What the headers of files say, each read once, as one file may have many units."""
 
-    def __init__(self, listing: Listing) -> None:
-        self._files = listing
-        self.glance, self.look, self.measure = cache(self._glance), cache(self._look), cache(self._measure)
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self.glance, self.read_video, self.measure = cache(self._glance), cache(self._read_video), cache(self._measure)
 
     def _glance(self, reference: str) -> "Video":
         from cachestore.encode import videos
@@ -344,7 +342,7 @@ class Glances:
         with self._files.open(reference) as (file, _stat):
             return videos.glance(file)
 
-    def _look(self, reference: str) -> "Video":
+    def _read_video(self, reference: str) -> "Video":
         from cachestore.encode import videos
 
         with self._files.open(reference) as (file, _stat):
@@ -404,7 +402,10 @@ def _seconds(layout: Layout, units: int, ignored: str, encoders: AbstractSet[str
 
 
 def in_words(forecast: Forecast, root: Path, *, with_reasons: bool = True) -> list[str]:
-    """Return the forecast as lines for a person; without the reasons why samples fail if the end of the run will give them."""
+    """Return the forecast as lines for a person, but for the inputs that are not made (`needs.in_words`).
+
+    Without the reasons why samples fail if the end of the run will give them.
+    """
     about, most = "about " if forecast.is_estimate else "", "at most " if forecast.left and forecast.is_bound else ""
     wanted = forecast.wanted - forecast.failed
     there = wanted - forecast.left
@@ -414,8 +415,7 @@ def in_words(forecast: Forecast, root: Path, *, with_reasons: bool = True) -> li
     samples = plural(forecast.samples - forecast.failed, "sample")
     parts = [*forecast.made_of] if any(part.split()[0] == samples.split()[0] for part in forecast.made_of) else [samples, *forecast.made_of]
     values = f"{plural(wanted, 'value')}, {there or 'none'} of them in the store already{unfinished}; {most}{forecast.left} to encode"
-    lines = [not_made(forecast.not_made_here)] if forecast.not_made_here else []
-    lines += [recheck_in_words(forecast.rechecked)] if forecast.rechecked else []
+    lines = [recheck_in_words(forecast.rechecked)] if forecast.rechecked else []
     lines += _failures_in_words(forecast, with_reasons=with_reasons)
     made_of = ", and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
     lines += [*forecast.remarks, *unused_in_words(forecast.unused), f"{made_of}: {values}"]
@@ -430,7 +430,8 @@ def in_words(forecast: Forecast, root: Path, *, with_reasons: bool = True) -> li
         lines.append(f"{about}{long} longer than the encoder reads, and truncated{named}")
     if forecast.will_fail and not with_reasons:
         named = first_of(dict.fromkeys(one["sample"] for one in forecast.will_fail))
-        lines.append(f"{about}{plural(forecast.will_fail_count, 'sample')} will fail ({named}): the end says why, and --plan-only does now")
+        will = f"{about}{plural(forecast.will_fail_count, 'sample')} will fail ({named})"
+        lines.append(f"{will}: the end says why, and `cachestore precompute --plan-only` does now")
     elif forecast.will_fail:
         named = "; ".join(f"{one['sample']}: {one['reason']}" for one in forecast.will_fail[:_SHOWN_FAILURES])
         more = f"; and {forecast.will_fail_count - _SHOWN_FAILURES} more" if forecast.will_fail_count > _SHOWN_FAILURES else ""

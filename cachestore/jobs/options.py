@@ -5,21 +5,19 @@ of Python arguments, the JSON for workers, and the hints in a catalog. Imports n
 """
 
 import os
-import re
-from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, cast, get_args
 
 from cachestore.core.arguments import refuse_address
 from cachestore.core.captions import CaptionPolicy
-from cachestore.core.errors import BadInput, CacheStoreError, naming_extras
+from cachestore.core.errors import BadInput
 from cachestore.core.inputs import OWN, OWN_PIXELS, RANDOM, Alpha, Buckets, Pixels
 from cachestore.core.keys import Json
 from cachestore.core.samples import Source
-from cachestore.encode.family import DTYPES, encoder_of
+from cachestore.core.spelling import option
+from cachestore.encode.family import encoder_of
 from cachestore.encode.resamplers import RESAMPLERS, Resample
 from cachestore.files.paths import Access, is_temporary
 from cachestore.jobs.option_types import (
@@ -57,15 +55,6 @@ from cachestore.source.roles import split_roles
 from cachestore.source.tars import SUFFIX
 
 _NOT: Final = "no-"
-_OPTION: Final = re.compile(r"(?<![\w-])--(?P<option>[a-z][a-z-]*)(?:(?P<space> )(?P<value>(?!--)[^\s;:()]*[^\s;:(),.]))?")
-_VALUE: Final = re.compile(r"[A-Z]+([|%][A-Z]+)*|-?\d[\d.,]*%?|'.*'")
-_DATA: Final = re.compile(r"\bDATA\b")
-_OTHER_NAMES: Final = {"encode-arg": "encode_args", "claim": "claims"}
-"""Python's names for options that may be repeated: their values are mappings."""
-
-_LEFT_OUT: Final = ("sources", "prompts", "alpha", "caption_column", "tar_names", "bucket_min", "bucket_max", "pixels")
-"""Options that a catalog records only if they are given, so that the catalogs of older versions compare equal."""
-
 CHOSEN: Final = ("resample", "bucket_step", "bucket_min", "bucket_max")
 """Options that are chosen when a data set is planned, if they are not given."""
 
@@ -223,8 +212,7 @@ class PrecomputeRequest:
         None,
         one_of(*RESAMPLERS),
         "pictures",
-        "how to resize; pillow: as older versions of cachestore, slow (default: as the trainer of --buckets, else lanczos; or what was"
-        " used before)",
+        "how to resize; pillow: by Pillow itself, slow (default: as the trainer of --buckets, else lanczos; or what was used before)",
         "|".join(RESAMPLERS),
     )
     frames: tuple[int, ...] = make_option(
@@ -325,37 +313,45 @@ class PrecomputeRequest:
     def check(self) -> None:
         """Raise BadInput for options that are malformed or cannot be combined."""
         for one in fields(self):
-            read_value(one, getattr(self, one.name), in_command(one.name))
+            read_value(one, getattr(self, one.name), option(one.name))
         for name in ("data", "model", "vae", "text_encoder", "store"):
-            refuse_address(in_command(name), getattr(self, name) or "")
+            refuse_address(option(name), getattr(self, name) or "")
         if not self.data and not self.sources:
-            raise BadInput("DATA is missing: a path, or several")
+            raise BadInput(f"{option('data')} is missing: a path, or several", option="data")
         if len(self.resolutions) > 1 and any(source.resolution is not None for source in self.sources):
-            raise BadInput("a source has its own resolution, and there are several for all: give only one of the two")
+            both = "a source has its own resolution, and there are several for all: give only one of the two"
+            raise BadInput(both, option="resolution")
         if self.variants > 1 and self.crop != RANDOM:
-            raise BadInput(f"--variants {self.variants} needs --crop random: all centre crops would be the same")
-        self._check_buckets()
+            needs = f"{option('variants', self.variants)} needs {option('crop', RANDOM)}: all centre crops would be the same"
+            raise BadInput(needs, option="crop")
         if self.prompts and self.encode == (LATENTS,):
-            raise BadInput(f"--prompts needs a text encoder, but --encode asks for {LATENTS} alone: leave one of them out")
+            needs = f"{option('prompts')} needs a text encoder, but {option('encode')} asks for {LATENTS} alone: leave one of them out"
+            raise BadInput(needs, option="prompts")
         if (self.fps is not None or self.clips > 1) and not self.frames:
-            raise BadInput("--fps and --clips are for videos, which need --frames: add it, or leave them out")
+            needs = f"{option('fps')} and {option('clips')} are for videos, which need {option('frames')}: add it, or leave them out"
+            raise BadInput(needs, option="frames")
+        self._check_buckets()
 
     def _check_buckets(self) -> None:
         """Raise BadInput for settings that the rule does not have."""
         from cachestore.encode.bucket_rules import RULES
 
-        rule = RULES[self.buckets]
+        rule, buckets = RULES[self.buckets], option("buckets", self.buckets)
         if self.pixels != OWN_PIXELS and rule.reading is None:
-            raise BadInput(f"--pixels {self.pixels} needs a trainer: add --buckets with its name, or leave it out")
+            needs = f"{option('pixels', self.pixels)} needs a trainer: add {option('buckets')} with its name, or leave it out"
+            raise BadInput(needs, option="buckets")
+        has_none = f"cannot be used with {buckets}, which has no such setting: leave one of them out"
         if self.no_upscale and not rule.may_not_upscale:
-            raise BadInput(f"--no-upscale cannot be used with --buckets {self.buckets}, which has no such setting: leave one of them out")
+            raise BadInput(f"{option('no_upscale', value=True)} {has_none}", option="no_upscale")
         if rule.has_own_step and self.bucket_step not in (None, rule.step(1)):
-            raise BadInput(f"--bucket-step cannot be used with --buckets {self.buckets}, which has its own step: leave one of them out")
-        for option, limit in (("--bucket-min", self.bucket_min), ("--bucket-max", self.bucket_max)):
+            step = f"{option('bucket_step')} cannot be used with {buckets}, which has its own step: leave one of them out"
+            raise BadInput(step, option="bucket_step")
+        for name, limit in (("bucket_min", self.bucket_min), ("bucket_max", self.bucket_max)):
             if limit is not None and not rule.may_limit:
-                raise BadInput(f"{option} cannot be used with --buckets {self.buckets}, which has no such setting: leave one of them out")
+                raise BadInput(f"{option(name)} {has_none}", option=name)
             if limit is not None and self.no_upscale and self.buckets != OWN:
-                raise BadInput(f"{option} cannot be used with --no-upscale, by which {self.buckets} ignores it: leave one of them out")
+                ignores = f"{option('no_upscale', value=True)}, by which {self.buckets} ignores it: leave one of them out"
+                raise BadInput(f"{option(name)} cannot be used with {ignores}", option=name)
 
     def as_json(self) -> dict[str, Json]:
         """Return all options as JSON; the inverse is `from_json`."""
@@ -379,9 +375,7 @@ class PrecomputeRequest:
     def hints(self) -> dict[str, Json]:
         """Return the options that a catalog's header keeps, so that `repair --refill` can encode the same again. Paths are absolute."""
         body = replace(self, sources=tuple(labelled(self.sources))).absolute().as_json()
-        given = {one.name for one in fields(self) if one.name not in _LEFT_OUT or getattr(self, one.name) != one.default}
-        is_hint = {one.name: option_of(one).is_hint and one.name in given for one in fields(self)}
-        return {name: value for name, value in body.items() if is_hint[name]}
+        return {one.name: body[one.name] for one in fields(self) if option_of(one).is_hint}
 
     @classmethod
     def from_hints(cls, hints: Mapping[str, Any], *, store: str) -> "PrecomputeRequest":
@@ -401,7 +395,8 @@ class PrecomputeRequest:
 
     def made_by(self, encoders: Collection[str]) -> tuple[str, ...]:
         """Return the names in `encode` that these encoders make; all names if they make none."""
-        return tuple(name for name in self.encode if any(_makes(name, encoder) for encoder in encoders)) or self.encode
+        made = {encoder if encoder == "text" else LATENTS for encoder in encoders}  # "latents" includes masks and all other conditions
+        return tuple(name for name in self.encode if encoder_of(name) in made) or self.encode
 
 
 class SharedOptions(TypedDict, total=False):
@@ -461,55 +456,10 @@ def in_command(name: str) -> str:
     return "DATA" if name == "data" else f"--{name.replace('_', '-')}"
 
 
-def switched_off(option: str) -> str:
+def switched_off(switch: str) -> str:
     """Return the option that turns a switch off, which `--again` may have turned on: `--no-flip`, `--upscale`."""
-    name = option.removeprefix("--")
+    name = switch.removeprefix("--")
     return f"--{name.removeprefix(_NOT)}" if name.startswith(_NOT) else f"--{_NOT}{name}"
-
-
-def in_python(message: str) -> str:
-    """Return a message with Python's arguments for options: `--crop random` becomes `crop="random"`. Commands in backticks stay."""
-    parts = message.split("`")
-    parts[::2] = (_DATA.sub("data", _OPTION.sub(_argument, part)) for part in parts[::2])
-    return "`".join(parts)
-
-
-def _argument(found: "re.Match[str]") -> str:
-    option, value = found["option"], found["value"] or ""
-    name, rest = option.replace("-", "_"), f"{found['space'] or ''}{value}"
-    if option in _OTHER_NAMES:
-        return f"{_OTHER_NAMES[option]}{rest}"
-    if option in _switches():
-        return f"{name}=True{rest}"
-    if value in _words().get(name, ()) or (name == "roles" and "=" in value):
-        return f'{name}="{value}"'
-    return f"{name}={value}" if _VALUE.fullmatch(value) else f"{name}{rest}"
-
-
-@cache
-def _switches() -> frozenset[str]:
-    return frozenset({in_command(one.name)[2:] for one in fields(PrecomputeRequest) if isinstance(one.default, bool)} | {"refill"})
-
-
-@cache
-def _words() -> Mapping[str, frozenset[str]]:
-    """The words that an option takes, by its name: those between the bars of its metavar, dtypes, and what can be encoded."""
-    found = {one.name: frozenset(filter(str.islower, (option_of(one).metavar or "").split("|"))) for one in fields(PrecomputeRequest)}
-    dtypes = dict.fromkeys(("text_dtype", "vae_dtype"), frozenset(DTYPES))
-    return {**found, **dtypes, "encode": frozenset({"text", LATENTS, f"text,{LATENTS}"}), "leave_out": frozenset({"flips", "masks"})}
-
-
-@contextmanager
-def python_call() -> Generator[None]:
-    """Raise the errors of the block in Python's words: they name arguments instead of options, and the extra that a package belongs to."""
-    try:
-        with naming_extras():
-            yield
-    except CacheStoreError as error:
-        message = str(error)
-        if (worded := in_python(message)) != message:
-            error.in_command, error.args = message, (worded,)
-        raise
 
 
 def spelled(default: object) -> str:
@@ -523,26 +473,24 @@ def read_value(one: "Field[Any]", value: object, where: str) -> Any:
     """Return a value as a request holds it. Raises BadInput for a wrong value; its message begins with `where`."""
     if value is None and one.default is None:
         return None
-    kind = option_of(one).kind
     try:
-        return kind.read(value)
+        return option_of(one).kind.read(value)
     except (TypeError, ValueError) as error:  # BadInput is a ValueError too
-        raise BadInput(_refusal(kind, where, value, error)) from error
+        raise _refusal(one, where, value, error) from error
 
 
 def parse_value(one: "Field[Any]", text: Any, where: str) -> Any:
     """Return the value for the text of a command line, or for the texts of an option that may be repeated. Raises BadInput."""
-    kind = option_of(one).kind
     try:
-        value = kind.parse(text)
+        value = option_of(one).kind.parse(text)
     except (RecursionError, ValueError) as error:
-        raise BadInput(_refusal(kind, where, text, error)) from error
+        raise _refusal(one, where, text, error) from error
     return read_value(one, value, where)
 
 
-def _refusal(kind: OptionType, where: str, value: object, error: Exception) -> str:
-    own = str(error) if isinstance(error, BadInput) else ""
-    return f"{where} must be {kind.wanted}, not {value!r}" + (f": {own}" if own else "")
+def _refusal(one: "Field[Any]", where: str, value: object, error: Exception) -> BadInput:
+    own = f": {error}" if isinstance(error, BadInput) and str(error) else ""
+    return BadInput(f"{where} must be {option_of(one).kind.wanted}, not {value!r}{own}", option=one.name)
 
 
 def _as_json(value: object) -> Json:
@@ -563,8 +511,3 @@ def _as_hint(data: str) -> str:
         return IN_MEMORY
     is_path = bool(data) and (Path(data).exists() or Path(data).suffix.lower() == SUFFIX)  # a range of tars is no file of that name
     return str(Path(data).absolute()) if is_path else data
-
-
-def _makes(name: str, encoder: str) -> bool:
-    """Whether an encoder runs for a name in `encode`: "latents" includes masks and all other conditions."""
-    return encoder_of(name) == (encoder if encoder == "text" else LATENTS)

@@ -1,17 +1,21 @@
-"""Makes the plan of a request, the same on every rank. Encodes nothing."""
+"""Makes the plan of a request, the same on every rank. Encodes nothing.
+
+`plan_request` is the whole way: names, encoders, columns, the plan, and what it changes. `published` then shows the plan to others.
+"""
 
 import importlib.util
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from cachestore.core.captions import CaptionPolicy, has_wildcards
 from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
 from cachestore.core.inputs import READ_HERE, companions
 from cachestore.core.keys import Json, Recipe, canonical, canonical_text, digest_parts
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample, role_of
+from cachestore.core.spelling import option
 from cachestore.core.words import first_of, listed, noun, plural
 from cachestore.encode.bucket_rules import STEP, BucketSettings
 from cachestore.encode.resamplers import FIRST, check_resampler
@@ -44,27 +48,28 @@ if TYPE_CHECKING:
 PLAN_SECONDS: Final = 5.0
 """How long a rank other than 0 waits for the plan if it sees no rank 0. Then it builds the plan itself."""
 
-NO_LATENTS: Final = "batches of such samples hold no latents"
-"""How the remark on samples without a picture ends."""
-
 _PYAV: Final = "av"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A request with its listing, encoders and plan. No model is loaded."""
+class Planned:
+    """A request with its source, encoders and plan. No model is loaded."""
 
     layout: Layout
     request: PrecomputeRequest
-    listing: Listing
+    """What was asked for, with nothing left open."""
+    files: Files
+    """The files that the plan's references lead to."""
     encoders: tuple[Encoder, ...]
     plan: Plan
-    remarks: tuple[str, ...]
-    """What a user should know before the run."""
     intent: Intent
     """What other invocations see of it."""
     compare: Compare
     """Compares the plan with a catalog that it would replace, now and before it is published."""
+    is_new: bool = False
+    """Whether the plan was built here and is not published."""
+    remarks: tuple[str, ...] = ()
+    """What a user should know before the run."""
     not_made_here: tuple[str, ...] = ()
     """Descriptions of inputs that the model is trained with but that are not made here."""
     model_files: Mapping[str, Json] = field(default_factory=dict[str, Json])
@@ -74,12 +79,129 @@ class Wanted:
     how: tuple[str, ...] = ()
     """What is done as the trainer of `--buckets` does it, and how the values differ from those of diffusers' own training script."""
 
+    def handed_on(self) -> dict[str, Json]:
+        """Return as JSON what another process needs to work on the published plan; `taken_over` is the inverse."""
+        lists = {name: list(getattr(self, name)) for name in _LISTS}
+        return {"plan": self.plan.name, "intent": asdict(self.intent), **lists}
+
+
+_LISTS: Final = ("remarks", "not_made_here", "unused", "how")
+
+
+def taken_over(layout: Layout, request: PrecomputeRequest, body: Mapping[str, Any], heartbeat: Heartbeat) -> Planned | None:
+    """Return what another process has planned: nothing is listed or built again. None if the plan or the model is not as it was there."""
+    plan = _read_plan(layout, body["plan"])
+    if plan is None:
+        return None
+    encoders = _encoders(layout, request, is_dry=False)[: len(plan.recipes)]
+    if [one.recipe.fingerprint for one in encoders] != [one.fingerprint for one in plan.recipes]:
+        return None
+    try:
+        files = files_of_request(request)
+    except BadInput:
+        return None
+    lists: dict[str, Any] = {name: tuple(body[name]) for name in _LISTS}
+    intent, comparing = Intent(**body["intent"]), partial(compare, replace_allowed=request.replace, asked=request.hints())
+    _announce(layout, heartbeat, intent)
+    return Planned(layout, request, files, encoders, plan, intent, comparing, **lists)
+
 
 def list_request(request: PrecomputeRequest, in_memory: InMemory | None = None) -> Listing:
-    """Return the listing of a request's sources; `in_memory` are those in memory. Raises BadInput."""
+    """Check a request, and return the listing of its sources; `in_memory` are those in memory. Raises BadInput."""
+    request.check()
     how = request.reading
     listing = list_sources(request.sources, in_memory or {}, how) if request.sources else list_path(request.data, how)
     return with_alpha(listing) if request.alpha == MASK else listing
+
+
+def files_of_request(request: PrecomputeRequest) -> Files:
+    """Return the files of a request's sources, with as little listed as possible. Raises BadInput."""
+    return files_of_sources(request.sources) if request.sources else files_of(request.data)
+
+
+def plan_request(
+    layout: Layout,
+    request: PrecomputeRequest,
+    listing: Listing,
+    *,
+    loaded: "LoadedModel | None" = None,
+    heartbeat: Heartbeat | None = None,
+    compare_with: Compare | None = None,
+    is_dry: bool = False,
+) -> Planned:
+    """Digest the model's files, and read the plan or build it. Publishes no plan; with `is_dry` nothing at all.
+
+    A `loaded` model replaces the one that the request names. With a `heartbeat`, others see what this invocation is about to do, and a
+    rank other than 0 waits for rank 0 to publish the plan. `compare_with` says what the plan may change in the newest catalog, whose names
+    it keeps; without it only `--replace` allows another model.
+
+    Raises BadInput for a source or model that cannot be used, BadUsage if the source has nothing to encode, RecipeMismatch if the name
+    is used already for something else.
+    """
+    from cachestore.encode.scripts import unlike_script
+
+    request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as in the name of its folder
+    if compare_with is None:
+        _check_names(request, listing)
+    if heartbeat is not None:
+        heartbeat.show(doing="reading the model's files")
+    needs = needs_of_request(request, loaded)
+    encoders = _encoders(layout, request, is_dry=is_dry) if loaded is None else encoders_of(request, {}, loaded)
+    request, encoders = with_chosen(layout, request, encoders)
+    _check_latents(request, encoders)
+    columns = wanted_columns(encoders, request)
+    asked, intent = _intent_of(request, encoders, columns, listing)
+    if heartbeat is not None:
+        _announce(layout, heartbeat, intent)
+    earlier = _read_plan(layout, intent.plan)
+    plan = earlier
+    if plan is None:
+        plan = _build(request, listing, encoders, columns, asked=asked, intent=intent, needs=needs, heartbeat=heartbeat)
+    encoders = encoders[: len(plan.recipes)]
+    previous = newest_catalog(layout, request.name, io="mmap")
+    unused = listing.unused(_references_of(plan)).as_json()
+    if not plan.unit_count and (plan.ids or previous is None):  # else all samples leave an existing data set: `compare` handles that
+        raise BadUsage(_nothing_in_words(request, len(plan.ids), (*plan.remarks, *unused_in_words(listing.unused(()).as_json()))))
+    _check_resampler(plan, encoders)
+    comparing = compare_with or partial(compare, replace_allowed=request.replace, asked=request.hints())
+    changes = (*comparing(plan, previous), *_what_moved(plan, previous, request))
+    not_made = _not_made(needs, plan)
+    if request.strict and not_made:
+        _refuse(not_made)
+    return Planned(
+        layout,
+        request,
+        listing,
+        encoders,
+        plan,
+        intent,
+        comparing,
+        is_new=earlier is None,
+        remarks=(*plan.remarks, *filter(None, (plan.without_picture,)), *changes),
+        not_made_here=not_made,
+        model_files=_reread_files(plan, previous) if request.recheck else {},
+        unused=tuple(unused),
+        how=(
+            *as_trainer(request, encoders),
+            *(words for one in encoders for words in unlike_script(one, is_for_scripts=request.buckets in READ_HERE)),
+        ),
+    )
+
+
+def published(planned: Planned) -> Planned:
+    """Publish a plan that is not published yet. As it is read from disk, it takes less memory."""
+    if not planned.is_new:
+        return planned
+    publish_plan(planned.layout, planned.plan)
+    return replace(planned, plan=_read_plan(planned.layout, planned.plan.name) or planned.plan, is_new=False)
+
+
+def _read_plan(layout: Layout, name: str) -> Plan | None:
+    """The published plan; None if there is none or it is damaged: the one built here is the same."""
+    try:
+        return read_plan(layout, name) if is_published(layout, name) else None
+    except FormatError:
+        return None
 
 
 def _announce(layout: Layout, heartbeat: Heartbeat, intent: Intent) -> None:
@@ -91,250 +213,52 @@ def _announce(layout: Layout, heartbeat: Heartbeat, intent: Intent) -> None:
         wait_for_rank_0(layout, heartbeat, lambda: is_published(layout, intent.plan), unseen_seconds=PLAN_SECONDS)
 
 
-def _show(heartbeat: Heartbeat | None, doing: str) -> None:
-    if heartbeat is not None:
-        heartbeat.show(doing=doing)
-
-
-def files_of_request(request: PrecomputeRequest) -> Files:
-    """Return the files of a request's sources, with as little listed as possible. Raises BadInput."""
-    return files_of_sources(request.sources) if request.sources else files_of(request.data)
-
-
-def look_at_request(
-    layout: Layout,
-    request: PrecomputeRequest,
-    *,
-    heartbeat: Heartbeat | None = None,
-    loaded: "LoadedModel | None" = None,
-    in_memory: InMemory | None = None,
-    listing: Listing | None = None,
-    compare_with: Compare | None = None,
-    is_dry: bool = False,
-) -> Wanted:
-    """List the source, digest the model's files and build the plan; publish the plan if it is not published yet, unless `is_dry`.
-
-    `in_memory` are the listings of sources in memory; `listing` is that of all sources, if it was made already. With a `heartbeat`,
-    others see what this invocation is about to do, and a rank other than 0 waits for rank 0 to build the plan.
-    `compare_with` says what the plan may change in the newest catalog; without it only `--replace` allows another model.
-
-    Raises BadInput for a source or model that cannot be used, BadUsage if the source has nothing to encode, RecipeMismatch if the name
-    is used already for something else.
-    """
-    from cachestore.encode.scripts import unlike_script
-
-    request.check()
-    request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as in the name of its folder
-    policy = _named(request.policy)
-    if listing is None:
-        _show(heartbeat, f"listing {request.named_data}")
-        listing = list_request(request, in_memory)
-    _refuse_names(request, listing, compare_with)
-    _show(heartbeat, "reading the model's files")
-    made = _encoders(layout, request, is_dry=is_dry) if loaded is None else encoders_of(request, {}, loaded)
-    request, encoders = with_chosen(layout, request, made)
-    needs = needs_of_request(request, loaded)
-    _check_latents(request, encoders)
-    columns = wanted_columns(encoders, request)
-    asked, intent = _intent_of(request, encoders, columns, listing, policy)
-    name, content = intent.plan, intent.content
-    if heartbeat is not None:
-        _announce(layout, heartbeat, intent)
-    previous = newest_catalog(layout, request.name, io="mmap")
-    plan = published = _published(layout, name)
-    if plan is None:
-        seen, texts = Remarks(), Remarks()
-        samples = listing.samples(seen) if heartbeat is None else counted(listing.samples(seen), heartbeat)
-        plan = _build(request, _with_texts(samples, request.policy, texts), encoders, columns, (asked, content), seen=seen)
-        plan = replace(
-            plan,
-            refused=[(one.sample, one.reason) for one in seen.refused],
-            refused_count=len(seen.refused),
-            remarks=(
-                *seen.in_words(),
-                *(texts.in_words() if _asks_for_text(request) else ()),
-                *_own_captions(plan),
-                *_what_lacks(plan, request, seen),
-                *_partly(plan, needs),
-                *_unread(plan),
-            ),
-        )
-        _refuse_rows(request, seen)
-    _refuse_nothing(request, plan, previous, listing)
-    _check_resampler(plan, encoders)
-    if published is None and not is_dry:
-        publish_plan(layout, plan)
-        plan = _published(layout, name) or plan  # as it is read from disk, it takes less memory
-    encoders = encoders[: len(plan.recipes)]
-    comparing = compare_with or partial(compare, replace_allowed=request.replace, asked=request.hints())
-    changes = (*comparing(plan, previous), *_what_moved(plan, previous, request))
-    remarks = (*plan.remarks, *changes)
-    not_made = _not_made(needs, plan)
-    if request.strict and not_made:
-        _refuse(not_made)
-    return Wanted(
-        layout,
-        request,
-        listing,
-        encoders,
-        plan,
-        remarks,
-        intent,
-        comparing,
-        not_made,
-        _reread_files(request, plan, previous),
-        tuple(listing.unused(_named_files(plan)).as_json()),
-        how=(
-            *as_trainer(request, encoders),
-            *(words for one in encoders for words in unlike_script(one, is_for_scripts=request.buckets in READ_HERE)),
-        ),
-    )
-
-
-def _named_files(plan: Plan) -> Iterator[str]:
-    """Yield the references of all samples, and the names of those that cannot be used: they have a row."""
-    yield from (reference for _at, named in plan.images.values() for reference in named)
-    yield from (sample for sample, _reason in plan.refused)
-
-
-def _refuse_names(request: PrecomputeRequest, listing: Listing, compare_with: Compare | None = None) -> None:
-    """Raise BadUsage for files that may be masks or pictures, and for captions of another spelling where most samples have none.
-
-    With `compare_with`, what was made is made again, under the names that it was made with.
-    """
-    if compare_with is not None:
-        return
+def _check_names(request: PrecomputeRequest, listing: Listing) -> None:
+    """Raise BadUsage for files that may be masks or pictures, and for captions of another spelling where most samples have none."""
     if listing.seen.asks:
         raise BadUsage("; ".join(listing.seen.asks))
     if listing.seen.captions_elsewhere and _asks_for_text(request):
         raise BadUsage("; ".join(listing.seen.captions_elsewhere))
 
 
-def _reread_files(request: PrecomputeRequest, plan: Plan, previous: Catalog | None) -> dict[str, Json]:
-    """Return how many files of the model `recheck` has read, and how many differ from those in the recipes of an earlier catalog."""
-    if not request.recheck:
-        return {}
-    made = () if previous is None else previous.recipes.values()
-    now, before = _files_in(plan.recipes), _files_in(made)
-    return {"model_files": len(now), "model_files_changed": sum(name in before and digest != before[name] for name, digest in now.items())}
-
-
-def _files_in(recipes: Iterable[Recipe]) -> dict[tuple[str, str], str]:
-    """The digests of the model's files, by encoder and name."""
-    return {(one.encoder, name): digest for one in recipes for name, digest in one.make.get("files", {}).items()}
-
-
 def _intent_of(
-    request: PrecomputeRequest, encoders: Sequence[Encoder], columns: Sequence[ColumnRequest], listing: Listing, policy: str
+    request: PrecomputeRequest, encoders: Sequence[Encoder], columns: Sequence[ColumnRequest], listing: Listing
 ) -> tuple[str, Intent]:
     """Return the digest of what is asked for, and what others of the launch see of it."""
     # Masks and further images follow from the rest, and only a whole pass over the source shows whether there are any.
     asked_for = [encoder for encoder in encoders if encoder.recipe.encoder != MASK]
     named = [column.column for column in columns if column.column.role in NAMED_ROLES and column.column.encoder != MASK]
     described = [[one.encoder, one.role, dict(one.options)] for one in named]
+    encoding = request.policy.encoding()
+    policy = canonical_text(encoding) if encoding not in ({}, {"choose": "all"}) else "all" if encoding else "first"
     arguments = digest_parts("cachestore-arguments", request.name, policy, canonical(described)).hex()
     prompts = [canonical([list(pair) for pair in request.prompts])] if request.prompts else []
     content = digest_parts(listing.content, policy, *prompts).hex()
     asked = digest_parts("cachestore-request", arguments, *(encoder.recipe.fingerprint for encoder in asked_for)).hex()
-    name = plan_name(asked, content)
-    intent = Intent(arguments, {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in asked_for}, content, name)
-    return asked, intent
-
-
-def _what_moved(plan: Plan, previous: Catalog | None, request: PrecomputeRequest) -> tuple[str, ...]:
-    """Remark on paths that the data set records and that are gone: it will record those of this request."""
-    hints = request.hints()
-    gone = () if previous is None else gone_paths(previous.request, {column.encoder: hints for column in plan.columns})
-    return (f"{first_of(gone)} is no longer there: the data set {plan.catalog!r} records the paths of this run instead",) if gone else ()
-
-
-def needs_of_request(request: PrecomputeRequest, loaded: "LoadedModel | None" = None) -> "tuple[Need, ...]":
-    """Return the inputs that the model is trained with but that are not made here, as far as its configuration files show.
-
-    Loads and digests nothing; empty for a model that is not downloaded yet. Raises BadUsage if `strict` refuses the model for any source.
-    """
-    from cachestore.encode.recipes import needs_for
-
-    needs = needs_for(_model_request(request, loaded))
-    if request.strict and (always := tuple(need.words for need in needs if need.role is None or LATENTS not in request.encode)):
-        _refuse(always)
-    return needs
-
-
-def _not_made(needs: "Sequence[Need]", plan: Plan) -> tuple[str, ...]:
-    """Describe the needs that are not made: all but those met by images of each sample's own."""
-    found: list[str] = []
-    for need in needs:
-        starts = _starts(plan, need.role)
-        starts = [plan.images[role][0] for role in need.wants if role in plan.images] if starts and need.wants else starts
-        having = rows_with_any(starts)
-        if need.role is None or not having.any():
-            found.append(need.words)
-            continue
-        trained = rows_with_any(_starts(plan, role_of(need.role).follows or need.role))
-        if lacking := (trained & ~having).nonzero()[0].tolist():
-            named = first_of(plan.ids[row] for row in lacking)
-            roles = " or ".join(need.wants or (need.role,))
-            found.append(f"{need.what} of {len(lacking)} of {trained.sum()} samples, which have no {roles} ({named})")
-    return tuple(found)
-
-
-def _partly(plan: Plan, needs: "Sequence[Need]") -> tuple[str, ...]:
-    """Remarks on images that some samples have and others lack, as a name may be misspelt. Those that the model needs are named there."""
-    named = {role for need in needs for role in (need.role, *need.wants)}
-    remarks: list[str] = []
-    for role, (at, _references) in plan.images.items():
-        if role in {IMAGE, VIDEO, *named} or role_of(role).is_own or role not in _read_roles(plan):
-            continue
-        lacking = rows_without_picture([at])
-        then = "the whole picture counts" if role == MASK else f"its list of {role}s in the batch is empty"
-        which = f"{len(lacking)} of {plural(len(plan.ids), 'sample')} {noun(len(lacking), 'has', 'have')} no {role}"
-        remarks += [f"{which} ({first_of(plan.ids[row] for row in lacking)}): {then}"] if lacking else []
-    return tuple(remarks)
-
-
-def _read_roles(plan: Plan) -> set[str]:
-    """The roles that the model's encoders read."""
-    return {one for column in plan.columns for one in (column.role, column.encoder, *companions(column.role, column.options))}
-
-
-def _starts(plan: Plan, *roles: str | None) -> list[Sequence[int]]:
-    """Where the cells of each row start, in the columns of these roles."""
-    return [starts for column, (starts, _units) in zip(plan.columns, plan.cells, strict=True) if column.role in roles]
-
-
-def _unread(plan: Plan) -> tuple[str, ...]:
-    """Remarks on images that the model's encoders do not read, if they read any."""
-    read = _read_roles(plan)
-    if read.isdisjoint((IMAGE, VIDEO)):
-        return ()
-    left = {role: int(rows_with_any([at]).sum()) for role, (at, _references) in plan.images.items() if role not in read}
-    words = "which this model is not trained with here: nothing is made of it"
-    return tuple(f"{plural(count, 'sample has', 'samples have')} a {role}, {words}" for role, count in left.items())
-
-
-def _refuse(not_made: Sequence[str]) -> NoReturn:
-    from cachestore.encode.needs import in_words
-
-    raise BadUsage(f"{in_words(not_made)}. --strict refuses such a model, so nothing was encoded: leave --strict out to encode the rest")
+    fingerprints = {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in asked_for}
+    return asked, Intent(arguments, fingerprints, content, plan_name(asked, content))
 
 
 def _build(
     request: PrecomputeRequest,
-    samples: Iterable[Sample],
+    listing: Listing,
     encoders: Sequence[Encoder],
     columns: Sequence[ColumnRequest],
-    digests: tuple[str, str],
     *,
-    seen: Remarks,
+    asked: str,
+    intent: Intent,
+    needs: "Sequence[Need]",
+    heartbeat: Heartbeat | None,
 ) -> Plan:
-    """Build the plan of a request; `digests` are those of (request, content). Raises BadInput if every sample fails alone."""
+    """Build the plan from the samples. Raises BadInput if every sample fails alone, BadUsage for rows that lack what is asked for."""
+    seen, texts = Remarks(), Remarks()
+    samples = listing.samples(seen) if heartbeat is None else counted(listing.samples(seen), heartbeat)
     plan = build_plan(
         catalog=request.name,
-        request=digests[0],
-        content=digests[1],
+        request=asked,
+        content=intent.content,
         recipes=[encoder.recipe for encoder in encoders],
-        samples=_of_asked_kinds(request, samples),
+        samples=_of_asked_kinds(request, _with_texts(samples, request.policy, texts)),
         columns=columns,
         texts=request.policy.encoding(),
         # If a text encoder also sees the sample's images, the empty caption has another value for each sample.
@@ -349,51 +273,46 @@ def _build(
     )
     if not plan.ids:
         seen.refused.refuse_all(request.named_data)
-    return plan
+    _refuse_rows(request, seen)
+    remarks = (
+        *seen.in_words(),
+        *(texts.in_words() if _asks_for_text(request) else ()),
+        *_own_captions(plan),
+        *(() if plan.ids else (_nothing_in_words(request, 0, ()),)),
+        *_partly(plan, needs),
+        *_unread(plan),
+    )
+    refused = [(one.sample, one.reason) for one in seen.refused]
+    without_picture = _without_picture(plan, seen.rows_without_picture)
+    return replace(plan, refused=refused, refused_count=len(seen.refused), remarks=remarks, without_picture=without_picture)
 
 
-def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> None:
-    """Raise BadInput for resolutions, a step or videos that the VAE cannot encode, MissingExtra without PyAV. Loads nothing."""
-    from cachestore.encode.clips import check_frames
-    from cachestore.encode.latents import LatentsEncoder
-
-    for encoder in encoders:
-        if not isinstance(encoder, LatentsEncoder) or encoder.recipe.encoder != LATENTS:
-            continue
-        for resolution in {*request.resolutions, *(source.resolution for source in request.sources if source.resolution is not None)}:
-            settings = BucketSettings(resolution, request.bucket_step or STEP, shortest=request.bucket_min, longest=request.bucket_max)
-            encoder.check_buckets(settings, request.buckets)
-        if not request.frames:
-            continue
-        if not encoder.setup.has_frames or encoder.setup.is_of_pictures:
-            raise BadInput(
-                f"--frames needs a VAE for videos, but {encoder.setup.components['vae'].class_name} takes only pictures: leave it out"
-            )
-        check_frames(request.frames, encoder.setup.temporal_factor)
-        if importlib.util.find_spec(_PYAV) is None:
-            raise MissingExtra(f"videos are read by PyAV, which is not installed. {how_to_install('video')}")
+def _of_asked_kinds(request: PrecomputeRequest, samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Yield the samples. Raises BadUsage for a video that should be encoded if the request has no `frames`."""
+    without_videos = LATENTS in request.encode and not request.frames
+    for sample in samples:
+        if without_videos and sample.images.get(VIDEO):
+            how = f"pass {option('frames')} with the number of frames to encode, such as 17,49,81"
+            raise BadUsage(f"sample {sample.id!r} has a video: {how}", option="frames")
+        yield sample
 
 
-def _check_resampler(plan: Plan, encoders: Sequence[Encoder]) -> None:
-    """Raise BadInput if the plan has pictures that this rank cannot resize as the others do."""
-    from cachestore.encode.latents import LatentsEncoder
+def _with_texts(samples: Iterable[Sample], policy: CaptionPolicy, seen: Remarks) -> Iterator[Sample]:
+    """Yield the samples with the texts that the policy encodes instead of their captions."""
+    for sample in samples:
+        if not policy.wildcards:
+            seen.wildcards += [sample.id] if any(map(has_wildcards, sample.captions)) else []
+        elif policy.has_more(sample.captions):
+            seen.combinations.append(sample.id)
+        texts = policy.texts(sample.captions)
+        yield sample if texts == sample.captions else replace(sample, captions=texts)
 
-    for number, encoder in enumerate(encoders[: len(plan.recipes)]):
-        if isinstance(encoder, LatentsEncoder) and len(plan.units_of(number)):
-            check_resampler(encoder.setup.resample)
 
-
-def _published(layout: Layout, name: str) -> Plan | None:
-    """The published plan; None if there is none or it is damaged: the one built here is the same."""
-    if not is_published(layout, name):
-        return None
-    try:
-        return read_plan(layout, name)
-    except FormatError:
-        return None
+# The encoders
 
 
 def _encoders(layout: Layout, request: PrecomputeRequest, *, is_dry: bool) -> tuple[Encoder, ...]:
+    """Return the encoders by the digests of model files that the store keeps; it keeps new ones too, unless `is_dry`."""
     known = {} if request.recheck else load_digests(layout, host_name())
     before = dict(known)
     encoders = encoders_of(request, known)
@@ -410,7 +329,7 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
     from cachestore.encode.masks import MaskEncoder
     from cachestore.encode.recipes import encoders_for
 
-    found = encoders_for(_model_request(request, loaded), lambda path: digest_file(path, known))
+    found = encoders_for(_model_of(request, loaded), lambda path: digest_file(path, known))
     latents = next((encoder for encoder in found if encoder.recipe.encoder == LATENTS), None)
     is_input = any(encoder.recipe.make.get("makes") == "masked" for encoder in found)
     # a mask that is part of a condition is not made a second time
@@ -420,39 +339,79 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
     return resampled((*found, *masks), request.resample or FIRST)
 
 
-def _model_request(request: PrecomputeRequest, loaded: "LoadedModel | None") -> "ModelRequest":
+def _model_of(request: PrecomputeRequest, loaded: "LoadedModel | None") -> "ModelRequest":
     from cachestore.encode.recipes import ModelRequest
 
-    shared = {one.name: getattr(request, one.name) for one in fields(ModelRequest) if hasattr(request, one.name)}
-    return ModelRequest(**shared, encode_args=request.encode_arg, loaded=loaded)
+    return ModelRequest(
+        model=request.model,
+        encode=request.encode,
+        vae=request.vae,
+        text_encoder=request.text_encoder,
+        revision=request.revision,
+        variant=request.variant,
+        text_dtype=request.text_dtype,
+        vae_dtype=request.vae_dtype,
+        latents=request.latents,
+        encode_args=request.encode_arg,
+        device=request.device,
+        batch_size=request.batch_size,
+        compile=request.compile,
+        loaded=loaded,
+    )
 
 
-def _of_asked_kinds(request: PrecomputeRequest, samples: Iterable[Sample]) -> Iterable[Sample]:
-    """Yield the samples. Raises BadUsage for a video that should be encoded if the request has no `frames`."""
-    without_videos = LATENTS in request.encode and not request.frames
-    for sample in samples:
-        if without_videos and sample.images.get(VIDEO):
-            raise BadUsage(f"sample {sample.id!r} has a video: pass --frames with the number of frames to encode, such as 17,49,81")
-        yield sample
+def needs_of_request(request: PrecomputeRequest, loaded: "LoadedModel | None" = None) -> "tuple[Need, ...]":
+    """Return the inputs that the model is trained with but that are not made here, as far as its configuration files show.
+
+    Loads and digests nothing; empty for a model that is not downloaded yet. Raises BadUsage if `strict` refuses the model for any source.
+    """
+    from cachestore.encode.recipes import needs_for
+
+    needs = needs_for(_model_of(request, loaded))
+    if request.strict and (always := tuple(need.words for need in needs if need.role is None or LATENTS not in request.encode)):
+        _refuse(always)
+    return needs
 
 
-def _with_texts(samples: Iterable[Sample], policy: CaptionPolicy, seen: Remarks) -> Iterable[Sample]:
-    """Yield the samples with the texts that the policy encodes instead of their captions."""
-    for sample in samples:
-        if not policy.wildcards:
-            seen.wildcards += [sample.id] if any(map(has_wildcards, sample.captions)) else []
-        elif policy.has_more(sample.captions):
-            seen.combinations.append(sample.id)
-        texts = policy.texts(sample.captions)
-        yield sample if texts == sample.captions else replace(sample, captions=texts)
+def _refuse(not_made: Sequence[str]) -> NoReturn:
+    from cachestore.encode.needs import in_words
+
+    strict = option("strict", value=True)
+    refused = f"{strict} refuses such a model, so nothing was encoded: leave {option('strict')} out to encode the rest"
+    raise BadUsage(f"{in_words(not_made)}. {refused}", option="strict")
 
 
-def _named(policy: CaptionPolicy) -> str:
-    """A name for the texts that a policy encodes, for digests."""
-    encoding = policy.encoding()
-    if encoding in ({}, {"choose": "all"}):
-        return "all" if encoding else "first"
-    return canonical_text(encoding)
+def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> None:
+    """Raise BadInput for resolutions, a step or videos that the VAE cannot encode, MissingExtra without PyAV. Loads nothing."""
+    from cachestore.encode.clips import check_frames
+    from cachestore.encode.latents import LatentsEncoder
+
+    for encoder in encoders:
+        if not isinstance(encoder, LatentsEncoder) or encoder.recipe.encoder != LATENTS:
+            continue
+        for resolution in {*request.resolutions, *(source.resolution for source in request.sources if source.resolution is not None)}:
+            settings = BucketSettings(resolution, request.bucket_step or STEP, shortest=request.bucket_min, longest=request.bucket_max)
+            encoder.check_buckets(settings, request.buckets)
+        if not request.frames:
+            continue
+        if not encoder.setup.has_frames or encoder.setup.is_of_pictures:
+            takes = f"{encoder.setup.components['vae'].class_name} takes only pictures"
+            raise BadInput(f"{option('frames')} needs a VAE for videos, but {takes}: leave it out", option="frames")
+        check_frames(request.frames, encoder.setup.temporal_factor)
+        if importlib.util.find_spec(_PYAV) is None:
+            raise MissingExtra(f"videos are read by PyAV, which is not installed. {how_to_install('video')}")
+
+
+def _check_resampler(plan: Plan, encoders: Sequence[Encoder]) -> None:
+    """Raise BadInput if the plan has pictures that this rank cannot resize as the others do."""
+    from cachestore.encode.latents import LatentsEncoder
+
+    for number, encoder in enumerate(encoders):
+        if isinstance(encoder, LatentsEncoder) and len(plan.units_of(number)):
+            check_resampler(encoder.setup.resample)
+
+
+# Sources of nothing
 
 
 def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
@@ -460,7 +419,7 @@ def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
 
     Only for a data set that does not exist yet: all samples may leave an existing one.
     """
-    _refuse_names(request, listing)
+    _check_names(request, listing)
     count, seen, is_wanted, has_pictures = 0, Remarks(), False, False
     needs_text, needs_pictures = _asks_for_text(request), LATENTS in request.encode
     for sample in _of_asked_kinds(request, listing.samples(seen)):
@@ -484,47 +443,109 @@ def _refuse_rows(request: PrecomputeRequest, seen: Remarks) -> None:
     if seen.uncaptioned and _asks_for_text(request):
         raise BadUsage("; ".join(seen.uncaptioned))
     if seen.pictureless and LATENTS in request.encode:
-        raise BadUsage("; ".join([*seen.pictureless, "rename the column, or pass --encode text for captions alone", *seen.misspelt]))
-
-
-def _refuse_nothing(request: PrecomputeRequest, plan: Plan, previous: Catalog | None, listing: Listing) -> None:
-    """Raise BadUsage for a plan without units, unless all samples leave an existing data set: `compare` handles that."""
-    if not plan.unit_count and (plan.ids or previous is None):
-        raise BadUsage(_nothing_in_words(request, len(plan.ids), (*plan.remarks, *unused_in_words(listing.unused(()).as_json()))))
+        instead = f"rename the column, or pass {option('encode', 'text')} for captions alone"
+        raise BadUsage("; ".join([*seen.pictureless, instead, *seen.misspelt]))
 
 
 def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequence[str]) -> str:
     """Why a source with this many samples has nothing to encode. Most likely the user meant another source."""
     paths = [source.data for source in request.sources] or [request.data]
     names = ", ".join("memory" if path == IN_MEMORY else path for path in paths)
+    nothing = f"there is nothing to encode in {names}"
     if samples:
-        asked = ", ".join(request.encode)
-        return (
-            f"there is nothing to encode in {names}: none of {plural(samples, 'sample')} has a picture, and --encode asks for {asked} alone"
-        )
-    kinds = ", ".join(sorted(IMAGE_SUFFIXES))
-    nothing = f"there is nothing to encode in {names}: no picture ({kinds}), no row, no prompt"
+        asked = f"{option('encode')} asks for {', '.join(request.encode)} alone"
+        return f"{nothing}: none of {plural(samples, 'sample')} has a picture, and {asked}"
+    nothing += f": no picture ({', '.join(sorted(IMAGE_SUFFIXES))}), no row, no prompt"
     return "; ".join(dict.fromkeys((nothing, *remarks)))  # a plan's remarks may have the sentence already
 
 
-def _own_captions(plan: Plan) -> tuple[str, ...]:
-    """A remark on samples with captions of single text encoders, if text is encoded."""
-    if all(column.role != CAPTION for column in plan.columns):
-        return ()
-    having = [own for row in range(len(plan.ids)) if (own := own_inputs(plan, row, CAPTION))]
-    names = listed(sorted({name for own in having for name in own}))
-    return (f"{plural(len(having), 'sample has a caption', 'samples have captions')} for {names} alone",) if having else ()
+# What a user should know of a plan
 
 
-def _what_lacks(plan: Plan, request: PrecomputeRequest, listed: Remarks) -> tuple[str, ...]:
-    """Remarks if a data set loses all samples, or if only some samples have a picture: a column's name may be misspelt.
+def _references_of(plan: Plan) -> Iterator[str]:
+    """Yield the references of all samples, and the names of those that cannot be used: they have a row."""
+    yield from (reference for _at, named in plan.images.values() for reference in named)
+    yield from (sample for sample, _reason in plan.refused)
 
-    A data set of captions alone gets no remark.
-    """
-    if not plan.ids:
-        return (_nothing_in_words(request, 0, ()),)
+
+def _reread_files(plan: Plan, previous: Catalog | None) -> dict[str, Json]:
+    """Return how many files of the model were read, and how many differ from those in the recipes of an earlier catalog."""
+
+    def files_in(recipes: Iterable[Recipe]) -> dict[tuple[str, str], str]:
+        return {(one.encoder, name): digest for one in recipes for name, digest in one.make.get("files", {}).items()}
+
+    now, before = files_in(plan.recipes), files_in(() if previous is None else previous.recipes.values())
+    return {"model_files": len(now), "model_files_changed": sum(name in before and digest != before[name] for name, digest in now.items())}
+
+
+def _what_moved(plan: Plan, previous: Catalog | None, request: PrecomputeRequest) -> tuple[str, ...]:
+    """Remark on paths that the data set records and that are gone: it will record those of this request."""
+    hints = request.hints()
+    gone = () if previous is None else gone_paths(previous.request, {column.encoder: hints for column in plan.columns})
+    return (f"{first_of(gone)} is no longer there: the data set {plan.catalog!r} records the paths of this run instead",) if gone else ()
+
+
+def _not_made(needs: "Sequence[Need]", plan: Plan) -> tuple[str, ...]:
+    """Describe the needs that are not made: all but those met by images of each sample's own."""
+    found: list[str] = []
+    for need in needs:
+        starts = _starts(plan, need.role)
+        starts = [plan.images[role][0] for role in need.wants if role in plan.images] if starts and need.wants else starts
+        having = rows_with_any(starts)
+        if need.role is None or not having.any():
+            found.append(need.words)
+            continue
+        trained = rows_with_any(_starts(plan, role_of(need.role).follows or need.role))
+        if lacking := (trained & ~having).nonzero()[0].tolist():
+            named = first_of(plan.ids[row] for row in lacking)
+            roles = " or ".join(need.wants or (need.role,))
+            found.append(f"{need.what} of {len(lacking)} of {trained.sum()} samples, which have no {roles} ({named})")
+    return tuple(found)
+
+
+def _without_picture(plan: Plan, named: Sequence[str]) -> str:
+    """A remark if only some samples have a picture, as a column's name may be misspelt; none on captions alone. `named` are the rows."""
     lacking = rows_without_picture(_starts(plan, IMAGE, VIDEO))
-    if not lacking:
-        return ()
-    named = first_of(listed.rows_without_picture or (plan.ids[row] for row in lacking))
-    return (f"{plural(len(lacking), 'sample has', 'samples have')} no picture ({named}): {NO_LATENTS}",)
+    first = first_of(named or (plan.ids[row] for row in lacking))
+    which = f"{plural(len(lacking), 'sample has', 'samples have')} no picture ({first})"
+    return f"{which}: batches of such samples hold no latents" if lacking else ""
+
+
+def _partly(plan: Plan, needs: "Sequence[Need]") -> Iterator[str]:
+    """Remark on images that some samples have and others lack, as a name may be misspelt. Those that the model needs are named there."""
+    named = {role for need in needs for role in (need.role, *need.wants)}
+    for role, (at, _references) in plan.images.items():
+        if role in {IMAGE, VIDEO, *named} or role_of(role).is_own or role not in _read_roles(plan):
+            continue
+        if lacking := rows_without_picture([at]):
+            then = "the whole picture counts" if role == MASK else f"its list of {role}s in the batch is empty"
+            which = f"{len(lacking)} of {plural(len(plan.ids), 'sample')} {noun(len(lacking), 'has', 'have')} no {role}"
+            yield f"{which} ({first_of(plan.ids[row] for row in lacking)}): {then}"
+
+
+def _unread(plan: Plan) -> Iterator[str]:
+    """Remark on images that the model's encoders do not read, if they read any."""
+    read = _read_roles(plan)
+    for role, (at, _references) in plan.images.items():
+        if role not in read and not read.isdisjoint((IMAGE, VIDEO)):
+            have = plural(int(rows_with_any([at]).sum()), "sample has", "samples have")
+            yield f"{have} a {role}, which this model is not trained with here: nothing is made of it"
+
+
+def _own_captions(plan: Plan) -> Iterator[str]:
+    """Remark on samples with captions of single text encoders, if text is encoded."""
+    if any(column.role == CAPTION for column in plan.columns):
+        having = [own for row in range(len(plan.ids)) if (own := own_inputs(plan, row, CAPTION))]
+        if having:
+            names = listed(sorted({name for own in having for name in own}))
+            yield f"{plural(len(having), 'sample has a caption', 'samples have captions')} for {names} alone"
+
+
+def _read_roles(plan: Plan) -> set[str]:
+    """The roles that the model's encoders read."""
+    return {one for column in plan.columns for one in (column.role, column.encoder, *companions(column.role, column.options))}
+
+
+def _starts(plan: Plan, *roles: str | None) -> list[Sequence[int]]:
+    """Where the cells of each row start, in the columns of these roles."""
+    return [starts for column, (starts, _units) in zip(plan.columns, plan.cells, strict=True) if column.role in roles]

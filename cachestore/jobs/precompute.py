@@ -1,22 +1,24 @@
-"""`precompute` encodes a data set, in this process or in workers that it starts. `plan` reports beforehand what it would do."""
+"""`precompute` encodes a data set, in this process or in workers that it starts. `plan` reports beforehand what it would do.
+
+`precompute_here` and `precompute_in_processes` are the two ways; both list the source and plan once.
+"""
 
 import logging
 import os
 import shutil
-import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from cachestore.core.arguments import as_mapping, as_path_str, check_calls
-from cachestore.core.errors import BadInput, Incomplete, WriteFailed
+from cachestore.core.errors import BadInput, WriteFailed, naming_extras
 from cachestore.core.keys import Json
 from cachestore.core.ranks import RankInfo
 from cachestore.core.words import did_you_mean, human_bytes
-from cachestore.encode.needs import NOT_MADE
+from cachestore.encode.environment import library_defaults, set_library_defaults
 from cachestore.encode.unit import Encoder
 from cachestore.files import in_use
 from cachestore.files.marker import noticing_its_end
@@ -24,27 +26,20 @@ from cachestore.files.opening import look_at
 from cachestore.files.paths import Layout
 from cachestore.files.scratch import scratch_folder
 from cachestore.jobs.comparison import Compare
+from cachestore.jobs.complete import complete_report
 from cachestore.jobs.launching import run_workers
 from cachestore.jobs.option_types import allowed_failures
-from cachestore.jobs.options import CHOSEN, LOADED, Options, PrecomputeRequest, python_call
+from cachestore.jobs.options import CHOSEN, LOADED, Options, PrecomputeRequest
 from cachestore.jobs.pass_loop import Report, count_invocation, held_to, invocation_of, key_without_reading, numbered, run_pass
-from cachestore.jobs.planning import NO_LATENTS, Wanted, check_listing, list_request, look_at_request, needs_of_request
+from cachestore.jobs.planning import Planned, check_listing, list_request, needs_of_request, plan_request, published, taken_over
 from cachestore.jobs.processes import LISTING, Care, showing
-from cachestore.jobs.ranks import (
-    Say,
-    find_rank,
-    handed_on,
-    launch_of,
-    open_for_pass,
-    say_conflict,
-    threads_for,
-)
+from cachestore.jobs.ranks import Say, find_rank, handed_on, launch_of, open_for_pass, say_conflict, threads_for
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.jobs.task import Cancel, Job, OnProgress
 from cachestore.source.combined import InMemory, as_sources, files_in_memory, list_in_memory
 from cachestore.source.listing import Listing
 from cachestore.source.memory import write_rows
-from cachestore.storage.catalog import list_generations, newest_catalog
+from cachestore.storage.catalog import newest_catalog
 from cachestore.storage.listing_numbers import listing_number, number_if_there
 from cachestore.storage.snapshot import load_snapshot
 from cachestore.work.agreement import check_agreement
@@ -65,12 +60,7 @@ _FEW: Final = 10_000
 _log = logging.getLogger("cachestore")
 
 
-def _to_log(line: str) -> None:
-    """Log a line for a caller in Python. Lines about inputs that are not made are warnings, which show without any logging setup."""
-    _log.log(logging.WARNING if line.startswith(NOT_MADE) else logging.INFO, "%s", line)
-
-
-@python_call()
+@naming_extras()
 def precompute(
     data: object,
     *,
@@ -134,25 +124,25 @@ def precompute(
     check_calls(on_progress, cancel)
     asked = {"encode": encode, "encode_arg": encode_args, "max_failures": max_failures, **options}
     request, held, loaded = read_arguments("precompute", data, model, store, asked)
-    find_rank(request.rank, request.world_size)  # raises now, before a store is made
+    rank_info = find_rank(request.rank, request.world_size)  # raises now, before a store is made
     observer = Observer(Layout.at(request.store))
     tell = with_pace(on_progress) if on_progress else None
-    follow = observer.following(tell) if tell else None
     with number_if_there(Layout.at(request.store), request.name) as number:
         in_memory = list_in_memory(request.sources, held, request.reading)
-        if loaded is not None:
-            with loaded.evaluating(), _as_it_was(os.environ):
+        if inline or loaded is not None:
+            follow = observer.following(tell) if tell else None
+            with _unchanged(loaded):
                 report = precompute_here(request, on_progress=follow, cancel=cancel, loaded=loaded, in_memory=in_memory, number=number)
-        elif inline:
-            report = precompute_here(request, on_progress=follow, cancel=cancel, in_memory=in_memory, number=number)
         else:
-            report = _in_processes(request, Care(observer.look_at, showing(tell), cancel=cancel), in_memory, number)
+            care = Care(observer.look_at, showing(tell), cancel=cancel)
+            plans_here = not request.recheck and _is_model_here(request)  # else it is downloaded: the hub's client starts threads
+            report = precompute_in_processes(request, rank_info, care, number, in_memory=in_memory, plans_here=plans_here)
     if tell and (ended := observer.newest(report.plan)) is not None:
         tell(ended)
     return report
 
 
-@python_call()
+@naming_extras()
 def plan(
     data: object,
     *,
@@ -174,7 +164,7 @@ def plan(
     """
     asked = {"encode": encode, "encode_arg": encode_args, **options}
     request, held, loaded = read_arguments("plan", data, model, store, asked)
-    with _as_it_was(os.environ):
+    with library_defaults(os.environ):
         in_memory = list_in_memory(request.sources, held, request.reading)
         return forecast_of(request, loaded, in_memory)
 
@@ -186,7 +176,8 @@ def read_arguments(
     known = {one.name for one in fields(PrecomputeRequest)}
     if unknown := sorted(set(asked) - known):
         names = sorted(known - {"data", "sources", "model", "store", "encode_arg"} | {"encode_args"})
-        raise BadInput(f"{caller} has no option {unknown[0]!r}{did_you_mean(unknown[0], names)}; it has {', '.join(names)}")
+        meant = did_you_mean(unknown[0], names)
+        raise BadInput(f"{caller} has no option {unknown[0]!r}{meant}; it has {', '.join(names)}", option=unknown[0])
     loaded = None
     if isinstance(model, str | os.PathLike):
         named = as_path_str("model", cast("object", model), "a path or a hub id")
@@ -210,28 +201,152 @@ def read_arguments(
     return request, held, loaded
 
 
-def _in_processes(request: PrecomputeRequest, care: Care, in_memory: InMemory, number: int) -> Report:
-    """Encode in other processes: one for this rank of a launch, or several that form a launch of their own.
+def precompute_here(
+    request: PrecomputeRequest,
+    *,
+    say: Say = _log.info,
+    warn: Say = _log.warning,
+    on_progress: OnProgress | None = None,
+    cancel: Cancel | None = None,
+    loaded: "LoadedModel | None" = None,
+    in_memory: InMemory | None = None,
+    number: int | None = None,
+    planned_before: Mapping[str, Any] | None = None,
+    store_id: str = "",
+    launch: str = "",
+    compare_with: Compare | None = None,
+) -> Report:
+    """Do one worker's part of `precompute` in this process; return the report. `say` and `warn` get lines for a person.
 
-    If nothing has to be encoded, none is started. For sources in memory they get the rows as files, and ask for the pictures.
+    `loaded` replaces the request's model; `in_memory` are the listings of its sources in memory. `number` is the number of the caller's
+    listing; without it this process takes a new number. `planned_before` is what the caller's `Planned.handed_on` returned: this process
+    then lists nothing. With a `store_id`, only that store is written, and none is made. `launch` is this process's launch, if it is known.
+    `compare_with` as for `plan_request`.
     """
+    set_library_defaults(os.environ)
+    if request.strict:
+        needs_of_request(request, loaded)  # raises now, before a store is made
+    listing = list_before_store(request, in_memory)
+    layout = open_for_pass(request.store, store_id, access=request.access, say=say)
     rank_info = find_rank(request.rank, request.world_size)
-    launch = launch_of(rank_info)
-    listing = list_first(request, in_memory)
-    if not request.recheck and _is_model_here(request):  # else it would be downloaded, and the hub's client starts threads
-        report, launch = _look_first(request, rank_info, launch, in_memory, listing=listing, number=number)
-        if report is not None:
-            return report
-    layout = open_for_pass(request.store, access=request.access, say=lambda line: care.words(f"{line}\n"))
+    say_conflict(rank_info, say)
+    if listing is not None:  # it was listed before there was a store
+        number = number or 0
+    numbers = nullcontext(number) if number is not None else listing_number(layout, request.name)
+    context = Heartbeat(layout, "", 0, launch or launch_of(rank_info), rank_info.rank, rank_info.world_size)
+    with noticing_its_end(layout), numbers as listed, context as heartbeat:
+        planned = taken_over(layout, request, planned_before, heartbeat) if planned_before is not None else None
+        if planned is None:
+            listing = listing or list_shown(request, in_memory, heartbeat)
+            planned = published(plan_request(layout, request, listing, loaded=loaded, heartbeat=heartbeat, compare_with=compare_with))
+        check_agreement(layout, planned.intent, heartbeat, say, strict=request.strict)
+        before = partial(_tell_beforehand, planned, heartbeat, say, warn)
+        job = _job_of(planned, rank_info, heartbeat, listed, before, on_progress=on_progress, cancel=cancel)
+        report = run_pass(replace(job, on_loaded=partial(_check_room_again, planned, heartbeat, say)))
+    return _of_request(report, planned)
+
+
+def precompute_in_processes(
+    request: PrecomputeRequest,
+    rank_info: RankInfo,
+    care: Care,
+    number: int,
+    *,
+    in_memory: InMemory,
+    plans_here: bool,
+    say: Say = _log.info,
+    warn: Say = _log.warning,
+) -> Report:
+    """Encode in other processes: one for this rank of a launch, or several that form a launch of their own. Runs without torch.
+
+    With `plans_here` this process lists and plans for all of them, and starts none if nothing has to be encoded. `number` is the number of
+    the listing. For sources in memory they get the rows as files, and ask for the pictures.
+    """
+    layout, launch, planned = Layout.at(request.store), launch_of(rank_info), None
+    if plans_here and request.strict:
+        needs_of_request(request)  # raises now, before a store is made
+    listing = list_before_store(request, in_memory) if plans_here or in_memory else None
+    if plans_here or in_memory or look_at(layout.marker) is not None:  # else workers make the store, once they have listed the source
+        layout = open_for_pass(request.store, access=request.access, say=lambda line: care.words(f"{line}\n"))
+    if plans_here:
+        context = Heartbeat(layout, "", 0, launch, rank_info.rank, rank_info.world_size)
+        with library_defaults(os.environ), noticing_its_end(layout), context as heartbeat:
+            listing = listing or list_shown(request, in_memory, heartbeat)
+            planned = published(plan_request(layout, request, listing, heartbeat=heartbeat))
+            check_agreement(layout, planned.intent, heartbeat, say, strict=request.strict)
+            heartbeat.launch = launch = numbered(launch, invocation_of(layout, planned.plan, rank_info))
+            reconciler, missing = unknown_units(planned, heartbeat.rise)
+            if not missing:
+                before = partial(_tell_beforehand, planned, heartbeat, say, warn, reconciler)
+                report = complete_report(_job_of(planned, rank_info, heartbeat, number, before), heartbeat)
+                if report is not None:
+                    return _of_request(report, planned)
+        request = planned.request
+    variables = {LISTING: str(number), **(handed_on(layout) if layout.store_id else {})}
     care = replace(care, pictures=files_in_memory(in_memory) if in_memory else None)
-    with _written(layout, request, in_memory) as written:
-        report = Report.from_json(run_workers(written, rank_info, launch, care, handed_on(layout) | {LISTING: str(number)}))
+    handed = planned.handed_on() if planned is not None and not in_memory else None
+    with _with_rows_as_files(layout, request, in_memory) as written:
+        report = Report.from_json(run_workers(written, rank_info, launch, care, variables, planned=handed))
     count_invocation((Path(request.store).absolute(), report.plan, rank_info.rank))
-    return _held_to(report, request)
+    return held_to(report, allowed_failures(request.max_failures, report.wanted), strict=request.strict)
+
+
+def _job_of(
+    planned: Planned,
+    rank_info: RankInfo,
+    heartbeat: Heartbeat,
+    number: int,
+    tell_beforehand: Callable[[], None],
+    *,
+    on_progress: OnProgress | None = None,
+    cancel: Cancel | None = None,
+) -> Job:
+    """Return the part in the pass of the worker of this heartbeat. `number` is the number of the listing."""
+    request = planned.request
+    return Job(
+        planned.layout,
+        planned.plan,
+        planned.encoders,
+        planned.files,
+        rank_info,
+        heartbeat.launch,
+        request=request.hints(),
+        threads=threads_for(request.workers, rank_info.local_world_size),
+        cancel=cancel,
+        on_progress=on_progress,
+        on_open=tell_beforehand if rank_info.rank in {0, None} else None,
+        heartbeat=heartbeat,
+        listing=number,
+        unused=planned.unused,
+        is_recheck=request.recheck,
+        compare=partial(planned.compare, planned.plan),
+    )
+
+
+def _of_request(report: Report, planned: Planned) -> Report:
+    """Return the report with what only this request knows: whether so many failures are allowed, and what was planned."""
+    request = planned.request
+    return replace(
+        held_to(report, allowed_failures(request.max_failures, report.wanted), strict=request.strict),
+        not_made_here=planned.not_made_here,
+        without_picture=planned.plan.without_picture,
+        unused=planned.unused,
+        rechecked={**report.rechecked, **planned.model_files},
+    )
 
 
 @contextmanager
-def _written(layout: Layout, request: PrecomputeRequest, in_memory: InMemory) -> Generator[PrecomputeRequest]:
+def _unchanged(loaded: "LoadedModel | None") -> Generator[None]:
+    """Leave a model in memory, and then also the environment, as they were."""
+    if loaded is None:
+        yield
+        return
+    with loaded.evaluating(), library_defaults(os.environ):
+        yield
+
+
+@contextmanager
+def _with_rows_as_files(layout: Layout, request: PrecomputeRequest, in_memory: InMemory) -> Generator[PrecomputeRequest]:
     """Yield the request with the rows of sources in memory as files, which are removed afterwards."""
     sources, paths = list(request.sources), list[Path]()
     try:
@@ -245,63 +360,7 @@ def _written(layout: Layout, request: PrecomputeRequest, in_memory: InMemory) ->
             in_use.unlink(path, missing_ok=True)
 
 
-def _is_model_here(request: PrecomputeRequest) -> bool:
-    from cachestore.encode.hub import is_here
-
-    return all(is_here(name, request.revision) for name in (request.model, request.vae, request.text_encoder) if name is not None)
-
-
-def report_if_made(request: PrecomputeRequest, rank_info: RankInfo, say: Say) -> Report | None:
-    """Return the report if this request has made the data set, and nothing has to be encoded; else None.
-
-    Looks only at data sets of few samples, as the workers would list and plan all of it once more.
-    """
-    layout = Layout.at(request.store)
-    if request.recheck or not list_generations(layout, request.name) or not _is_model_here(request):
-        return None
-    catalog = newest_catalog(layout, request.name, io="mmap")
-    if catalog is None or len(catalog) > _FEW or not any(_is_same(request.hints(), hints) for hints in catalog.request.values()):
-        return None
-    with number_if_there(layout, request.name) as number:
-        return _look_first(request, rank_info, launch_of(rank_info), {}, listing=None, number=number, say=say)[0]
-
-
-def _is_same(hints: Mapping[str, Json], recorded: Mapping[str, Any]) -> bool:
-    """Whether options are those that a catalog records. Of options that are chosen at planning, it records what was chosen."""
-    return {**hints, **{name: recorded[name] for name in CHOSEN if hints.get(name) is None and name in recorded}} == recorded
-
-
-def _look_first(
-    request: PrecomputeRequest,
-    rank_info: RankInfo,
-    launch: str,
-    in_memory: InMemory,
-    *,
-    listing: Listing | None,
-    number: int,
-    say: Say = _to_log,
-) -> tuple[Report | None, str]:
-    """Return the report if nothing has to be encoded, else None; and the launch's name for this invocation. Runs without torch.
-
-    The report is also None while other ranks still work: only workers wait for others.
-    """
-    if request.strict:
-        needs_of_request(request)  # raises now, before a store is made
-    layout = open_for_pass(request.store, access=request.access, say=say)
-    context = Heartbeat(layout, "", 0, launch, rank_info.rank, rank_info.world_size)
-    with _as_it_was(os.environ), noticing_its_end(layout), context as heartbeat:
-        wanted = look_at_request(layout, request, heartbeat=heartbeat, in_memory=in_memory, listing=listing)
-        launch = numbered(launch, invocation_of(layout, wanted.plan, rank_info))
-        reconciler, missing = unknown_units(wanted, heartbeat.rise)
-        if not missing:
-            before_any_work = threading.Event()  # cancels all that would encode or wait; a pass with nothing to do never checks it
-            before_any_work.set()
-            with suppress(Incomplete):
-                return _run(wanted, rank_info, heartbeat, number, say=say, cancel=before_any_work, complete=reconciler), launch
-    return None, launch
-
-
-def list_first(request: PrecomputeRequest, in_memory: InMemory | None) -> Listing | None:
+def list_before_store(request: PrecomputeRequest, in_memory: InMemory | None) -> Listing | None:
     """Return the listing of the sources if there is no store yet, so that none is made for an unusable source; else None."""
     if look_at(Layout.at(request.store).marker) is not None:
         return None
@@ -310,118 +369,53 @@ def list_first(request: PrecomputeRequest, in_memory: InMemory | None) -> Listin
     return listing
 
 
-@contextmanager
-def _as_it_was(environment: MutableMapping[str, str]) -> Generator[None]:
-    """Restore the environment afterwards: variables for libraries must not stay in the caller's process."""
-    before = dict(environment)
-    try:
-        yield
-    finally:
-        for name in {*environment} - {*before}:
-            del environment[name]
-        environment.update({name: value for name, value in before.items() if environment.get(name) != value})
+def list_shown(request: PrecomputeRequest, in_memory: InMemory | None, heartbeat: Heartbeat) -> Listing:
+    """Return the listing of the sources; `status` shows meanwhile that they are listed."""
+    heartbeat.show(doing=f"listing {request.named_data}")
+    return list_request(request, in_memory)
 
 
-def unknown_units(wanted: Wanted, rise: Callable[[], None], launch: str = "") -> tuple[Reconciler, list[int]]:
+def _is_model_here(request: PrecomputeRequest) -> bool:
+    from cachestore.encode.hub import is_here
+
+    return all(is_here(name, request.revision) for name in (request.model, request.vae, request.text_encoder) if name is not None)
+
+
+def is_made(request: PrecomputeRequest) -> bool:
+    """Whether this request has made the data set, and it is small: a process that looks whether something changed may spare the workers."""
+    layout = Layout.at(request.store)
+    if request.recheck or not _is_model_here(request):
+        return False
+    catalog = newest_catalog(layout, request.name, io="mmap")
+    if catalog is None or len(catalog) > _FEW:
+        return False
+    hints = request.hints()
+    # Of options that are chosen at planning, a catalog records what was chosen.
+    chosen = [{name: one[name] for name in CHOSEN if hints.get(name) is None and name in one} for one in catalog.request.values()]
+    return any({**hints, **some} == one for some, one in zip(chosen, catalog.request.values(), strict=True))
+
+
+# Forecasts
+
+
+def unknown_units(planned: Planned, rise: Callable[[], None], launch: str = "") -> tuple[Reconciler, list[int]]:
     """Return the reconciler of the pass that a run would join or begin, and the units not known to be present when `launch` joined it.
 
     Begins no pass.
     """
-    reconciler = _reconciler_of(wanted, rise, launch)
-    with closing(load_snapshot(wanted.layout, for_planning=True)) as snapshot:
+    reconciler = _reconciler_of(planned, rise, launch)
+    with closing(load_snapshot(planned.layout, for_planning=True)) as snapshot:
         return reconciler, reconciler.unknown(snapshot)
 
 
-def _reconciler_of(wanted: Wanted, rise: Callable[[], None], launch: str) -> Reconciler:
-    numbers = list_passes(wanted.layout, wanted.plan.name)
-    ref = PassRef(wanted.plan.name, numbers[-1] if numbers else 0)
-    ended = read_done(wanted.layout, ref) if numbers else None
+def _reconciler_of(planned: Planned, rise: Callable[[], None], launch: str) -> Reconciler:
+    numbers = list_passes(planned.layout, planned.plan.name)
+    ref = PassRef(planned.plan.name, numbers[-1] if numbers else 0)
+    ended = read_done(planned.layout, ref) if numbers else None
     if ended is not None and (not launch or launch not in ended.launches):
         ref = PassRef(ref.plan, ref.number + 1)
-    job = Job(wanted.layout, wanted.plan, wanted.encoders, wanted.listing, RankInfo(), "", is_recheck=wanted.request.recheck)
-    return Reconciler(job, ref, key_without_reading(wanted.encoders), rise, ignored_launch=launch)
-
-
-def precompute_here(
-    request: PrecomputeRequest,
-    *,
-    say: Say = _to_log,
-    on_progress: OnProgress | None = None,
-    cancel: Cancel | None = None,
-    loaded: "LoadedModel | None" = None,
-    in_memory: InMemory | None = None,
-    number: int | None = None,
-    store_id: str = "",
-    launch: str = "",
-    compare_with: Compare | None = None,
-) -> Report:
-    """Do one worker's part of `precompute` in this process; return the report. `say` gets lines for a person.
-
-    `loaded` replaces the request's model; `in_memory` are the listings of its sources in memory. `number` is the number of the caller's
-    listing; without it this process takes a new number. With a `store_id`, only that store is written, and none is made.
-    `launch` is this process's launch, if it is known. `compare_with` as for `look_at_request`.
-    """
-    from cachestore.encode.environment import set_library_defaults
-
-    set_library_defaults(os.environ)
-    if request.strict:
-        needs_of_request(request, loaded)  # raises now, before a store is made
-    listing = list_first(request, in_memory)
-    layout = open_for_pass(request.store, store_id, access=request.access, say=say)
-    rank_info = find_rank(request.rank, request.world_size)
-    say_conflict(rank_info, say)
-    if listing is not None:  # it was listed before there was a store
-        number = number or 0
-    numbered = nullcontext(number) if number is not None else listing_number(layout, request.name)
-    context = Heartbeat(layout, "", 0, launch or launch_of(rank_info), rank_info.rank, rank_info.world_size)
-    with noticing_its_end(layout), numbered as listed, context as heartbeat:
-        wanted = look_at_request(
-            layout, request, heartbeat=heartbeat, loaded=loaded, in_memory=in_memory, listing=listing, compare_with=compare_with
-        )
-        return _run(wanted, rank_info, heartbeat, listed, say=say, on_progress=on_progress, cancel=cancel)
-
-
-def _run(
-    wanted: Wanted,
-    rank_info: RankInfo,
-    heartbeat: Heartbeat,
-    listed: int,
-    *,
-    say: Say = _to_log,
-    on_progress: OnProgress | None = None,
-    cancel: Cancel | None = None,
-    complete: Reconciler | None = None,
-) -> Report:
-    """Take part in the pass as the worker of this heartbeat. `listed` is the number of the listing.
-
-    `complete` is the reconciler that has just found every unit present, if there is one.
-    """
-    layout, request = wanted.layout, wanted.request
-    check_agreement(layout, wanted.intent, heartbeat, say, strict=request.strict)
-    is_reporting = rank_info.rank in {0, None}
-    job = Job(
-        layout,
-        wanted.plan,
-        wanted.encoders,
-        wanted.listing,
-        rank_info,
-        heartbeat.launch,
-        request=request.hints(),
-        threads=threads_for(request.workers, rank_info.local_world_size),
-        cancel=cancel,
-        on_progress=on_progress,
-        on_open=partial(_tell_beforehand, wanted, heartbeat, say, complete) if is_reporting else None,
-        on_loaded=partial(_look_again, wanted, heartbeat, say),
-        heartbeat=heartbeat,
-        listing=listed,
-        unused=wanted.unused,
-        is_recheck=request.recheck,
-        compare=partial(wanted.compare, wanted.plan),
-    )
-    without = next((remark for remark in wanted.remarks if remark.endswith(NO_LATENTS)), "")
-    report = _held_to(run_pass(job), request)
-    rechecked = {**report.rechecked, **wanted.model_files}
-    return replace(report, not_made_here=wanted.not_made_here, without_picture=without, unused=wanted.unused, rechecked=rechecked)
+    job = Job(planned.layout, planned.plan, planned.encoders, planned.files, RankInfo(), "", is_recheck=planned.request.recheck)
+    return Reconciler(job, ref, key_without_reading(planned.encoders), rise, ignored_launch=launch)
 
 
 def forecast_of(request: PrecomputeRequest, loaded: "LoadedModel | None" = None, in_memory: InMemory | None = None) -> "Forecast":
@@ -429,62 +423,63 @@ def forecast_of(request: PrecomputeRequest, loaded: "LoadedModel | None" = None,
 
     If there is no store yet, it uses an empty temporary one, so that nothing is left behind.
     """
-    from cachestore.encode.environment import set_library_defaults
-
     set_library_defaults(os.environ)
     root = Path(request.store).absolute()
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        return _forecast_of(open_for_pass(request.store, access=request.access), request, loaded, in_memory)
+        layout = open_for_pass(request.store, access=request.access)
+        return _whole_forecast(published(plan_request(layout, request, list_request(request, in_memory), loaded=loaded)))
     there = next(folder for folder in (root, *root.parents) if folder.exists())
     with scratch_folder() as scratch:
-        found = _forecast_of(open_for_pass(str(scratch)), request, loaded, in_memory)
-        return replace(found, free_bytes=shutil.disk_usage(there).free)
+        layout = open_for_pass(str(scratch))
+        forecast = _whole_forecast(plan_request(layout, request, list_request(request, in_memory), loaded=loaded))
+        return replace(forecast, free_bytes=shutil.disk_usage(there).free)
 
 
-def _forecast_of(layout: Layout, request: PrecomputeRequest, loaded: "LoadedModel | None", in_memory: InMemory | None) -> "Forecast":
-    return _forecast(look_at_request(layout, request, loaded=loaded, in_memory=in_memory), None, look_at_all=True)
-
-
-def _forecast(wanted: Wanted, heartbeat: Heartbeat | None, complete: Reconciler | None = None, *, look_at_all: bool = False) -> "Forecast":
-    """What a run would do, or what a worker's launch does. Begins no pass. `complete` as for `_run`."""
+def _whole_forecast(planned: Planned) -> "Forecast":
+    """Return what a run would do, of all units. With `recheck` every file is read again."""
     from cachestore.jobs.forecast import make_forecast
 
-    rise, launch = (lambda: None, "") if heartbeat is None else (heartbeat.rise, heartbeat.launch)
-    if look_at_all and wanted.request.recheck:
-        reconciler = _reconciler_of(wanted, rise, launch)
-        with closing(load_snapshot(wanted.layout, for_planning=True)) as snapshot:
-            missing, found = reconciler.read_again(snapshot, threads_for(wanted.request.workers, 1))
-        return make_forecast(wanted, reconciler, missing, look_at_all=True, rechecked={**found, **wanted.model_files})
-    reconciler, missing = unknown_units(wanted, rise, launch) if complete is None else (complete, list[int]())
-    return make_forecast(wanted, reconciler, missing, look_at_all=look_at_all)
+    if not planned.request.recheck:
+        return make_forecast(planned, *unknown_units(planned, lambda: None), look_at_all=True)
+    reconciler = _reconciler_of(planned, lambda: None, "")
+    with closing(load_snapshot(planned.layout, for_planning=True)) as snapshot:
+        missing, found = reconciler.read_again(snapshot, threads_for(planned.request.workers, 1))
+    return make_forecast(planned, reconciler, missing, look_at_all=True, rechecked={**found, **planned.model_files})
 
 
-def _tell_beforehand(wanted: Wanted, heartbeat: Heartbeat, say: Say, complete: Reconciler | None) -> None:
+def _forecast_of_launch(planned: Planned, heartbeat: Heartbeat, complete: Reconciler | None = None) -> "Forecast":
+    """Return what the launch of this worker has to do. `complete` is the reconciler that has just found every unit present, if one has."""
+    from cachestore.jobs.forecast import make_forecast
+
+    reconciler, missing = unknown_units(planned, heartbeat.rise, heartbeat.launch) if complete is None else (complete, list[int]())
+    return make_forecast(planned, reconciler, missing, look_at_all=False)
+
+
+def _tell_beforehand(planned: Planned, heartbeat: Heartbeat, say: Say, warn: Say, complete: Reconciler | None = None) -> None:
     """Print the forecast; raise WriteFailed if the disk has not enough space."""
+    from cachestore.encode.needs import in_words as not_made
     from cachestore.jobs.forecast import in_words
 
-    forecast = _forecast(wanted, heartbeat, complete)
-    for line in in_words(forecast, wanted.layout.root, with_reasons=False):
+    if planned.not_made_here:
+        warn(not_made(planned.not_made_here))
+    forecast = _forecast_of_launch(planned, heartbeat, complete)
+    for line in in_words(forecast, planned.layout.root, with_reasons=False):
         say(line)
     if heartbeat.plan:  # else others have ended the pass already, and nothing has to be written
-        _check_room(wanted.layout, forecast)
+        _check_room(planned.layout, forecast)
 
 
-def _look_again(wanted: Wanted, heartbeat: Heartbeat, say: Say, encoder: Encoder) -> None:
+def _check_room_again(planned: Planned, heartbeat: Heartbeat, say: Say, encoder: Encoder) -> None:
     """If only loading shows an entry's size, print the bytes needed; raise WriteFailed if the disk has not enough space."""
     from cachestore.jobs.forecast import room_in_words
 
     if getattr(encoder, "found_bytes", None) is not None:
-        forecast = _forecast(wanted, heartbeat)
-        say(f"now that the text encoder is loaded: {room_in_words(forecast, wanted.layout.root)}")
-        _check_room(wanted.layout, forecast)
+        forecast = _forecast_of_launch(planned, heartbeat)
+        say(f"now that the text encoder is loaded: {room_in_words(forecast, planned.layout.root)}")
+        _check_room(planned.layout, forecast)
 
 
 def _check_room(layout: Layout, forecast: "Forecast") -> None:
     if forecast.estimated_bytes > forecast.free_bytes:
         need = f"about {human_bytes(forecast.estimated_bytes)} are needed, {human_bytes(forecast.free_bytes)} are free"
         raise WriteFailed(f"{need} at {layout.root}; make room, then run the same command again")
-
-
-def _held_to(report: Report, request: PrecomputeRequest) -> Report:
-    return held_to(report, allowed_failures(request.max_failures, report.wanted), strict=request.strict)

@@ -24,6 +24,7 @@ from cachestore.children.start import ChildProcess, last_line, start
 from cachestore.core import errors, system
 from cachestore.core.errors import BadInput, CacheStoreError, Incomplete
 from cachestore.core.signals import STOPPING, heard
+from cachestore.core.spelling import option
 from cachestore.core.words import plural
 from cachestore.files.opening import read_at
 from cachestore.jobs.parent_watch import PARENT
@@ -34,44 +35,28 @@ from cachestore.work.progress import WAITING, LaunchStatus, PassStatus, RankStat
 
 WORK: Final = "work"
 """The command that a worker runs: `cachestore work REQUEST`."""
-
 LISTING: Final = "CACHESTORE_LISTING"
 """The variable with the number of the listing that a worker's parent made (`storage/listing_numbers`)."""
-
 STOP_SECONDS: Final = 30.0
-
 STOP_BATCHES: Final = 3.0
 """A worker that was asked to stop is killed after 30 s or three times its slowest batch, whichever is longer."""
-
 STILL_SECONDS: Final = 1800.0
-
 STILL_BATCHES: Final = 3.0
 """A worker whose count has not risen for 30 minutes or three times its slowest batch, whichever is longer, hangs."""
-
 UNSEEN_SECONDS: Final = 4 * 3600.0
 """How long a worker may list its source and digest its model before it is seen in its pass."""
-
 POLL_SECONDS: Final = 0.05
-
 LOOK_SECONDS: Final = 1.0
 """How often `on_progress` is called."""
-
 WATCH_SECONDS: Final = 10.0
 """How often the workers are looked at if no progress is shown, to notice one that hangs."""
-
 LOOKS_APART: Final = 20.0
 """Looks take at most one part of this many of the time: with hundreds of ranks on a slow file system, one takes long."""
-
 _USAGE: Final = 2
-
 _FAILED: Final = 3
-
 _ENDED_WELL: Final = frozenset({0, _FAILED})
-
 _LAST_WORDS: Final = 2000
-
 _COPY_BYTES: Final = 1 << 16
-
 _MEMORY_WORDS: Final = (
     "out of memory",
     "MemoryError",
@@ -82,9 +67,6 @@ _MEMORY_WORDS: Final = (
     "cannot allocate memory",
     "Cannot allocate memory",
 )
-
-_LESS_MEMORY: Final = "pass fewer --procs or a smaller --batch-size"
-
 _VMSTAT: Final = Path("/proc/vmstat")
 
 _log = logging.getLogger("cachestore")
@@ -102,10 +84,10 @@ def _to_stderr(text: str) -> None:
 class Care:
     """What to watch and call while workers run; all of it in the calling thread."""
 
-    look: Callable[[Collection[int]], LaunchStatus] = lambda _pids: LaunchStatus()
+    status_of: Callable[[Collection[int]], LaunchStatus] = lambda _pids: LaunchStatus()
     """Returns what these pids do, and how far their pass is. A worker not yet seen in it is given more time."""
     show: Callable[[LaunchStatus], None] | None = None
-    """Called with what `look` has returned."""
+    """Called with what `status_of` has returned."""
     seconds: float = LOOK_SECONDS
     """How often `show` is called."""
     cancel: Cancel | None = None
@@ -142,6 +124,8 @@ class Child:
     """How it failed; empty if it ended well."""
     signal: int | None = None
     """The signal that stopped it, if another process than its parent sent one."""
+    reported: str = ""
+    """What of its last output `how` has already."""
 
     @property
     def is_well(self) -> bool:
@@ -252,7 +236,8 @@ def _start(
 ) -> None:
     """Start the workers. Their stdin ends when this process ends; only on Windows something is written to it (`system.send_stop`)."""
     if answers is not None and system.IS_WINDOWS:
-        raise BadInput("samples in memory are passed to workers over pipes, which this system does not have: pass inline=True, or paths")
+        pipes = "samples in memory are passed to workers over pipes, which this system does not have"
+        raise BadInput(f"{pipes}: pass {option('inline', value=True)}, or paths", option="inline")
     for rank, own in enumerate(environments):
         out, err = _temporary(stack), _temporary(stack)
         quiet = ["--quiet"] if care.is_quiet or own.get("CACHESTORE_RANK", "0") != "0" else []
@@ -275,7 +260,8 @@ def _start(
             )
         except OSError as error:
             raise BadInput(
-                f"cannot start a worker process ({error}): free memory, or pass inline=True to encode in this process"
+                f"cannot start a worker process ({error}): free memory, or pass {option('inline', value=True)} to encode in this process",
+                option="inline",
             ) from error
         finally:
             for descriptor in (*line, theirs):
@@ -288,10 +274,15 @@ def _temporary(stack: ExitStack) -> IO[bytes]:
 
 
 def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None, answers: Answers | None) -> None:
+    """Wait for all workers: copy what the first one says, record how each ends, and stop those that hang or are cancelled."""
     pass_time = time.sleep if answers is None else answers.serve
-    look_at = float("-inf")
+    read_at_time = float("-inf")
     while True:
-        left = _still_running(running, care, oom_kills)
+        for one in running:
+            if one.child is None and one.process.poll() is not None:
+                one.child = _ended(one, _risen(oom_kills))
+                _tell_of(one.child, running, care)
+        left = [one for one in running if one.child is None]
         for first in running[:1]:
             first.copy_words(care.words)
         if not left:
@@ -299,41 +290,28 @@ def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None, answ
         if care.cancel is not None and care.cancel.is_set():
             for one in left:
                 one.ask_to_stop(_CANCELLED)
-        if (now := time.monotonic()) >= look_at:
-            _look(left, care)
-            # The first look also imports what it needs: that says nothing about how long the next ones take.
-            took = time.monotonic() - now if look_at > 0 else 0.0
-            look_at = now + max(WATCH_SECONDS if care.show is None else care.seconds, LOOKS_APART * took)
+        if (now := time.monotonic()) >= read_at_time:
+            _read_signs(left, care)
+            # The first time also imports what it needs: that says nothing about how long the next ones take.
+            took = time.monotonic() - now if read_at_time > 0 else 0.0
+            read_at_time = now + max(WATCH_SECONDS if care.show is None else care.seconds, LOOKS_APART * took)
         for one in left:
-            _judge(one, time.monotonic())
+            now = time.monotonic()
+            if one.asked_at is not None and now - one.asked_at > one.patience:
+                one.process.kill()
+            elif one.asked_at is None and (hanging := hangs(one.sign, now - one.started)):
+                one.ask_to_stop(hanging)
         pass_time(POLL_SECONDS)
 
 
-def _still_running(running: Sequence[_Running], care: Care, oom_kills: int | None) -> list[_Running]:
-    """Return the workers that have not ended; record how the others ended."""
-    for one in running:
-        if one.child is None and one.process.poll() is not None:
-            one.child = _ended(one, _risen(oom_kills))
-            _tell_of(one.child, running, care)
-    return [one for one in running if one.child is None]
-
-
-def _look(running: Sequence[_Running], care: Care) -> None:
-    seen = care.look([one.process.pid for one in running])
+def _read_signs(running: Sequence[_Running], care: Care) -> None:
+    """Read what the workers do, and show it."""
+    seen = care.status_of([one.process.pid for one in running])
     shown = {rank.pid: rank for rank in seen.status.ranks} if seen.status is not None else {}
     for one in running:
         one.sign = shown.get(one.process.pid, one.sign)
     if care.show is not None:
         care.show(seen)
-
-
-def _judge(one: _Running, now: float) -> None:
-    if one.asked_at is not None:
-        if now - one.asked_at > one.patience:
-            one.process.kill()
-        return
-    if hanging := hangs(one.sign, now - one.started):
-        one.ask_to_stop(hanging)
 
 
 def hangs(sign: RankStatus | None, age_seconds: float) -> str:
@@ -386,14 +364,15 @@ def _stop(running: Sequence[_Running], care: Care) -> None:
 def _ended(one: _Running, oom_kills: int) -> Child:
     report = _printed(one.out)
     code, words = one.process.returncode, one.last_words()
-    how = one.reason if one.reason != _CANCELLED else ""
+    how, reported = one.reason if one.reason != _CANCELLED else "", ""
     if report is None or "error" in report or code not in _ENDED_WELL:
         ending = how_it_ended(code, last_words=words, oom_kills=0 if one.reason else oom_kills)
         how = f"{how}; asked to stop, it {ending}" if how else ending
-        reason = str(report["error"]) if report and "error" in report else last_line(words) if 0 < code <= 128 else ""
+        reported = last_line(words) if 0 < code <= 128 and report is None else ""
+        reason = str(report["error"]) if report and "error" in report else reported
         how += f": {reason}" if reason else ""
     number = -code if code < 0 else code - 128
-    return Child(one.process.pid, code, report, words, one.rank, how, number if number in STOPPING and not one.reason else None)
+    return Child(one.process.pid, code, report, words, one.rank, how, number if number in STOPPING and not one.reason else None, reported)
 
 
 def _printed(out: IO[bytes]) -> Mapping[str, Any] | None:
@@ -409,7 +388,7 @@ def how_it_ended(returncode: int, *, last_words: str = "", oom_kills: int = 0) -
     """Describe how a process ended. `oom_kills` is the number of processes that the system killed for memory meanwhile."""
     if returncode == -getattr(signal, "SIGKILL", 9) and oom_kills:
         killed = plural(oom_kills, "process was", "processes were")
-        return f"was killed by SIGKILL as the system ran out of memory ({killed} killed for it): {_LESS_MEMORY}"
+        return f"was killed by SIGKILL as the system ran out of memory ({killed} killed for it): {_less_memory()}"
     if returncode < 0:
         how = f"was killed by {_signal_name(-returncode)}"
     elif returncode > 128:
@@ -417,8 +396,12 @@ def how_it_ended(returncode: int, *, last_words: str = "", oom_kills: int = 0) -
     else:
         how = f"ended with exit code {returncode}"
     if any(word in last_words for word in _MEMORY_WORDS):
-        how += f", out of memory by its last output: {_LESS_MEMORY}"
+        how += f", out of memory by its last output: {_less_memory()}"
     return how
+
+
+def _less_memory() -> str:
+    return f"pass fewer {option('procs')} or a smaller {option('batch_size')}"
 
 
 def _signal_name(number: int) -> str:
@@ -455,7 +438,7 @@ def _named(child: Child) -> str:
 
 def _quoted(child: Child) -> str:
     """Return the last output of a worker, unless that is one line which `how` has already."""
-    return "" if child.how.endswith(child.last_words) else f" Its last output:\n{child.last_words}"
+    return "" if child.last_words == child.reported else f" Its last output:\n{child.last_words}"
 
 
 def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _log.warning) -> dict[str, Any]:
@@ -474,7 +457,12 @@ def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _l
         return report
     for child in children:
         if child.report and "error" in child.report:
-            raise _class_of(str(child.report.get("kind")))(str(child.report["error"]))
+            kind: Any = getattr(errors, str(child.report.get("kind")), None)
+            kind = kind if isinstance(kind, type) and issubclass(kind, CacheStoreError) else CacheStoreError
+            error = kind(str(child.report["error"]))
+            if isinstance(error, BadInput):
+                error.option = str(child.report.get("option", ""))
+            raise error
     if any(child.returncode == _USAGE for child in children):
         message = next((child.last_words for child in children if child.returncode == _USAGE and child.last_words), "")
         raise BadInput(message or "the arguments were refused")
@@ -484,8 +472,3 @@ def joined_report(children: Sequence[Child], *, warn: Callable[[str], None] = _l
     if all(child.signal is not None for child in children):
         incomplete.signal = children[0].signal
     raise incomplete
-
-
-def _class_of(kind: str) -> type[CacheStoreError]:
-    found = getattr(errors, kind, None)
-    return found if isinstance(found, type) and issubclass(found, CacheStoreError) else CacheStoreError

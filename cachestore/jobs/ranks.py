@@ -11,6 +11,7 @@ from typing import Final
 
 from cachestore.core.errors import BadInput
 from cachestore.core.ranks import RankInfo, discover
+from cachestore.core.spelling import option
 from cachestore.files.paths import Access, Layout, Mode
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.processes import gpu_count, processors
@@ -73,7 +74,8 @@ def process_count(request: PrecomputeRequest) -> int:
     """Return how many processes to start: `procs`; else 1 under a launcher or if a device is given; else one for each GPU."""
     if request.procs is not None:
         if request.procs > 1 and request.rank is not None:
-            raise BadInput(f"--procs starts local ranks, so it cannot be used with --rank; got {request.procs}")
+            got = f"{option('rank')}; got {request.procs}"
+            raise BadInput(f"{option('procs')} starts local ranks, so it cannot be used with {got}", option="procs")
         return request.procs
     is_launched = request.rank is not None or find_rank(None, None).found_in != "single process"
     return 1 if is_launched or request.device != "auto" else max(1, gpu_count())

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import Json
+from cachestore.core.spelling import option
 from cachestore.core.words import first_of, listed
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_plan
@@ -45,10 +46,7 @@ def remember(layout: Layout, name: str) -> Remembered:
         raise no_data_set(layout, name, name_all(layout))
     hints = [] if catalog is None else [dict(one) for one in catalog.request.values()]
     asked = dict(begun.request) if begun is not None else {}
-    is_finished = catalog is not None and (begun is None or begun.is_finished or not asked)
-    if not is_finished and not asked:
-        message = "an older version of cachestore began it, which did not record its command: run the same precompute again"
-        raise BadInput(f"the data set {name!r} is not finished, and {message}")
+    is_finished = catalog is not None and (begun is None or begun.is_finished)
     commands = _together([one for one in hints if one.get("encode") == asked.get("encode")] + hints) if is_finished else [asked]
     requests: list[PrecomputeRequest] = []
     without: list[str] = []
@@ -72,7 +70,9 @@ def remember_one(layout: Layout, name: str | None) -> Remembered:
     if not names:
         raise BadInput(f"{layout.root} has no data set, so there is no command to repeat: run `cachestore precompute DATA --model MODEL`")
     lines = listed([again_in(layout.root, one) for one in names], "or")
-    raise BadInput(f"{layout.root} has {len(names)} data sets: add --name with {listed(names, 'or')}, as in {lines}")
+    raise BadInput(
+        f"{layout.root} has {len(names)} data sets: add {option('name')} with {listed(names, 'or')}, as in {lines}", option="name"
+    )
 
 
 def name_all(layout: Layout) -> list[str]:

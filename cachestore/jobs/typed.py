@@ -69,11 +69,8 @@ def in_line(words: Iterable[str]) -> str:
 def _quoted(word: str) -> str:
     if word.isprintable():
         return quote(word)
-    return "$'" + "".join(one if one.isprintable() and one not in "\\'" else _in_bytes(one) for one in word) + "'"
-
-
-def _in_bytes(letter: str) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in letter.encode())
+    escaped = ("".join(f"\\x{byte:02x}" for byte in one.encode()) for one in word)
+    return "$'" + "".join(one if one.isprintable() and one not in "\\'" else code for one, code in zip(word, escaped, strict=True)) + "'"
 
 
 def _typed_data(request: PrecomputeRequest) -> list[str]:
@@ -95,16 +92,12 @@ def _as_text(value: object) -> str:
         case CaptionPolicy():
             return json.dumps(value.as_json(), ensure_ascii=False)
         case tuple() if any(isinstance(one, tuple) for one in cast("tuple[object, ...]", value)):
-            return json.dumps([_shortest(pair) for pair in cast("Sequence[tuple[str, str]]", value)], ensure_ascii=False)
+            pairs = cast("Sequence[tuple[str, str]]", value)
+            return json.dumps([list(pair) if pair[1] else pair[0] for pair in pairs], ensure_ascii=False)
         case tuple():
             return ",".join(map(str, cast("tuple[object, ...]", value)))
         case _:
             return str(value)
-
-
-def _shortest(pair: tuple[str, str]) -> object:
-    """A prompt as a text, or as a pair if it has a negative prompt."""
-    return pair[0] if not pair[1] else list(pair)
 
 
 def _as_argument(value: object) -> str:

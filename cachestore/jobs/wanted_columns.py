@@ -24,6 +24,7 @@ from cachestore.core.inputs import (
 )
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, SHOWN, VIDEO, Sample, has_mask, images_of, role_of
+from cachestore.core.spelling import option
 from cachestore.core.words import did_you_mean, listed
 from cachestore.encode.bucket_rules import STEP
 from cachestore.encode.unit import Encoder
@@ -53,18 +54,17 @@ def _columns_of(number: int, encoder: Encoder, request: PrecomputeRequest, taken
     if name == "text":
         wanted = [(CAPTION, {} if shown is None else {IMAGES: shown, **_rate(request, shown)})]
     else:
-        wanted = [(role, _options(request, role, size)) for role in _roles(encoder, request, taken) for size in request.resolutions]
-        wanted = [(role, {**options, **_also_read(encoder, role)}) for role, options in wanted]
-        wanted = [(role, {**options, ALPHA: MASK} if _is_of_own_masks(request, role, options) else options) for role, options in wanted]
+        wanted: list[tuple[str, dict[str, Json]]] = []
+        for role in _roles(encoder, request, taken):
+            others = (MASK,) if (name, role) == (MASK, VIDEO) else _others(encoder)
+            more: dict[str, Json] = {IMAGES: list(others)} if others else {}
+            more |= {ALPHA: MASK} if request.alpha == MASK and MASK in (role, *others) else {}
+            wanted += [(role, {**_options(request, role, size), **more}) for size in request.resolutions]
     requests = partial(requests_of_masks if name == MASK else requests_of, taken=taken, captioned=getattr(encoder, "captioned", ()))
     return [
         ColumnRequest(PlanColumn(number, name, role, options), partial(requests, role, options), needs_cells=role not in FIRST_COLUMNS)
         for role, options in wanted
     ]
-
-
-def _is_of_own_masks(request: PrecomputeRequest, role: str, options: Mapping[str, Json]) -> bool:
-    return request.alpha == MASK and MASK in (role, *options.get(IMAGES, ()))
 
 
 def _roles(encoder: Encoder, request: PrecomputeRequest, taken: Collection[str]) -> tuple[str, ...]:
@@ -76,39 +76,30 @@ def _roles(encoder: Encoder, request: PrecomputeRequest, taken: Collection[str])
     return tuple(role for role in found if request.frames or VIDEO not in (role, role_of(role).follows))
 
 
-def _also_read(encoder: Encoder, role: str) -> dict[str, Json]:
-    others = (MASK,) if (encoder.recipe.encoder, role) == (MASK, VIDEO) else _others(encoder)
-    return {IMAGES: list(others)} if others else {}
-
-
 def _others(encoder: Encoder) -> Sequence[str]:
     """The further roles that a condition is made from."""
     return (encoder.recipe.make.get("roles") or ())[1:]
 
 
 def _check_pictures(request: PrecomputeRequest, role: str) -> None:
-    if role_of(role).is_own and request.clips > 1:
-        raise BadInput("--clips cannot be used with this model, whose text encoder sees the frame with which a video begins: leave it out")
-    if request.flip:
-        raise BadInput("--flip cannot be used with this model, whose text encoder sees the unmirrored pictures: leave it out")
-    if request.pixels != OWN_PIXELS:
-        raise BadInput(
-            f"--pixels {request.pixels} cannot be used with this model, whose text encoder sees pictures too, read in cachestore's"
-            " own way: leave it out"
-        )
-    if request.prompts:
-        raise BadInput(
-            "this model's text encoder sees each sample's own pictures, so a prompt alone has no embeddings: leave --prompts out"
-        )
+    """Raise BadInput for options that do not fit a text encoder which sees each sample's own pictures of this role."""
+    refused = (
+        (role_of(role).is_own and request.clips > 1, "clips", None, "the frame with which a video begins"),
+        (request.flip, "flip", True, "the unmirrored pictures"),
+        (request.pixels != OWN_PIXELS, "pixels", request.pixels, "pictures too, read in cachestore's own way"),
+        (bool(request.prompts), "prompts", None, "each sample's own pictures, so a prompt alone has no embeddings"),
+    )
+    for is_given, name, value, what in refused:
+        if is_given:
+            whose = f"this model, whose text encoder sees {what}"
+            raise BadInput(f"{option(name, value)} cannot be used with {whose}: leave it out", option=name)
     if request.policy.dropout:
-        raise BadInput(
-            "this model's text encoder sees each sample's own pictures, so no empty caption fits all samples: leave the dropout"
-            " of --captions out"
-        )
+        own = "this model's text encoder sees each sample's own pictures, so no empty caption fits all samples"
+        raise BadInput(f"{own}: leave the dropout of {option('captions')} out", option="captions")
 
 
 def _options(request: PrecomputeRequest, role: str, resolution: int) -> dict[str, Json]:
-    """The options of an image column. Options at their default are left out, so that columns of older stores stay equal."""
+    """The options of an image column. Options at their default are left out."""
     resolution, by_source = resolutions_of(request.sources, resolution)
     options: dict[str, Json] = {"resolution": resolution, "step": request.bucket_step or STEP}
     options |= {BUCKETS: request.buckets} if request.buckets != OWN else {}
@@ -200,10 +191,8 @@ def _check_video(options: Mapping[str, Json], sample: Sample, taken: Collection[
         )
     shown = [role for role in sample.images if role not in taken and role_of(role).follows == IMAGE and role != MASK]
     if shown and (options.get("crop") == RANDOM or "clips" in options):
-        raise BadUsage(
-            f"sample {sample.id!r} has a video with control images, which --crop random and --clips cannot cut in the same way as"
-            " the video: leave these options out"
-        )
+        cannot = f"{option('crop', RANDOM)} and {option('clips')} cannot cut in the same way as the video: leave these options out"
+        raise BadUsage(f"sample {sample.id!r} has a video with control images, which {cannot}", option="crop")
 
 
 def picture_role(encoder: Encoder) -> str | None:

@@ -25,7 +25,7 @@ from cachestore.files.opening import free_bytes
 from cachestore.files.scratch import scratch_folder
 from cachestore.jobs.options import LOADED, PrecomputeRequest
 from cachestore.jobs.pass_loop import Report, run_pass
-from cachestore.jobs.planning import Wanted, look_at_request
+from cachestore.jobs.planning import Planned, plan_request, published
 from cachestore.jobs.processes import processors
 from cachestore.jobs.ranks import Say, threads_for
 from cachestore.jobs.task import Cancel, Job, UnitReader
@@ -325,7 +325,7 @@ class Passes:
         units = map(wanted.plan.unit, range(wanted.plan.unit_count))
         unit = next(unit for unit in units if unit.request.get("caption") != "")
         encoder = self._kept(wanted)[unit.recipe]
-        prepared = encoder.prepare(encoder.resolve(unit.request, UnitReader(wanted.listing)))
+        prepared = encoder.prepare(encoder.resolve(unit.request, UnitReader(wanted.files)))
         keys = [Key(number.to_bytes(KEY_BYTES, "big")) for number in range(encoder.batch_limit(prepared.group))]
         return encoder, [(key, prepared.payload) for key in keys]
 
@@ -340,7 +340,7 @@ class Passes:
         wanted = self._wanted(Path(mkdtemp(dir=self.folder)), work, count)
         launch = f"bench:{secrets.token_hex(8)}"
         encoders, threads = self._kept(wanted), threads_for(None, 1)
-        job = Job(wanted.layout, wanted.plan, encoders, wanted.listing, RankInfo(), launch, threads=threads, cancel=self.cancel)
+        job = Job(wanted.layout, wanted.plan, encoders, wanted.files, RankInfo(), launch, threads=threads, cancel=self.cancel)
         report = run_pass(job)
         seconds = time.perf_counter() - began
         rmtree(wanted.layout.segments, ignore_errors=True)
@@ -357,10 +357,10 @@ class Passes:
     def _jpeg(self, work: Work) -> Path:
         return self.folder / "{}x{}.jpg".format(*work.size)
 
-    def _kept(self, wanted: Wanted) -> list[Kept]:
+    def _kept(self, wanted: Planned) -> list[Kept]:
         return [self.kept.setdefault(one.recipe.fingerprint, self.wrap(one)) for one in wanted.encoders]
 
-    def _wanted(self, folder: Path, work: Work, count: int) -> Wanted:
+    def _wanted(self, folder: Path, work: Work, count: int) -> Planned:
         from cachestore.encode.random_model import WORDS
 
         layout = create_store(folder / "store")
@@ -378,6 +378,6 @@ class Passes:
             "resample": self.resample,
             **self.options,
         }
-        wanted = look_at_request(layout, PrecomputeRequest.from_json(asked), loaded=loaded, listing=listing)
+        wanted = published(plan_request(layout, PrecomputeRequest.from_json(asked), listing, loaded=loaded))
         self.digests = load_digests(layout, host_name())
         return wanted

@@ -31,7 +31,7 @@ from cachestore.files.scratch import scratch_folder
 from cachestore.jobs.fits import samples_of
 from cachestore.jobs.forecast import Glances
 from cachestore.jobs.options import LATENTS, PrecomputeRequest
-from cachestore.jobs.planning import Wanted, list_request, look_at_request
+from cachestore.jobs.planning import Planned, list_request, plan_request
 from cachestore.jobs.task import UnitReader, words_of
 from cachestore.source.listing import Listing
 from cachestore.storage.commit import create_store
@@ -166,7 +166,7 @@ def prove(request: PrecomputeRequest, count: int = COUNT, say: Callable[[str], N
         # `mean` and `sample` are made of the moments, and noise cannot be compared
         request = replace(request, store=str(layout.root), latents="moments", prompts=())
         listing = _some(list_request(request), count)
-        wanted = look_at_request(layout, request, listing=listing, is_dry=True)
+        wanted = plan_request(layout, request, listing, is_dry=True)
         pipeline = pipeline_in(find_here(request.model, request.revision))
         findings = _Findings()
         for number, encoder in enumerate(wanted.encoders):
@@ -225,7 +225,7 @@ _Ready = tuple[Key, Any, Any, str]
 """A unit that is ready: its key, payload and item, and its sample."""
 
 
-def _encoded(encoder: Encoder, wanted: Wanted, units: Sequence[int], findings: _Findings) -> list[_Value]:
+def _encoded(encoder: Encoder, wanted: Planned, units: Sequence[int], findings: _Findings) -> list[_Value]:
     """Encode units in batches, as a worker does. What cannot be encoded is among the failures."""
     names = samples_of(wanted.plan, units)
     batches: Batches[_Ready] = Batches(encoder.batch_limit)
@@ -233,7 +233,7 @@ def _encoded(encoder: Encoder, wanted: Wanted, units: Sequence[int], findings: _
     for index in units:
         unit, sample = wanted.plan.unit(index), next(iter(names.get(index, ())), "(the empty caption)")
         try:
-            resolved = encoder.resolve(unit.request, UnitReader(wanted.listing))
+            resolved = encoder.resolve(unit.request, UnitReader(wanted.files))
             prepared = encoder.prepare(resolved)
         except (EncodeFailed, OSError) as error:
             findings.failures.append({"sample": sample, "encoder": encoder.recipe.encoder, "reason": words_of(error)})
@@ -380,7 +380,7 @@ def _plain_pixels(shot: "Still", name: str) -> "np.ndarray[Any, np.dtype[np.uint
     return np.array(ImageOps.mirror(picture) if variant.is_flipped else picture)
 
 
-def _unlike_trainer(wanted: Wanted) -> Iterator[Mapping[str, Json]]:
+def _unlike_trainer(wanted: Planned) -> Iterator[Mapping[str, Json]]:
     """Yield what the trainer of `--buckets`, and cachestore without that option, do to the size and the pixels of each picture and clip."""
     from cachestore.encode.latents import LatentsEncoder
 
@@ -389,7 +389,7 @@ def _unlike_trainer(wanted: Wanted) -> Iterator[Mapping[str, Json]]:
             continue
         plain = encoder.resampled(NEW)
         for index in wanted.plan.units_of(number):
-            request, reader = wanted.plan.unit(index).request, UnitReader(wanted.listing)
+            request, reader = wanted.plan.unit(index).request, UnitReader(wanted.files)
             try:
                 theirs = encoder.resolve(request, reader)
                 unchosen = {name: value for name, value in request.items() if name not in _CHOSEN}

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final, Literal, TypeVar
 
 from cachestore.core.arguments import as_whole
 from cachestore.core.dtypes import RawTensor
-from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch
+from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch, naming_extras
 from cachestore.core.forked import in_one_thread
 from cachestore.core.inputs import cells_each, combined_digest, options_for, own_captions, request_for
 from cachestore.core.keys import Json, Key, Recipe, canonical
@@ -22,11 +22,12 @@ from cachestore.core.samples import CAPTION, images_of
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import first_of, plural
 from cachestore.encode.batches import Batches
+from cachestore.encode.environment import library_defaults
 from cachestore.encode.unit import Encoder, Resolved
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout
 from cachestore.jobs.declared_model import declared_encoder, find_declared_difference, is_imported
-from cachestore.jobs.options import PrecomputeRequest, python_call
+from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.planning import encoders_of, files_of_request
 from cachestore.maintain import collect as upkeep
 from cachestore.maintain.moved import NewPaths, check_names, new_paths, request_at
@@ -126,7 +127,7 @@ class _Tally:
         self.why_refused = self.why_refused or why
 
 
-@python_call()
+@naming_extras()
 def verify(
     path: str | Path,
     level: Literal["full", "quick"] = "full",
@@ -171,7 +172,7 @@ def verify(
         return upkeep.verify(path, level, subset=subset, on_finding=on_finding, name=name)
     started = time.monotonic()
     layout = open_layout(Layout.at(path))
-    with _library_defaults():
+    with library_defaults(os.environ):
         names = [one for one in list_names(layout) if name in (None, one)]
         catalogs = [catalog for one in names if (catalog := newest_catalog(layout, one)) is not None]
         check_names(catalogs, source)
@@ -206,21 +207,6 @@ def verify(
     }
     is_ok = all(finding.kind in HARMLESS for finding in findings)
     return replace(report, ok=is_ok, findings=findings, seconds=round(time.monotonic() - started, 3), recomputed=counts)
-
-
-@contextmanager
-def _library_defaults() -> Generator[None]:
-    """Set the environment variables that tokenizers and models need, and restore them, as the process is the caller's."""
-    from cachestore.encode.environment import SETTINGS, set_library_defaults
-
-    before = {name: os.environ[name] for name in SETTINGS if name in os.environ}
-    set_library_defaults(os.environ)
-    try:
-        yield
-    finally:
-        for name in SETTINGS:
-            os.environ.pop(name, None)
-        os.environ.update(before)
 
 
 _ColumnName = tuple[str, int]

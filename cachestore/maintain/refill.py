@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from cachestore.core.arguments import as_switch, check_calls
-from cachestore.core.errors import BadInput, FormatError, RecipeMismatch
+from cachestore.core.errors import BadInput, FormatError, RecipeMismatch, naming_extras
 from cachestore.core.keys import Json, Key, canonical
 from cachestore.core.ranks import RankInfo
 from cachestore.core.words import first_of, plural
@@ -17,9 +17,9 @@ from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import MARKER, Layout
 from cachestore.jobs.columns import images_in
 from cachestore.jobs.comparison import compare
-from cachestore.jobs.options import PrecomputeRequest, python_call
+from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.pass_counts import OF_SOURCE
-from cachestore.jobs.planning import Wanted, look_at_request
+from cachestore.jobs.planning import Planned, list_request, plan_request, published
 from cachestore.jobs.precompute import precompute_here
 from cachestore.jobs.reconcile import Reconciler
 from cachestore.jobs.recorded_paths import is_there, source_paths
@@ -41,7 +41,7 @@ from cachestore.work.retention import ReportedCatalog, generation_of_pass, repor
 _log = logging.getLogger("cachestore")
 
 
-@python_call()
+@naming_extras()
 def repair(
     path: str | Path,
     *,
@@ -199,7 +199,9 @@ def _look(layout: Layout, catalog: Catalog, request: PrecomputeRequest, missing:
     """Raise what keeps a request from encoding a catalog's missing entries again: another source or model, or pictures that are gone."""
     if away := [path for path in source_paths({"": request.hints()}) if not is_there(path)]:
         raise BadInput(f"{first_of(away)} is not there; nothing was encoded: put it back, or pass --source with its new path")
-    wanted = look_at_request(layout, request, compare_with=partial(_check_unchanged, request), is_dry=is_dry)
+    wanted = plan_request(layout, request, list_request(request), compare_with=partial(_check_unchanged, request), is_dry=is_dry)
+    if not is_dry:
+        wanted = published(wanted)
     if gone := _gone(catalog, wanted, missing):
         raise BadInput(
             f"the pictures of {plural(len(gone), 'sample')} of {catalog.name!r} with lost entries are gone ({first_of(gone)});"
@@ -247,13 +249,13 @@ def _check_unchanged(request: PrecomputeRequest, plan: Plan, catalog: Catalog | 
     return compare(plan, catalog, replace_allowed=False)
 
 
-def _gone(catalog: Catalog, wanted: Wanted, missing: AbstractSet[Key]) -> list[str]:
+def _gone(catalog: Catalog, wanted: Planned, missing: AbstractSet[Key]) -> list[str]:
     """Return the samples with missing entries whose picture is gone."""
     gone: dict[str, None] = {}
     for column in catalog.columns:
         for row, sample in enumerate(catalog.ids):
             if not missing.isdisjoint(key for key in column.row_keys(row) if key is not None):
                 made_of = images_in(catalog, row, column.role)
-                if any(wanted.listing.stat(reference) is None for reference in made_of):
+                if any(wanted.files.stat(reference) is None for reference in made_of):
                     gone[sample] = None
     return list(gone)

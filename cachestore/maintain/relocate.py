@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from cachestore.core.arguments import as_mapping, as_path, as_path_str, as_text
-from cachestore.core.errors import BadInput, FormatError, NewerFormat
+from cachestore.core.errors import BadInput, FormatError, NewerFormat, naming_extras
 from cachestore.core.keys import Json
 from cachestore.core.words import did_you_mean, first_of, in_short
 from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.paths import Layout
-from cachestore.jobs.options import python_call
 from cachestore.jobs.recorded_paths import is_there, source_paths, with_source_paths
 from cachestore.maintain.collect import lost_catalogs
 from cachestore.maintain.moved import NewPaths, files_where_they_are
@@ -42,7 +41,7 @@ class RelocateReport:
         return asdict(self)
 
 
-@python_call()
+@naming_extras()
 def relocate(path: str | Path, source: Mapping[str, str | Path], *, name: str | None = None) -> RelocateReport:
     """Record that sources have moved, so that `repair --refill`, `verify --recompute`, `report` and `show --png` find their files.
 

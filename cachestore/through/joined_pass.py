@@ -23,8 +23,8 @@ from cachestore.encode.pipeline import prefetch
 from cachestore.files.marker import noticing_its_end
 from cachestore.jobs.catalog_maker import make_catalog
 from cachestore.jobs.pass_loop import Report, invocation_of, key_without_reading, numbered
-from cachestore.jobs.planning import Wanted, look_at_request
-from cachestore.jobs.precompute import list_first, precompute_here, unknown_units
+from cachestore.jobs.planning import Planned, plan_request, published
+from cachestore.jobs.precompute import list_before_store, list_shown, precompute_here, unknown_units
 from cachestore.jobs.presence import Presence, held_keys
 from cachestore.jobs.ranks import find_rank, launch_of, open_for_pass, threads_for
 from cachestore.jobs.reconcile import Reconciler
@@ -73,14 +73,13 @@ class JoinedPass:
         self._request, self._loaded, self._in_memory = request, loaded, in_memory
         self._rank_info = find_rank(request.rank, request.world_size)
         self._launch = launch_of(self._rank_info)
-        listing = list_first(request, in_memory)
+        listing = list_before_store(request, in_memory)
         self.layout = open_for_pass(request.store, access=request.access)
         self._open: _Open | None = None
         self._encoded_here = 0
         with noticing_its_end(self.layout), self._new_heartbeat() as heartbeat:
-            self._wanted: Wanted = look_at_request(
-                self.layout, request, heartbeat=heartbeat, loaded=loaded, in_memory=in_memory, listing=listing
-            )
+            listing = listing or list_shown(request, in_memory, heartbeat)
+            self._wanted: Planned = published(plan_request(self.layout, request, listing, heartbeat=heartbeat, loaded=loaded))
             self.plan = self._wanted.plan
             self._alone = units_alone(self.plan)
             self._threads = threads_for(request.workers, self._rank_info.local_world_size)
@@ -112,7 +111,7 @@ class JoinedPass:
     def _resolve(self, index: int) -> Outcome:
         """Find a unit's key. Runs in threads."""
         unit = self.plan.unit(index)
-        reading = UnitReader(self._wanted.listing)
+        reading = UnitReader(self._wanted.files)
         try:
             resolved = self._wanted.encoders[unit.recipe].resolve(unit.request, reading)
         except (EncodeFailed, OSError, MemoryError) as error:
@@ -122,7 +121,7 @@ class JoinedPass:
     def catalog(self) -> Catalog:
         """Return the catalog that the pass will publish if every unit can be encoded. Cells of unreadable inputs are empty."""
         job = replace(self._job(None), request=self._wanted.request.hints())
-        presence = Presence(self.plan, self._wanted.listing, is_recheck=self._request.recheck)
+        presence = Presence(self.plan, self._wanted.files, is_recheck=self._request.recheck)
         return make_catalog(presence, job, self._outcomes, self._unresolved, newest_catalog(self.layout, self.plan.catalog))
 
     def _job(self, heartbeat: Heartbeat | None) -> Job:
@@ -131,7 +130,7 @@ class JoinedPass:
             self.layout,
             self.plan,
             wanted.encoders,
-            wanted.listing,
+            wanted.files,
             self._rank_info,
             launch,
             request=wanted.request.hints(),

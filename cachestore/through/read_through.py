@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from cachestore.core.arguments import as_pairs, as_word, check_function, refuse
 from cachestore.core.dtypes import RawTensor
-from cachestore.core.errors import BadInput, EncodeFailed, MissingEntry
+from cachestore.core.errors import BadInput, EncodeFailed, MissingEntry, naming_extras
 from cachestore.core.keys import Json, Key, by_key
 from cachestore.core.tensors import to_numpy, to_raw, to_torch
 from cachestore.core.words import first_of, noun, plural
-from cachestore.jobs.options import Options, python_call
 from cachestore.storage.append import Acknowledged, Appender, SegmentLimits
 from cachestore.storage.commit import UNCOVERED_LIMIT
 from cachestore.store.reader import AnyKey
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from cachestore.core.batch_shapes import LatentsAs
     from cachestore.core.captions import CaptionPolicy, Choose
+    from cachestore.jobs.options import Options
     from cachestore.storage.fetch import Io, Verify
     from cachestore.through.dataset import EncodingDataset
 
@@ -202,7 +202,7 @@ class ModelReadThrough:
             f"ReadThrough.of({self._model if isinstance(self._model, str) else type(self._model).__name__!r}, store={str(self._store)!r})"
         )
 
-    @python_call()
+    @naming_extras()
     def _read(self, data: object) -> Any:
         from cachestore.jobs.precompute import read_arguments
 
@@ -211,7 +211,7 @@ class ModelReadThrough:
             raise BadInput("--procs starts processes that encode, but here the processes that train encode: leave it out")
         return request, held, loaded
 
-    @python_call()
+    @naming_extras()
     def open(
         self,
         data: object,

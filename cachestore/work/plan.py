@@ -109,6 +109,8 @@ class Plan:
     """How a row's captions were made from those of the source; empty if it is the first one, unchanged."""
     prompts: Sequence[tuple[str, str]] = ()
     """(prompt, negative prompt) of each prompt for validation. Their units are among the text encoder's."""
+    without_picture: str = ""
+    """A remark on samples that have no picture while others have one; empty for none."""
     refused: Sequence[tuple[str, str]] = ()
     """(sample or place, reason) of rows, members and files of the source that cannot be used. They are no samples; each fails alone."""
     refused_count: int = 0
@@ -365,6 +367,7 @@ def publish_plan(layout: Layout, plan: Plan) -> None:
         "remarks": list(plan.remarks),
         "texts": dict(plan.texts),
         **({"prompts": [list(pair) for pair in plan.prompts]} if plan.prompts else {}),
+        **({"without_picture": plan.without_picture} if plan.without_picture else {}),
         **({"refused": plan.refused_count} if plan.refused_count else {}),
         "samples": len(plan.ids),
         "units_at": list(plan.units_at),
@@ -413,6 +416,7 @@ def _parse(table: Table, name: str) -> Plan:
         unit_requests=table.strings("units/request"),
         ids_are_keys=bool(header["ids_are_keys"]),
         remarks=tuple(map(str, header["remarks"])),
+        without_picture=str(header.get("without_picture", "")),
         texts=dict(header.get("texts", {})),
         prompts=tuple((str(prompt), str(negative)) for prompt, negative in header.get("prompts", ())),
         refused=tuple(zip(table.strings("refused/sample"), table.strings("refused/reason"), strict=True)),

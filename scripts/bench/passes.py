@@ -119,11 +119,12 @@ def take_part(manifest: str, store: str, rank: str, world: str) -> None:
 def lay_out(manifest: str, store: str) -> None:
     """Publish the plan in this process; prints what it took as JSON."""
     from cachestore.jobs.options import PrecomputeRequest
-    from cachestore.jobs.planning import look_at_request
+    from cachestore.jobs.planning import list_request, plan_request, published
     from cachestore.storage.commit import create_store
 
     begin = time.perf_counter()
-    look_at_request(create_store(Path(store)), PrecomputeRequest(manifest, model_folder(), store, encode=("text",)))
+    request = PrecomputeRequest(manifest, model_folder(), store, encode=("text",))
+    published(plan_request(create_store(Path(store)), request, list_request(request)))
     print(json.dumps({"seconds": time.perf_counter() - begin, "private_bytes": private_peak()}))
 
 

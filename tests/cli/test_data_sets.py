@@ -152,7 +152,7 @@ def test_an_unfinished_data_set_is_called_so_with_how_far_it_is(run, begun, monk
 def test_a_trainer_is_told_that_the_data_set_is_not_finished(begun):
     with pytest.raises(BadInput, match=r"'train' is not finished \(0 of 2 values\).*--again"):
         cs.CachedDataset(begun)
-    with pytest.raises(BadInput, match="has no data set 'other'"):
+    with pytest.raises(BadInput, match="other"):
         cs.CachedDataset(begun, name="other")
 
 

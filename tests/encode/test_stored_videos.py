@@ -226,15 +226,13 @@ def test_what_does_not_go_with_a_video_is_refused_by_the_samples_name(tmp_path, 
 
 
 def test_a_plan_of_pictures_is_what_it_was_before_there_were_videos(folder, tmp_path):
-    from cachestore.jobs.planning import look_at_request
     from cachestore.storage.commit import create_store
+    from tests.fakes import planned
 
     (folder / "only").mkdir()
     shutil.copy(folder / "picture.png", folder / "only")
     layout = create_store(tmp_path / "store")
-    with_frames, without = (
-        look_at_request(layout, asked(folder / "only", tmp_path, frames=frames, fps=None)).plan for frames in ((17,), ())
-    )
+    with_frames, without = (planned(layout, asked(folder / "only", tmp_path, frames=frames, fps=None)).plan for frames in ((17,), ()))
     assert [column.role for column in without.columns] == [column.role for column in with_frames.columns] == ["image"]
     assert list(without.unit_ids) == list(with_frames.unit_ids)  # no unit of a picture is another beside videos
 

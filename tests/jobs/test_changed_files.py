@@ -6,7 +6,6 @@ import os
 import shutil
 import tarfile
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,13 +14,13 @@ import cachestore as cs
 from cachestore.cli import main
 from cachestore.core.keys import Recipe
 from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.planning import _reread_files, look_at_request
+from cachestore.jobs.planning import _reread_files
 from cachestore.jobs.precompute import forecast_of, precompute_here
 from cachestore.source.files import Folder
 from cachestore.storage.model_digests import load_digests, publish_digests
 from tests import fakes
 from tests.encode import tiny
-from tests.fakes import catalog
+from tests.fakes import catalog, planned
 
 LONG_AGO = 9
 
@@ -161,7 +160,7 @@ def model(tmp_path):
 
 def fingerprints(data, model, layout, **options):
     """What the encoders of a request would make, by encoder; and what is said of the model's files."""
-    found = look_at_request(layout, PrecomputeRequest(str(data), str(model), str(layout.root), **options))
+    found = planned(layout, PrecomputeRequest(str(data), str(model), str(layout.root), **options))
     return {recipe.encoder: recipe.fingerprint for recipe in found.plan.recipes}, found.model_files
 
 
@@ -350,10 +349,8 @@ def test_files_of_the_model_that_are_not_as_the_data_set_was_made_with_are_count
     def made(**files):
         return Recipe("latents", {"files": files}, {})
 
-    request = PrecomputeRequest("data", "model", "store", recheck=True)
     plan, previous = SimpleNamespace(recipes=[made(a="1", b="2", c="3")]), SimpleNamespace(recipes={"": made(a="1", b="other")})
-    assert _reread_files(request, plan, previous) == {"model_files": 3, "model_files_changed": 1}  # pyright: ignore[reportArgumentType]
-    assert _reread_files(replace(request, recheck=False), plan, previous) == {}  # pyright: ignore[reportArgumentType]
+    assert _reread_files(plan, previous) == {"model_files": 3, "model_files_changed": 1}  # pyright: ignore[reportArgumentType]
 
 
 def test_two_digests_of_one_stat_record_count_as_none(layout):

@@ -9,21 +9,21 @@ from cachestore.core.samples import Sample
 from cachestore.encode.masks import MaskEncoder
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.wanted_columns import requests_of, wanted_columns
-from tests.fakes import FakeEncoder
+from tests.fakes import FakeEncoder, asks_for
 
 FRAMES = {"resolution": 64, "frames": [5]}
 
 
 @pytest.mark.parametrize(
-    ("role", "images", "says"),
+    ("role", "images"),
     [
-        ("mask", {"mask": ("m.png",)}, "'x' has a mask, but no picture"),
-        ("first_frame", {"image": ("a.png",), "first_frame": ("f.png",)}, "'x' has a first_frame, but no video"),
-        ("last_frame", {"video": ("a.mkv",), "last_frame": ("f.png", "g.png")}, "'x' has 2 images in the column last_frame: "),
+        ("mask", {"mask": ("m.png",)}),
+        ("first_frame", {"image": ("a.png",), "first_frame": ("f.png",)}),
+        ("last_frame", {"video": ("a.mkv",), "last_frame": ("f.png", "g.png")}),
     ],
 )
-def test_an_image_without_what_it_belongs_to_is_refused(role, images, says):
-    with pytest.raises(BadInput, match=says):
+def test_an_image_without_what_it_belongs_to_is_refused(role, images):
+    with pytest.raises(BadInput, match=f"'x' has .*{role}"):
         requests_of(role, FRAMES, Sample("x", images))
 
 
@@ -69,5 +69,5 @@ def test_a_text_encoder_that_sees_first_frames_takes_them_from_the_videos_at_the
     assert plain.requests(brought) == [{"caption": "a dog", "images": {"first_frame": ["f.png"]}}]
     assert timed.requests(own) == [{"caption": "a dog", "images": {"first_frame": ["a.mkv"]}, "fps": 12}]
     for option, value in (("clips", 2), ("flip", True)):
-        with pytest.raises(BadInput, match=f"^--{option} cannot be used with this model, whose text encoder sees"):
+        with pytest.raises(BadInput, check=asks_for(option)):
             text_columns(tmp_path, **{option: value})

@@ -213,14 +213,14 @@ def test_a_dry_run_asks_for_no_source_of_a_data_set_that_lacks_nothing(store, da
 def test_a_source_that_changes_while_refilling_publishes_no_other_data_set(store, data, makers, monkeypatch):
     """The second listing is of the source that is encoded: it is held to the data set too."""
     flip_entry(store, "2.png", "latents")
-    look = refill.look_at_request
+    plan = refill.plan_request
 
-    def look_and_add(*arguments, **named):
-        found = look(*arguments, **named)
+    def plan_and_add(*arguments, **named):
+        found = plan(*arguments, **named)
         added(data)
         return found
 
-    monkeypatch.setattr(refill, "look_at_request", look_and_add)
+    monkeypatch.setattr(refill, "plan_request", plan_and_add)
     before = catalog(store).digest
     with pytest.raises(BadInput, match="1 new sample"):
         cs.repair(store, refill=True)

@@ -11,7 +11,6 @@ from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.inputs import caption_key
 from cachestore.files.paths import Layout
 from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.planning import look_at_request
 from cachestore.jobs.precompute import precompute_here
 from cachestore.maintain.collect import collect
 from cachestore.remote.transfer import segments_of
@@ -20,6 +19,7 @@ from cachestore.storage.commit import create_store
 from cachestore.storage.snapshot import list_segments, load_snapshot
 from cachestore.store.reader import Reader
 from tests import fakes
+from tests.fakes import planned
 
 TWO = (("a cat", "ugly"), ("a dog", ""))
 
@@ -60,7 +60,7 @@ def test_prompts_are_encoded_once_and_leave_the_samples_as_they_are(root, makers
 
 def test_a_request_without_prompts_has_the_plan_and_the_hints_that_it_always_had(root):
     layout = create_store(root / "store")
-    plans = {look_at_request(layout, asked(root, prompts=prompts)).plan.name for prompts in ((), (), TWO, TWO[:1])}
+    plans = {planned(layout, asked(root, prompts=prompts)).plan.name for prompts in ((), (), TWO, TWO[:1])}
     assert len(plans) == 3
     assert "prompts" not in asked(root).hints()
     assert draft_of(replace(fakes_catalog(root), prompts=())).chunks(1)[0] == draft_of(fakes_catalog(root)).chunks(1)[0]
@@ -76,7 +76,7 @@ def test_a_run_for_latents_alone_leaves_prompts_and_one_for_text_says_which_come
     run(root, encode=("latents",), resolution=512, replace=True)
     assert fakes.catalog(root / "store").prompts == TWO
     layout = Layout(root / "store")
-    remarks = look_at_request(layout, asked(root, prompts=[("a cat", "ugly"), ("a bird", "")], encode=("text",))).remarks
+    remarks = planned(layout, asked(root, prompts=[("a cat", "ugly"), ("a bird", "")], encode=("text",))).remarks
     assert {"1 new prompt for validation under the name 'train'", "1 prompt is no longer in --prompts and leaves 'train'"} <= {*remarks}
 
 

@@ -1,0 +1,90 @@
+"""An invocation lists its source once and plans once, in however many processes; what its parent has planned, a worker takes over."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cachestore as cs
+from cachestore.cli import main
+from cachestore.jobs.options import PrecomputeRequest
+from cachestore.jobs.planning import taken_over
+from cachestore.storage.commit import create_store
+from cachestore.work.workers import Heartbeat
+from tests import fakes
+from tests.fakes import planned
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def data(tmp_path):
+    return fakes.numbered_pictures(tmp_path / "data", 3)
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path, makers):
+    """Returns (listings, plans) over all processes since it was called last."""
+    monkeypatch.setattr("cachestore.encode.hub._cached", lambda name, _revision: None if name == "far-away" else Path(name))
+    monkeypatch.setenv(fakes.CALLS, str(tmp_path / "calls"))
+    fakes.log_calls(monkeypatch.setattr)
+
+    def counted():
+        names = (tmp_path / "calls").read_text().split()
+        (tmp_path / "calls").write_text("")
+        return sum(name != "build_plan" for name in names), names.count("build_plan")
+
+    return counted
+
+
+@pytest.mark.parametrize("how", [{}, {"procs": 2}, {"inline": True}, {"model": "far-away"}], ids=str)
+def test_a_call_lists_and_plans_once(data, root, calls, how):
+    asked: dict[str, Any] = {"model": "model", "store": root, **how}
+    cs.precompute(data, **asked)
+    assert calls() == (1, 1)
+    cs.precompute(data, **asked)
+    assert calls() == (1, 0), "the plan is there"
+    (data / "more.png").write_bytes(b"another picture")
+    assert cs.precompute(data, **asked).encoded == 1
+    assert calls() == (1, 1)
+
+
+def test_a_call_with_several_sources_lists_each_of_them_once(data, root, calls, tmp_path):
+    other = fakes.numbered_pictures(tmp_path / "other", 2)
+    cs.precompute([cs.Source(data, name="a"), cs.Source(other, name="b")], model="model", store=root)
+    assert calls() == (1, 1)
+
+
+def test_a_forecast_lists_and_plans_once(data, root, calls, capsys):
+    cs.plan(data, model="model", store=root)
+    assert calls() == (1, 1)
+    assert main(["precompute", str(data), "--model", "model", "--store", str(root), "--plan-only"]) == 0
+    assert calls() == (1, 1)
+
+
+def test_a_command_lists_and_plans_once(data, root, calls, capfd):
+    line = ["precompute", str(data), "--model", "model", "--store", str(root), "--quiet"]
+    for expected in ((1, 1), (1, 0)):
+        assert main(line) == 0
+        assert calls() == expected
+    (data / "more.png").write_bytes(b"another picture")
+    assert main(line) == 0
+    assert calls() == (1, 1)
+
+
+def test_a_plan_is_taken_over_as_it_was_handed_on_and_not_if_the_model_is_another_or_the_plan_is_gone(data, root, makers):
+    request = PrecomputeRequest(str(data), "model", str(root))
+    layout = create_store(root)
+    before = planned(layout, request)
+    body = json.loads(json.dumps(before.handed_on()))
+    with Heartbeat(layout, "", 0, "launch", 0, 1) as heartbeat:
+        found = taken_over(layout, before.request, body, heartbeat)
+        assert found is not None
+        assert found.plan.name == before.plan.name
+        for name in ("intent", "remarks", "unused", "how", "not_made_here"):
+            assert getattr(found, name) == getattr(before, name)
+        assert found.files.read("00.png") == before.files.read("00.png")
+        makers.options["model"] = "another"
+        assert taken_over(layout, before.request, body, heartbeat) is None
+        assert taken_over(layout, before.request, {**body, "plan": "0" * 64}, heartbeat) is None
