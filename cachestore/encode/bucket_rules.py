@@ -17,7 +17,7 @@ from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.inputs import BUCKET_MAX, BUCKET_MIN, OWN, Buckets
 from cachestore.core.keys import Json
 from cachestore.encode.buckets import SHORTEST_SIDE, CropBox, Size, bucket_list, choose, crop_box, offset
-from cachestore.encode.resamplers import NEW, Resample
+from cachestore.encode.resamplers import DEFAULT, Resample
 
 STEP: Final = 64
 """The step between buckets if a request gives none, as in kohya's scripts."""
@@ -89,7 +89,7 @@ class BucketRule:
     """Whether the trainer has settings for the shortest and the longest side."""
     limits: tuple[int | None, int | None] = (None, None)
     """The shortest and the longest side, if they are not set."""
-    resample: Resample = NEW
+    resample: Resample = DEFAULT
     """How the trainer resizes."""
     reading: PixelReading | None = None
     """How the trainer reads a picture; None for this project's own way."""

@@ -28,7 +28,6 @@ _ICC_TAG: Final = 34675
 _EXTRA_TAG: Final = 338
 _LARGEST_TEXT: Final = 64 << 20
 _WEBP_PIXELS: Final = frozenset({b"VP8X", b"ICCP", b"ALPH", b"VP8 ", b"VP8L", b"ANIM", b"ANMF"})
-_MOST_OF_ONE_ALPHA: Final = 1 << 14
 _BLOCK: Final = 1 << 20
 """The size from which Pillow refuses a text or profile that was compressed."""
 
@@ -315,13 +314,3 @@ def bmp_profile(data: bytes) -> bytes | None:
         return None
     at, size = struct.unpack_from("<II", data, 126)
     return data[14 + at : 14 + at + min(size, LARGEST_PROFILE)] or None
-
-
-def webp_may_be_blank(data: bytes) -> bool:
-    """Whether a WebP's alpha may be zero everywhere, as its header shows: alpha of one value takes few bytes; lossless files do not say."""
-    for chunk in _webp_chunks(data):
-        if chunk.kind in (b"VP8 ", b"VP8L"):
-            return chunk.kind == b"VP8L"
-        if chunk.kind == b"ALPH":
-            return chunk.end - chunk.data <= _MOST_OF_ONE_ALPHA or data[chunk.data] & 3 == 0
-    return False

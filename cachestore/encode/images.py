@@ -1,7 +1,6 @@
 """Decode picture files to upright RGB, and resize by Pillow, which is the reference for every format. Knows no torch.
 
-The rules are part of every key, through the name of the transform (`resamplers`), and through `transform_of` where they have changed since.
-docs/numerics.md has them whole:
+The rules are part of every key, through the name of the transform (`resamplers`). docs/numerics.md has them whole:
 
 * EXIF orientation is applied. The first frame of an animated file is used.
 * Transparency is composited on white, as on a web page. Dropping the alpha channel would show the hidden colour of transparent pixels,
@@ -23,12 +22,11 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.core.keys import Json
 from cachestore.core.plugins import picture_plugins
 from cachestore.encode.bucket_rules import PixelReading
 from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.colours import in_srgb
-from cachestore.encode.headers import PNG_START, mended, tiff_without_alpha, webp_may_be_blank
+from cachestore.encode.headers import PNG_START, mended, tiff_without_alpha
 from cachestore.encode.profiles import DAMAGED_EXIF, Conversion, conversion_of, is_sixteen_bit
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -43,9 +41,6 @@ VIDEO_MASK_TRANSFORM = "pyav-swscale-601-pillow-box/1"
 
 AREA_TRANSFORM = "pillow-lanczos-area/1"
 """The same for pictures that keep their aspect ratio (`fit_area`)."""
-
-RULES: Final = 2
-"""The number of the rules for pixels. It stands in the keys of those pictures alone whose pixels are not what rule 1 made of them."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000")
 """The formats that are opened. EPS and similar ones are left out on purpose, as Pillow would run Ghostscript on them."""
@@ -95,15 +90,6 @@ def measure(data: bytes, reading: PixelReading | None = None) -> Size:
 def measure_stored(data: bytes) -> Size:
     """Return the size as `measure`, but before the EXIF orientation is applied. Raises EncodeFailed."""
     return _with_opened(data, lambda image, _data: Size(*image.size))
-
-
-def transform_of(*pictures: bytes) -> dict[str, Json]:
-    """Return what pictures add to the key of their value: nothing, unless the rules for the pixels of one have changed (`RULES`).
-
-    Reads headers; where alpha may be zero everywhere, it decodes. Raises EncodeFailed, also for HDR.
-    """
-    read_anew = [_with_opened(data, _is_read_anew) for data in pictures]
-    return {"colour": RULES} if any(read_anew) else {}
 
 
 def decode(data: bytes) -> Image.Image:
@@ -401,15 +387,15 @@ def _layers(image: Image.Image, data: bytes) -> Picture:
     if picture.has_transparency_data:
         if "transparency" in picture.info:
             picture.info["transparency"] = _key_colour(picture, data)
-        is_opaque = _has_blank_alpha(picture, data)
+        is_opaque = _has_blank_alpha(picture)
         whole = tiff_without_alpha(data) if is_opaque and picture.format == "TIFF" else None
         return _with_alpha(picture.convert("RGBA"), how, is_opaque=is_opaque) if whole is None else _with_opened(whole, _layers)
     if how.profile is None:
         return picture if picture.mode == "RGB" else picture.convert("RGB")
     mode = {"RGB": "RGB", "GRAY": "L"}.get(how.space, picture.mode)
     plain = picture if picture.mode == mode else picture.convert(mode)
-    found = in_srgb(plain, how.profile, "RGB", is_exact=how.space == "GRAY" and how.is_new)
-    return found if found.mode == "RGB" else found.convert("RGB")
+    converted = in_srgb(plain, how.profile, "RGB", is_exact=how.is_exact)
+    return converted if converted.mode == "RGB" else converted.convert("RGB")
 
 
 def _with_alpha(layers: Image.Image, how: Conversion, *, is_opaque: bool) -> Image.Image:
@@ -449,24 +435,11 @@ def _png_depth(data: bytes) -> int:
     return data[24] if data.startswith(PNG_START) else 8
 
 
-def _has_blank_alpha(image: Image.Image, data: bytes) -> bool:
-    """Whether the alpha of a picture is zero everywhere because its writer did not set it. Decodes where that is possible."""
-    if image.format not in _OFTEN_BLANK or image.mode not in ("LA", "RGBA") or (image.format == "WEBP" and not webp_may_be_blank(data)):
-        return False
-    return image.getchannel("A").getextrema() == (0, 0)
+def _has_blank_alpha(image: Image.Image) -> bool:
+    """Whether the alpha of a decoded picture is zero everywhere because its writer did not set it."""
+    return image.format in _OFTEN_BLANK and image.mode in ("LA", "RGBA") and image.getchannel("A").getextrema() == (0, 0)
 
 
 def on_white(image: Image.Image) -> Image.Image:
     """Composite RGBA on white."""
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-
-
-def _is_read_anew(image: Image.Image, data: bytes) -> bool:
-    """Whether the pixels differ from those that older versions made."""
-    if conversion_of(image, data).is_new:
-        return True
-    if "transparency" in image.info and image.format == "PNG":
-        given = image.info["transparency"]
-        if is_sixteen_bit(image) or _key_colour(image, data) != (tuple(one & 255 for one in given) if isinstance(given, tuple) else given):
-            return True
-    return _has_blank_alpha(image, data)

@@ -7,7 +7,7 @@ arguments, the lengths, the dtype, and the name of the transform from bytes to p
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from cachestore.core.errors import BadInput, MissingExtra, how_to_install
 from cachestore.core.keys import Json, Recipe
-from cachestore.core.read_block import MASK_BITS
 from cachestore.encode import families, images, models
-from cachestore.encode.conditions import DENOISERS, VAE, Condition, conditions_of, outline_of, plain_class
+from cachestore.encode.conditions import DENOISERS, VAE, conditions_of, outline_of, plain_class
 from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
 from cachestore.encode.hub import find_here, with_folder
+from cachestore.encode.kinds import Embedded
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import Component, Model
 from cachestore.encode.needs import Need, needs_of
-from cachestore.encode.resamplers import FIRST, RESAMPLERS
+from cachestore.encode.resamplers import DEFAULT, RESAMPLERS
 from cachestore.encode.setup import LatentsSetup, TextSetup, text_width
-from cachestore.encode.shots import LookAtEnds, look_at_first, look_at_guided, look_at_masked
 from cachestore.encode.single_file import is_single_file, read_shapes, text_prefix, token_embeddings
 from cachestore.encode.text import TextEncoder
 from cachestore.encode.text_families import PLAIN, TEXT_FAMILIES
@@ -45,7 +44,6 @@ ENCODERS = ("text", "latents")
 TEXT_VERSION = 1
 LATENTS_VERSION = 1
 VISION_VERSION = 1
-CONDITION_VERSION = 1
 """Raise these when the code makes other tensors from the same settings."""
 
 _CLIP_LAYERS = 12
@@ -144,9 +142,12 @@ def _encoders(model_of: Callable[[str], Model], request: ModelRequest, digest: D
     latents = _latents_encoder(model, request, digest)
     conditions = conditions_of(outline_of(*_outline(model, request))) if model.kind == "pipeline" else ()
     found.append(latents)
-    found += [
-        _vision_encoder(one, model, request, digest) if one.makes == "embeds" else _condition_latents(one, latents) for one in conditions
-    ]
+    for condition in conditions:
+        kind = condition.kind
+        is_shown = isinstance(kind, Embedded)
+        found.append(
+            _vision_encoder(condition.name, kind, model, request, digest) if is_shown else latents.of_condition(condition.name, kind)
+        )
     return tuple(found)
 
 
@@ -162,32 +163,8 @@ def _outline(model: Model, request: ModelRequest) -> tuple[str, dict[str, str], 
     return model.class_name, parts, configs
 
 
-def _condition_latents(condition: Condition, latents: LatentsEncoder) -> LatentsEncoder:
-    """Return the encoder of a condition that a VAE makes, from the encoder of its latents."""
-    folded = latents.recipe.read["spatial_factor"] ** 2
-    make: dict[str, Json] = {**latents.recipe.make, "kind": "condition", "version": CONDITION_VERSION, "makes": condition.makes}
-    read: dict[str, Json] = {**latents.recipe.read, "name": condition.name}
-    if condition.makes in ("masked", "filled"):
-        channels = folded if condition.makes == "filled" else 0
-        make |= {"outputs": [*make["outputs"], MASK_BITS]} if channels else {}
-        read |= {"mask_channels": channels} if channels else {}
-        return latents.changed(Recipe(condition.name, make, read), replace(latents.setup, mask_channels=channels), look_at_masked)
-    make |= {"roles": [condition.role, *condition.others], "outputs": ["mean"]}
-    if condition.makes == "guided":
-        make |= {"outputs": ["mean", MASK_BITS]}
-        twice = {name: read[name] and 2 * read[name] for name in ("latents_mean", "latents_std", "channels")}
-        read |= {"stored": "mean", "mask_channels": folded, **twice}
-        setup = replace(latents.setup, stored="mean", channels=read["channels"], mask_channels=folded, is_split=True)
-        return latents.changed(Recipe(condition.name, make, read), setup, look_at_guided)
-    is_first = condition.makes == "first"
-    # the channels in front, which say what is given, are made when reading
-    read |= {"stored": "mean"} | ({} if is_first else {"marks": ["first", *("last" for _role in condition.others)]})
-    setup = replace(latents.setup, stored="mean", is_of_pictures=is_first)
-    return latents.changed(Recipe(condition.name, make, read), setup, look_at_first if is_first else LookAtEnds(condition.others))
-
-
-def _vision_encoder(condition: Condition, model: Model, request: ModelRequest, digest: Digest) -> VisionEncoder:
-    names = condition.parts
+def _vision_encoder(name: str, kind: Embedded, model: Model, request: ModelRequest, digest: Digest) -> VisionEncoder:
+    names = kind.parts
     if request.loaded is not None:
         components = {name: request.loaded.component(name) for name in names}
     else:
@@ -198,17 +175,14 @@ def _vision_encoder(condition: Condition, model: Model, request: ModelRequest, d
         "version": VISION_VERSION,
         "components": {component.name: f"{component.library}.{component.class_name}" for component in components.values()},
         "files": _digests(components.values(), digest, flat=False),
-        "transform": {"pixels": RESAMPLERS[FIRST].pictures, "alpha": "white", "colour": "srgb"},
-        "roles": [condition.role, *condition.others],
-        "layer": condition.layer,
+        "transform": {"pixels": RESAMPLERS[DEFAULT].pictures, "alpha": "white", "colour": "srgb"},
+        "roles": list(kind.roles),
+        "layer": kind.layer,
         "dtype": dtype,
-        "outputs": [condition.name],
-        **_scaled(components.values()),
+        "outputs": [name],
     }
-    setup = VisionSetup(components, dtype, condition.layer, condition.name)
-    read = families.plain_read(condition.name)
-    recipe = Recipe(condition.name, make, read)
-    return VisionEncoder(recipe, setup, LookAtEnds(condition.others), device=device, batch_size=request.batch_size)
+    recipe = Recipe(name, make, families.plain_read(name))
+    return VisionEncoder(recipe, VisionSetup(components, dtype, kind.layer, name), kind, device=device, batch_size=request.batch_size)
 
 
 def _encoders_of_folder(folder: Path, request: ModelRequest, digest: Digest) -> tuple[ModelEncoder, ...]:
@@ -231,6 +205,7 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
     _check_skip(components, args)
     is_bucketed = not args.pop(EXACT_PADDING, True)
     limit = _max_tokens(family, components, args)
+    settings = {name: model.index[name] for name in family.settings if name in model.index}
     if MAX_LENGTH_ARG in args:
         args[MAX_LENGTH_ARG] = limit
     make = {
@@ -239,17 +214,14 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
         "pipeline": family.pipeline,
         "components": {component.name: f"{component.library}.{component.class_name}" for component in components.values()},
         "files": _digests(components.values(), digest, flat=family.pipeline is None),
+        "settings": settings,
+        "packages": _versions(family),
         "max_tokens": limit,
         "encode_args": args,
         "padding": "bucketed" if is_bucketed else "trimmed" if family.pad else "kept",
         "dtype": dtype,
         "outputs": families.stored_names(family),
     }
-    make |= _scaled(components.values())
-    # left out if empty, so that fingerprints of families without settings stay the same
-    settings = {name: model.index[name] for name in family.settings if name in model.index}
-    make |= {"settings": settings} if settings else {}
-    make |= {"packages": _versions(family)} if family.cleaners else {}
     if shown := family.pictures:
         resized = {"pixels": images.AREA_TRANSFORM, "area": shown.area, "step": shown.step} if shown.area else {}
         make["pictures"] = {"role": shown.role, "transform": {**resized, "alpha": "white", "colour": "srgb"}}
@@ -423,10 +395,9 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         "version": LATENTS_VERSION,
         "components": {vae.name: f"{vae.library}.{vae.class_name}"},
         "files": _digests([vae], digest, flat=False),
-        "transform": {"pixels": RESAMPLERS[FIRST].pictures, "alpha": "white", "colour": "srgb", "range": [-1, 1]},
+        "transform": {"pixels": RESAMPLERS[DEFAULT].pictures, "alpha": "white", "colour": "srgb", "range": [-1, 1]},
         "dtype": dtype,
         "outputs": [read["stored"]],
-        **_scaled([vae]),
     }
     setup = latents_setup(family, vae, read, dtype)
     return LatentsEncoder(Recipe("latents", make, read), setup, device=device, batch_size=request.batch_size, compiles=request.compile)
@@ -484,11 +455,6 @@ def _dtype(asked: str, auto: str, option: str) -> str:
     if asked not in DTYPES:
         raise BadInput(f"--{option}-dtype {asked} is unknown; known are auto, {', '.join(sorted(set(DTYPES.values())))}")
     return DTYPES[asked]
-
-
-def _scaled(components: Collection[Component]) -> dict[str, Json]:
-    """Return what a recipe says of weights that have scales: before these were multiplied in, the same files made other values."""
-    return {"scales": "multiplied"} if any(models.eight_bits(component) == "scaled" for component in components) else {}
 
 
 def _digests(components: Collection[Component], digest: Digest, *, flat: bool) -> dict[str, str]:

@@ -28,7 +28,7 @@ _MOST_CROPPED: Final = 2
 of 256 x 2048, a picture of 1 x 100,000 pixels would be scaled to 6.6 billion."""
 
 
-def fit(picture: Picture, bucket: Size, box: CropBox | None = None, resample: Resample = "pillow") -> Pixels:
+def fit(picture: Picture, bucket: Size, box: CropBox | None, resample: Resample) -> Pixels:
     """Scale a picture to cover the bucket and crop it as `box` says, else at the centre: uint8 [height, width, 3]."""
     size = size_of(picture)
     box = crop_box(size, bucket) if box is None else box

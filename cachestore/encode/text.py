@@ -14,7 +14,7 @@ from cachestore.encode import images
 from cachestore.encode.families import form_names
 from cachestore.encode.family import PAST_LIMIT, PictureInput, RowWidth
 from cachestore.encode.setup import Caption, OwnCaptions, Padded, TextSetup, WithPictures, caption_at, padded_length, text_width
-from cachestore.encode.shots import Shown, look_at_shown
+from cachestore.encode.shots import Shown, read_shown
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 
 if TYPE_CHECKING:
@@ -74,13 +74,13 @@ class TextEncoder:
         own = {name: text for name, text in zip(self.setup.family.encoders[1:], others, strict=False) if text != first}
         references = references_of(request)
         self._check_pictures(len(references))
-        shown = tuple(look_at_shown(reference, read, request.get("fps")) for reference in references)
+        shown = tuple(read_shown(reference, read, request.get("fps")) for reference in references)
         inputs = digests_of({**request, CAPTION: first, CAPTIONS: own}, [one.digest for one in shown])
         meta: dict[str, Json] = {"input_digest": inputs if own or references else inputs[CAPTION], "encoder": self.recipe.encoder}
         texts = {CAPTION: first, **{f"{OWN_CAPTION}{name}": text for name, text in own.items()}}
         meta |= {name: text for name, text in texts.items() if len(text) <= CAPTION_IN_META}
         caption: Caption = OwnCaptions((first, *others)) if own else first
-        transform = (shown[0].transform() if shown else {}) | images.transform_of(*(one.data for one in shown if one.data))
+        transform = shown[0].transform() if shown else {}
         return Resolved(input_key(self._fingerprint, inputs, transform), (caption, shown), inputs, meta)
 
     def _captions_of(self, request: Mapping[str, Json]) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from cachestore.core.inputs import BUCKET_MAX, BUCKET_MIN, BUCKETS, OWN, OWN_PIXELS
 from cachestore.encode.bucket_rules import RULES
-from cachestore.encode.resamplers import FIRST, RESAMPLERS, Resample
+from cachestore.encode.resamplers import RESAMPLERS, Resample
 from cachestore.encode.unit import Encoder
 from cachestore.files.paths import Layout
 from cachestore.jobs.options import PrecomputeRequest
@@ -18,7 +18,7 @@ from cachestore.storage.catalog import Catalog, newest_catalog
 def with_chosen(layout: Layout, request: PrecomputeRequest, encoders: tuple[Encoder, ...]) -> tuple[PrecomputeRequest, tuple[Encoder, ...]]:
     """Return a request in which nothing is open, and its encoders."""
     previous = newest_catalog(layout, request.name, io="mmap")
-    request, encoders = _with_resampler(layout, request, encoders, previous)
+    request, encoders = _with_resampler(request, encoders, previous)
     return _with_buckets(request, encoders, previous), encoders
 
 
@@ -45,11 +45,11 @@ def _with_buckets(request: PrecomputeRequest, encoders: Sequence[Encoder], previ
 
 
 def _with_resampler(
-    layout: Layout, request: PrecomputeRequest, encoders: tuple[Encoder, ...], previous: Catalog | None
+    request: PrecomputeRequest, encoders: tuple[Encoder, ...], previous: Catalog | None
 ) -> tuple[PrecomputeRequest, tuple[Encoder, ...]]:
-    """Decide how to resize if the request leaves that open: as the values that exist, so that none of them is encoded again.
+    """Decide how to resize if the request leaves that open: as the data set was made, so that no value is encoded again.
 
-    Depends on the data set and the store alone, not on what is installed here, so that all ranks decide alike.
+    Depends on the data set alone, not on what is installed here, so that all ranks decide alike.
     """
     from cachestore.encode.latents import LatentsEncoder
 
@@ -58,9 +58,7 @@ def _with_resampler(
         return request, encoders
     made = frozenset[str]() if previous is None else previous.recipes.keys()
     own: Resample | None = next((name for name in RESAMPLERS if latents.resampled(name).recipe.fingerprint in made), None)
-    # Older versions, which had no choice, may have made values for another data set, or for one whose first pass did not end.
-    is_begun = layout.recipe(latents.resampled(FIRST).recipe.fingerprint).is_file()
-    chosen: Resample = own if own is not None else FIRST if is_begun else RULES[request.buckets].resample
+    chosen: Resample = RULES[request.buckets].resample if own is None else own
     return replace(request, resample=chosen), resampled(encoders, chosen)
 
 

@@ -19,7 +19,7 @@ from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
 from cachestore.core.keys import KEY_BYTES, Json, Key, Recipe
 from cachestore.core.ranks import RankInfo
 from cachestore.encode.environment import set_library_defaults
-from cachestore.encode.resamplers import NEW, Resample
+from cachestore.encode.resamplers import DEFAULT, Resample
 from cachestore.encode.unit import Encoder, Prepared, Read, Resolved, Result
 from cachestore.files.opening import free_bytes
 from cachestore.files.scratch import scratch_folder
@@ -116,7 +116,7 @@ def bench(
     folder: Path | None,
     say: Say,
     cancel: Cancel,
-    resample: Resample = NEW,
+    resample: Resample = DEFAULT,
 ) -> BenchReport:
     """Measure this machine. Temporary files lie in `folder`, else in TMPDIR, and are removed. `say` gets lines about the progress.
 

@@ -84,7 +84,7 @@ def pixels_of(data, trainer):
     rule: BucketRule = RULES[trainer]
     options = {"resolution": 64, "buckets": trainer, "step": 16, **(LIMITS if rule.may_limit else {})}
     variant = variant_of(options, images.measure(data, rule.reading), "")
-    return variant, Still(data, variant, reading=rule.reading).pixels(rule.resample)
+    return variant, Still(data, variant, rule.resample, rule.reading).pixels()
 
 
 def cropped(pixels, variant):
@@ -118,7 +118,7 @@ def test_an_enlarged_picture_keeps_its_alpha_until_it_is_resized_only_for_musubi
 def test_a_very_long_picture_by_linear_interpolation_needs_no_giant_in_between():
     variant = variant_of({"resolution": 64, "step": 16}, Size(1, 40_000), "")
     data = saved(Image.new("RGB", (1, 40_000), (1, 2, 3)))
-    assert (Still(data, variant).pixels("cv2-linear") == (1, 2, 3)).all()
+    assert (Still(data, variant, "cv2-linear").pixels() == (1, 2, 3)).all()
 
 
 @pytest.fixture

@@ -12,11 +12,10 @@ import torch
 from PIL import Image
 
 from cachestore.core.errors import BadInput, EncodeFailed
-from cachestore.core.keys import input_key
 from cachestore.encode import images
 from cachestore.encode.loaded import read_loaded
 from cachestore.encode.modules import load_processor
-from tests.encode import drawn_pictures, tiny
+from tests.encode import tiny
 from tests.encode.encoders import Files, encoder_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
@@ -195,19 +194,10 @@ def test_another_number_of_pictures_than_the_pipeline_shows_fails_before_they_ar
         encoder.resolve(request("a", ["gone.png"] * count), FILES)
 
 
-def test_a_picture_that_is_none_fails_when_it_is_looked_at(edit_built, digest):
+def test_a_file_that_is_no_picture_fails(edit_built, digest):
     encoder = encoder_of(edit_built(EDIT), digest, "text")
     with pytest.raises(EncodeFailed, match="not a picture that can be read"):
-        encoder.resolve(request("a", ["a.png"]), Files({"a.png": b"no picture"}))
-
-
-def test_a_picture_whose_rules_changed_gives_its_caption_a_key_of_its_own(edit_built, digest):
-    encoder = encoder_of(edit_built(EDIT), digest, "text")
-    levels = drawn_pictures.scene(np.random.default_rng(0), 3, 256)
-    plain, linear = (drawn_pictures.png(levels, 8, 2, *chunks) for chunks in ([], drawn_pictures.CHUNKS["gAMA 1.0"][0]))
-    for data, transform in ((plain, {}), (linear, {"colour": 2})):
-        resolved = encoder.resolve(request("a", ["a.png"]), Files({"a.png": data}))
-        assert resolved.key == input_key(encoder.recipe.fingerprint, resolved.inputs, transform)
+        encoder.prepare(encoder.resolve(request("a", ["a.png"]), Files({"a.png": b"no picture"})))
 
 
 def test_such_captions_are_encoded_one_by_one_and_few_wait(edit_built, digest):

@@ -1,7 +1,6 @@
 """Ways of resizing through a store: chosen once, kept by later runs, used again to check and to refill."""
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import cachestore as cs
 from cachestore.core.errors import RecipeMismatch
 from cachestore.encode.resamplers import RESAMPLERS
 from cachestore.files.paths import Layout
-from cachestore.jobs.options import PrecomputeRequest
 from cachestore.storage.catalog import newest_catalog
 from tests.fakes import ROOT, started
 
@@ -44,15 +42,6 @@ def run(built, data, tmp_path):
     return call
 
 
-@pytest.fixture
-def older(run, monkeypatch):
-    """A store as older versions made it: pictures by Pillow, and catalogs that say nothing of it."""
-    hints = PrecomputeRequest.hints
-    with monkeypatch.context() as patch:
-        patch.setattr(PrecomputeRequest, "hints", lambda request: {k: v for k, v in hints(request).items() if k != "resample"})
-        return run(resample="pillow")
-
-
 def way_of(store, name="train"):
     """The transform in the recipe of a data set's latents, and what its catalog says that was asked for."""
     catalog = newest_catalog(Layout.at(store), name)
@@ -74,35 +63,17 @@ def test_a_data_set_keeps_the_way_in_which_it_was_made(run, tmp_path, name):
     assert way_of(tmp_path / "store") == (RESAMPLERS[name].pictures, name)
 
 
-def test_what_older_versions_made_is_not_encoded_again(older, run, tmp_path, data):
-    assert (older.encoded, way_of(tmp_path / "store")) == (3, ("pillow-lanczos-cover-center/1", None))
-    assert run().encoded == 0
-    Image.new("RGB", (99, 70), (200, 30, 7)).save(data / "new.png")
-    assert run().encoded == 1
-    assert way_of(tmp_path / "store") == ("pillow-lanczos-cover-center/1", "pillow")
-    other = run(name="other")
-    assert (other.encoded, other.reused) == (0, 4)
-
-
-def test_a_pass_that_an_older_version_began_goes_on_with_its_values(older, run, tmp_path):
-    del older
-    shutil.rmtree(tmp_path / "store" / "catalogs")
-    shutil.rmtree(tmp_path / "store" / "plans")
-    assert run().encoded_here == 0
-    assert way_of(tmp_path / "store")[0] == "pillow-lanczos-cover-center/1"
-
-
-def test_another_way_must_be_asked_for_and_encodes_everything_again(older, run, tmp_path):
-    del older
-    with pytest.raises(RecipeMismatch, match="made without resample"):
+def test_another_way_must_be_asked_for_and_encodes_everything_again(run, tmp_path):
+    run(resample="pillow")
+    with pytest.raises(RecipeMismatch, match="resample"):
         run(resample="lanczos")
     assert run(resample="lanczos", replace=True).encoded == 3
     assert way_of(tmp_path / "store") == ("torch-lanczos-cover-center/1", "lanczos")
     assert run().encoded == 0
 
 
-def test_replacing_the_samples_alone_keeps_the_way(older, run, tmp_path):
-    del older
+def test_replacing_the_samples_alone_keeps_the_way(run):
+    run(resample="pillow")
     assert run(replace=True).encoded == 0
 
 
@@ -110,16 +81,7 @@ def test_replacing_the_samples_alone_keeps_the_way(older, run, tmp_path):
 def test_values_are_checked_and_refilled_in_the_way_in_which_they_were_made(run, tmp_path, name):
     pytest.importorskip("cv2")
     run(resample=name)
-    check_recompute_and_refill(tmp_path / "store")
-
-
-def test_values_of_older_versions_are_checked_and_refilled_by_pillow(older, tmp_path):
-    del older
-    check_recompute_and_refill(tmp_path / "store")
-
-
-def check_recompute_and_refill(store):
-    """The values that are made again, by verify and by repair, are those that were stored."""
+    store = tmp_path / "store"
     before = _values(store)
     assert cs.verify(store, recompute=3).ok
     for segment in (store / "segments").rglob("*.safetensors"):

@@ -16,6 +16,7 @@ from av.filter import Graph
 from cachestore.core.errors import EncodeFailed
 from cachestore.encode import videos
 from cachestore.encode.buckets import Size, crop_box
+from cachestore.encode.resamplers import DEFAULT
 from cachestore.encode.resizing import fit
 from tests.encode.footage import LOSSLESS, moving, numbered, numbers_of, write, write_sound
 from tests.encode.test_latents import picture
@@ -32,7 +33,7 @@ CONTAINERS: dict[str, Any] = {
 
 
 def look(data):
-    return videos.look(BytesIO(data))
+    return videos.measure(BytesIO(data))
 
 
 def take(data, times, bucket=None):
@@ -61,7 +62,7 @@ def test_a_frame_is_cut_and_scaled_as_a_picture_is():
 
     frames = moving(3)
     data = write(frames)
-    expected = fit(images.Image.fromarray(frames[1]), Size(48, 48))
+    expected = fit(images.Image.fromarray(frames[1]), Size(48, 48), None, DEFAULT)
     assert np.array_equal(take(data, own(data, 1, 1), (48, 48))[0], expected)
 
 
@@ -154,7 +155,7 @@ def test_every_form_of_pixels_becomes_8_bit_rgb(pix_fmt):
 def test_its_header_alone_tells_about_as_much():
     for container, options in CONTAINERS.items():
         data = write(moving(60), **options)
-        seen, glanced = look(data), videos.glance(BytesIO(data))
+        seen, glanced = look(data), videos.estimate(BytesIO(data))
         assert glanced.size == seen.size
         assert abs(glanced.timeline.count(None) - 60) <= 2, container
         assert abs(glanced.timeline.count(Fraction(8)) - seen.timeline.count(Fraction(8))) <= 1, container
@@ -289,7 +290,7 @@ def test_an_error_of_reading_is_no_fault_of_the_video():
             return super().read(size)
 
     with pytest.raises(OSError, match="input/output error"):
-        videos.look(Failing(write(moving(60))))
+        videos.measure(Failing(write(moving(60))))
 
 
 def test_no_thread_is_left_and_none_is_started():
@@ -302,7 +303,7 @@ def test_no_thread_is_left_and_none_is_started():
             seen.append(len(os.listdir("/proc/self/task")))
             return super().read(size)
 
-    size = videos.look(Watched(data)).size
+    size = videos.measure(Watched(data)).size
     videos.take(Watched(data), own(data, 0, 50), Size(64, 48), crop_box(size, Size(64, 48)))
     assert max(seen) == len(before)
     assert os.listdir("/proc/self/task") == before
@@ -311,7 +312,7 @@ def test_no_thread_is_left_and_none_is_started():
 def test_nothing_is_written_to_the_terminal(tmp_path):
     path = tmp_path / "a.mp4"
     path.write_bytes(write(moving(60), **CONTAINERS["mp4"])[:-900])
-    code = "from cachestore.encode import videos; import sys\ntry: videos.look(open(sys.argv[1], 'rb'))\nexcept Exception: pass"
+    code = "from cachestore.encode import videos; import sys\ntry: videos.measure(open(sys.argv[1], 'rb'))\nexcept Exception: pass"
     ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, check=True)
     assert (ran.stdout, ran.stderr) == (b"", b"")
 
@@ -323,7 +324,7 @@ from cachestore.encode import videos
 data = sys.stdin.buffer.read()
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for look in (videos.look, videos.glance):
+for look in (videos.measure, videos.estimate):
     try:
         look(io.BytesIO(data))
     except EncodeFailed:
