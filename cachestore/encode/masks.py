@@ -102,9 +102,8 @@ class MaskEncoder:
         """One batch."""
         return BATCH
 
-    def batch_limit(self, group: Hashable) -> int:
+    def batch_limit(self, _group: Hashable) -> int:
         """Return how many masks go into one batch."""
-        del group
         return BATCH
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:

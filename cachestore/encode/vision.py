@@ -88,9 +88,8 @@ class VisionEncoder:
         """One batch."""
         return BATCH
 
-    def batch_limit(self, group: Hashable) -> int:
+    def batch_limit(self, _group: Hashable) -> int:
         """Return how many units go into one batch at most."""
-        del group
         if self._model is not None and self._model.is_single:
             return 1
         return self._batch_size if isinstance(self._batch_size, int) else BATCH
@@ -118,9 +117,8 @@ class VisionEncoder:
 
             modules.free_memory()
 
-    def entry_bytes(self, bucket: Sequence[int], frames: int = 1) -> int:
+    def entry_bytes(self, _bucket: Sequence[int], _frames: int = 1) -> int:
         """Return about how many bytes one entry takes; it does not depend on the bucket."""
-        del bucket, frames
         config: Mapping[str, Any] = next(iter(self.setup.components.values())).config
         side = int(config.get("image_size") or 224) // int(config.get("patch_size") or _PATCH)
         ends, has_class = len(self.kind.roles), "CLIP" in next(iter(self.setup.components.values())).class_name

@@ -192,7 +192,7 @@ class Kept:
         """As the real encoder's."""
         return self.real.prepare(resolved)
 
-    def batch_limit(self, group: Hashable) -> int:
+    def batch_limit(self, group: Hashable, /) -> int:
         """As the real encoder's."""
         return self.real.batch_limit(group)
 
@@ -211,8 +211,7 @@ class _Free(Kept):
     made: dict[tuple[int, ...], dict[str, Any]] = field(default_factory=dict[tuple[int, ...], dict[str, Any]])
     """Tensors by shape."""
 
-    def batch_limit(self, group: Hashable) -> int:
-        del group
+    def batch_limit(self, _group: Hashable, /) -> int:
         return BATCH
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
