@@ -75,7 +75,6 @@ def frames_at(file: BinaryIO, times: Collection[int]) -> Iterator[tuple[int, Ima
 
 
 def _shown(file: BinaryIO) -> Iterator[tuple[int, int, Image.Image]]:
-    """Yield (begin, end, frame) of each frame."""
     file.seek(0)
     data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:

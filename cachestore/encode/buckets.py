@@ -12,6 +12,7 @@ from math import isqrt
 from typing import NamedTuple
 
 from cachestore.core.errors import BadInput
+from cachestore.core.spelling import option
 
 SHORTEST_SIDE = 256
 """The shortest side of a bucket in pixels, if nothing else is given."""
@@ -52,7 +53,7 @@ def bucket_list(resolution: int, step: int, shortest: int | None = None, longest
     if (shortest is not None and resolution < least) or (longest is not None and resolution > most):
         raise BadInput(
             f"resolution {resolution} is not between the shortest and the longest side of its buckets, {least} and {most} pixels: set these"
-            " by --bucket-min and --bucket-max"
+            f" by {option('bucket_min')} and {option('bucket_max')}"
         )
     square = resolution // step * step
     found = {Size(square, square)}

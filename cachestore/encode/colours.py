@@ -214,7 +214,6 @@ def _codes_of(profile: bytes) -> tuple[int, int] | None:
 
 @cache
 def _probe(mode: str, *, is_grey: bool) -> Image.Image:
-    """Return the colours that are converted to judge a profile: all greys, and a cube of 18 x 18 x 18."""
     greys = np.arange(256, dtype=np.uint8)
     if mode == "L":
         return Image.fromarray(greys[:, None])
@@ -225,7 +224,6 @@ def _probe(mode: str, *, is_grey: bool) -> Image.Image:
 
 
 def _refuse_hdr(source: Any, mode: str) -> None:
-    """Raise EncodeFailed if a profile's greys follow the curve of PQ or HLG, with or without HLG's own gamma of 1.2."""
     lab = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB"))
     intent = ImageCms.Intent.RELATIVE_COLORIMETRIC
     try:

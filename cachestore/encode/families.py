@@ -56,6 +56,7 @@ from typing import cast
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
+from cachestore.core.spelling import option
 from cachestore.encode.family import LIMIT, TextFamily, VaeFamily, plain_forms
 from cachestore.encode.text_families import TEXT_FAMILIES
 from cachestore.encode.vae_families import VAE_FAMILIES
@@ -113,7 +114,9 @@ def with_encoders(family: TextFamily, names: Collection[str]) -> TextFamily:
         has = f"it has {', '.join(family.encoders)}"
         raise BadInput(
             f"{family.pipeline or 'a text encoder that stands alone'} cannot encode"
-            f" {', '.join(sorted(names)) or 'text of no encoder'} alone ({has}); pass --encode text. These pipelines can: {able}"
+            f" {', '.join(sorted(names)) or 'text of no encoder'} alone ({has}); pass {option('encode', 'text')}. These pipelines can:"
+            f" {able}",
+            option="encode",
         )
     parts = {name: family.parts[name] for name in chosen}
     stored = [name for part in parts.values() for name in (part.rows, part.pooled) if name is not None]

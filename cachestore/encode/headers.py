@@ -137,7 +137,6 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def _mended_jpeg(data: bytes) -> bytes:
-    """Leave out the segments of applications that are too short for what they call themselves."""
     least = {b"JFIF": 14, b"ICC_": 14, b"Adob": 12, b"MPF\0": 1 << 16, b"Phot": 1 << 16}
     kept, at = [data[:2]], 2
     for _ in range(_MOST_PARTS):
@@ -151,7 +150,6 @@ def _mended_jpeg(data: bytes) -> bytes:
 
 
 def _webp_chunks(data: bytes) -> Iterator[Chunk]:
-    """Yield the chunks of a WebP that are whole, until one that is not."""
     at = 12
     for _ in range(_MOST_PARTS):
         kind, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")

@@ -70,7 +70,6 @@ def is_here(name: str, revision: str | None) -> bool:
 
 
 def _is_taken_for_path(name: str) -> bool:
-    """Return whether a name that could be an id is probably a misspelt path: its parent folder exists."""
     return "/" in name and Path(name).expanduser().parent.is_dir()
 
 

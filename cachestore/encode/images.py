@@ -202,7 +202,6 @@ def fit_mask(image: Image.Image, size: Size, box: CropBox, within: tuple[tuple[i
 def _box(
     image: Image.Image, box: CropBox, within: tuple[tuple[int, int, int, int], Size] | None = None
 ) -> tuple[float, float, float, float]:
-    """Return the crop box in pixels of the unscaled picture."""
     part, whole = within or ((0, 0, 1, 1), Size(1, 1))
     one_across, one_down = image.width / whole.width, image.height / whole.height
     from_left, from_top = part[0] * one_across, part[1] * one_down
@@ -248,7 +247,6 @@ def _with_opened(data: bytes, use: Callable[[Image.Image, bytes], _Found]) -> _F
 
 @contextmanager
 def _opened(data: bytes) -> Generator[Image.Image]:
-    """Yield an opened picture, not yet decoded. Any error inside the block becomes an EncodeFailed with the reason."""
     if not data:
         raise EncodeFailed("the file is empty (0 bytes): copy it again, or remove its sample")
     try:
@@ -373,7 +371,6 @@ def _upright_layers(image: Image.Image, data: bytes) -> Image.Image:
 
 
 def _layers(image: Image.Image, data: bytes) -> Picture:
-    """Decode a picture of any mode to 8-bit sRGB: RGB, or RGBA if it has alpha."""
     how = conversion_of(image, data)
     picture = _decoded(image, data)
     if not isinstance(picture, Image.Image):

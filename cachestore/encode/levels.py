@@ -120,7 +120,6 @@ def _alpha_of(stored: Image.Image) -> Image.Image | None:
 
 
 def _colours_of(stored: Image.Image) -> Image.Image:
-    """Return the colours of a picture without its alpha, in mode L or RGB. Raises EncodeFailed if they have no defined brightness."""
     if stored.mode in ("L", "RGB"):
         return stored
     if stored.mode in ("I", "F"):
@@ -133,7 +132,6 @@ def _is_sixteen_bit(stored: Image.Image) -> bool:
 
 
 def _refuse_units(high: int, whole: int) -> None:
-    """Raise EncodeFailed for a mask whose greatest value shows that it was written in other units."""
     least = 1 if whole == 255 else 255
     if not 0 < high <= least:
         return

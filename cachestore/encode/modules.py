@@ -21,6 +21,7 @@ import torch
 from cachestore.core import ranks, vector_math
 from cachestore.core.errors import BadInput, naming_extras
 from cachestore.core.keys import Json
+from cachestore.core.spelling import option
 from cachestore.core.words import plural
 from cachestore.encode.budget import is_lack_of_memory
 from cachestore.encode.conversion import weights_folder
@@ -49,10 +50,10 @@ def choose_device(asked: str) -> torch.device:
         try:
             device = torch.device(asked)
         except RuntimeError as error:
-            raise BadInput(f"--device {asked} is no device of torch; use auto, cpu, cuda or cuda:N") from error
+            raise BadInput(f"{option('device', asked)} is no device of torch; use auto, cpu, cuda or cuda:N") from error
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise BadInput(
-                f"--device {asked}: torch {torch.__version__} finds {plural(torch.cuda.device_count(), 'CUDA device')} here; use"
+                f"{option('device', asked)}: torch {torch.__version__} finds {plural(torch.cuda.device_count(), 'CUDA device')} here; use"
                 " auto or cpu"
             )
         return device
@@ -77,7 +78,7 @@ def loading(component: Component) -> "Generator[None]":
             if is_lack_of_memory(error):
                 raise BadInput(
                     f"{component.name} from {component.path} does not fit into memory ({error or type(error).__name__}): make room, or use"
-                    " another --device, a smaller dtype, or fewer --procs"
+                    f" another {option('device')}, a smaller dtype, or fewer {option('procs')}"
                 ) from error
             quantised = component.config.get(QUANTIZATION) or {}
             how = f", whose weights are quantised as {quantised.get('quant_method')!r:.40}" if quantised else ""

@@ -113,7 +113,6 @@ def _pictures_of(pipeline: Foreign, family: TextFamily, pictures: Sequence[Image
 
 
 def _states(parts: Mapping[str, Foreign], caption: str, most: int, device: torch.device) -> dict[str, Tensor]:
-    """The last hidden states of a text encoder without a pipeline, without padding."""
     whole = parts["text_encoder"]
     model = whole.get_encoder() if getattr(whole.config, "is_encoder_decoder", False) else whole
     with torch.inference_mode():
@@ -253,7 +252,6 @@ class PlainVae:
         return {"final": self._pipeline.prepare_latents(first, *where, last if has_last else None)[1][0]}
 
     def _guided(self, pixels: Pixels) -> dict[str, Tensor] | None:
-        """Wan VACE's control latents and masks."""
         frames, (height, width) = len(pixels), pixels.shape[1:3]
         if np.isin(pixels[:, 0, 0, 3], (IN_FRONT, BLANK)).any():
             return None

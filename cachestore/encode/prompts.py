@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, Key, canonical, digest_bytes
+from cachestore.core.spelling import option
 from cachestore.encode.budget import Budget
 from cachestore.encode.families import form_names
 from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT, SKIP_ARG, ZERO_ROWS, TextFamily
@@ -388,7 +389,7 @@ def _default_of_call(pipeline: Foreign, name: str, value: Json) -> Json:
     if digest_bytes(canonical(default)) != value[DEFAULT_OF_CALL]:
         raise BadInput(
             f"the installed diffusers has a new default of {name} for {type(pipeline).__name__}, which gives other embeddings; install the"
-            f" earlier diffusers, or choose the value with --encode-arg {name}=..."
+            f" earlier diffusers, or choose the value of {name} with {option('encode_arg')}"
         )
     return default
 

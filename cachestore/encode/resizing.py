@@ -75,14 +75,12 @@ def letterbox(image: Image.Image, bucket: Size) -> Pixels:
 
 
 def _cropped(pixels: Pixels, box: CropBox) -> Pixels:
-    """Return the crop, without the memory of what is cut off."""
     left, top, right, bottom = box.crop
     found = pixels[top:bottom, left:right]
     return np.ascontiguousarray(pixels) if found.shape == pixels.shape else found.copy()
 
 
 def _by_torch(pixels: Pixels, size: Size, mode: str) -> Pixels:
-    """Resize by torch's antialiased kernels, which are faster if they see that the channels come last."""
     torch = _torch()
     batch = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     made = torch.nn.functional.interpolate(batch, (size.height, size.width), mode=mode, antialias=True)

@@ -66,7 +66,6 @@ def _needs_one(name: str, tensor: Tensor) -> bool:
 
 
 def _fitting(name: str, weight: Tensor, scale: Tensor, where: object) -> Tensor:
-    """Return a scale in the form in which it multiplies its weight."""
     scale = scale.to(float32)
     if weight.is_floating_point() and scale.numel() == 1:
         return scale.reshape(())
@@ -79,7 +78,6 @@ def _fitting(name: str, weight: Tensor, scale: Tensor, where: object) -> Tensor:
 
 
 def _check_form(name: str, tensor: Tensor, where: object) -> None:
-    """Raise BadInput unless what ComfyUI says of a weight is that it is a float of 8 bits."""
     try:
         form = json.loads(bytes(tensor.tolist()))["format"]
     except (KeyError, TypeError, ValueError) as error:

@@ -97,7 +97,6 @@ class TextEncoder:
 
     @property
     def _counting(self) -> int:
-        """The index of the text encoder whose tokenizer counts."""
         return self._index_of(self.setup.family.tokenizer)
 
     def _index_of(self, tokenizer: str) -> int:
@@ -295,7 +294,6 @@ class TextEncoder:
                     self._token_ids(name, text, limit)
 
     def _token_ids(self, tokenizer: str, caption: str, limit: int | None = None) -> list[int]:
-        """Return the token ids of a caption, cut to a limit if there is one."""
         memory = self._memory_of(tokenizer)
         if (known := memory.get(caption, limit)) is not None:
             return known.ids.tolist()
@@ -325,7 +323,6 @@ class TextEncoder:
 
 @contextmanager
 def _refusing(caption: str) -> Generator[None]:
-    """Turn the error of a tokenizer that refuses a text into EncodeFailed."""
     try:
         yield
     except BadInput:

@@ -118,7 +118,6 @@ class Vae:
         return finish
 
     def _encoded(self, keys: Sequence[Key], pixels: Tensor) -> "Callable[[], list[Made]]":
-        """Begin to encode pictures. Call the returned function for their entries, on the CPU."""
         with torch.inference_mode():
             there, front = self._transfer.to_device(pixels), _in_front(pixels[0]) if self._setup.is_split else 0
             references, clip = (there[:, :front], there[:, front:]) if front else (None, there)

@@ -238,7 +238,6 @@ def _seek(container: InputContainer, stream: VideoStream, time: int) -> bool:
 
 @contextmanager
 def _opened(file: BinaryIO) -> Generator[InputContainer]:
-    """Open a container from the beginning of the file. Any error of FFmpeg inside the block becomes an EncodeFailed with the reason."""
     file.seek(0)
     if not file.read(1):
         raise EncodeFailed("the file is empty (0 bytes): copy it again, or remove its sample")
@@ -267,7 +266,6 @@ def _refuse(url: str, *_rest: object) -> Any:
 
 
 def _stream_of(container: InputContainer) -> VideoStream:
-    """Return the video stream, set to be decoded in this thread. Raises EncodeFailed if there is none."""
     streams = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
     best = container.streams.best("video")
     stream = next((stream for stream in streams if best is not None and stream.index == best.index), streams[0] if streams else None)
@@ -305,7 +303,6 @@ def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
 
 
 def _packets(container: InputContainer) -> "Iterator[Packet[Any]]":
-    """Yield the packets of all streams. Raises EncodeFailed if one is damaged, as the last one of an incomplete file is."""
     for packet in container.demux():
         if packet.is_corrupt:
             raise EncodeFailed(f"the file ends early, or a part of it is damaged: {_MEND}")
@@ -353,7 +350,6 @@ def _alpha_decoder(stream: VideoStream) -> str | None:
 
 
 def _decoded(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
-    """Yield the frames of a stream. Raises EncodeFailed for a damaged one."""
     decoder = _alpha_decoder(stream)
     for frame in container.decode(stream) if decoder is None else _by_decoder(container, stream, decoder):
         if frame.is_corrupt:
@@ -362,7 +358,6 @@ def _decoded(container: InputContainer, stream: VideoStream) -> Iterator[VideoFr
 
 
 def _by_decoder(container: InputContainer, stream: VideoStream, name: str) -> Iterator[VideoFrame]:
-    """Decode a stream by a decoder of this name instead of FFmpeg's own."""
     decoder = cast("av.VideoCodecContext", av.CodecContext.create(name, "r"))
     decoder.extradata, decoder.thread_count = stream.codec_context.extradata, 1
     decoder.options = dict(stream.codec_context.options)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachestore.core.samples import BESIDE, CONTROL, FIRST_FRAME, IMAGE, LAST_FRAME, MASK, REFERENCE, ROLES
+from cachestore.core.spelling import option
 from cachestore.core.words import first_of, listed
 from cachestore.source.captions import normal
 from cachestore.source.reading import ListingOptions
@@ -140,13 +141,12 @@ def asked_about(stems: Collection[str], plain: Iterable[str], how: ListingOption
     what = listed(sorted({role for role, _where in examples}))
     words = (
         f"files such as {first_of(examples.values())} have the names of other pictures: if they go with these ({what}),"
-        f" pass --roles {as_roles}; if they are pictures to train on, pass --roles {as_images}"
+        f" pass {option('roles', as_roles)}; if they are pictures to train on, pass {option('roles', as_images)}"
     )
     return [words]
 
 
 def _asked_endings(open_stems: Iterable[str], stems: Collection[str]) -> dict[tuple[str, str], str]:
-    """Return an example for each (role, ending) that is asked about."""
     examples: dict[tuple[str, str], str] = {}
     for stem in open_stems:
         found = _ENDING.search(stem)
@@ -156,7 +156,6 @@ def _asked_endings(open_stems: Iterable[str], stems: Collection[str]) -> dict[tu
 
 
 def _asked_folders(open_stems: Iterable[str], stems: Collection[str], how: ListingOptions) -> dict[tuple[str, str], str]:
-    """Return an example for each (role, folder) that is asked about."""
     inside: dict[tuple[str, str], list[tuple[str, _BelowFolder]]] = defaultdict(list)
     for stem in open_stems:
         folder = next((part for part in stem.split("/")[:-1] if _word(part) in _FOLDERS or part in how.roles), None)

@@ -243,6 +243,6 @@ def test_the_alpha_of_a_picture_is_its_mask_where_that_is_asked_for():
     read: Any = {"p": cut}.__getitem__
     given = Masked().read_files(request, read, "lanczos").shot.pixels()[..., 3]
     np.testing.assert_array_equal(given, 255 - LEFT)  # of an inpainting model, what is opaque is painted anew
-    with pytest.raises(EncodeFailed, match="either may be the mask"):  # without the option it is a mask like any other
+    with pytest.raises(EncodeFailed):  # without the option it is a mask like any other
         made(b"", cut, image="picture.png")
     assert (made(png(FLAT * 0), cut, alpha="mask") == 0).all()  # a mask of its own wins

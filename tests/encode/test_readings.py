@@ -204,7 +204,7 @@ class TestStored:
         catalog, column = column_of(tmp_path)
         assert not {"bucket_min", "bucket_max"} & column.options.keys()
         assert catalog.request["latents"]["resample"] == "lanczos"
-        with pytest.raises(RecipeMismatch, match="made without bucket_max and bucket_min"):
+        with pytest.raises(RecipeMismatch):
             run(buckets="sd-scripts", **LIMITS)
         (data / "new.png").write_bytes(with_alpha(9))
         assert any("twice the resolution, as this data set had" in one for one in plan("train", buckets="sd-scripts").remarks)

@@ -65,7 +65,7 @@ def test_a_data_set_keeps_the_way_in_which_it_was_made(run, tmp_path, name):
 
 def test_another_way_must_be_asked_for_and_encodes_everything_again(run, tmp_path):
     run(resample="pillow")
-    with pytest.raises(RecipeMismatch, match="resample"):
+    with pytest.raises(RecipeMismatch):
         run(resample="lanczos")
     assert run(resample="lanczos", replace=True).encoded == 3
     assert way_of(tmp_path / "store") == ("torch-lanczos-cover-center/1", "lanczos")

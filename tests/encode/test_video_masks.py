@@ -169,7 +169,7 @@ def test_masks_of_videos_and_of_pictures_have_the_axes_of_their_latents_in_every
     cs.import_cache("webdataset", tmp_path / "tars", store=tmp_path / "back")
     there, back = (cs.CachedDataset(tmp_path / store) for store in ("store", "back"))
     assert all(back[back.index(name)]["mask"].equal(there[there.index(name)]["mask"]) for name in there.ids)
-    with pytest.raises(BadInput, match=r"^an export for musubi has no masks"):
+    with pytest.raises(BadInput):
         cs.export_cache(tmp_path / "store", format="musubi", folder=tmp_path / "out", leave_out=["flips"])
 
 
