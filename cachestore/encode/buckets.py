@@ -84,13 +84,8 @@ def choose(
     bucket = min(buckets, key=lambda bucket: (aspect_error(size, bucket), -bucket.width * bucket.height, bucket.width))
     if upscales or (bucket.width <= size.width and bucket.height <= size.height):
         return bucket
-    return _without_upscaling(size, resolution * resolution, step)
-
-
-def _without_upscaling(size: Size, area: int, step: int) -> Size:
-    """Return the largest bucket inside a picture. A picture larger than `area`, such as 3000 x 300, is first shrunk to it."""
-    width, height = size
-    if width * height > area:
+    (width, height), area = size, resolution * resolution
+    if width * height > area:  # such as 3000 x 300: it is first shrunk to the area
         width, height = isqrt(area * size.width // size.height), isqrt(area * size.height // size.width)
     return Size(max(step, width // step * step), max(step, height // step * step))
 

@@ -160,7 +160,11 @@ def judged(profile: bytes, base: str) -> Judgement | None:
 
     A grey picture may have a profile for RGB: its three channels are equal. Raises EncodeFailed for HDR (PQ, HLG).
     """
-    source, space, calls_itself_srgb = _named(profile)
+    source = opened(profile)
+    try:
+        space, calls_itself_srgb = str(source.profile.xcolor_space).strip(), "sRGB" in (source.profile.profile_description or "")
+    except (AttributeError, ValueError):  # no profile, or letters that are none
+        return None
     if not (_BASES.get(space) == base or (space == "RGB" and base == "L")):
         return None
     codes = _codes_of(profile)
@@ -180,15 +184,6 @@ def judged(profile: bytes, base: str) -> Judgement | None:
     if change > CLOSE:
         _refuse_hdr(source, "L" if space == "GRAY" else "RGB")
     return Judgement(change, space, calls_itself_srgb)
-
-
-def _named(profile: bytes) -> tuple[Any, str, bool]:
-    """Return a profile opened by lcms, its colour space, and whether it calls itself sRGB. The space is empty if it is no profile."""
-    source = opened(profile)
-    try:
-        return source, str(source.profile.xcolor_space).strip(), "sRGB" in (source.profile.profile_description or "")
-    except (AttributeError, ValueError):  # no profile, or letters that are none
-        return None, "", False
 
 
 def opened(profile: bytes) -> Any:

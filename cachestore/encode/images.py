@@ -81,7 +81,7 @@ def measure(data: bytes, reading: PixelReading | None = None) -> Size:
     """
     if reading is not None and not reading.is_turned:
         return measure_stored(data)
-    size = _with_opened(data, _upright_size)
+    size = _with_opened(data, lambda image, data: Size(*(reversed(image.size) if _orientation(image, data) >= 5 else image.size)))
     if min(size) < 1:
         raise EncodeFailed(f"the picture has no pixels: its header says {size.width} x {size.height}; copy it again, or remove its sample")
     return size
@@ -112,19 +112,24 @@ def open_upright(data: bytes) -> Image.Image:
 
     Transparent pixels have the colours that the file has there.
     """
-    return _with_opened(data, _upright_layers)
+
+    def upright(image: Image.Image, data: bytes) -> Image.Image:
+        picture, orientation = _layers(image, data), _orientation(image, data)
+        return as_image(_turned(picture, orientation) if orientation in _TURNS else picture)
+
+    return _with_opened(data, upright)
 
 
 def decode_as_stored(data: bytes) -> Image.Image:
     """Return the picture upright, in its own mode, before any profile or transparency is applied. Raises EncodeFailed."""
-    return _with_opened(data, _as_stored)
 
+    def upright(image: Image.Image, data: bytes) -> Image.Image:
+        image.load()
+        stored = transposed(image.copy(), _orientation(image, data))
+        stored.format = image.format
+        return stored
 
-def _as_stored(image: Image.Image, data: bytes) -> Image.Image:
-    image.load()
-    stored = transposed(image.copy(), _orientation(image, data))
-    stored.format = image.format
-    return stored
+    return _with_opened(data, upright)
 
 
 def is_decorated(data: bytes) -> bool:
@@ -283,10 +288,6 @@ def _formats() -> tuple[str, ...]:
     return tuple(found)
 
 
-def _upright_size(image: Image.Image, data: bytes) -> Size:
-    return Size(*(reversed(image.size) if _orientation(image, data) >= 5 else image.size))
-
-
 def _orientation(image: Image.Image, data: bytes) -> int:
     """Return the EXIF orientation (1 to 8) that is still to be applied; an invalid or unreadable one counts as 1, upright."""
     if image.format == "TIFF":
@@ -326,20 +327,17 @@ def _fast_decoder() -> Callable[..., Any] | None:
         simplejpeg: Any = importlib.import_module("simplejpeg")
     except ImportError:
         return None
+    rows, columns = np.mgrid[0:61, 0:83]
+    channels = [(columns * 3 + rows) % 256, (rows * columns) // 20 % 256, (columns // 9 + rows // 7) % 2 * 255]
+    sample = Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
     for subsampling in (0, 2):
         buffer = BytesIO()
-        Image.fromarray(_sample_pixels()).save(buffer, "JPEG", quality=90, subsampling=subsampling)
+        sample.save(buffer, "JPEG", quality=90, subsampling=subsampling)
         with Image.open(buffer) as image:
             expected = np.asarray(image)
         if not np.array_equal(simplejpeg.decode_jpeg(buffer.getvalue(), colorspace="RGB"), expected):
             return None
     return simplejpeg.decode_jpeg
-
-
-def _sample_pixels() -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    rows, columns = np.mgrid[0:61, 0:83]
-    channels = [(columns * 3 + rows) % 256, (rows * columns) // 20 % 256, (columns // 9 + rows // 7) % 2 * 255]
-    return np.stack(channels, axis=-1).astype(np.uint8)
 
 
 def _turned(picture: Picture, orientation: int) -> Pixels:
@@ -363,11 +361,6 @@ def _read_as(reading: PixelReading, image: Image.Image, data: bytes) -> Picture:
         picture = picture.convert("RGB")
     orientation = _orientation(image, data) if reading.is_turned else 1
     return _turned(picture, orientation) if orientation in _TURNS else picture
-
-
-def _upright_layers(image: Image.Image, data: bytes) -> Image.Image:
-    picture, orientation = _layers(image, data), _orientation(image, data)
-    return as_image(_turned(picture, orientation) if orientation in _TURNS else picture)
 
 
 def _layers(image: Image.Image, data: bytes) -> Picture:
@@ -421,15 +414,11 @@ def _from_sixteen_bit(image: Image.Image, how: Conversion) -> Image.Image:
 
 def _key_colour(image: Image.Image, data: bytes) -> Any:
     """Return the transparent colour of a PNG in the 8 bits of the decoded pixels. Pillow leaves it in the bits of the file."""
-    given, depth = image.info["transparency"], _png_depth(data)
+    given, depth = image.info["transparency"], data[24] if data.startswith(PNG_START) else 8
     if depth == 16 and isinstance(given, tuple):
         return tuple(level >> 8 for level in given)
     most = 2**depth - 1
     return (given & most) * (255 // most) if image.mode == "L" and depth in (2, 4) else given
-
-
-def _png_depth(data: bytes) -> int:
-    return data[24] if data.startswith(PNG_START) else 8
 
 
 def _has_blank_alpha(image: Image.Image) -> bool:

@@ -1,7 +1,6 @@
 """The encoder of pictures and videos: from bytes to a bucket and a key, to pixels, to the VAE's raw output. `vae` has what needs torch."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -132,17 +131,14 @@ class LatentsEncoder:
             from cachestore.encode import modules, vae
 
             self._vae = vae.Vae(self.setup, modules.choose_device(self._device), compiles=self._compiles)
-        pixels = prod(batch[0][1].shape[:-1])
-        with nullcontext() if self._budget is None else self._budget.spending(len(batch)):
-            return self._vae.submit(batch, partial(self._took, len(batch), pixels))
+        if self._budget is None:
+            return self._vae.submit(batch)
+        with self._budget.spending(len(batch)):
+            return self._vae.submit(batch, partial(self._budget.took, len(batch), prod(batch[0][1].shape[:-1])))
 
     def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
         """Encode as `submit`, and wait for the result."""
         return self.submit(batch)()
-
-    def _took(self, count: int, pixels: int, seconds: float) -> None:
-        if self._budget is not None:
-            self._budget.took(count, pixels, seconds)
 
     def close(self) -> None:
         """Release the VAE's memory."""

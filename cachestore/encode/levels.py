@@ -57,7 +57,7 @@ class Extremes:
             self.alpha.add((255, 255))
             return
         self.alpha.add(_ends(alpha))
-        if (histogram := grey.histogram(mask=alpha.point(_is_there))) and any(histogram):
+        if (histogram := grey.histogram(mask=alpha.point([255 if level > SLACK else 0 for level in range(256)]))) and any(histogram):
             there = [level for level, count in enumerate(histogram) if count]
             self.shown.add((there[0], there[-1]))
 
@@ -145,7 +145,3 @@ def _refuse_units(high: int, whole: int) -> None:
 def _ends(band: Image.Image) -> tuple[int, int]:
     low, high = band.getextrema()
     return int(low), int(high)  # pyright: ignore[reportArgumentType] - of one band they are numbers
-
-
-def _is_there(level: float) -> int:
-    return 255 if level > SLACK else 0

@@ -214,7 +214,13 @@ def _frames_from(file: BinaryIO, time: int) -> Generator[VideoFrame]:
     """Yield frames in order. The first is not later than `time`: found by seeking, or else the first of the file."""
     with _opened(file) as container:
         stream = _stream_of(container)
-        if _seek(container, stream, time):
+        is_indexed = not _INDEXED.isdisjoint(container.format.name.split(","))
+        try:
+            if is_seeking := is_indexed and time > (stream.start_time or 0):
+                container.seek(time, stream=stream)  # to the last key frame before it
+        except av.FFmpegError:
+            is_seeking = False
+        if is_seeking:
             frames = _decoded(container, stream)
             first = next(frames, None)
             if first is not None and _checked_time(first.pts) <= time:
@@ -223,17 +229,6 @@ def _frames_from(file: BinaryIO, time: int) -> Generator[VideoFrame]:
                 return
     with _opened(file) as container:
         yield from _decoded(container, _stream_of(container))
-
-
-def _seek(container: InputContainer, stream: VideoStream, time: int) -> bool:
-    """Seek to the last key frame before `time`. Returns False if `time` is at the beginning, the file has no index, or seeking fails."""
-    if time <= (stream.start_time or 0) or _INDEXED.isdisjoint(container.format.name.split(",")):
-        return False
-    try:
-        container.seek(time, stream=stream)
-    except av.FFmpegError:
-        return False
-    return True
 
 
 @contextmanager
@@ -290,7 +285,9 @@ def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
             count += 1
             if count > _MOST_FRAMES:
                 raise EncodeFailed(f"the video has more than {_MOST_FRAMES:,} frames: cut it into parts")
-            if not packet.is_discard and not _is_invisible(stream, packet):
+            # of VP8 a packet may have a reference frame that is not shown; other codecs put those into packets of shown frames
+            is_invisible = stream.codec_context.name == "vp8" and not memoryview(packet)[0] & 0x10
+            if not packet.is_discard and not is_invisible:
                 shown.append((_checked_time(time), length))
     _check_whole(container, stream, count, until)
     if not shown:
@@ -314,11 +311,6 @@ def _checked_time(time: int | None) -> int:
     if time is None:
         raise EncodeFailed("its frames have no time stamps: convert the video, such as to .mp4")
     return time
-
-
-def _is_invisible(stream: VideoStream, packet: "Packet[Any]") -> bool:
-    """Return whether a packet has a reference frame of VP8 that is not shown. Other codecs put those into packets of shown frames."""
-    return stream.codec_context.name == "vp8" and not memoryview(packet)[0] & 0x10
 
 
 def _check_whole(container: InputContainer, stream: VideoStream, packets: int, until: Fraction) -> None:
@@ -351,13 +343,13 @@ def _alpha_decoder(stream: VideoStream) -> str | None:
 
 def _decoded(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
     decoder = _alpha_decoder(stream)
-    for frame in container.decode(stream) if decoder is None else _by_decoder(container, stream, decoder):
+    for frame in container.decode(stream) if decoder is None else _decoded_by(container, stream, decoder):
         if frame.is_corrupt:
             raise EncodeFailed(f"the video is damaged at {float(frame.time or 0):.2f} s: {_MEND}")
         yield frame
 
 
-def _by_decoder(container: InputContainer, stream: VideoStream, name: str) -> Iterator[VideoFrame]:
+def _decoded_by(container: InputContainer, stream: VideoStream, name: str) -> Iterator[VideoFrame]:
     decoder = cast("av.VideoCodecContext", av.CodecContext.create(name, "r"))
     decoder.extradata, decoder.thread_count = stream.codec_context.extradata, 1
     decoder.options = dict(stream.codec_context.options)

@@ -79,11 +79,21 @@ def from_manifest(path: Path, how: ListingOptions, remarks: Remarks, below: str 
     is_cells = path.suffix.lower() in {".csv", ".tsv"}
     of_files = (*_FILES, IMAGE, VIDEO, *(f"{IMAGE}{end}" for end in _OF_ROLE))
 
+    may_be_empty = {*_EMPTY_IS_NONE, *how.roles, *(f"{role}{end}" for role in (*ROLES, *how.roles) for end in _OF_ROLE)}
+
+    def cells_of(row: Row) -> dict[str, Any]:
+        # an empty cell of a reference, crop, size or own caption is left out, and a crop or size is parsed as a list
+        cells = {name: value for name, value in row.items() if value or not (name in may_be_empty or name.startswith(OWN_CAPTION))}
+        for column in cells.keys() & {CROP, SIZE}:
+            with suppress(RecursionError, ValueError):
+                cells[column] = json.loads(cells[column])
+        return cells
+
     def parse(row: "Row | BadInput") -> tuple[Sample]:
         if isinstance(row, BadInput):
             raise row
         where = remarks.origin
-        cells = _cells(row, how.roles) if is_cells else row
+        cells = cells_of(row) if is_cells else row
         if needs_file and not any(map(row.get, of_files)):
             raise BadInput(f"{where}: a row needs `{FILE_COLUMN}`; its columns are {_listed_columns(row)}")
         named = _with_files(named_row(cells, where, how), where, how.roles, path.parent if how.videos else None)
@@ -121,16 +131,6 @@ def from_prompts(path: Path, remarks: Remarks) -> Iterator[Sample]:
             yield Sample(digest_text(prompt), captions=(prompt,))
 
     return taken(((f"{path}, line {number}", line) for number, line in lines_of(path)), parse, lambda _line: (), remarks)
-
-
-def _cells(row: Row, roles: Sequence[str]) -> dict[str, Any]:
-    """The values of a CSV row. A crop or size is parsed as a list; an empty cell of a reference, crop, size or own caption is left out."""
-    may_be_empty = {*_EMPTY_IS_NONE, *roles, *(f"{role}{end}" for role in (*ROLES, *roles) for end in _OF_ROLE)}
-    cells = {name: value for name, value in row.items() if value or not (name in may_be_empty or name.startswith(OWN_CAPTION))}
-    for column in cells.keys() & {CROP, SIZE}:
-        with suppress(RecursionError, ValueError):
-            cells[column] = json.loads(cells[column])
-    return cells
 
 
 def names_of(row: object) -> list[str]:

@@ -23,7 +23,7 @@ from cachestore.encode.introspection import find_family
 from cachestore.encode.loaded import read_loaded
 from cachestore.encode.models import Component, read_numbers
 from cachestore.encode.outputs import difference, tolerance
-from cachestore.encode.prompts import _default_of_call, prompt_arguments
+from cachestore.encode.prompts import call_arguments, prompt_arguments
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from cachestore.encode.setup import Padded
 from cachestore.encode.tokens import Rewriter
@@ -294,9 +294,10 @@ def test_sana_is_given_calls_own_instruction_which_is_not_written_into_the_recip
 
 def test_another_default_of_call_than_the_recipe_knows_is_refused(built, digest):
     pipeline = built("sana").pipeline
-    with pytest.raises(BadInput):
-        _default_of_call(pipeline, "complex_human_instruction", {DEFAULT_OF_CALL: "0" * 64})
-    assert _default_of_call(pipeline, "max_sequence_length", 300) == 300
+    with pytest.raises(BadInput) as refused:
+        call_arguments(pipeline, {"complex_human_instruction": {DEFAULT_OF_CALL: "0" * 64}})
+    assert refused.value.option == "encode_arg"
+    assert call_arguments(pipeline, {"max_sequence_length": 300}) == {"max_sequence_length": 300}
 
 
 # Lengths: how many rows a caption takes, and padding it to no more than those
