@@ -10,7 +10,7 @@ from typing import Final
 
 from cachestore.core.keys import Json
 from cachestore.core.samples import CONTROL, FIRST_FRAME, MASK, REFERENCE, VIDEO
-from cachestore.encode.kinds import Embedded, Ends, Filled, First, Guided, Kind, Masked
+from cachestore.encode.kinds import Embedded, EndFrames, Filled, First, Guided, Kind, Masked
 
 DENOISERS: Final = ("transformer", "unet")
 """The names of a denoiser among a pipeline's components. Only its config.json is read."""
@@ -85,7 +85,7 @@ def _wan_ends(outline: PipelineOutline) -> tuple[Condition, ...]:
         return _nothing_more(outline)
     has_last = outline.denoiser.get("pos_embed_seq_len") is not None
     frames = "the first and the last frame's" if has_last else "the first frame's"
-    latents = Condition("condition", FIRST_FRAME, Ends(has_last), f"{frames} latents")
+    latents = Condition("condition", FIRST_FRAME, EndFrames(has_last), f"{frames} latents")
     if "image_encoder" not in outline.parts or outline.denoiser.get("image_dim", 0) is None:
         return (latents,)
     shown = f"image embeddings (image_encoder, {outline.parts['image_encoder']})"

@@ -190,7 +190,7 @@ class FirstAlone:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends(Kind):
+class EndFrames(Kind):
     """Latents of the clip's first frame (and last), and zeros in place of the others."""
 
     has_last: bool = False
@@ -244,13 +244,13 @@ class First(Kind):
 
     def read_files(self, request: Mapping[str, Json], read: Read, resample: Resample) -> Examined[Shot]:
         """Read the frame with which a clip begins, without the others."""
-        ends = Ends().read_files(request, read, resample)
+        ends = EndFrames().read_files(request, read, resample)
         first = FirstAlone(ends.shot)
         return Examined(first, ends.inputs, ends.keyed, {**ends.transform, "bucket": list(first.bucket)}, ends.facts)
 
 
 @dataclass(frozen=True, slots=True)
-class Embedded(Ends):
+class Embedded(EndFrames):
     """What a vision encoder makes of the same frames: embeddings in place of latents."""
 
     layer: int | None = None

@@ -20,7 +20,7 @@ from torch import Tensor
 from cachestore.core.keys import Json
 from cachestore.encode.conditions import plain_class
 from cachestore.encode.family import SKIP_ARG, TextFamily
-from cachestore.encode.kinds import BLANK, COVERED, GIVEN, IN_FRONT, THRESHOLD, Ends, Guided, Kind, Masked
+from cachestore.encode.kinds import BLANK, COVERED, GIVEN, IN_FRONT, THRESHOLD, EndFrames, Guided, Kind, Masked
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import INDEX, Model, read_model
 from cachestore.encode.modules import (
@@ -208,7 +208,7 @@ class PlainVae:
             match self._kind:
                 case Masked():
                     return self._masked(pixels)
-                case Ends():
+                case EndFrames():
                     return self._ends(pixels)
                 case Guided():
                     return self._guided(pixels)
