@@ -43,14 +43,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     from cachestore.cli.stopping import stopping, to_stderr
     from cachestore.core.errors import BadInput, BadUsage
-    from cachestore.encode.resamplers import NEW
+    from cachestore.encode.resamplers import DEFAULT
     from cachestore.jobs.options import PrecomputeRequest, parse_value
     from cachestore.maintain.bench import bench
 
     by_name = {one.name: one for one in fields(PrecomputeRequest)}
     try:
         device = parse_value(by_name["device"], arguments.device, "--device")
-        resample = parse_value(by_name["resample"], arguments.resample or NEW, "--resample")
+        resample = parse_value(by_name["resample"], arguments.resample or DEFAULT, "--resample")
     except BadInput as error:
         raise BadUsage(str(error)) from error
     if arguments.host_only and arguments.model is not None:

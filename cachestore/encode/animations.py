@@ -45,7 +45,7 @@ def _head_of(file: BinaryIO) -> bytes:
     return head
 
 
-def look(file: BinaryIO) -> tuple[Size, Timeline]:
+def measure(file: BinaryIO) -> tuple[Size, Timeline]:
     """Return the size of the frames and when each is shown. Decodes all frames. Raises EncodeFailed."""
     times, now, size = list[int](), 0, Size(1, 1)
     for time, end, frame in _shown(file):
@@ -54,8 +54,8 @@ def look(file: BinaryIO) -> tuple[Size, Timeline]:
     return size, Timeline(np.array(times, np.int64), now, TICK)
 
 
-def glance(file: BinaryIO) -> tuple[Size, Timeline]:
-    """Return an estimate of `look` by the first frame alone: times are evenly spaced. Raises EncodeFailed."""
+def estimate(file: BinaryIO) -> tuple[Size, Timeline]:
+    """Return an estimate of `measure` by the first frame alone: times are evenly spaced. Raises EncodeFailed."""
     count = images.count_frames(file)
     _time, length, frame = next(_shown(file))
     return Size(*frame.size), Timeline(np.arange(count, dtype=np.int64) * length, count * length, TICK)
@@ -75,7 +75,6 @@ def frames_at(file: BinaryIO, times: Collection[int]) -> Iterator[tuple[int, Ima
 
 
 def _shown(file: BinaryIO) -> Iterator[tuple[int, int, Image.Image]]:
-    """Yield (begin, end, frame) of each frame."""
     file.seek(0)
     data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:

@@ -16,8 +16,9 @@ from typing import Final, NamedTuple
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.inputs import BUCKET_MAX, BUCKET_MIN, OWN, Buckets
 from cachestore.core.keys import Json
+from cachestore.core.spelling import option
 from cachestore.encode.buckets import SHORTEST_SIDE, CropBox, Size, bucket_list, choose, crop_box, offset
-from cachestore.encode.resamplers import NEW, Resample
+from cachestore.encode.resamplers import DEFAULT, Resample
 
 STEP: Final = 64
 """The step between buckets if a request gives none, as in kohya's scripts."""
@@ -89,7 +90,7 @@ class BucketRule:
     """Whether the trainer has settings for the shortest and the longest side."""
     limits: tuple[int | None, int | None] = (None, None)
     """The shortest and the longest side, if they are not set."""
-    resample: Resample = NEW
+    resample: Resample = DEFAULT
     """How the trainer resizes."""
     reading: PixelReading | None = None
     """How the trainer reads a picture; None for this project's own way."""
@@ -113,7 +114,7 @@ def fit_box(
     if not (0 < bucket.width <= resized.width and 0 < bucket.height <= resized.height):
         raise EncodeFailed(
             f"the rule of {name} has no bucket for a picture of {size.width} x {size.height} pixels at the resolution"
-            f" {settings.resolution}: leave the picture out, or use another --buckets"
+            f" {settings.resolution}: leave the picture out, or use another {option('buckets')}"
         )
     across, down = resized.width - bucket.width, resized.height - bucket.height
     left, top = (rule.centre(across), rule.centre(down)) if at is None else (offset(across, at), offset(down, at))
@@ -219,7 +220,6 @@ def _musubi_buckets(resolution: int, step: int) -> tuple[Size, ...]:
 
 
 def _covering(size: Size, bucket: Size, _settings: BucketSettings) -> Size:
-    """Scale until both sides cover the bucket, and round to the nearest pixel."""
     return _scaled(size, max(bucket.width / size.width, bucket.height / size.height))
 
 
@@ -239,7 +239,6 @@ def _ai_toolkit(size: Size, settings: BucketSettings) -> Size:
 
 
 def _ai_toolkit_resized(size: Size, bucket: Size, _settings: BucketSettings) -> Size:
-    """Scale until both sides cover the bucket, and round up."""
     scale = max(bucket.width / size.width, bucket.height / size.height)
     return Size(ceil(size.width * scale), ceil(size.height * scale))
 
@@ -276,7 +275,6 @@ def _simpletuner_resized(size: Size, bucket: Size, settings: BucketSettings) -> 
 
 
 def _square_of(settings: BucketSettings) -> int:
-    """Return the side of SimpleTuner's square bucket."""
     near = (edge for megapixels, edge in _SIMPLETUNER_EDGES.items() if abs(_megapixels(settings) - megapixels) < _NEAR)
     return _to_step(next(near, sqrt(_megapixels(settings) * 1e6)), settings.step)
 

@@ -12,6 +12,7 @@ from math import isqrt
 from typing import NamedTuple
 
 from cachestore.core.errors import BadInput
+from cachestore.core.spelling import option
 
 SHORTEST_SIDE = 256
 """The shortest side of a bucket in pixels, if nothing else is given."""
@@ -52,7 +53,7 @@ def bucket_list(resolution: int, step: int, shortest: int | None = None, longest
     if (shortest is not None and resolution < least) or (longest is not None and resolution > most):
         raise BadInput(
             f"resolution {resolution} is not between the shortest and the longest side of its buckets, {least} and {most} pixels: set these"
-            " by --bucket-min and --bucket-max"
+            f" by {option('bucket_min')} and {option('bucket_max')}"
         )
     square = resolution // step * step
     found = {Size(square, square)}
@@ -83,13 +84,8 @@ def choose(
     bucket = min(buckets, key=lambda bucket: (aspect_error(size, bucket), -bucket.width * bucket.height, bucket.width))
     if upscales or (bucket.width <= size.width and bucket.height <= size.height):
         return bucket
-    return _without_upscaling(size, resolution * resolution, step)
-
-
-def _without_upscaling(size: Size, area: int, step: int) -> Size:
-    """Return the largest bucket inside a picture. A picture larger than `area`, such as 3000 x 300, is first shrunk to it."""
-    width, height = size
-    if width * height > area:
+    (width, height), area = size, resolution * resolution
+    if width * height > area:  # such as 3000 x 300: it is first shrunk to the area
         width, height = isqrt(area * size.width // size.height), isqrt(area * size.height // size.width)
     return Size(max(step, width // step * step), max(step, height // step * step))
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.keys import Json
+from cachestore.core.spelling import option
 from cachestore.core.words import plural
 from cachestore.encode.variants import Variant
 
@@ -103,8 +104,9 @@ def check_frames(frames: Sequence[int], factor: int) -> None:
         if count < 1 or (count - 1) % factor:
             below = max(0, count - 1) // factor * factor + 1
             raise BadInput(
-                f"--frames {count} does not suit this VAE: after the first frame it encodes {factor} frames at a time, so a video"
-                f" has 1, {factor + 1}, {2 * factor + 1}, … frames; the nearest are {below} and {below + factor}"
+                f"{option('frames', count)} does not suit this VAE: after the first frame it encodes {factor} frames at a time, so a video"
+                f" has 1, {factor + 1}, {2 * factor + 1}, … frames; the nearest are {below} and {below + factor}",
+                option="frames",
             )
 
 
@@ -122,7 +124,7 @@ def clip_of(request: Mapping[str, Json], timeline: Timeline) -> tuple[int, int, 
         at = "" if rate is None else f" at {float(rate):g} a second"
         raise EncodeFailed(
             f"the video is too short: it has {plural(there, 'frame')}{at} ({float(timeline.seconds):.2f} s), but the smallest count of"
-            f" --frames is {listed[0]}: add a smaller count, or remove the sample"
+            f" {option('frames')} is {listed[0]}: add a smaller count, or remove the sample"
         )
     frames = listed[bisect_right(listed, there) - 1]
     number, clips = int(request.get("clip", 0)), int(request.get("clips", 1))

@@ -1,7 +1,7 @@
 """The colours of a picture: which profile they are described by, whether that is sRGB, and the conversion to sRGB. Knows no torch.
 
-A profile is judged by what it does, never by its name: a grid of colours is converted, and the largest change counts. Where that is at most
-`CLOSE` levels, either treatment is right, and what older versions did stays, so that the values of their keys do. PQ and HLG are refused.
+A profile is judged by what it does: a grid of colours is converted, and the largest change counts. Only where that is at most `CLOSE`
+levels does its name count: a profile that calls itself sRGB is then taken as sRGB. PQ and HLG are refused.
 
 Sources: ICC.1:2022 (tags, `cicp`), ITU-T H.273 (code points), ITU-R BT.2100 (PQ, HLG), Lindbloom (Bradford adaptation).
 """
@@ -82,6 +82,7 @@ class Judgement:
     """By how many levels the conversion to sRGB would change a colour at most; 255 where that has no meaning (CMYK)."""
     space: str
     """The profile's own colours: GRAY, RGB or CMYK."""
+    calls_itself_srgb: bool
 
 
 def profile_of(gamut: Gamut, gamma: float | None) -> bytes:
@@ -159,14 +160,18 @@ def judged(profile: bytes, base: str) -> Judgement | None:
 
     A grey picture may have a profile for RGB: its three channels are equal. Raises EncodeFailed for HDR (PQ, HLG).
     """
-    source, space, _calls_itself_srgb = named(profile)
+    source = opened(profile)
+    try:
+        space, calls_itself_srgb = str(source.profile.xcolor_space).strip(), "sRGB" in (source.profile.profile_description or "")
+    except (AttributeError, ValueError):  # no profile, or letters that are none
+        return None
     if not (_BASES.get(space) == base or (space == "RGB" and base == "L")):
         return None
     codes = _codes_of(profile)
     if codes is not None and codes[1] in (16, 18):
         raise EncodeFailed(_refusal(_REFUSED[codes[1]]))
     if base == "CMYK":
-        return Judgement(255, space)
+        return Judgement(255, space, calls_itself_srgb)
     probe = _probe(base if space == "GRAY" else "RGB", is_grey=base == "L")
     try:
         made = ImageCms.profileToProfile(probe, source, _SRGB, renderingIntent=ImageCms.Intent.RELATIVE_COLORIMETRIC, outputMode="RGB")
@@ -178,16 +183,7 @@ def judged(profile: bytes, base: str) -> Judgement | None:
         change = 0
     if change > CLOSE:
         _refuse_hdr(source, "L" if space == "GRAY" else "RGB")
-    return Judgement(change, space)
-
-
-def named(profile: bytes) -> tuple[Any, str, bool]:
-    """Return a profile opened by lcms, its colour space, and whether it calls itself sRGB. The space is empty if it is no profile."""
-    source = opened(profile)
-    try:
-        return source, str(source.profile.xcolor_space).strip(), "sRGB" in (source.profile.profile_description or "")
-    except (AttributeError, ValueError):  # no profile, or letters that are none
-        return None, "", False
+    return Judgement(change, space, calls_itself_srgb)
 
 
 def opened(profile: bytes) -> Any:
@@ -213,7 +209,6 @@ def _codes_of(profile: bytes) -> tuple[int, int] | None:
 
 @cache
 def _probe(mode: str, *, is_grey: bool) -> Image.Image:
-    """Return the colours that are converted to judge a profile: all greys, and a cube of 18 x 18 x 18."""
     greys = np.arange(256, dtype=np.uint8)
     if mode == "L":
         return Image.fromarray(greys[:, None])
@@ -224,7 +219,6 @@ def _probe(mode: str, *, is_grey: bool) -> Image.Image:
 
 
 def _refuse_hdr(source: Any, mode: str) -> None:
-    """Raise EncodeFailed if a profile's greys follow the curve of PQ or HLG, with or without HLG's own gamma of 1.2."""
     lab = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB"))
     intent = ImageCms.Intent.RELATIVE_COLORIMETRIC
     try:

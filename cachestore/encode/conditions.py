@@ -1,27 +1,21 @@
 """The table of conditions: what a model is trained with beside text and latents, and is made from further roles. Imports no torch.
 
-A row says by a pipeline's class which conditions it takes, under the names of its pipeline; `makes` says how each is made. The same row
-says what is missing where the samples do not bring its role.
+A row says by a pipeline's class which conditions it takes, under the names of its pipeline, and of which of the `kinds` each is. The same
+row says what is missing where the samples do not bring its role.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from cachestore.core.keys import Json
-from cachestore.core.samples import CONTROL, FIRST_FRAME, LAST_FRAME, MASK, REFERENCE, VIDEO
+from cachestore.core.samples import CONTROL, FIRST_FRAME, MASK, REFERENCE, VIDEO
+from cachestore.encode.kinds import Embedded, EndFrames, Filled, First, Guided, Kind, Masked
 
 DENOISERS: Final = ("transformer", "unet")
 """The names of a denoiser among a pipeline's components. Only its config.json is read."""
 VAE: Final = "vae"
 AUDIO: Final = "audio latents, unless it is trained on pictures alone"
-
-Makes = Literal["masked", "filled", "guided", "ends", "first", "embeds"]
-"""`masked`: latents of the picture without what its mask covers. `filled`: the same, and the mask behind it, folded to the size of latents.
-`guided`: latents of a control video's pixels that stay, of those that are made anew, and the mask that says which; in front of them those
-of reference pictures. `ends`: latents of the
-clip's first frame (and last), and zeros in place of the others. `first`: latents of the first frame alone. `embeds`: what a vision encoder
-makes of these frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +26,11 @@ class Condition:
     """Its name in a batch, which is diffusers' own, and the name of its encoder."""
     role: str
     """The role of its column: the image that is encoded, or that decides what of the picture is."""
-    makes: Makes
+    kind: Kind
     words: str
     """What it is, for messages."""
-    others: tuple[str, ...] = ()
-    """Further roles that it is made from."""
     wants: tuple[str, ...] = ()
     """The roles of which a sample needs at least one, if that is not `role` itself."""
-    layer: int | None = None
-    """Which of the vision encoder's hidden states; None for the last ones, which are normalised."""
-    parts: tuple[str, str] = ("image_encoder", "image_processor")
-    """The pipeline's names of the vision encoder and its image processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +68,7 @@ def _masked(outline: PipelineOutline) -> tuple[Condition, ...]:
     is_known = outline.more_channels is not None
     if outline.more_channels != (outline.channels or 0) + 1 and (is_known or "Inpaint" not in outline.class_name):
         return ()
-    return (Condition("masked_image_latents", MASK, "masked", "latents of the masked picture, and its mask as the denoiser takes it"),)
+    return (Condition("masked_image_latents", MASK, Masked(), "latents of the masked picture, and its mask as the denoiser takes it"),)
 
 
 def _filled(outline: PipelineOutline) -> tuple[Condition, ...]:
@@ -88,35 +76,35 @@ def _filled(outline: PipelineOutline) -> tuple[Condition, ...]:
     channels = outline.channels or 0
     if outline.more_channels != 23 * channels and (outline.class_name != "FluxFillPipeline" or outline.more_channels == 3 * channels):
         return ()
-    return (Condition("masked_image_latents", MASK, "filled", "latents of the masked picture, with its mask"),)
+    return (Condition("masked_image_latents", MASK, Filled(), "latents of the masked picture, with its mask"),)
 
 
 def _wan_ends(outline: PipelineOutline) -> tuple[Condition, ...]:
     """Wan 2.1 and 2.2: the first frame; with positions for two pictures (FLF2V) also the last."""
     if outline.more_channels == 0:  # Wan 2.2 TI2V-5B
         return _nothing_more(outline)
-    others = () if outline.denoiser.get("pos_embed_seq_len") is None else (LAST_FRAME,)
-    frames = "the first and the last frame's" if others else "the first frame's"
-    found = (Condition("condition", FIRST_FRAME, "ends", f"{frames} latents", others),)
+    has_last = outline.denoiser.get("pos_embed_seq_len") is not None
+    frames = "the first and the last frame's" if has_last else "the first frame's"
+    latents = Condition("condition", FIRST_FRAME, EndFrames(has_last), f"{frames} latents")
     if "image_encoder" not in outline.parts or outline.denoiser.get("image_dim", 0) is None:
-        return found
+        return (latents,)
     shown = f"image embeddings (image_encoder, {outline.parts['image_encoder']})"
-    return (*found, Condition("image_embeds", FIRST_FRAME, "embeds", shown, others, layer=-2))
+    return (latents, Condition("image_embeds", FIRST_FRAME, Embedded(has_last, layer=-2), shown))
 
 
 def _wan_vace(outline: PipelineOutline) -> tuple[Condition, ...]:
     del outline
-    words, guides = "latents of the control video, with its mask", (CONTROL, MASK, REFERENCE)
-    return (Condition("conditioning_latents", VIDEO, "guided", words, others=guides, wants=guides),)
+    words = "latents of the control video, with its mask"
+    return (Condition("conditioning_latents", VIDEO, Guided(), words, wants=(CONTROL, MASK, REFERENCE)),)
 
 
 def _hunyuan_first(outline: PipelineOutline) -> tuple[Condition, ...]:
     """HunyuanVideo: the first frame's latents; in 1.5 also what a vision encoder makes of it."""
-    latents = Condition("image_latents", FIRST_FRAME, "first", "the first frame's latents")
+    latents = Condition("image_latents", FIRST_FRAME, First(), "the first frame's latents")
     if "image_encoder" not in outline.parts:  # its text encoder sees the frame
         return (latents,)
     shown = f"image embeddings (image_encoder, {outline.parts['image_encoder']})"
-    return (latents, Condition("image_embeds", FIRST_FRAME, "embeds", shown, parts=("image_encoder", "feature_extractor")))
+    return (latents, Condition("image_embeds", FIRST_FRAME, Embedded(parts=("image_encoder", "feature_extractor")), shown))
 
 
 def _nothing_more(outline: PipelineOutline) -> tuple[Condition, ...]:

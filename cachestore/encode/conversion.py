@@ -52,7 +52,10 @@ def weights_folder(component: Component, module_class: Any, dtype: torch.dtype) 
             name = next(name for name in component.files if name != CONFIG)
             converted = _converted(component, module_class, _Weights(component.single_file, dtype, is_scaled=is_scaled))
             if converted is None:
-                _link(component.single_file, scratch / name)
+                try:
+                    (scratch / name).symlink_to(component.single_file.absolute())
+                except OSError:
+                    shutil.copyfile(component.single_file, scratch / name)
             else:
                 _write(converted, scratch / name)
                 del converted  # it is as large as the module
@@ -159,10 +162,3 @@ def _names_in(file: Path) -> list[str]:
 def _tensors(file: Path, names: Sequence[str]) -> dict[str, Tensor]:
     with safe_open(file, "pt") as opened:
         return {name: opened.get_tensor(name) for name in names}
-
-
-def _link(file: Path, name: Path) -> None:
-    try:
-        name.symlink_to(file.absolute())
-    except OSError:
-        shutil.copyfile(file, name)

@@ -56,6 +56,7 @@ from typing import cast
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
+from cachestore.core.spelling import option
 from cachestore.encode.family import LIMIT, TextFamily, VaeFamily, plain_forms
 from cachestore.encode.text_families import TEXT_FAMILIES
 from cachestore.encode.vae_families import VAE_FAMILIES
@@ -113,7 +114,9 @@ def with_encoders(family: TextFamily, names: Collection[str]) -> TextFamily:
         has = f"it has {', '.join(family.encoders)}"
         raise BadInput(
             f"{family.pipeline or 'a text encoder that stands alone'} cannot encode"
-            f" {', '.join(sorted(names)) or 'text of no encoder'} alone ({has}); pass --encode text. These pipelines can: {able}"
+            f" {', '.join(sorted(names)) or 'text of no encoder'} alone ({has}); pass {option('encode', 'text')}. These pipelines can:"
+            f" {able}",
+            option="encode",
         )
     parts = {name: family.parts[name] for name in chosen}
     stored = [name for part in parts.values() for name in (part.rows, part.pooled) if name is not None]
@@ -180,8 +183,12 @@ def latents_read(
     """
     if missing := sorted(set(family.required) - set(config)):
         raise BadInput(f"config.json of the VAE ({family.class_name}) does not set {', '.join(missing)}: download the model again")
-    full = {"shift_factor": None} | dict.fromkeys(_STATISTICS)
+    full: dict[str, Json] = {"shift_factor": None} | dict.fromkeys(_STATISTICS)
     full |= {**family.defaults, **{name: value for name, value in config.items() if name in {*family.defaults, *family.required}}}
+    normalising = {name: full[name] for name in _STATISTICS}
+    if statistics:
+        std = statistics.get("std") or [sqrt(value + full["batch_norm_eps"]) for value in statistics["variance"]]
+        normalising = {"latents_mean": statistics["mean"], "latents_std": std}
     return {
         "format": READ_FORMAT,
         "stored": stored if family.is_random else "mean",
@@ -191,15 +198,8 @@ def latents_read(
         "patchify": family.patchify,
         "scaling_factor": full.get("scaling_factor"),
         "shift_factor": full["shift_factor"],
-        **({name: full[name] for name in _STATISTICS} | _normalising(full, statistics)),
+        **normalising,
     }
-
-
-def _normalising(config: Mapping[str, Json], statistics: Mapping[str, list[float]] | None) -> dict[str, Json]:
-    if not statistics:
-        return {}
-    std = statistics.get("std") or [sqrt(value + config["batch_norm_eps"]) for value in statistics["variance"]]
-    return {"latents_mean": statistics["mean"], "latents_std": std}
 
 
 def _temporal_factor(family: VaeFamily, config: Mapping[str, Json]) -> int:

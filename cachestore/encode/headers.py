@@ -28,7 +28,6 @@ _ICC_TAG: Final = 34675
 _EXTRA_TAG: Final = 338
 _LARGEST_TEXT: Final = 64 << 20
 _WEBP_PIXELS: Final = frozenset({b"VP8X", b"ICCP", b"ALPH", b"VP8 ", b"VP8L", b"ANIM", b"ANMF"})
-_MOST_OF_ONE_ALPHA: Final = 1 << 14
 _BLOCK: Final = 1 << 20
 """The size from which Pillow refuses a text or profile that was compressed."""
 
@@ -138,7 +137,6 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def _mended_jpeg(data: bytes) -> bytes:
-    """Leave out the segments of applications that are too short for what they call themselves."""
     least = {b"JFIF": 14, b"ICC_": 14, b"Adob": 12, b"MPF\0": 1 << 16, b"Phot": 1 << 16}
     kept, at = [data[:2]], 2
     for _ in range(_MOST_PARTS):
@@ -152,7 +150,6 @@ def _mended_jpeg(data: bytes) -> bytes:
 
 
 def _webp_chunks(data: bytes) -> Iterator[Chunk]:
-    """Yield the chunks of a WebP that are whole, until one that is not."""
     at = 12
     for _ in range(_MOST_PARTS):
         kind, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
@@ -315,13 +312,3 @@ def bmp_profile(data: bytes) -> bytes | None:
         return None
     at, size = struct.unpack_from("<II", data, 126)
     return data[14 + at : 14 + at + min(size, LARGEST_PROFILE)] or None
-
-
-def webp_may_be_blank(data: bytes) -> bool:
-    """Whether a WebP's alpha may be zero everywhere, as its header shows: alpha of one value takes few bytes; lossless files do not say."""
-    for chunk in _webp_chunks(data):
-        if chunk.kind in (b"VP8 ", b"VP8L"):
-            return chunk.kind == b"VP8L"
-        if chunk.kind == b"ALPH":
-            return chunk.end - chunk.data <= _MOST_OF_ONE_ALPHA or data[chunk.data] & 3 == 0
-    return False

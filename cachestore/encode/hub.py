@@ -70,14 +70,14 @@ def is_here(name: str, revision: str | None) -> bool:
 
 
 def _is_taken_for_path(name: str) -> bool:
-    """Return whether a name that could be an id is probably a misspelt path: its parent folder exists."""
     return "/" in name and Path(name).expanduser().parent.is_dir()
 
 
 def files_to_fetch(names: Iterable[str], encode: Collection[str], variant: str | None) -> list[str]:
     """Return the files that `encode` needs: settings, tokenizers and safetensors weights, which are of the variant if a folder has it."""
     listed = sorted(names)
-    parts = [_folders_of(name) for name in encode] if INDEX in listed else [""]
+    usual = (_FOLDERS.get(name) or f"{re.escape(name)}|{re.escape(name.replace('text_encoder', 'tokenizer'))}" for name in encode)
+    parts = [*usual] if INDEX in listed else [""]
     wanted = re.compile("|".join(f"(?:{part})" for part in parts))
     by_folder: dict[str, list[str]] = {}
     for name in listed:
@@ -86,19 +86,10 @@ def files_to_fetch(names: Iterable[str], encode: Collection[str], variant: str |
             by_folder.setdefault(folder, []).append(name)
     chosen = [name for name in (INDEX, *_ASKED) if name in listed and INDEX in listed]
     for files in by_folder.values():
-        chosen += _of_variant(files, variant)
+        variants = {name: match["variant"] for name in files if (match := _WEIGHTS.fullmatch(name.rpartition("/")[2]))}
+        kept = variant if variant in variants.values() else None
+        chosen += [name for name in files if name not in variants or variants[name] == kept]
     return list(dict.fromkeys(chosen))
-
-
-def _folders_of(encode: str) -> str:
-    """Return a regular expression for the folders that an item of `encode` needs."""
-    return _FOLDERS.get(encode) or f"{re.escape(encode)}|{re.escape(encode.replace('text_encoder', 'tokenizer'))}"
-
-
-def _of_variant(files: list[str], variant: str | None) -> list[str]:
-    variants = {name: match["variant"] for name in files if (match := _WEIGHTS.fullmatch(name.rpartition("/")[2]))}
-    kept = variant if variant in variants.values() else None
-    return [name for name in files if name not in variants or variants[name] == kept]
 
 
 def _cached(name: str, revision: str | None) -> Path | None:

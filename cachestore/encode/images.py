@@ -1,7 +1,6 @@
 """Decode picture files to upright RGB, and resize by Pillow, which is the reference for every format. Knows no torch.
 
-The rules are part of every key, through the name of the transform (`resamplers`), and through `transform_of` where they have changed since.
-docs/numerics.md has them whole:
+The rules are part of every key, through the name of the transform (`resamplers`). docs/numerics.md has them whole:
 
 * EXIF orientation is applied. The first frame of an animated file is used.
 * Transparency is composited on white, as on a web page. Dropping the alpha channel would show the hidden colour of transparent pixels,
@@ -23,12 +22,11 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.core.keys import Json
 from cachestore.core.plugins import picture_plugins
 from cachestore.encode.bucket_rules import PixelReading
 from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.colours import in_srgb
-from cachestore.encode.headers import PNG_START, mended, tiff_without_alpha, webp_may_be_blank
+from cachestore.encode.headers import PNG_START, mended, tiff_without_alpha
 from cachestore.encode.profiles import DAMAGED_EXIF, Conversion, conversion_of, is_sixteen_bit
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -43,9 +41,6 @@ VIDEO_MASK_TRANSFORM = "pyav-swscale-601-pillow-box/1"
 
 AREA_TRANSFORM = "pillow-lanczos-area/1"
 """The same for pictures that keep their aspect ratio (`fit_area`)."""
-
-RULES: Final = 2
-"""The number of the rules for pixels. It stands in the keys of those pictures alone whose pixels are not what rule 1 made of them."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000")
 """The formats that are opened. EPS and similar ones are left out on purpose, as Pillow would run Ghostscript on them."""
@@ -86,7 +81,7 @@ def measure(data: bytes, reading: PixelReading | None = None) -> Size:
     """
     if reading is not None and not reading.is_turned:
         return measure_stored(data)
-    size = _with_opened(data, _upright_size)
+    size = _with_opened(data, lambda image, data: Size(*(reversed(image.size) if _orientation(image, data) >= 5 else image.size)))
     if min(size) < 1:
         raise EncodeFailed(f"the picture has no pixels: its header says {size.width} x {size.height}; copy it again, or remove its sample")
     return size
@@ -95,15 +90,6 @@ def measure(data: bytes, reading: PixelReading | None = None) -> Size:
 def measure_stored(data: bytes) -> Size:
     """Return the size as `measure`, but before the EXIF orientation is applied. Raises EncodeFailed."""
     return _with_opened(data, lambda image, _data: Size(*image.size))
-
-
-def transform_of(*pictures: bytes) -> dict[str, Json]:
-    """Return what pictures add to the key of their value: nothing, unless the rules for the pixels of one have changed (`RULES`).
-
-    Reads headers; where alpha may be zero everywhere, it decodes. Raises EncodeFailed, also for HDR.
-    """
-    read_anew = [_with_opened(data, _is_read_anew) for data in pictures]
-    return {"colour": RULES} if any(read_anew) else {}
 
 
 def decode(data: bytes) -> Image.Image:
@@ -126,19 +112,24 @@ def open_upright(data: bytes) -> Image.Image:
 
     Transparent pixels have the colours that the file has there.
     """
-    return _with_opened(data, _upright_layers)
+
+    def upright(image: Image.Image, data: bytes) -> Image.Image:
+        picture, orientation = _layers(image, data), _orientation(image, data)
+        return as_image(_turned(picture, orientation) if orientation in _TURNS else picture)
+
+    return _with_opened(data, upright)
 
 
 def decode_as_stored(data: bytes) -> Image.Image:
     """Return the picture upright, in its own mode, before any profile or transparency is applied. Raises EncodeFailed."""
-    return _with_opened(data, _as_stored)
 
+    def upright(image: Image.Image, data: bytes) -> Image.Image:
+        image.load()
+        stored = transposed(image.copy(), _orientation(image, data))
+        stored.format = image.format
+        return stored
 
-def _as_stored(image: Image.Image, data: bytes) -> Image.Image:
-    image.load()
-    stored = transposed(image.copy(), _orientation(image, data))
-    stored.format = image.format
-    return stored
+    return _with_opened(data, upright)
 
 
 def is_decorated(data: bytes) -> bool:
@@ -216,7 +207,6 @@ def fit_mask(image: Image.Image, size: Size, box: CropBox, within: tuple[tuple[i
 def _box(
     image: Image.Image, box: CropBox, within: tuple[tuple[int, int, int, int], Size] | None = None
 ) -> tuple[float, float, float, float]:
-    """Return the crop box in pixels of the unscaled picture."""
     part, whole = within or ((0, 0, 1, 1), Size(1, 1))
     one_across, one_down = image.width / whole.width, image.height / whole.height
     from_left, from_top = part[0] * one_across, part[1] * one_down
@@ -262,7 +252,6 @@ def _with_opened(data: bytes, use: Callable[[Image.Image, bytes], _Found]) -> _F
 
 @contextmanager
 def _opened(data: bytes) -> Generator[Image.Image]:
-    """Yield an opened picture, not yet decoded. Any error inside the block becomes an EncodeFailed with the reason."""
     if not data:
         raise EncodeFailed("the file is empty (0 bytes): copy it again, or remove its sample")
     try:
@@ -297,10 +286,6 @@ def _formats() -> tuple[str, ...]:
                 plugin.register_heif_opener()
             found += [name for name in _PLUGIN_FORMATS[module] if name in Image.OPEN]
     return tuple(found)
-
-
-def _upright_size(image: Image.Image, data: bytes) -> Size:
-    return Size(*(reversed(image.size) if _orientation(image, data) >= 5 else image.size))
 
 
 def _orientation(image: Image.Image, data: bytes) -> int:
@@ -342,20 +327,17 @@ def _fast_decoder() -> Callable[..., Any] | None:
         simplejpeg: Any = importlib.import_module("simplejpeg")
     except ImportError:
         return None
+    rows, columns = np.mgrid[0:61, 0:83]
+    channels = [(columns * 3 + rows) % 256, (rows * columns) // 20 % 256, (columns // 9 + rows // 7) % 2 * 255]
+    sample = Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
     for subsampling in (0, 2):
         buffer = BytesIO()
-        Image.fromarray(_sample_pixels()).save(buffer, "JPEG", quality=90, subsampling=subsampling)
+        sample.save(buffer, "JPEG", quality=90, subsampling=subsampling)
         with Image.open(buffer) as image:
             expected = np.asarray(image)
         if not np.array_equal(simplejpeg.decode_jpeg(buffer.getvalue(), colorspace="RGB"), expected):
             return None
     return simplejpeg.decode_jpeg
-
-
-def _sample_pixels() -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    rows, columns = np.mgrid[0:61, 0:83]
-    channels = [(columns * 3 + rows) % 256, (rows * columns) // 20 % 256, (columns // 9 + rows // 7) % 2 * 255]
-    return np.stack(channels, axis=-1).astype(np.uint8)
 
 
 def _turned(picture: Picture, orientation: int) -> Pixels:
@@ -381,13 +363,7 @@ def _read_as(reading: PixelReading, image: Image.Image, data: bytes) -> Picture:
     return _turned(picture, orientation) if orientation in _TURNS else picture
 
 
-def _upright_layers(image: Image.Image, data: bytes) -> Image.Image:
-    picture, orientation = _layers(image, data), _orientation(image, data)
-    return as_image(_turned(picture, orientation) if orientation in _TURNS else picture)
-
-
 def _layers(image: Image.Image, data: bytes) -> Picture:
-    """Decode a picture of any mode to 8-bit sRGB: RGB, or RGBA if it has alpha."""
     how = conversion_of(image, data)
     picture = _decoded(image, data)
     if not isinstance(picture, Image.Image):
@@ -401,15 +377,15 @@ def _layers(image: Image.Image, data: bytes) -> Picture:
     if picture.has_transparency_data:
         if "transparency" in picture.info:
             picture.info["transparency"] = _key_colour(picture, data)
-        is_opaque = _has_blank_alpha(picture, data)
+        is_opaque = _has_blank_alpha(picture)
         whole = tiff_without_alpha(data) if is_opaque and picture.format == "TIFF" else None
         return _with_alpha(picture.convert("RGBA"), how, is_opaque=is_opaque) if whole is None else _with_opened(whole, _layers)
     if how.profile is None:
         return picture if picture.mode == "RGB" else picture.convert("RGB")
     mode = {"RGB": "RGB", "GRAY": "L"}.get(how.space, picture.mode)
     plain = picture if picture.mode == mode else picture.convert(mode)
-    found = in_srgb(plain, how.profile, "RGB", is_exact=how.space == "GRAY" and how.is_new)
-    return found if found.mode == "RGB" else found.convert("RGB")
+    converted = in_srgb(plain, how.profile, "RGB", is_exact=how.is_exact)
+    return converted if converted.mode == "RGB" else converted.convert("RGB")
 
 
 def _with_alpha(layers: Image.Image, how: Conversion, *, is_opaque: bool) -> Image.Image:
@@ -438,35 +414,18 @@ def _from_sixteen_bit(image: Image.Image, how: Conversion) -> Image.Image:
 
 def _key_colour(image: Image.Image, data: bytes) -> Any:
     """Return the transparent colour of a PNG in the 8 bits of the decoded pixels. Pillow leaves it in the bits of the file."""
-    given, depth = image.info["transparency"], _png_depth(data)
+    given, depth = image.info["transparency"], data[24] if data.startswith(PNG_START) else 8
     if depth == 16 and isinstance(given, tuple):
         return tuple(level >> 8 for level in given)
     most = 2**depth - 1
     return (given & most) * (255 // most) if image.mode == "L" and depth in (2, 4) else given
 
 
-def _png_depth(data: bytes) -> int:
-    return data[24] if data.startswith(PNG_START) else 8
-
-
-def _has_blank_alpha(image: Image.Image, data: bytes) -> bool:
-    """Whether the alpha of a picture is zero everywhere because its writer did not set it. Decodes where that is possible."""
-    if image.format not in _OFTEN_BLANK or image.mode not in ("LA", "RGBA") or (image.format == "WEBP" and not webp_may_be_blank(data)):
-        return False
-    return image.getchannel("A").getextrema() == (0, 0)
+def _has_blank_alpha(image: Image.Image) -> bool:
+    """Whether the alpha of a decoded picture is zero everywhere because its writer did not set it."""
+    return image.format in _OFTEN_BLANK and image.mode in ("LA", "RGBA") and image.getchannel("A").getextrema() == (0, 0)
 
 
 def on_white(image: Image.Image) -> Image.Image:
     """Composite RGBA on white."""
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-
-
-def _is_read_anew(image: Image.Image, data: bytes) -> bool:
-    """Whether the pixels differ from those that older versions made."""
-    if conversion_of(image, data).is_new:
-        return True
-    if "transparency" in image.info and image.format == "PNG":
-        given = image.info["transparency"]
-        if is_sixteen_bit(image) or _key_colour(image, data) != (tuple(one & 255 for one in given) if isinstance(given, tuple) else given):
-            return True
-    return _has_blank_alpha(image, data)

@@ -122,7 +122,9 @@ def _arguments(pipeline: Any, class_name: str) -> dict[str, Json]:
     called = inspect.signature(pipeline.__call__).parameters
     given: dict[str, Json] = {}
     for name, parameter in inspect.signature(pipeline.encode_prompt).parameters.items():
-        if name in _OF_THE_BATCH or _is_of_the_prompt(name) or parameter.kind is parameter.VAR_KEYWORD:
+        # another encoder's prompt, a negative one, ready embeddings, or a number of copies
+        is_of_the_prompt = name.startswith(("prompt_", "negative", "pooled", "num_")) and name != "prompt_template"
+        if name in _OF_THE_BATCH or is_of_the_prompt or parameter.kind is parameter.VAR_KEYWORD:
             continue
         if "image" in name or "video" in name:
             _refuse(class_name, f"its text encoder sees pictures too (encode_prompt takes {name})")
@@ -131,11 +133,6 @@ def _arguments(pipeline: Any, class_name: str) -> dict[str, Json]:
         if default is parameter.empty or not _is_json(given[name]):
             _refuse(class_name, f"encode_prompt needs {name}, which has no plain default")
     return given
-
-
-def _is_of_the_prompt(name: str) -> bool:
-    """Return whether an argument is another encoder's prompt (None: the first one), negative, ready embeddings, or a number of copies."""
-    return name.startswith(("prompt_", "negative", "pooled", "num_")) and name != "prompt_template"
 
 
 def _is_json(value: Any) -> bool:

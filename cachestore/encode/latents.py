@@ -1,21 +1,22 @@
 """The encoder of pictures and videos: from bytes to a bucket and a key, to pixels, to the VAE's raw output. `vae` has what needs torch."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import OWN, Buckets
 from cachestore.core.keys import Json, Key, Recipe, input_key
+from cachestore.core.spelling import option
 from cachestore.encode.bucket_rules import RULES, STEP, BucketSettings
 from cachestore.encode.buckets import Size
 from cachestore.encode.clips import Shape, check_frames
+from cachestore.encode.kinds import Kind
 from cachestore.encode.resamplers import RESAMPLERS, Resample, check_resampler
 from cachestore.encode.setup import LatentsSetup
-from cachestore.encode.shots import Examined, Shot, look_at_input
+from cachestore.encode.shots import Examined, Shot
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 
 if TYPE_CHECKING:
@@ -25,28 +26,8 @@ if TYPE_CHECKING:
 WINDOW = 32
 """How many decoded pictures may wait for their batches, if no batch size is given."""
 
-Look = Callable[[Mapping[str, Json], Read, Resample], Examined]
-"""Looks at the files of a request: one of the functions of `shots`."""
 
-Setup = TypeVar("Setup")
-LookAt = TypeVar("LookAt")
-
-
-class PictureEncoder(Generic[Setup, LookAt]):
-    """What the encoders of pictures share. Each implements the rest of `unit.Encoder`."""
-
-    def __init__(
-        self, recipe: Recipe, setup: Setup, look: LookAt, *, device: str = "auto", batch_size: int | Literal["auto"] = "auto"
-    ) -> None:
-        self.recipe = recipe
-        self.setup = setup
-        self._look = look
-        self._device = device
-        self._batch_size: int | Literal["auto"] = batch_size
-        self._fingerprint = recipe.fingerprint
-
-
-class LatentsEncoder(PictureEncoder[LatentsSetup, Look]):
+class LatentsEncoder:
     """Implements `unit.Encoder` for pictures and videos.
 
     A request is `{"image": REF, "role": "image", "resolution": 1024, "step": 64}`, or `{"video": REF, ..., "frames": [17, 49, 81]}`.
@@ -58,12 +39,18 @@ class LatentsEncoder(PictureEncoder[LatentsSetup, Look]):
         recipe: Recipe,
         setup: LatentsSetup,
         *,
-        look: Look = look_at_input,
+        kind: Kind | None = None,
         device: str = "auto",
         batch_size: int | Literal["auto"] = "auto",
         compiles: bool = False,
     ) -> None:
-        super().__init__(recipe, setup, look, device=device, batch_size=batch_size)
+        self.recipe = recipe
+        self.setup = setup
+        self.kind = kind or Kind()
+        """What of a sample's files is encoded."""
+        self._fingerprint = recipe.fingerprint
+        self._device = device
+        self._batch_size: int | Literal["auto"] = batch_size
         self._compiles = compiles
         self._vae: Vae | None = None
         self._budget: Budget | None = None
@@ -72,11 +59,15 @@ class LatentsEncoder(PictureEncoder[LatentsSetup, Look]):
 
     def resampled(self, name: Resample) -> "LatentsEncoder":
         """Return this encoder for pictures and videos that are resized in the named way. Its recipe and all keys differ."""
-        return self.changed(resampled_recipe(self.recipe, name), replace(self.setup, resample=name), self._look)
+        return self._changed(resampled_recipe(self.recipe, name), replace(self.setup, resample=name), self.kind)
 
-    def changed(self, recipe: Recipe, setup: LatentsSetup, look: Look) -> "LatentsEncoder":
-        """Return another encoder with the same VAE and device."""
-        return LatentsEncoder(recipe, setup, look=look, device=self._device, batch_size=self._batch_size, compiles=self._compiles)
+    def of_condition(self, name: str, kind: Kind) -> "LatentsEncoder":
+        """Return the encoder of a condition of this name, by the same VAE."""
+        recipe = kind.recipe(name, self.recipe)
+        return self._changed(recipe, kind.setup(self.setup, recipe.read), kind)
+
+    def _changed(self, recipe: Recipe, setup: LatentsSetup, kind: Kind) -> "LatentsEncoder":
+        return LatentsEncoder(recipe, setup, kind=kind, device=self._device, batch_size=self._batch_size, compiles=self._compiles)
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Read a picture, digest its bytes, and find its bucket from the header. Raises EncodeFailed if it is no picture.
@@ -86,7 +77,7 @@ class LatentsEncoder(PictureEncoder[LatentsSetup, Look]):
         self._check_step(int(request.get("step", STEP)))
         if "frames" in request:
             check_frames(request["frames"], self.setup.temporal_factor)
-        examined = self._look(request, read, self.setup.resample)
+        examined = self.kind.read_files(request, read, self.setup.resample)
         return resolved_from(examined, self.recipe.encoder, self._fingerprint)
 
     def check_buckets(self, settings: BucketSettings, buckets: Buckets = OWN) -> None:
@@ -95,12 +86,17 @@ class LatentsEncoder(PictureEncoder[LatentsSetup, Look]):
         square = RULES[buckets].bucket(Size(settings.resolution, settings.resolution), settings)
         if square.width % self.setup.multiple:
             raise BadInput(
-                f"--buckets {buckets} at resolution {settings.resolution} does not suit this VAE: use a multiple of {self.setup.multiple}"
+                f"{option('buckets', buckets)} at resolution {settings.resolution} does not suit this VAE: use a multiple of"
+                f" {self.setup.multiple}",
+                option="resolution",
             )
 
     def _check_step(self, step: int) -> None:
         if step % self.setup.multiple:
-            raise BadInput(f"--bucket-step {step} does not suit this VAE: it must be a multiple of {self.setup.multiple}")
+            raise BadInput(
+                f"{option('bucket_step', step)} does not suit this VAE: it must be a multiple of {self.setup.multiple}",
+                option="bucket_step",
+            )
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """Decode, scale and crop, as `Shot.pixels`. The group is the bucket."""
@@ -108,7 +104,7 @@ class LatentsEncoder(PictureEncoder[LatentsSetup, Look]):
             check_resampler(self.setup.resample)
             self._is_checked = True
         shot: Shot = resolved.item
-        return Prepared(shot.pixels(self.setup.resample), shot.bucket, cost=prod(shot.bucket))
+        return Prepared(shot.pixels(), shot.bucket, cost=prod(shot.bucket))
 
     @property
     def window(self) -> int:
@@ -135,17 +131,14 @@ class LatentsEncoder(PictureEncoder[LatentsSetup, Look]):
             from cachestore.encode import modules, vae
 
             self._vae = vae.Vae(self.setup, modules.choose_device(self._device), compiles=self._compiles)
-        pixels = prod(batch[0][1].shape[:-1])
-        with nullcontext() if self._budget is None else self._budget.spending(len(batch)):
-            return self._vae.submit(batch, partial(self._took, len(batch), pixels))
+        if self._budget is None:
+            return self._vae.submit(batch)
+        with self._budget.spending(len(batch)):
+            return self._vae.submit(batch, partial(self._budget.took, len(batch), prod(batch[0][1].shape[:-1])))
 
     def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
         """Encode as `submit`, and wait for the result."""
         return self.submit(batch)()
-
-    def _took(self, count: int, pixels: int, seconds: float) -> None:
-        if self._budget is not None:
-            self._budget.took(count, pixels, seconds)
 
     def close(self) -> None:
         """Release the VAE's memory."""
@@ -168,7 +161,7 @@ def resampled_recipe(recipe: Recipe, name: Resample) -> Recipe:
     return replace(recipe, make={**recipe.make, "transform": {**recipe.make["transform"], "pixels": RESAMPLERS[name].pictures}})
 
 
-def resolved_from(examined: Examined, encoder: str, fingerprint: str) -> Resolved:
+def resolved_from(examined: Examined[Shot], encoder: str, fingerprint: str) -> Resolved:
     """Return a unit whose files were examined, with its key."""
     described = {name: value for name, value in examined.transform.items() if value not in ("center", None)}
     digest = next(iter(examined.keyed.values())) if len(examined.keyed) == 1 else dict(examined.keyed)

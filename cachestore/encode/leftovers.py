@@ -52,7 +52,8 @@ def check_loaded(component: Component, module: Any, info: Mapping[str, Any]) -> 
             f"the weights in {component.path} lack {plural(len(missing), 'tensor')}, such as {missing[0]},"
             " which would get random values; download the model again"
         )
-    more = [key for key in sorted(info["unexpected_keys"]) if not _is_known(key, module)]
+    known = [name for of, name, _why in _KNOWN if re.search(of, type(module).__name__)]
+    more = [key for key in sorted(info["unexpected_keys"]) if not any(re.search(name, key) for name in known)]
     parts = _parts_left_out(component, module) if more else set[str]()
     more = [key for key in more if key.partition(".")[0] not in parts]
     other = sorted(str(key if isinstance(key, str) else key[0]) for key in info["mismatched_keys"])
@@ -62,10 +63,6 @@ def check_loaded(component: Component, module: Any, info: Mapping[str, Any]) -> 
             f"{component.path} does not fit the {type(module).__name__} that config.json in {component.folder} describes: it has"
             f" {plural(len(other or more), 'tensor')} {what}; give the weights of this component, or a folder with their own config.json"
         )
-
-
-def _is_known(key: str, module: Any) -> bool:
-    return any(re.search(of, type(module).__name__) and re.search(name, key) for of, name, _why in _KNOWN)
 
 
 def _parts_left_out(component: Component, module: Any) -> set[str]:

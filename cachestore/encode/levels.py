@@ -3,17 +3,13 @@
 A mask's levels are numbers, not colours: its profile and gamma are ignored, and 16 bits are scaled to 8. Where its alpha varies, the
 alpha is the mask; else its luminance is. It is refused if one cannot tell: if alpha and luminance both vary, or if its values are so small
 that it was written in other units. The luminance of colours counts too, but trainers differ in that, so it is reported.
-
-Values that are as they always were keep their keys: older versions put a mask on white and converted it by its profile.
 """
 
 from dataclasses import dataclass, field
-from functools import partial
-from io import BytesIO
 from typing import Any, Final, Literal
 
 import numpy as np
-from PIL import Image, ImageChops, ImageCms
+from PIL import Image, ImageChops
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.encode import images
@@ -61,7 +57,7 @@ class Extremes:
             self.alpha.add((255, 255))
             return
         self.alpha.add(_ends(alpha))
-        if (histogram := grey.histogram(mask=alpha.point(_is_there))) and any(histogram):
+        if (histogram := grey.histogram(mask=alpha.point([255 if level > SLACK else 0 for level in range(256)]))) and any(histogram):
             there = [level for level, count in enumerate(histogram) if count]
             self.shown.add((there[0], there[-1]))
 
@@ -91,8 +87,6 @@ class Levels:
 
     grey: Image.Image
     """Mode L: 255 where it counts."""
-    transform: dict[str, Any]
-    """Its part of a key: empty if older versions had the same levels."""
     has_colours: bool = False
     """Whether it is the luminance of colours: some trainers read the red channel instead."""
 
@@ -103,22 +97,21 @@ def read_levels(data: bytes) -> Levels:
     if _is_sixteen_bit(stored):
         levels = np.asarray(stored).astype(np.uint32)
         _refuse_units(int(levels.max(initial=0)), _SIXTEEN_BIT)
-        return Levels(Image.fromarray(((levels * 255 + _SIXTEEN_BIT // 2) // _SIXTEEN_BIT).astype(np.uint8)), {})
+        return Levels(Image.fromarray(((levels * 255 + _SIXTEEN_BIT // 2) // _SIXTEEN_BIT).astype(np.uint8)))
     rgb, alpha = _colours_of(stored), _alpha_of(stored)
-    grey, found = rgb.convert("L"), Extremes()
-    found.add(rgb, grey, alpha)
-    kind = found.kind()
-    made = alpha if kind == "alpha" and alpha is not None else grey
-    is_as_before = not (stored.has_transparency_data or "icc_profile" in stored.info) or _is_equal(made, _as_before(stored))
-    return Levels(made, {} if is_as_before else {"levels": kind}, has_colours=kind == "luminance" and found.colour > MOST_COLOUR)
+    grey, extremes = rgb.convert("L"), Extremes()
+    extremes.add(rgb, grey, alpha)
+    if extremes.kind() == "alpha" and alpha is not None:
+        return Levels(alpha)
+    return Levels(grey, has_colours=extremes.colour > MOST_COLOUR)
 
 
 def read_alpha(data: bytes) -> Levels:
     """Return the alpha of a picture as its mask: white everywhere if it has none that varies. Raises EncodeFailed as `read_levels`."""
     alpha = _alpha_of(images.decode_as_stored(data)) if images.is_decorated(data) else None
-    found = Extremes()
-    found.alpha.add((255, 255) if alpha is None else _ends(alpha))
-    return Levels(alpha if alpha and found.alpha_varies() else Image.new("L", images.measure(data), 255), {"levels": "own-alpha"})
+    extremes = Extremes()
+    extremes.alpha.add((255, 255) if alpha is None else _ends(alpha))
+    return Levels(alpha if alpha and extremes.alpha_varies() else Image.new("L", images.measure(data), 255))
 
 
 def _alpha_of(stored: Image.Image) -> Image.Image | None:
@@ -127,7 +120,6 @@ def _alpha_of(stored: Image.Image) -> Image.Image | None:
 
 
 def _colours_of(stored: Image.Image) -> Image.Image:
-    """Return the colours of a picture without its alpha, in mode L or RGB. Raises EncodeFailed if they have no defined brightness."""
     if stored.mode in ("L", "RGB"):
         return stored
     if stored.mode in ("I", "F"):
@@ -140,7 +132,6 @@ def _is_sixteen_bit(stored: Image.Image) -> bool:
 
 
 def _refuse_units(high: int, whole: int) -> None:
-    """Raise EncodeFailed for a mask whose greatest value shows that it was written in other units."""
     least = 1 if whole == 255 else 255
     if not 0 < high <= least:
         return
@@ -154,30 +145,3 @@ def _refuse_units(high: int, whole: int) -> None:
 def _ends(band: Image.Image) -> tuple[int, int]:
     low, high = band.getextrema()
     return int(low), int(high)  # pyright: ignore[reportArgumentType] - of one band they are numbers
-
-
-def _is_there(level: float) -> int:
-    return 255 if level > SLACK else 0
-
-
-def _is_equal(one: Image.Image, other: Image.Image) -> bool:
-    return one.tobytes() == other.tobytes()
-
-
-def _as_before(stored: Image.Image) -> Image.Image:
-    """Return the levels that older versions had. This must never change: it decides which keys are new."""
-    profile = stored.info.get("icc_profile")
-    if stored.has_transparency_data:
-        return images.on_white(_by_profile(stored.convert("RGBA"), profile, "RGBA")).convert("L")
-    return _by_profile(stored.convert("RGB") if stored.mode == "P" else stored, profile, "RGB").convert("RGB").convert("L")
-
-
-def _by_profile(image: Image.Image, profile: bytes | None, mode: str) -> Image.Image:
-    spaces = {"RGB": "RGB", "RGBA": "RGB", "L": "GRAY", "CMYK": "CMYK"}
-    convert = partial(ImageCms.profileToProfile, image, outputProfile=ImageCms.createProfile("sRGB"), outputMode=mode)
-    try:
-        source: Any = ImageCms.ImageCmsProfile(BytesIO(profile or b""))
-        is_foreign = source.profile.xcolor_space.strip() == spaces.get(image.mode) and "sRGB" not in ImageCms.getProfileDescription(source)
-        return (convert(inputProfile=source) or image) if is_foreign else image
-    except (ImageCms.PyCMSError, OSError):
-        return image

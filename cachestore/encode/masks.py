@@ -10,8 +10,10 @@ from cachestore.core.keys import Json, Key, Recipe, input_key
 from cachestore.core.samples import EVERYTHING, MASK, NOTHING, SOME, VIDEO
 from cachestore.encode import images
 from cachestore.encode.buckets import Size
-from cachestore.encode.shots import THRESHOLD, Footage, Pixels, Still, look_at_mask
-from cachestore.encode.unit import Prepared, Read, Resolved, Result
+from cachestore.encode.kinds import THRESHOLD
+from cachestore.encode.latents import LatentsEncoder
+from cachestore.encode.shots import Footage, Pixels, Still, read_mask
+from cachestore.encode.unit import Encoder, Prepared, Read, Resolved, Result
 
 VERSION = 1
 """Raise it when the code makes other values from the same settings."""
@@ -30,6 +32,15 @@ def mask_recipe(factor: int, *, is_input: bool = False) -> Recipe:
     }
     make |= {"threshold": THRESHOLD, "shrinks": "nearest"} if is_input else {}
     return Recipe(MASK, make, {"format": 1, "stored": MASK, "factor": factor})
+
+
+def mask_encoders(encoders: Sequence[Encoder]) -> tuple["MaskEncoder", ...]:
+    """Return the encoder of the masks that go with these encoders; none without latents, or if the latents of a condition hold the mask."""
+    latents = [encoder for encoder in encoders if isinstance(encoder, LatentsEncoder)]
+    uses = {encoder.kind.mask for encoder in latents}
+    if not latents or "within" in uses:
+        return ()
+    return (MaskEncoder(latents[0].setup.factor, latents[0].setup.temporal_factor, is_input="input" in uses),)
 
 
 class MaskEncoder:
@@ -51,15 +62,15 @@ class MaskEncoder:
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Find the crop of the picture or clip. Raises EncodeFailed if a file is neither, or if mask and picture differ in aspect ratio."""
-        found = look_at_mask(request, read)
-        transform = {**found.transform, **({"temporal_factor": self._temporal_factor} if VIDEO in request else {})}
-        bucket: list[int] = found.transform["bucket"]
+        examined = read_mask(request, read)
+        transform = {**examined.transform, **({"temporal_factor": self._temporal_factor} if VIDEO in request else {})}
+        bucket: list[int] = examined.transform["bucket"]
         return Resolved(
-            key=input_key(self._fingerprint, found.keyed, transform),
-            item=(found.shot, tuple(bucket)),
-            inputs=found.inputs,
-            meta={"input_digest": found.inputs[MASK], "encoder": MASK, "bucket": bucket},
-            facts=found.facts,
+            key=input_key(self._fingerprint, examined.keyed, transform),
+            item=(examined.shot, tuple(bucket)),
+            inputs=examined.inputs,
+            meta={"input_digest": examined.inputs[MASK], "encoder": MASK, "bucket": bucket},
+            facts=examined.facts,
         )
 
     def prepare(self, resolved: Resolved) -> Prepared:
@@ -91,9 +102,8 @@ class MaskEncoder:
         """One batch."""
         return BATCH
 
-    def batch_limit(self, group: Hashable) -> int:
+    def batch_limit(self, _group: Hashable) -> int:
         """Return how many masks go into one batch."""
-        del group
         return BATCH
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:

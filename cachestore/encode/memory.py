@@ -4,11 +4,11 @@ Weights are counted by the headers of their files. What a batch needs is an esti
 for text encoders. Larger batches take more, but their sizes follow from what is free.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final
+from typing import Final
 
 from cachestore.core.dtypes import DTYPES
 from cachestore.core.errors import FormatError
@@ -100,19 +100,17 @@ def text_working(config: Mapping[str, Json], class_name: str, tokens: int, item:
     return int(MARGIN * (numbers * item + heads * tokens**2 * (ITEM_BYTES["float32"] + item)))
 
 
-def _weights(parts: "Sequence[Component] | Any", item: int) -> int:
-    return sum(_weights_of(part, item) for part in parts)
-
-
-def _weights_of(component: Component, item: int) -> int:
-    """The bytes of a component's weights once they are loaded: floats in the dtype for encoding, unless a library has quantised them."""
-    if component.loaded is not None:
-        own = component.loaded.parameters() if hasattr(component.loaded, "parameters") else ()
-        return sum(one.numel() * one.element_size() for one in own)
-    found = 0
-    for path in (path for file, path in component.files.items() if file.endswith(".safetensors")):
-        with suppress(FormatError, OSError), opened_weights(path) as (_descriptor, header):  # loading tells what is wrong with it
-            for info in header.tensors.values():
-                is_cast = info.dtype[:1] in {"F", "B"} and info.dtype != "BOOL" and QUANTIZATION not in component.config
-                found += prod(info.shape) * (item if is_cast else DTYPES[info.dtype].size)
-    return found
+def _weights(components: Iterable[Component], item: int) -> int:
+    """The bytes of weights once they are loaded: floats in the dtype for encoding, unless a library has quantised them."""
+    total = 0
+    for component in components:
+        if component.loaded is not None:
+            own = component.loaded.parameters() if hasattr(component.loaded, "parameters") else ()
+            total += sum(tensor.numel() * tensor.element_size() for tensor in own)
+            continue
+        for path in (path for file, path in component.files.items() if file.endswith(".safetensors")):
+            with suppress(FormatError, OSError), opened_weights(path) as (_descriptor, header):  # loading tells what is wrong with it
+                for info in header.tensors.values():
+                    is_cast = info.dtype[:1] in {"F", "B"} and info.dtype != "BOOL" and QUANTIZATION not in component.config
+                    total += prod(info.shape) * (item if is_cast else DTYPES[info.dtype].size)
+    return total

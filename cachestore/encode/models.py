@@ -203,7 +203,11 @@ def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, li
     found = {given: state[name].detach().double().cpu().tolist() for given, name in names.items() if name in state}
     for path in [path for file, path in component.files.items() if file.endswith(".safetensors")] if names else []:
         try:
-            found |= _numbers_in(path, {given: name for given, name in names.items() if given not in found})
+            with opened_weights(path) as (descriptor, header):
+                for given, info in ((given, header.tensors.get(name)) for given, name in names.items() if given not in found):
+                    if info is not None:
+                        raw = read_at(descriptor, info.end - info.start, header.data_start + info.start)
+                        found[given] = numbers((info.dtype, info.shape, raw)).ravel().tolist()
         except (EncodeFailed, FormatError, OSError) as error:
             raise BadInput(f"cannot read the weights of {component.name} in {path} ({error}); download the model again") from error
     lacking = sorted(name for given, name in names.items() if given not in found)
@@ -213,13 +217,6 @@ def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, li
             " VAE"
         )
     return found
-
-
-def _numbers_in(path: Path, names: Mapping[str, str]) -> dict[str, list[float]]:
-    with opened_weights(path) as (descriptor, header):
-        infos = {given: header.tensors[name] for given, name in names.items() if name in header.tensors}
-        raw = {given: read_at(descriptor, info.end - info.start, header.data_start + info.start) for given, info in infos.items()}
-        return {given: numbers((info.dtype, info.shape, raw[given])).ravel().tolist() for given, info in infos.items()}
 
 
 def is_scale_mark(name: str) -> bool:

@@ -21,6 +21,7 @@ import torch
 from cachestore.core import ranks, vector_math
 from cachestore.core.errors import BadInput, naming_extras
 from cachestore.core.keys import Json
+from cachestore.core.spelling import option
 from cachestore.core.words import plural
 from cachestore.encode.budget import is_lack_of_memory
 from cachestore.encode.conversion import weights_folder
@@ -49,10 +50,10 @@ def choose_device(asked: str) -> torch.device:
         try:
             device = torch.device(asked)
         except RuntimeError as error:
-            raise BadInput(f"--device {asked} is no device of torch; use auto, cpu, cuda or cuda:N") from error
+            raise BadInput(f"{option('device', asked)} is no device of torch; use auto, cpu, cuda or cuda:N") from error
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise BadInput(
-                f"--device {asked}: torch {torch.__version__} finds {plural(torch.cuda.device_count(), 'CUDA device')} here; use"
+                f"{option('device', asked)}: torch {torch.__version__} finds {plural(torch.cuda.device_count(), 'CUDA device')} here; use"
                 " auto or cpu"
             )
         return device
@@ -77,7 +78,7 @@ def loading(component: Component) -> "Generator[None]":
             if is_lack_of_memory(error):
                 raise BadInput(
                     f"{component.name} from {component.path} does not fit into memory ({error or type(error).__name__}): make room, or use"
-                    " another --device, a smaller dtype, or fewer --procs"
+                    f" another {option('device')}, a smaller dtype, or fewer {option('procs')}"
                 ) from error
             quantised = component.config.get(QUANTIZATION) or {}
             how = f", whose weights are quantised as {quantised.get('quant_method')!r:.40}" if quantised else ""
@@ -128,6 +129,10 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
     """
     if component.loaded is not None:
         return component.loaded
+    # transformers would raise for a tensor of another shape without naming it; diffusers 0.32 does not report unexpected tensors unless it
+    # first creates the module with weights
+    is_old = component.library == "diffusers" and _release(component.library) < (0, 33)
+    reporting = {"ignore_mismatched_sizes": True} if component.library == "transformers" else {"low_cpu_mem_usage": False} if is_old else {}
     with loading(component), weights_folder(component, _class_of(component), DTYPES[dtype]) as folder:
         module, info = _class_of(component).from_pretrained(
             folder,
@@ -135,7 +140,7 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
-            **{_dtype_name(component.library): DTYPES[dtype], **_reporting_options(component), **_no_code(component)},
+            **{_dtype_name(component.library): DTYPES[dtype], **reporting, **_no_code(component)},
         )
         check_loaded(component, module, info)
     # transformers 4.54 and 4.57 do not convert 8-bit weights, and cannot compute with them
@@ -165,7 +170,12 @@ def build_pipeline(
         parameters = list(inspect.signature(pipeline.__init__).parameters.values())[1:]
         plain = [one for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
         required = [one.name for one in plain if one.default is one.empty]
-        given = {**settings, **components, **_stand_ins(asked or {}), **{name: Absent() for name in stand_ins}}
+        fields: dict[str, dict[str, Json]] = {}
+        for name, value in (asked or {}).items():
+            component, _, field = name.partition(".")
+            fields.setdefault(component, {})[field] = value
+        absent = {component: Absent(config=Absent(**known)) for component, known in fields.items()}
+        given = {**settings, **components, **absent, **{name: Absent() for name in stand_ins}}
         try:
             return pipeline(**{**dict.fromkeys(required), **given})
         except AttributeError:  # HunyuanVideo 1.5 reads fields of its VAE; before 0.33 many pipelines do
@@ -232,14 +242,6 @@ class Absent:
         return Absent() if name == "config" else None
 
 
-def _stand_ins(asked: Mapping[str, Json]) -> dict[str, Foreign]:
-    fields: dict[str, dict[str, Json]] = {}
-    for name, value in asked.items():
-        component, _, field = name.partition(".")
-        fields.setdefault(component, {})[field] = value
-    return {component: Absent(config=Absent(**known)) for component, known in fields.items()}
-
-
 def free_memory() -> None:
     """Release the memory of modules that are no longer used.
 
@@ -266,20 +268,12 @@ def _release(library: str) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def _reporting_options(component: Component) -> dict[str, bool]:
-    """Return arguments of `from_pretrained` that make a library report all tensors that do not fit.
-
-    transformers would raise for a tensor of another shape without naming it. diffusers 0.32 does not report unexpected tensors unless it
-    first creates the module with weights.
-    """
-    if component.library == "transformers":
-        return {"ignore_mismatched_sizes": True}
-    return {"low_cpu_mem_usage": False} if _release(component.library) < (0, 33) else {}
-
-
 def _class_of(component: Component) -> Foreign:
-    if component.class_name == TEXT_MODEL:
-        return _text_model_class(importlib.import_module(component.library), component)
+    if component.class_name == TEXT_MODEL:  # the encoder alone if a model has one (T5), so that no decoder is loaded
+        transformers: Foreign = importlib.import_module(component.library)
+        config = transformers.AutoConfig.from_pretrained(component.folder, local_files_only=True, trust_remote_code=False)
+        encoders = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_TEXT_ENCODING_MAPPING
+        return transformers.AutoModelForTextEncoding if type(config) in encoders else transformers.AutoModel
     return _found(component.library, component.class_name, str(component.folder))
 
 
@@ -289,10 +283,3 @@ def _found(library: str, class_name: str, needed_by: str) -> Foreign:
     if found is None:
         raise BadInput(f"{needed_by} needs {class_name}, which {library} {module.__version__} does not have; pip install -U {library}")
     return found
-
-
-def _text_model_class(transformers: Foreign, component: Component) -> Foreign:
-    """Return the class for the encoder alone if a model has one (T5), so that no decoder is loaded; else that of the plain model."""
-    config = transformers.AutoConfig.from_pretrained(component.folder, local_files_only=True, trust_remote_code=False)
-    encoders = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_TEXT_ENCODING_MAPPING
-    return transformers.AutoModelForTextEncoding if type(config) in encoders else transformers.AutoModel

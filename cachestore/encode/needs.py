@@ -106,7 +106,6 @@ def needs_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Ma
 
 
 def _of(condition: Condition) -> Need:
-    """Return what is missing where a condition is not made."""
     named = " or ".join(f"`{role}`" for role in condition.wants or (condition.role,))
     lacks = "a video" if role_of(condition.role).is_own else f"one in the column {named}"
     why = f"(role {named}, no sample has {lacks}, or latents are not encoded)"

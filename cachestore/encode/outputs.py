@@ -109,7 +109,8 @@ def make_sound(
     """
     faults = _faults(entries, may_be_flat)
     tried = "in the precision of its weights"
-    if faults and any(_is_half(module) for module in modules):
+    numbers = (tensor.dtype for module in modules for tensor in (*module.parameters(), *module.buffers()))
+    if faults and any(dtype in _HALVES for dtype in numbers):
         with in_float32(modules):
             entries = entries | make([(key, payload) for key, payload in batch if key in faults])
         faults = _faults(entries, may_be_flat)
@@ -122,10 +123,6 @@ def make_sound(
 def _faults(entries: Entries, may_be_flat: Collection[str]) -> dict[Key, str]:
     found = {key: find_fault(tensors, may_be_flat) for key, tensors in entries.items()}
     return {key: fault for key, fault in found.items() if fault is not None}
-
-
-def _is_half(module: nn.Module) -> bool:
-    return any(tensor.dtype in _HALVES for tensor in (*module.parameters(), *module.buffers()))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from torch import Tensor
 from cachestore.core.keys import Json
 from cachestore.encode.conditions import plain_class
 from cachestore.encode.family import SKIP_ARG, TextFamily
+from cachestore.encode.kinds import BLANK, COVERED, GIVEN, IN_FRONT, THRESHOLD, EndFrames, Guided, Kind, Masked
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import INDEX, Model, read_model
 from cachestore.encode.modules import (
@@ -32,7 +33,7 @@ from cachestore.encode.modules import (
 )
 from cachestore.encode.prompts import load_part
 from cachestore.encode.setup import Caption, TextSetup, caption_at
-from cachestore.encode.shots import BLANK, COVERED, GIVEN, IN_FRONT, THRESHOLD, Pixels, Shown
+from cachestore.encode.shots import Pixels, Shown
 from cachestore.encode.text_families import PLAIN, TEXT_FAMILIES
 from cachestore.encode.vision import VisionEncoder
 
@@ -112,7 +113,6 @@ def _pictures_of(pipeline: Foreign, family: TextFamily, pictures: Sequence[Image
 
 
 def _states(parts: Mapping[str, Foreign], caption: str, most: int, device: torch.device) -> dict[str, Tensor]:
-    """The last hidden states of a text encoder without a pipeline, without padding."""
     whole = parts["text_encoder"]
     model = whole.get_encoder() if getattr(whole.config, "is_encoder_decoder", False) else whole
     with torch.inference_mode():
@@ -185,7 +185,7 @@ class PlainVae:
 
     def __init__(self, encoder: LatentsEncoder, pipeline: Pipeline | None, device: str) -> None:
         """Load the VAE onto the device."""
-        self._setup, self._makes = encoder.setup, encoder.recipe.make.get("makes")
+        self._setup, self._kind = encoder.setup, encoder.kind
         self._device = choose_device(device)
         self._vae = load_module(self._setup.components["vae"], self._setup.dtype, self._device)
         self._pipeline: Foreign = None if pipeline is None else self._built(pipeline)
@@ -194,24 +194,26 @@ class PlainVae:
         self._processor = next((one for one in own if isinstance(one, kind)), None) or kind(vae_scale_factor=1)
 
     def _built(self, pipeline: Pipeline) -> Foreign:
-        asked = {PATCH_SIZE: pipeline.model.config_of("transformer")["patch_size"]} if self._makes == "guided" else None
+        asked = {PATCH_SIZE: pipeline.model.config_of("transformer")["patch_size"]} if isinstance(self._kind, Guided) else None
         try:
             return pipeline.build({"vae": self._vae}, asked)
         except (AttributeError, TypeError):  # Qwen-Image 2.1 reads its tokenizer at once; of it, pictures need the processor alone
-            if self._makes is not None:
+            if type(self._kind) is not Kind:
                 raise
             return None
 
     def make(self, pixels: Pixels) -> dict[str, Tensor] | None:
         """Return `moments` and `mean`, or `final` for what the pipeline normalises too; None for what it makes in another way."""
-        ways: dict[Any, Callable[[Pixels], dict[str, Tensor] | None]] = {
-            "masked": self._masked,
-            "filled": self._masked,
-            "ends": self._ends,
-            "guided": self._guided,
-        }
         with torch.inference_mode():
-            return ways.get(self._makes, self._encoded)(pixels)
+            match self._kind:
+                case Masked():
+                    return self._masked(pixels)
+                case EndFrames():
+                    return self._ends(pixels)
+                case Guided():
+                    return self._guided(pixels)
+                case _:
+                    return self._encoded(pixels)
 
     def _encoded(self, pixels: Pixels, where: "Tensor | float" = 1.0) -> dict[str, Tensor]:
         given = self._preprocessed(pixels) * where
@@ -250,7 +252,6 @@ class PlainVae:
         return {"final": self._pipeline.prepare_latents(first, *where, last if has_last else None)[1][0]}
 
     def _guided(self, pixels: Pixels) -> dict[str, Tensor] | None:
-        """Wan VACE's control latents and masks."""
         frames, (height, width) = len(pixels), pixels.shape[1:3]
         if np.isin(pixels[:, 0, 0, 3], (IN_FRONT, BLANK)).any():
             return None

@@ -84,7 +84,6 @@ class Processor:
         return len(self.tokenizer(self._expanded([text], patches), verbose=False)["input_ids"][0])
 
     def _expanded(self, texts: Sequence[str], patches: Sequence[int]) -> list[str]:
-        """Repeat the token of each picture in the texts, in order, once for each of its merged patches."""
         counts = iter([count // self.image_processor.merge_size**2 for count in patches])
         split = [text.split(_PICTURE) for text in texts]
         return [first + "".join(_PICTURE * next(counts, 1) + part for part in others) for first, *others in split]

@@ -12,7 +12,7 @@ from typing import Final
 from PIL import Image
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.encode.colours import CLOSE, adobe_rgb, judged, named, profile_of_codes, profile_of_png
+from cachestore.encode.colours import CLOSE, adobe_rgb, judged, profile_of_codes, profile_of_png
 from cachestore.encode.headers import Boxed, bmp_profile, heif_colours, jp2_colours, png_colours, png_profile
 
 DAMAGED_EXIF: Final = (ArithmeticError, AttributeError, LookupError, OSError, SyntaxError, TypeError, ValueError, Warning, struct.error)
@@ -24,8 +24,8 @@ _BASES: Final[Mapping[str, str]] = {
     "CMYK": "CMYK",
 }
 """The colours of each of Pillow's modes without alpha, as profiles know them. Of mode 1, black and white are what they are."""
-_SPACES_BEFORE: Final = {"RGB": "RGB", "RGBA": "RGB", "P": "RGB", "L": "GRAY", "CMYK": "CMYK"}
-"""The modes whose profile older versions used, with the colours that it had to have."""
+_OWN_SPACES: Final[Mapping[str, str]] = {"RGB": "RGB", "RGBA": "RGB", "P": "RGB", "L": "GRAY"}
+"""The colours of the modes whose own profile is followed even where it changes little, unless it calls itself sRGB."""
 _JPEG_2000_SPACES: Final = (0, 12, 15, 16, 17, 18)
 """The enumerated colour spaces that Pillow decodes: black and white, CMYK, sRGB, grey, sYCC."""
 _EXIF, _INTEROP, _COLOUR_SPACE = 0x8769, 0xA005, 0xA001
@@ -35,14 +35,12 @@ _EXIF, _INTEROP, _COLOUR_SPACE = 0x8769, 0xA005, 0xA001
 class Conversion:
     """By what a picture is converted to sRGB."""
 
-    base: str
-    """Its colours without alpha: L, RGB or CMYK; or a mode that has no profile."""
-    profile: bytes | None
+    profile: bytes | None = None
     """None if it is taken as sRGB."""
     space: str = ""
     """The profile's own colours: GRAY, RGB or CMYK."""
-    is_new: bool = False
-    """Whether older versions did otherwise."""
+    is_exact: bool = False
+    """Whether grey of 8 bits is converted without lcms's table, which is the usual way of an embedded profile."""
 
 
 def conversion_of(image: Image.Image, data: bytes) -> Conversion:
@@ -50,24 +48,15 @@ def conversion_of(image: Image.Image, data: bytes) -> Conversion:
     is_grey = image.format == "PNG" and data[25:26] == b"\x04"  # grey and alpha, which Pillow gives as RGBA if it has 16 bits
     base = "L" if is_grey else _BASES.get(image.mode, image.mode)
     if base not in ("L", "RGB", "CMYK"):
-        return Conversion(base, None)
+        return Conversion()
     profile = _described_by(image, data)
-    before = _converted_before(image)
-    found = None if profile is None else judged(profile, base)
-    if found is None:
-        return Conversion(base, None, is_new=before is not None and before != profile)
-    is_converted = profile == before or found.change > CLOSE
-    return Conversion(base, profile if is_converted else None, found.space, is_new=(profile if is_converted else None) != before)
-
-
-def _converted_before(image: Image.Image) -> bytes | None:
-    """Return the profile that older versions used: an embedded one that suits the decoded mode, and does not call itself sRGB."""
-    embedded = image.info.get("icc_profile")
-    if not isinstance(embedded, bytes) or is_sixteen_bit(image):
-        return None
-    _opened, space, calls_itself_srgb = named(embedded)
-    wanted = _SPACES_BEFORE.get("RGBA" if image.has_transparency_data else image.mode)
-    return None if calls_itself_srgb or space != wanted else embedded
+    judgement = None if profile is None else judged(profile, base)
+    if judgement is None:
+        return Conversion()
+    is_usual = profile == image.info.get("icc_profile") and judgement.space == _OWN_SPACES.get(image.mode)
+    is_usual = is_usual and not judgement.calls_itself_srgb
+    followed = profile if is_usual or judgement.change > CLOSE else None
+    return Conversion(followed, judgement.space, is_exact=judgement.space == "GRAY" and not is_usual)
 
 
 def _described_by(image: Image.Image, data: bytes) -> bytes | None:

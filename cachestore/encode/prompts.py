@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json, Key, canonical, digest_bytes
+from cachestore.core.spelling import option
 from cachestore.encode.budget import Budget
 from cachestore.encode.families import form_names
 from cachestore.encode.family import DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT, SKIP_ARG, ZERO_ROWS, TextFamily
@@ -168,14 +169,15 @@ class TextModules:
 
     def _converted(self, returned: Mapping[str, Any]) -> dict[str, Any]:
         """What a batch's entries are cut from, in the dtype that is stored, with the rows of ZERO_ROWS outputs that are not padding."""
-        converted = {name: each(value, self._to_dtype) for name, value in returned.items()}
+
+        def to_dtype(tensor: Tensor) -> Tensor:
+            return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+        converted = {name: each(value, to_dtype) for name, value in returned.items()}
         for name, trim in self._family.trims.items():
             if trim == ZERO_ROWS:  # before the conversion, which may round a number to zero
                 converted[_REAL + name] = each(returned[name], lambda tensor: tensor.ne(0).any(dim=-1))
         return converted
-
-    def _to_dtype(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
     def _tried(self, groups: Iterable[Sequence[Payload]], what: str) -> tuple[list[Entry], str]:
         """Encode payloads group by group. Returns their entries and "", or no entries and the error in words."""
@@ -327,10 +329,12 @@ def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) ->
     def call(payloads: Sequence[Caption | Padded | WithPictures]) -> dict[str, Any]:
         captions = [payload if isinstance(payload, Caption) else payload.caption for payload in payloads]
         lengths = [payload.length for payload in payloads if isinstance(payload, Padded)]
-        given = {**args, MAX_LENGTH_ARG: max(lengths)} if lengths else args
-        given = {**given, **_other_prompts(setup.family, captions)}
+        given: dict[str, Any] = {**args, MAX_LENGTH_ARG: max(lengths)} if lengths else {**args}
+        if any(isinstance(caption, OwnCaptions) for caption in captions):  # what the text encoders after the first read
+            for index, name in list(enumerate(setup.family.encoders))[1:]:
+                given[name.replace("text_encoder", "prompt")] = [caption_at(caption, index) for caption in captions]
         for shown in [payload for payload in payloads if isinstance(payload, WithPictures)]:
-            given = {**given, **picture_arguments(setup.family, shown)}
+            given |= picture_arguments(setup.family, shown)
         arguments = prompt_arguments(pipeline.encode_prompt, given, len(captions), device)
         with nullcontext() if args.get(SKIP_ARG) is None else clip_as_it_was(pipeline):
             # a new list, as Z-Image writes its chat template into it; a second call would apply it twice
@@ -338,14 +342,6 @@ def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) ->
         return named if setup.family.projection is None else _projected(getattr(pipeline, setup.family.projection), named)
 
     return call
-
-
-def _other_prompts(family: TextFamily, captions: Sequence[Caption]) -> dict[str, list[str]]:
-    """Return what the text encoders after the first read, as arguments of `encode_prompt`; empty if all of them read the same."""
-    if not any(isinstance(one, OwnCaptions) for one in captions):
-        return {}
-    others = list(enumerate(family.encoders))[1:]
-    return {name.replace("text_encoder", "prompt"): [caption_at(one, index) for one in captions] for index, name in others}
 
 
 def _projected(connectors: Foreign, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -378,19 +374,17 @@ def picture_arguments(family: TextFamily, payload: WithPictures) -> dict[str, An
 
 def call_arguments(pipeline: Foreign, args: Mapping[str, Json]) -> dict[str, Json]:
     """Return a recipe's arguments of `encode_prompt`, with digests replaced by the defaults. Raises BadInput if these have changed."""
-    return {name: _default_of_call(pipeline, name, value) for name, value in args.items()}
-
-
-def _default_of_call(pipeline: Foreign, name: str, value: Json) -> Json:
-    if not isinstance(value, Mapping) or set(value) != {DEFAULT_OF_CALL}:
-        return value
-    default = inspect.signature(pipeline.__call__).parameters[name].default
-    if digest_bytes(canonical(default)) != value[DEFAULT_OF_CALL]:
-        raise BadInput(
-            f"the installed diffusers has a new default of {name} for {type(pipeline).__name__}, which gives other embeddings; install the"
-            f" earlier diffusers, or choose the value with --encode-arg {name}=..."
-        )
-    return default
+    given = {**args}
+    for name, value in args.items():
+        if isinstance(value, Mapping) and set(value) == {DEFAULT_OF_CALL}:
+            given[name] = inspect.signature(pipeline.__call__).parameters[name].default
+            if digest_bytes(canonical(given[name])) != value[DEFAULT_OF_CALL]:
+                raise BadInput(
+                    f"the installed diffusers has a new default of {name} for {type(pipeline).__name__}, which gives other embeddings;"
+                    f" install the earlier diffusers, or choose the value of {name} with {option('encode_arg')}",
+                    option="encode_arg",
+                )
+    return given
 
 
 def prompt_arguments(encode_prompt: Callable[..., Any], args: Mapping[str, Json], count: int, device: torch.device) -> dict[str, Any]:

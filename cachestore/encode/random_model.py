@@ -108,7 +108,13 @@ def random_model(size: RandomSize, device: torch.device) -> RandomModel:
         try:
             for name, (class_name, config) in size.modules.items():
                 torch.set_default_dtype(size.vae_dtype if name == "vae" else size.text_dtype)
-                modules[name] = _module(name, class_name, config).eval().requires_grad_(requires_grad=False)
+                if name == "vae":
+                    module = getattr(import_module("diffusers"), class_name)(**config)
+                    module.decoder = torch.nn.Identity()  # never used
+                else:
+                    made = getattr(import_module("transformers"), class_name)
+                    module = made(made.config_class(**config))
+                modules[name] = module.eval().requires_grad_(requires_grad=False)
         finally:
             torch.set_default_dtype(before)
     return RandomModel(size.pipeline, {**modules, **{name: _tokenizer(limit) for name, limit in size.limits.items()}})
@@ -117,15 +123,6 @@ def random_model(size: RandomSize, device: torch.device) -> RandomModel:
 def noise(shape: Sequence[int]) -> torch.Tensor:
     """Return normal noise in bfloat16."""
     return torch.randn(tuple(shape)).bfloat16()
-
-
-def _module(name: str, class_name: str, config: Mapping[str, Any]) -> Any:
-    if name != "vae":
-        made = getattr(import_module("transformers"), class_name)
-        return made(made.config_class(**config))
-    vae = getattr(import_module("diffusers"), class_name)(**config)
-    vae.decoder = torch.nn.Identity()  # never used
-    return vae
 
 
 def _tokenizer(limit: int) -> Any:

@@ -7,7 +7,7 @@ arguments, the lengths, the dtype, and the name of the transform from bytes to p
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from cachestore.core.errors import BadInput, MissingExtra, how_to_install
 from cachestore.core.keys import Json, Recipe
-from cachestore.core.read_block import MASK_BITS
+from cachestore.core.spelling import option
 from cachestore.encode import families, images, models
-from cachestore.encode.conditions import DENOISERS, VAE, Condition, conditions_of, outline_of, plain_class
+from cachestore.encode.conditions import DENOISERS, VAE, conditions_of, outline_of, plain_class
 from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
 from cachestore.encode.hub import find_here, with_folder
+from cachestore.encode.kinds import Embedded
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import Component, Model
 from cachestore.encode.needs import Need, needs_of
-from cachestore.encode.resamplers import FIRST, RESAMPLERS
+from cachestore.encode.resamplers import DEFAULT, RESAMPLERS
 from cachestore.encode.setup import LatentsSetup, TextSetup, text_width
-from cachestore.encode.shots import LookAtEnds, look_at_first, look_at_guided, look_at_masked
 from cachestore.encode.single_file import is_single_file, read_shapes, text_prefix, token_embeddings
 from cachestore.encode.text import TextEncoder
 from cachestore.encode.text_families import PLAIN, TEXT_FAMILIES
@@ -45,7 +45,6 @@ ENCODERS = ("text", "latents")
 TEXT_VERSION = 1
 LATENTS_VERSION = 1
 VISION_VERSION = 1
-CONDITION_VERSION = 1
 """Raise these when the code makes other tensors from the same settings."""
 
 _CLIP_LAYERS = 12
@@ -95,7 +94,8 @@ def encoders_for(request: ModelRequest, digest: Digest) -> tuple[ModelEncoder, .
         given = [name for name in ("vae", "text_encoder", "revision", "variant") if getattr(request, name) is not None]
         if given:
             raise BadInput(
-                f"{', '.join(given)} cannot be given with a loaded model: put the component into the mapping or the pipeline itself"
+                f"{', '.join(given)} cannot be given with a loaded model: put the component into the mapping or the pipeline itself",
+                option=given[0],
             )
         return _encoders(request.loaded.model, request, digest)
     # parts of a hub model that are replaced by others are not downloaded
@@ -123,31 +123,33 @@ def _check(request: ModelRequest) -> None:
     unknown = [name for name in request.encode if name not in ENCODERS and not is_text_encoder(name)]
     if unknown:
         raise BadInput(
-            f"cannot encode {', '.join(map(repr, unknown))}; known are {', '.join(ENCODERS)}, and text_encoder, text_encoder_2, ..."
+            f"cannot encode {', '.join(map(repr, unknown))}; known are {', '.join(ENCODERS)}, and text_encoder, text_encoder_2, ...",
+            option="encode",
         )
     if "text" in request.encode and any(map(is_text_encoder, request.encode)):
         raise BadInput(
-            f"text already means all text encoders: in {', '.join(request.encode)}, leave out either text or the single encoders"
+            f"text already means all text encoders: in {', '.join(request.encode)}, leave out either text or the single encoders",
+            option="encode",
         )
     if request.latents not in get_args(Stored):
-        raise BadInput(f"latents cannot be stored as {request.latents!r}; known are {', '.join(get_args(Stored))}")
+        raise BadInput(f"latents cannot be stored as {request.latents!r}; known are {', '.join(get_args(Stored))}", option="latents")
     if request.batch_size != "auto" and request.batch_size < 1:
-        raise BadInput(f"the batch size must be at least 1, not {request.batch_size}")
+        raise BadInput(f"the batch size must be at least 1, not {request.batch_size}", option="batch_size")
 
 
 def _encoders(model_of: Callable[[str], Model], request: ModelRequest, digest: Digest) -> tuple[ModelEncoder, ...]:
-    wanted = {encoder_of(name) for name in request.encode}
-    found: list[ModelEncoder] = [_text_encoder(model_of("text"), request, digest)] if "text" in wanted else []
-    if "latents" not in wanted:
-        return tuple(found)
+    asked = {encoder_of(name) for name in request.encode}
+    encoders: list[ModelEncoder] = [_text_encoder(model_of("text"), request, digest)] if "text" in asked else []
+    if "latents" not in asked:
+        return tuple(encoders)
     model = model_of("latents")
     latents = _latents_encoder(model, request, digest)
-    conditions = conditions_of(outline_of(*_outline(model, request))) if model.kind == "pipeline" else ()
-    found.append(latents)
-    found += [
-        _vision_encoder(one, model, request, digest) if one.makes == "embeds" else _condition_latents(one, latents) for one in conditions
-    ]
-    return tuple(found)
+    encoders.append(latents)
+    for condition in conditions_of(outline_of(*_outline(model, request))) if model.kind == "pipeline" else ():
+        name, kind = condition.name, condition.kind
+        is_shown = isinstance(kind, Embedded)
+        encoders.append(_vision_encoder(name, kind, model, request, digest) if is_shown else latents.of_condition(name, kind))
+    return tuple(encoders)
 
 
 def _outline(model: Model, request: ModelRequest) -> tuple[str, dict[str, str], dict[str, Mapping[str, Json]]]:
@@ -162,32 +164,8 @@ def _outline(model: Model, request: ModelRequest) -> tuple[str, dict[str, str], 
     return model.class_name, parts, configs
 
 
-def _condition_latents(condition: Condition, latents: LatentsEncoder) -> LatentsEncoder:
-    """Return the encoder of a condition that a VAE makes, from the encoder of its latents."""
-    folded = latents.recipe.read["spatial_factor"] ** 2
-    make: dict[str, Json] = {**latents.recipe.make, "kind": "condition", "version": CONDITION_VERSION, "makes": condition.makes}
-    read: dict[str, Json] = {**latents.recipe.read, "name": condition.name}
-    if condition.makes in ("masked", "filled"):
-        channels = folded if condition.makes == "filled" else 0
-        make |= {"outputs": [*make["outputs"], MASK_BITS]} if channels else {}
-        read |= {"mask_channels": channels} if channels else {}
-        return latents.changed(Recipe(condition.name, make, read), replace(latents.setup, mask_channels=channels), look_at_masked)
-    make |= {"roles": [condition.role, *condition.others], "outputs": ["mean"]}
-    if condition.makes == "guided":
-        make |= {"outputs": ["mean", MASK_BITS]}
-        twice = {name: read[name] and 2 * read[name] for name in ("latents_mean", "latents_std", "channels")}
-        read |= {"stored": "mean", "mask_channels": folded, **twice}
-        setup = replace(latents.setup, stored="mean", channels=read["channels"], mask_channels=folded, is_split=True)
-        return latents.changed(Recipe(condition.name, make, read), setup, look_at_guided)
-    is_first = condition.makes == "first"
-    # the channels in front, which say what is given, are made when reading
-    read |= {"stored": "mean"} | ({} if is_first else {"marks": ["first", *("last" for _role in condition.others)]})
-    setup = replace(latents.setup, stored="mean", is_of_pictures=is_first)
-    return latents.changed(Recipe(condition.name, make, read), setup, look_at_first if is_first else LookAtEnds(condition.others))
-
-
-def _vision_encoder(condition: Condition, model: Model, request: ModelRequest, digest: Digest) -> VisionEncoder:
-    names = condition.parts
+def _vision_encoder(name: str, kind: Embedded, model: Model, request: ModelRequest, digest: Digest) -> VisionEncoder:
+    names = kind.parts
     if request.loaded is not None:
         components = {name: request.loaded.component(name) for name in names}
     else:
@@ -198,26 +176,25 @@ def _vision_encoder(condition: Condition, model: Model, request: ModelRequest, d
         "version": VISION_VERSION,
         "components": {component.name: f"{component.library}.{component.class_name}" for component in components.values()},
         "files": _digests(components.values(), digest, flat=False),
-        "transform": {"pixels": RESAMPLERS[FIRST].pictures, "alpha": "white", "colour": "srgb"},
-        "roles": [condition.role, *condition.others],
-        "layer": condition.layer,
+        "transform": {"pixels": RESAMPLERS[DEFAULT].pictures, "alpha": "white", "colour": "srgb"},
+        "roles": list(kind.roles),
+        "layer": kind.layer,
         "dtype": dtype,
-        "outputs": [condition.name],
-        **_scaled(components.values()),
+        "outputs": [name],
     }
-    setup = VisionSetup(components, dtype, condition.layer, condition.name)
-    read = families.plain_read(condition.name)
-    recipe = Recipe(condition.name, make, read)
-    return VisionEncoder(recipe, setup, LookAtEnds(condition.others), device=device, batch_size=request.batch_size)
+    recipe = Recipe(name, make, families.plain_read(name))
+    return VisionEncoder(recipe, VisionSetup(components, dtype, kind.layer, name), kind, device=device, batch_size=request.batch_size)
 
 
 def _encoders_of_folder(folder: Path, request: ModelRequest, digest: Digest) -> tuple[ModelEncoder, ...]:
     model = models.read_model(folder)
-    made = _encoders(lambda _name: model, request, digest)
-    found = [component.variant for encoder in made for component in encoder.setup.components.values()]
-    if request.variant and not any(found):
-        raise BadInput(f"{request.model} has no weights of variant {request.variant!r}; leave --variant out to use the plain ones")
-    return made
+    encoders = _encoders(lambda _name: model, request, digest)
+    if request.variant and not any(component.variant for encoder in encoders for component in encoder.setup.components.values()):
+        raise BadInput(
+            f"{request.model} has no weights of variant {request.variant!r}; leave {option('variant')} out to use the plain ones",
+            option="variant",
+        )
+    return encoders
 
 
 def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEncoder:
@@ -227,10 +204,10 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
     else:
         family, components = _with_override(request.text_encoder, partial(_text_parts, model, request), "text", request)
     dtype, device = _dtype_and_device(components, request, request.text_dtype, family.text_dtype, "text")
-    args = _encode_args(family, request.encode_args)
-    _check_skip(components, args)
+    args = _encode_args(family, components, request.encode_args)
     is_bucketed = not args.pop(EXACT_PADDING, True)
     limit = _max_tokens(family, components, args)
+    settings = {name: model.index[name] for name in family.settings if name in model.index}
     if MAX_LENGTH_ARG in args:
         args[MAX_LENGTH_ARG] = limit
     make = {
@@ -239,21 +216,25 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
         "pipeline": family.pipeline,
         "components": {component.name: f"{component.library}.{component.class_name}" for component in components.values()},
         "files": _digests(components.values(), digest, flat=family.pipeline is None),
+        "settings": settings,
+        "packages": _versions(family),
         "max_tokens": limit,
         "encode_args": args,
         "padding": "bucketed" if is_bucketed else "trimmed" if family.pad else "kept",
         "dtype": dtype,
         "outputs": families.stored_names(family),
     }
-    make |= _scaled(components.values())
-    # left out if empty, so that fingerprints of families without settings stay the same
-    settings = {name: model.index[name] for name in family.settings if name in model.index}
-    make |= {"settings": settings} if settings else {}
-    make |= {"packages": _versions(family)} if family.cleaners else {}
     if shown := family.pictures:
         resized = {"pixels": images.AREA_TRANSFORM, "area": shown.area, "step": shown.step} if shown.area else {}
         make["pictures"] = {"role": shown.role, "transform": {**resized, "alpha": "white", "colour": "srgb"}}
-    asked = _asked(model, family, request)
+    asked: dict[str, Json] = {}
+    for name in family.asks:  # fields in config.json of components that are not loaded
+        component, _, field_name = name.partition(".")
+        config = request.loaded.config(component) if request.loaded else model.config_of(component)
+        if field_name not in config:
+            where = f"{component}/{models.CONFIG} in {model.folder}"
+            raise BadInput(f"{where} does not set {name}, which {family.pipeline} needs: download the model again")
+        asked[name] = config[field_name]
     widths = {name: text_width(component.config) for name, component in components.items()} | asked
     recipe = Recipe("text", make, families.text_read(family, limit=limit, widths=widths))
     setup = TextSetup(family, components, max_tokens=limit, args=args, dtype=dtype, settings=settings, asked=asked, is_bucketed=is_bucketed)
@@ -287,7 +268,9 @@ def _text_parts(model: Model, request: ModelRequest, override: Model | Path | No
                 f"{file} has no config.json, and {model.folder} has no text encoder to take it from; give the text encoder's folder"
             )
         raise BadInput(
-            f"{alone.folder} is a VAE ({alone.class_name}) and cannot encode text; pass --text-encoder PATH, or --encode latents"
+            f"{alone.folder} is a VAE ({alone.class_name}) and cannot encode text; pass {option('text_encoder', 'PATH')}, or"
+            f" {option('encode', 'latents')}",
+            option="text_encoder",
         )
     if file is not None:
         _saved_for(file, {"text_encoder": model.index}, model)
@@ -312,21 +295,6 @@ def _chosen(family: TextFamily, request: ModelRequest) -> TextFamily:
     return families.with_encoders(family, [name for name in request.encode if is_text_encoder(name)] or family.encoders)
 
 
-def _asked(model: Model, family: TextFamily, request: ModelRequest) -> dict[str, Json]:
-    """Return the values of `family.asks`, from config.json of components that are not loaded. Raises BadInput if one is missing."""
-    found: dict[str, Json] = {}
-    for name in family.asks:
-        component, _, field_name = name.partition(".")
-        config = request.loaded.config(component) if request.loaded else model.config_of(component)
-        if field_name not in config:
-            raise BadInput(
-                f"{component}/{models.CONFIG} in {model.folder} does not set {name}, which {family.pipeline} needs:"
-                " download the model again"
-            )
-        found[name] = config[field_name]
-    return found
-
-
 def _saved_for(file: Path, configs: Mapping[str, Mapping[str, Json]], model: Model) -> str:
     """Return the text encoder whose weights a single file has: the one whose token embedding has the same shape. Raises BadInput."""
     shapes = read_shapes(file)
@@ -335,7 +303,8 @@ def _saved_for(file: Path, configs: Mapping[str, Mapping[str, Json]], model: Mod
         wanted = {name: [config.get("vocab_size"), text_width(config)] for name, config in configs.items()}
         raise BadInput(
             f"{file} fits {len(alike)} text encoders of {model.folder}, but must fit exactly one: its token embeddings are"
-            f" {token_embeddings(shapes)}, theirs {wanted}; give one text encoder's weights, or its folder with config.json"
+            f" {token_embeddings(shapes)}, theirs {wanted}; give one text encoder's weights, or its folder with config.json",
+            option="text_encoder",
         )
     return alike[0]
 
@@ -356,7 +325,10 @@ def _replaced(model: Model, family: TextFamily, override: Model | Path) -> str:
     if isinstance(override, Path):
         return _saved_for(override, {name: model.config_of(name) for name in modules}, model)
     if override.kind != "text":
-        raise BadInput(f"{override.folder} is no text encoder ({override.class_name}); --text-encoder takes a transformers folder")
+        raise BadInput(
+            f"{override.folder} is no text encoder ({override.class_name}); {option('text_encoder')} takes a transformers folder",
+            option="text_encoder",
+        )
     classes = {name: models.component_class(model, name)[1] for name in modules}
     alike = [name for name in modules if classes[name] == override.class_name]
     if not alike:
@@ -365,29 +337,31 @@ def _replaced(model: Model, family: TextFamily, override: Model | Path) -> str:
     if len(alike) != 1:
         raise BadInput(
             f"{override.folder} ({override.class_name}) fits {len(alike)} text encoders of {model.folder}, but must fit exactly"
-            f" one: {classes}; give another text encoder"
+            f" one: {classes}; give another text encoder",
+            option="text_encoder",
         )
     return alike[0]
 
 
-def _encode_args(family: TextFamily, given: Mapping[str, Json]) -> dict[str, Json]:
+def _encode_args(family: TextFamily, components: Mapping[str, Component], given: Mapping[str, Json]) -> dict[str, Json]:
     known = {**family.args, EXACT_PADDING: False} if family.is_masked else family.args
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        names = ", ".join(known) or "none"
-        raise BadInput(f"unknown --encode-arg {', '.join(unknown)} for {family.pipeline or 'a text encoder'}; known: {names}")
+    if unknown := sorted(set(given) - set(known)):
+        names, who = ", ".join(known) or "none", family.pipeline or "a text encoder"
+        raise BadInput(f"{who} knows no {option('encode_arg')} {', '.join(unknown)}; known: {names}", option="encode_arg")
     if not isinstance(given.get(EXACT_PADDING, False), bool):
-        raise BadInput(f"--encode-arg {EXACT_PADDING} must be true or false, not {given[EXACT_PADDING]!r}")
-    return {**known, **given}
-
-
-def _check_skip(components: Mapping[str, Component], args: Mapping[str, Json]) -> None:
+        what = f"{option('encode_arg')} {EXACT_PADDING}"
+        raise BadInput(f"{what} must be true or false, not {given[EXACT_PADDING]!r}", option="encode_arg")
+    args = {**known, **given}
     skip = args.get(SKIP_ARG)
     configs = [component.config for component in components.values() if component.class_name.startswith("CLIPText")]
     layers = [(config.get("text_config") or config).get("num_hidden_layers") for config in configs]
     most = min((count for count in layers if isinstance(count, int)), default=_CLIP_LAYERS) - 1
     if skip is not None and (not isinstance(skip, int) or isinstance(skip, bool) or not 0 <= skip <= most):
-        raise BadInput(f"--encode-arg {SKIP_ARG} must be a whole number of layers from 0 to {most}, not {skip!r}; 1 leaves out the last")
+        what = f"{option('encode_arg')} {SKIP_ARG}"
+        raise BadInput(
+            f"{what} must be a whole number of layers from 0 to {most}, not {skip!r}; 1 leaves out the last", option="encode_arg"
+        )
+    return args
 
 
 def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: Mapping[str, Json]) -> int:
@@ -400,7 +374,8 @@ def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: M
         length = int(limit) if isinstance(limit, int | float) and limit < _UNSET_LENGTH else family.max_tokens
         return min(length, most or length) if family.pipeline is None else min(length, family.max_tokens)
     if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1 or (most and asked > most):
-        raise BadInput(f"--encode-arg {MAX_LENGTH_ARG} must be a whole number from 1{f' to {most}' if most else ''}, not {asked!r}")
+        what = f"{option('encode_arg')} {MAX_LENGTH_ARG}"
+        raise BadInput(f"{what} must be a whole number from 1{f' to {most}' if most else ''}, not {asked!r}", option="encode_arg")
     return asked
 
 
@@ -412,7 +387,9 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
     dtype, device = _dtype_and_device({"vae": vae}, request, request.vae_dtype, family.vae_dtype, "vae")
     if dtype == "float16" and vae.config.get("force_upcast") is True:
         raise BadInput(
-            f"the VAE in {vae.folder} overflows in float16 (`force_upcast` in its config.json); use --vae-dtype bfloat16 or float32"
+            f"the VAE in {vae.folder} overflows in float16 (`force_upcast` in its config.json); use {option('vae_dtype', 'bfloat16')} or"
+            " float32",
+            option="vae_dtype",
         )
     row = families.vae_family(vae.class_name)
     statistics = models.read_numbers(vae, row.statistics)
@@ -423,10 +400,9 @@ def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> Lat
         "version": LATENTS_VERSION,
         "components": {vae.name: f"{vae.library}.{vae.class_name}"},
         "files": _digests([vae], digest, flat=False),
-        "transform": {"pixels": RESAMPLERS[FIRST].pictures, "alpha": "white", "colour": "srgb", "range": [-1, 1]},
+        "transform": {"pixels": RESAMPLERS[DEFAULT].pictures, "alpha": "white", "colour": "srgb", "range": [-1, 1]},
         "dtype": dtype,
         "outputs": [read["stored"]],
-        **_scaled([vae]),
     }
     setup = latents_setup(family, vae, read, dtype)
     return LatentsEncoder(Recipe("latents", make, read), setup, device=device, batch_size=request.batch_size, compiles=request.compile)
@@ -450,13 +426,20 @@ def latents_setup(family: TextFamily, vae: Component, read: Mapping[str, Json], 
     )
 
 
-def _dtype_and_device(components: Mapping[str, Component], request: ModelRequest, asked: str, auto: str, option: str) -> tuple[str, str]:
+def _dtype_and_device(components: Mapping[str, Component], request: ModelRequest, asked: str, auto: str, what: str) -> tuple[str, str]:
+    """Return the canonical name of a dtype, and a device. `auto` depends on the family alone, as the dtype is part of the key."""
+    name = f"{what}_dtype"
+    if asked not in ("auto", *DTYPES):
+        known = ", ".join(sorted(set(DTYPES.values())))
+        raise BadInput(f"{option(name, asked)} is unknown; known are auto, {known}", option=name)
     if request.loaded is None:
-        return _dtype(asked, auto, option), request.device
+        return DTYPES[auto if asked == "auto" else asked], request.device
     from cachestore.encode import loaded
 
-    dtype = loaded.common_dtype(components, f"{option}_dtype", _dtype(asked, "auto", option))
-    return _dtype(dtype, dtype, option), loaded.common_device(components, request.device)
+    dtype = loaded.common_dtype(components, name, DTYPES.get(asked, "auto"))
+    if dtype not in DTYPES:
+        raise BadInput(f"the loaded {what} module is {dtype}, which cannot be stored: convert it to one of {', '.join(DTYPES)}")
+    return dtype, loaded.common_device(components, request.device)
 
 
 def _vae(model: Model, request: ModelRequest, override: Model | Path | None) -> tuple[TextFamily, Component]:
@@ -473,22 +456,14 @@ def _vae(model: Model, request: ModelRequest, override: Model | Path | None) -> 
     if file is not None:
         raise BadInput(f"{file} has no config.json, and {model.folder} has no VAE to take it from; give the VAE's folder")
     if source is override:
-        raise BadInput(f"{source.folder} is a text encoder ({source.class_name}), not a VAE: pass the folder of a VAE as --vae")
-    raise BadInput(f"{source.folder} is a text encoder ({source.class_name}) and has no VAE; pass --vae PATH, or --encode text")
-
-
-def _dtype(asked: str, auto: str, option: str) -> str:
-    """Return the canonical name of a dtype. `auto` depends on the family alone, never on the device, as the dtype is part of the key."""
-    if asked == "auto":
-        return auto
-    if asked not in DTYPES:
-        raise BadInput(f"--{option}-dtype {asked} is unknown; known are auto, {', '.join(sorted(set(DTYPES.values())))}")
-    return DTYPES[asked]
-
-
-def _scaled(components: Collection[Component]) -> dict[str, Json]:
-    """Return what a recipe says of weights that have scales: before these were multiplied in, the same files made other values."""
-    return {"scales": "multiplied"} if any(models.eight_bits(component) == "scaled" for component in components) else {}
+        raise BadInput(
+            f"{source.folder} is a text encoder ({source.class_name}), not a VAE: pass the folder of a VAE as {option('vae')}", option="vae"
+        )
+    raise BadInput(
+        f"{source.folder} is a text encoder ({source.class_name}) and has no VAE; pass {option('vae', 'PATH')}, or"
+        f" {option('encode', 'text')}",
+        option="vae",
+    )
 
 
 def _digests(components: Collection[Component], digest: Digest, *, flat: bool) -> dict[str, str]:

@@ -12,13 +12,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Literal
 
 from cachestore.core.errors import BadInput, MissingExtra, how_to_install
+from cachestore.core.spelling import option
 
 Resample = Literal["lanczos", "area", "bicubic", "bilinear", "cv2-linear", "pillow"]
 
-NEW: Final[Resample] = "lanczos"
-"""How new data sets resize."""
-FIRST: Final[Resample] = "pillow"
-"""How older versions resized, which had no choice. Imported values are compared with it."""
+DEFAULT: Final[Resample] = "lanczos"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +50,21 @@ def check_resampler(name: Resample) -> None:
     """Raise BadInput if this way needs OpenCV or a newer torch than is installed. Without any torch, loading the model fails anyway."""
     if name in _BY_OPENCV and importlib.util.find_spec("cv2") is None:
         raise MissingExtra(
-            f"--resample {name} needs OpenCV, which is not installed here. {how_to_install('area')}. Without it pass another --resample,"
-            " such as lanczos: the pixels differ a little then"
+            f"{option('resample', name)} needs OpenCV, which is not installed here. {how_to_install('area')}. Without it pass another"
+            f" {option('resample')}, such as lanczos: the pixels differ a little then",
+            option="resample",
         )
-    found = _torch_version()
-    if name == "lanczos" and found is not None and _numbers(found) < _LEAST_TORCH:
+    if name != "lanczos":
+        return
+    try:
+        there = version("torch")
+    except PackageNotFoundError:
+        return
+    if tuple(map(int, re.findall(r"\d+", there)[:2])) < _LEAST_TORCH:  # such as 2.13.0a0+git1234
         least = ".".join(map(str, _LEAST_TORCH))
         raise BadInput(
-            f"--resample lanczos needs torch {least} or newer, but torch {found} is installed here: install a newer one on every rank. A"
-            " new data set can also be made with --resample bicubic, or with --resample pillow, which is Lanczos too, but slow"
+            f"{option('resample', 'lanczos')} needs torch {least} or newer, but torch {there} is installed here: install a newer one on"
+            f" every rank. A new data set can also be made with {option('resample', 'bicubic')}, or with"
+            f" {option('resample', 'pillow')}, which is Lanczos too, but slow",
+            option="resample",
         )
-
-
-def _torch_version() -> str | None:
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return None
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """The first two numbers of a version, such as of `2.13.0a0+git1234`."""
-    return tuple(map(int, re.findall(r"\d+", text)[:2]))

@@ -28,7 +28,7 @@ _MOST_CROPPED: Final = 2
 of 256 x 2048, a picture of 1 x 100,000 pixels would be scaled to 6.6 billion."""
 
 
-def fit(picture: Picture, bucket: Size, box: CropBox | None = None, resample: Resample = "pillow") -> Pixels:
+def fit(picture: Picture, bucket: Size, box: CropBox | None, resample: Resample) -> Pixels:
     """Scale a picture to cover the bucket and crop it as `box` says, else at the centre: uint8 [height, width, 3]."""
     size = size_of(picture)
     box = crop_box(size, bucket) if box is None else box
@@ -75,14 +75,12 @@ def letterbox(image: Image.Image, bucket: Size) -> Pixels:
 
 
 def _cropped(pixels: Pixels, box: CropBox) -> Pixels:
-    """Return the crop, without the memory of what is cut off."""
     left, top, right, bottom = box.crop
     found = pixels[top:bottom, left:right]
     return np.ascontiguousarray(pixels) if found.shape == pixels.shape else found.copy()
 
 
 def _by_torch(pixels: Pixels, size: Size, mode: str) -> Pixels:
-    """Resize by torch's antialiased kernels, which are faster if they see that the channels come last."""
     torch = _torch()
     batch = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     made = torch.nn.functional.interpolate(batch, (size.height, size.width), mode=mode, antialias=True)

@@ -29,7 +29,9 @@ def with_scales(
     """
     if not scales:
         return dict(tensors)
-    if lacking := sorted(name for name, tensor in tensors.items() if name not in scales and _needs_one(name, tensor)):
+    # ComfyUI's format has scales for matrices in 8 bits alone, and none for token embeddings
+    matrices = (name for name, tensor in tensors.items() if str(tensor.dtype) in _EIGHT_BITS and tensor.ndim > 1)
+    if lacking := sorted(name for name in matrices if name not in scales and not name.endswith(TOKENS)):
         raise BadInput(
             f"{where}: {plural(len(lacking), 'weight')} in 8 bits {'has' if len(lacking) == 1 else 'have'} no scale, but others have one:"
             f" {first_of(lacking)}; download the file again"
@@ -40,7 +42,7 @@ def with_scales(
             found[name] = (tensor.to(float32) * _fitting(name, tensor, scales[name], where)).to(to)
         elif name.endswith(QUANTIZED_AS):
             _check_form(name, tensor, where)
-        elif not _is_of_a_scale(name, names):
+        elif not is_scale_mark(name) and weight_of(name, (*SCALES, *INPUT_SCALES)) not in names:
             found[name] = tensor
     return found
 
@@ -56,17 +58,7 @@ def weight_of(name: str, suffixes: tuple[str, ...]) -> str:
     return next((f"{name.removesuffix(suffix)}.weight" for suffix in suffixes if name.endswith(suffix)), "")
 
 
-def _is_of_a_scale(name: str, names: Collection[str]) -> bool:
-    return is_scale_mark(name) or weight_of(name, (*SCALES, *INPUT_SCALES)) in names
-
-
-def _needs_one(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor is a matrix in 8 bits. ComfyUI's format has scales for these alone, and none for token embeddings."""
-    return str(tensor.dtype) in _EIGHT_BITS and tensor.ndim > 1 and not name.endswith(TOKENS)
-
-
 def _fitting(name: str, weight: Tensor, scale: Tensor, where: object) -> Tensor:
-    """Return a scale in the form in which it multiplies its weight."""
     scale = scale.to(float32)
     if weight.is_floating_point() and scale.numel() == 1:
         return scale.reshape(())
@@ -79,7 +71,6 @@ def _fitting(name: str, weight: Tensor, scale: Tensor, where: object) -> Tensor:
 
 
 def _check_form(name: str, tensor: Tensor, where: object) -> None:
-    """Raise BadInput unless what ComfyUI says of a weight is that it is a float of 8 bits."""
     try:
         form = json.loads(bytes(tensor.tolist()))["format"]
     except (KeyError, TypeError, ValueError) as error:

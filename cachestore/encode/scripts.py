@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterator
 
+from cachestore.core.spelling import option
 from cachestore.encode.latents import LatentsEncoder
 from cachestore.encode.models import eight_bits
-from cachestore.encode.resamplers import FIRST
 from cachestore.encode.text import TextEncoder
 from cachestore.encode.unit import Encoder
 
@@ -18,8 +18,8 @@ def unlike_script(encoder: Encoder, *, is_for_scripts: bool = True) -> Iterator[
     if is_for_scripts and isinstance(encoder, LatentsEncoder) and encoder.setup.script_resizes not in (None, encoder.setup.resample):
         theirs, ours = encoder.setup.script_resizes, encoder.setup.resample
         yield (
-            f"diffusers' training script of this family resizes pictures by {theirs} interpolation, cachestore by"
-            f" {'Lanczos' if ours == FIRST else ours.capitalize()}: pass --resample {theirs} to resize as the script does"
+            f"diffusers' training script of this family resizes pictures by {theirs} interpolation, cachestore by {ours.capitalize()}:"
+            f" pass {option('resample', theirs)} to resize as the script does"
         )
     if not isinstance(encoder, TextEncoder | LatentsEncoder):
         return

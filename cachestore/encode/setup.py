@@ -7,7 +7,7 @@ from typing import Any
 from cachestore.core.keys import Json
 from cachestore.encode.family import TextFamily
 from cachestore.encode.models import Component
-from cachestore.encode.resamplers import FIRST, Resample
+from cachestore.encode.resamplers import DEFAULT, Resample
 
 LENGTH_STEP = 16
 """Captions are padded to a multiple of this if padding is dropped later. So there are few shapes, and values do not depend on the batch."""
@@ -90,7 +90,7 @@ class LatentsSetup:
     """How many frames make one latent frame, after the first."""
     script_resizes: str | None = None
     """The interpolation with which diffusers' own training script of the family resizes pictures, if it is not Lanczos."""
-    resample: Resample = FIRST
+    resample: Resample = DEFAULT
     """How pictures and videos are resized."""
 
     @property

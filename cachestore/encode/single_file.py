@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import Json
+from cachestore.core.spelling import option
 from cachestore.encode.models import opened_weights
 from cachestore.encode.setup import text_width
 
@@ -88,7 +89,7 @@ def token_embeddings(shapes: Shapes) -> dict[str, list[int]]:
 
 def why_no_model(path: Path) -> str:
     """Say why a single file cannot be `--model`, and what to do with it. Raises BadInput if it cannot be read."""
-    names = sorted(read_shapes(path))
+    names, model = sorted(read_shapes(path)), option("model")
 
     def has(*prefixes: str) -> bool:
         return any(name.startswith(prefixes) for name in names)
@@ -96,11 +97,11 @@ def why_no_model(path: Path) -> str:
     pipeline = next((class_name for prefix, class_name in _CHECKPOINTS.items() if has(prefix)), None)
     if pipeline is not None:
         convert = f"from diffusers import {pipeline} as P; P.from_single_file({str(path)!r}).save_pretrained('FOLDER')"
-        return f'{path} is a whole checkpoint in one file; make a folder of it, and give that as --model: python -c "{convert}"'
-    component = "--vae" if has("encoder.conv", "encoder.down", "encoder.stages", *VAE_PREFIXES) else None
-    component = "--text-encoder" if any(name.endswith(TOKENS) for name in names) else component
+        return f'{path} is a whole checkpoint in one file; make a folder of it, and give that as {model}: python -c "{convert}"'
+    component = option("vae") if has("encoder.conv", "encoder.down", "encoder.stages", *VAE_PREFIXES) else None
+    component = option("text_encoder") if any(name.endswith(TOKENS) for name in names) else component
     if component is not None and not has("model.diffusion_model."):
-        return f"{path} holds one component and no config.json; give it as {component}, and the folder or id of its pipeline as --model"
+        return f"{path} holds one component and no config.json; give it as {component}, and the folder or id of its pipeline as {model}"
     if has(*_DENOISERS):
-        return f"{path} is a denoiser alone, which encodes nothing; give the folder or id of its pipeline as --model"
+        return f"{path} is a denoiser alone, which encodes nothing; give the folder or id of its pipeline as {model}"
     return f"{path} holds tensors such as {names[0]}, which is no model known here; give a model's folder or hub id"

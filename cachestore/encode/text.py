@@ -12,9 +12,9 @@ from cachestore.core.keys import Json, Key, Recipe, input_key
 from cachestore.core.samples import CAPTION
 from cachestore.encode import images
 from cachestore.encode.families import form_names
-from cachestore.encode.family import PAST_LIMIT, PictureInput, RowWidth
+from cachestore.encode.family import PAST_LIMIT
 from cachestore.encode.setup import Caption, OwnCaptions, Padded, TextSetup, WithPictures, caption_at, padded_length, text_width
-from cachestore.encode.shots import Shown, look_at_shown
+from cachestore.encode.shots import read_shown
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 
 if TYPE_CHECKING:
@@ -74,13 +74,13 @@ class TextEncoder:
         own = {name: text for name, text in zip(self.setup.family.encoders[1:], others, strict=False) if text != first}
         references = references_of(request)
         self._check_pictures(len(references))
-        shown = tuple(look_at_shown(reference, read, request.get("fps")) for reference in references)
+        shown = tuple(read_shown(reference, read, request.get("fps")) for reference in references)
         inputs = digests_of({**request, CAPTION: first, CAPTIONS: own}, [one.digest for one in shown])
         meta: dict[str, Json] = {"input_digest": inputs if own or references else inputs[CAPTION], "encoder": self.recipe.encoder}
         texts = {CAPTION: first, **{f"{OWN_CAPTION}{name}": text for name, text in own.items()}}
         meta |= {name: text for name, text in texts.items() if len(text) <= CAPTION_IN_META}
         caption: Caption = OwnCaptions((first, *others)) if own else first
-        transform = (shown[0].transform() if shown else {}) | images.transform_of(*(one.data for one in shown if one.data))
+        transform = shown[0].transform() if shown else {}
         return Resolved(input_key(self._fingerprint, inputs, transform), (caption, shown), inputs, meta)
 
     def _captions_of(self, request: Mapping[str, Json]) -> list[str]:
@@ -97,7 +97,6 @@ class TextEncoder:
 
     @property
     def _counting(self) -> int:
-        """The index of the text encoder whose tokenizer counts."""
         return self._index_of(self.setup.family.tokenizer)
 
     def _index_of(self, tokenizer: str) -> int:
@@ -122,38 +121,32 @@ class TextEncoder:
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """Count a caption's tokens and choose its group. Raises EncodeFailed if the tokenizer refuses it."""
+        family = self.setup.family
         caption, pictures = resolved.item
-        if self.setup.family.pipeline is None:
-            return self._prepare_ids(caption)
-        if self.setup.family.pictures is not None:
-            return self._prepare_pictures(self.setup.family.pictures, caption, pictures)
-        counted = caption_at(caption, self._counting)
-        with self._lock:
-            count = self._count(counted)
-            if not self.setup.family.rewrites_captions:
-                self._tokenise(caption)
-        group = self._group(counted, count)
-        payload = Padded(caption, group) if self.setup.is_bucketed and isinstance(group, int) else caption
-        return Prepared(payload, group, self._facts(count), cost=self._length(group))
-
-    def _prepare_ids(self, caption: str) -> Prepared:
-        with self._lock:
-            ids = self._token_ids(self.setup.family.tokenizer, caption)
-            count = len(ids)
-            if count > self.max_tokens:
-                ids = self._token_ids(self.setup.family.tokenizer, caption, self.max_tokens)
-        length = padded_length(len(ids), self.max_tokens)
-        return Prepared(tuple(ids), length, self._facts(count), cost=length)
-
-    def _prepare_pictures(self, shown: PictureInput, caption: str, pictures: Sequence[Shown]) -> Prepared:
-        decoded = (one.picture() for one in pictures)
-        payload = WithPictures(caption, tuple(images.fit_area(one, shown.area, shown.step) if shown.area else one for one in decoded))
-        with self._lock:
-            count = self._count(payload)
-        return Prepared(payload, (ALONE,), self._facts(count), cost=count)
-
-    def _facts(self, tokens: int) -> dict[str, Json]:
-        return {"tokens": tokens, "truncated": tokens > self.max_tokens}
+        if family.pipeline is None:
+            with self._lock:
+                ids = self._token_ids(family.tokenizer, caption)
+                count = len(ids)
+                if count > self.max_tokens:
+                    ids = self._token_ids(family.tokenizer, caption, self.max_tokens)
+            payload, group = tuple(ids), padded_length(len(ids), self.max_tokens)
+            cost = group
+        elif (shown := family.pictures) is not None:
+            decoded = (picture.picture() for picture in pictures)
+            fitted = (images.fit_area(picture, shown.area, shown.step) if shown.area else picture for picture in decoded)
+            payload, group = WithPictures(caption, tuple(fitted)), (ALONE,)
+            with self._lock:
+                count = cost = self._count(payload)
+        else:
+            counted = caption_at(caption, self._counting)
+            with self._lock:
+                count = self._count(counted)
+                if not family.rewrites_captions:
+                    self._tokenise(caption)
+            group = self._group(counted, count)
+            payload = Padded(caption, group) if self.setup.is_bucketed and isinstance(group, int) else caption
+            cost = self._length(group)
+        return Prepared(payload, group, {"tokens": count, "truncated": count > self.max_tokens}, cost)
 
     def _group(self, caption: str, tokens: int) -> Hashable:
         """Return the group of captions that may share a batch: those of one padded length, or all if it is always the same."""
@@ -247,17 +240,15 @@ class TextEncoder:
         numbers = 0
         for name, form in family.outputs.items():
             if name in family.rows:
-                numbers += rows * self._row_width(family.rows[name])
+                row = family.rows[name]
+                config = self.setup.components[row.component].config
+                layers_kept = int(config[row.layers] if isinstance(row.layers, str) else row.layers)
+                numbers += rows * layers_kept * (text_width(config) if row.field is None else int(config[row.field]))
                 continue
             parts = [part.rpartition(".")[2] for part in form_names(form) if "." in part] or [main]
             width = sum(widths[part] for part in parts)
             numbers += width * (rows * layers if name.partition(".")[0] == "prompt_embeds" else 1)
         return numbers * (4 if self.setup.dtype == "float32" else 2)
-
-    def _row_width(self, rows: RowWidth) -> int:
-        config = self.setup.components[rows.component].config
-        layers = config[rows.layers] if isinstance(rows.layers, str) else rows.layers
-        return int(layers) * (text_width(config) if rows.field is None else int(config[rows.field]))
 
     @property
     def is_guessing(self) -> bool:
@@ -295,7 +286,6 @@ class TextEncoder:
                     self._token_ids(name, text, limit)
 
     def _token_ids(self, tokenizer: str, caption: str, limit: int | None = None) -> list[int]:
-        """Return the token ids of a caption, cut to a limit if there is one."""
         memory = self._memory_of(tokenizer)
         if (known := memory.get(caption, limit)) is not None:
             return known.ids.tolist()
@@ -325,7 +315,6 @@ class TextEncoder:
 
 @contextmanager
 def _refusing(caption: str) -> Generator[None]:
-    """Turn the error of a tokenizer that refuses a text into EncodeFailed."""
     try:
         yield
     except BadInput:

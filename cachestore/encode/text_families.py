@@ -43,7 +43,6 @@ def _padded(mask: str | None, length: Json = None, side: str = "right") -> dict[
 
 
 def _dropped(mask: str) -> dict[str, Any]:
-    """Return fields of a row whose padding is dropped by the returned mask. A batch gets the mask again."""
     return {"pad": {"prompt_embeds": _padded(mask)}, "trims": {"prompt_embeds": mask}, "mask": mask}
 
 

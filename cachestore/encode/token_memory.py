@@ -41,14 +41,6 @@ class TokenRow(NamedTuple):
     """Whether the tokenizer gives a mask without being asked."""
 
 
-def _row_of(encoded: Mapping[str, Any]) -> TokenRow | None:
-    """Return a text's row; None if its tokenizer gives more than ids, kinds and a mask."""
-    if not _KNOWN.issuperset(encoded):
-        return None
-    kinds = encoded.get(_KINDS)
-    return TokenRow(np.array(encoded["input_ids"], np.int64), None if kinds is None else np.array(kinds, np.int64), _MASK in encoded)
-
-
 class TokenMemory:
     """The token ids of texts, whole or cut to a limit. Safe to use from several threads."""
 
@@ -58,9 +50,10 @@ class TokenMemory:
 
     def put(self, text: str, encoded: Mapping[str, Any], limit: int | None = None) -> None:
         """Remember what a tokenizer returned for one text, special tokens included; with a limit if that cut the text."""
-        row = _row_of(encoded)
-        if row is None:
+        if not _KNOWN.issuperset(encoded):  # more than ids, kinds and a mask
             return
+        kinds = None if encoded.get(_KINDS) is None else np.array(encoded[_KINDS], np.int64)
+        row = TokenRow(np.array(encoded["input_ids"], np.int64), kinds, _MASK in encoded)
         with self._lock:
             self._rows[text, limit] = row
             while len(self._rows) > _MOST:
@@ -105,15 +98,12 @@ def is_plain(text: Any, options: Mapping[str, Any]) -> bool:
         return False
     if not {"padding", "return_tensors"} <= options.keys() <= _PLAIN.keys() | {"max_length"}:
         return False
-    if not all(_is_one_of(_PLAIN[name], value) for name, value in options.items() if name in _PLAIN):
-        return False
+    for name in options.keys() & _PLAIN.keys():  # 1 is not True here
+        if not any(type(options[name]) is type(value) and options[name] == value for value in _PLAIN[name]):
+            return False
     if options["padding"] == "max_length" or options.get("truncation"):
         return isinstance(options.get("max_length"), int)
     return options.get("max_length") is None  # else the tokenizer may warn that it ignores it
-
-
-def _is_one_of(values: Sequence[object], value: object) -> bool:
-    return any(type(value) is type(one) and value == one for one in values)
 
 
 def _answer(tokenizer: Any, call: Callable[..., Any], texts: list[str], options: Mapping[str, Any]) -> Any:

@@ -78,7 +78,7 @@ class Encoder(Protocol):
         """How many prepared units may wait for a batch, at least 1: few if each takes megabytes, many if they are sorted by length."""
         ...
 
-    def batch_limit(self, group: Hashable) -> int:
+    def batch_limit(self, group: Hashable, /) -> int:
         """Return how many units of this group go into one batch at most; at least 1. May change from batch to batch."""
         ...
 

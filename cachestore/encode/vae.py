@@ -15,10 +15,10 @@ from cachestore.core.read_block import MASK_BITS
 from cachestore.encode.budget import Budget
 from cachestore.encode.causal import frame_by_frame
 from cachestore.encode.compiling import Compiling
+from cachestore.encode.kinds import COVERED, GIVEN, IN_FRONT, THRESHOLD
 from cachestore.encode.modules import DTYPES, Foreign, load_module
 from cachestore.encode.outputs import Entries, Made, difference, fetch, make_sound, tolerance
 from cachestore.encode.setup import LatentsSetup
-from cachestore.encode.shots import COVERED, GIVEN, IN_FRONT, THRESHOLD
 from cachestore.encode.torch_threads import keep_number
 from cachestore.encode.transfer import Took, Transfer, ignore
 from cachestore.encode.unit import Result
@@ -118,7 +118,6 @@ class Vae:
         return finish
 
     def _encoded(self, keys: Sequence[Key], pixels: Tensor) -> "Callable[[], list[Made]]":
-        """Begin to encode pictures. Call the returned function for their entries, on the CPU."""
         with torch.inference_mode():
             there, front = self._transfer.to_device(pixels), _in_front(pixels[0]) if self._setup.is_split else 0
             references, clip = (there[:, :front], there[:, front:]) if front else (None, there)

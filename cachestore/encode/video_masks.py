@@ -1,8 +1,7 @@
 """Decode the masks of clips. Imports PyAV, which only the extra `video` installs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -16,14 +15,11 @@ Shrink = Callable[[Picture], images.Pixels]
 """Cuts and scales a frame, or one plane of it, as an array [height, width]."""
 
 
-@dataclass(frozen=True, slots=True)
-class MaskFrames:
+class MaskFrames(NamedTuple):
     """The frames of a mask's video as they are read."""
 
     levels: images.Pixels
     """uint8 [F, height, width]."""
-    transform: dict[str, str]
-    """Their part of a key: empty if older versions had the same levels."""
     has_colours: bool = False
     """As of `Levels`."""
 
@@ -34,24 +30,18 @@ def take_masks(file: BinaryIO, times: Sequence[int], shrink: Shrink, *, is_own_a
     All frames are read alike. With `is_own_alpha` the mask is the video's alpha, white everywhere if it does not vary. Raises EncodeFailed
     as `take`, and for a video that cannot be read as a mask.
     """
-    found, is_as_before = Extremes(), {"luminance": True, "alpha": True}
+    extremes = Extremes()
     by_colour, by_alpha = list[images.Pixels](), list[images.Pixels]()
     for picture, uses in shown_at(file, times):
         shown = images.as_image(picture)
         alpha = shown.getchannel("A") if shown.mode == "RGBA" else None
         rgb = shown.convert("RGB")
-        grey = rgb.convert("L")
-        found.add(rgb, grey, alpha)
+        extremes.add(rgb, rgb.convert("L"), alpha)
         by_colour += [shrink(picture if alpha is None else rgb)] * uses
-        plane = Image.new("L", shown.size, 255) if alpha is None else alpha
-        by_alpha += [shrink(plane)] * uses
-        if alpha is not None:
-            before = images.on_white(shown).convert("L").tobytes()
-            is_as_before["luminance"] &= grey.tobytes() == before
-            is_as_before["alpha"] &= alpha.tobytes() == before
+        by_alpha += [shrink(Image.new("L", shown.size, 255) if alpha is None else alpha)] * uses
     if is_own_alpha:
-        made = np.stack(by_alpha)
-        return MaskFrames(made if found.alpha_varies(SLACK) else np.full_like(made, 255), {"levels": "own-alpha"})
-    kind = found.kind(slack=SLACK)
-    has_colours = kind == "luminance" and found.colour > MOST_COLOUR
-    return MaskFrames(np.stack(by_alpha if kind == "alpha" else by_colour), {} if is_as_before[kind] else {"levels": kind}, has_colours)
+        levels = np.stack(by_alpha)
+        return MaskFrames(levels if extremes.alpha_varies(SLACK) else np.full_like(levels, 255))
+    if extremes.kind(slack=SLACK) == "alpha":
+        return MaskFrames(np.stack(by_alpha))
+    return MaskFrames(np.stack(by_colour), extremes.colour > MOST_COLOUR)

@@ -17,7 +17,7 @@ No other file is ever opened: playlists, references to other files and network n
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from os import SEEK_END
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
@@ -37,7 +37,7 @@ from cachestore.encode import animations, images
 from cachestore.encode.buckets import CropBox, Size
 from cachestore.encode.clips import Timeline
 from cachestore.encode.images import Picture
-from cachestore.encode.resamplers import FIRST, Resample
+from cachestore.encode.resamplers import DEFAULT, Resample
 from cachestore.encode.resizing import fit, size_of
 
 if TYPE_CHECKING:
@@ -76,8 +76,6 @@ _HIGH_RANGE: Final = {16: "PQ, smpte2084", 18: "HLG, arib-std-b67"}
 _MEND: Final = "copy it again, or remove its sample"
 _LIBVPX: Final[Mapping[str, str]] = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 """The decoders that read the alpha of a WebM, by codec. FFmpeg's own leave it out in silence."""
-_BY_PILLOW: Final = {"animation": "pillow"}
-"""As `Video.decoding`."""
 _INDEXED: Final = frozenset({"mov", "matroska", "webm", "avi"})
 """Formats that say where their key frames are. In others FFmpeg looks for a time, and may begin within a group of pictures."""
 _LATEST_SECONDS: Final = 1.0
@@ -93,19 +91,15 @@ class Video:
     timeline: Timeline
     rate: Fraction
     """The average number of frames a second; 0 if it is not known."""
-    has_alpha: bool = False
-    """Whether its frames have an alpha."""
     has_sound: bool = False
-    """Whether its file has sound. Only `look` finds out."""
-    decoding: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Its part of its keys: how an animation is read, and how an alpha is decoded that FFmpeg's own decoder leaves out."""
+    """Whether its file has sound. Only `measure` finds out."""
 
 
-def look(file: BinaryIO) -> Video:
+def measure(file: BinaryIO) -> Video:
     """Return a video's size and times, from its packets and its first frame. Other frames are not decoded. Raises EncodeFailed."""
     if animations.is_read_here(file):
-        size, timeline = animations.look(file)
-        return Video(size, timeline, timeline.rate, has_alpha=True, decoding=_BY_PILLOW)
+        size, timeline = animations.measure(file)
+        return Video(size, timeline, timeline.rate)
     with _opened(file) as container:
         stream = _stream_of(container)
         timeline = _timeline(container, stream)
@@ -115,15 +109,16 @@ def look(file: BinaryIO) -> Video:
         if first is None:
             raise EncodeFailed(f"the video has no frame that can be decoded: {_MEND}")
         _refuse_high_range(first)
-        rate, has_sound = _rate_of(stream, timeline), bool(container.streams.audio)
-        return Video(_size_of(first, stream), timeline, rate, _has_alpha(first), has_sound, _decoding_of(stream))
+        counted, stated = timeline.rate, stream.average_rate  # what the container states counts, if it is within 1 %
+        rate = stated if stated and abs(stated - counted) * 100 <= counted else counted
+        return Video(_size_of(first, stream), timeline, rate, bool(container.streams.audio))
 
 
-def glance(file: BinaryIO) -> Video:
-    """Return an estimate of `look` from the header and the first frame: times are evenly spaced. Raises EncodeFailed."""
+def estimate(file: BinaryIO) -> Video:
+    """Return an estimate of `measure` from the header and the first frame: times are evenly spaced. Raises EncodeFailed."""
     if animations.is_read_here(file):
-        size, timeline = animations.glance(file)
-        return Video(size, timeline, timeline.rate, has_alpha=True, decoding=_BY_PILLOW)
+        size, timeline = animations.estimate(file)
+        return Video(size, timeline, timeline.rate)
     with _opened(file) as container:
         stream = _stream_of(container)
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
@@ -137,7 +132,7 @@ def glance(file: BinaryIO) -> Video:
             raise EncodeFailed(f"the video has no pixels ({size.width} x {size.height}): {_MEND}")
         says_nothing, promised = not (stream.frames or container.duration), _promised_bytes(file, stream)
     if says_nothing or promised > file.seek(0, SEEK_END):
-        return look(file)  # a file that seems to end early is counted too
+        return measure(file)  # a file that seems to end early is counted too
     return Video(size, Timeline(np.arange(frames, dtype=np.int64), frames, 1 / rate), rate)
 
 
@@ -165,7 +160,7 @@ def _promised_bytes(file: BinaryIO, stream: VideoStream) -> int:
     return 0 if size == (1 << 7 * length) - 1 else at + length + size  # all ones: not known
 
 
-def take(file: BinaryIO, times: Sequence[int], bucket: Size, box: CropBox, resample: Resample = FIRST) -> Frames:
+def take(file: BinaryIO, times: Sequence[int], bucket: Size, box: CropBox, resample: Resample = DEFAULT) -> Frames:
     """Return the frames that are shown at these times, scaled and cropped like a picture: uint8 [F, height, width, 3].
 
     `times` must rise; a time may occur several times. All frames from the last key frame before the first time on are decoded. Raises
@@ -173,13 +168,10 @@ def take(file: BinaryIO, times: Sequence[int], bucket: Size, box: CropBox, resam
     """
     made, at = np.empty((len(times), bucket.height, bucket.width, 3), np.uint8), 0
     for picture, uses in shown_at(file, times):
-        made[at : at + uses] = fit(_without_alpha(picture), bucket, box, resample)
+        opaque = images.on_white(picture) if isinstance(picture, Image.Image) and picture.mode == "RGBA" else picture
+        made[at : at + uses] = fit(opaque, bucket, box, resample)
         at += uses
     return made
-
-
-def _without_alpha(picture: Picture) -> Picture:
-    return images.on_white(picture) if isinstance(picture, Image.Image) and picture.mode == "RGBA" else picture
 
 
 def shown_at(file: BinaryIO, times: Sequence[int]) -> Iterator[tuple[Picture, int]]:
@@ -222,7 +214,13 @@ def _frames_from(file: BinaryIO, time: int) -> Generator[VideoFrame]:
     """Yield frames in order. The first is not later than `time`: found by seeking, or else the first of the file."""
     with _opened(file) as container:
         stream = _stream_of(container)
-        if _seek(container, stream, time):
+        is_indexed = not _INDEXED.isdisjoint(container.format.name.split(","))
+        try:
+            if is_seeking := is_indexed and time > (stream.start_time or 0):
+                container.seek(time, stream=stream)  # to the last key frame before it
+        except av.FFmpegError:
+            is_seeking = False
+        if is_seeking:
             frames = _decoded(container, stream)
             first = next(frames, None)
             if first is not None and _checked_time(first.pts) <= time:
@@ -233,20 +231,8 @@ def _frames_from(file: BinaryIO, time: int) -> Generator[VideoFrame]:
         yield from _decoded(container, _stream_of(container))
 
 
-def _seek(container: InputContainer, stream: VideoStream, time: int) -> bool:
-    """Seek to the last key frame before `time`. Returns False if `time` is at the beginning, the file has no index, or seeking fails."""
-    if time <= (stream.start_time or 0) or _INDEXED.isdisjoint(container.format.name.split(",")):
-        return False
-    try:
-        container.seek(time, stream=stream)
-    except av.FFmpegError:
-        return False
-    return True
-
-
 @contextmanager
 def _opened(file: BinaryIO) -> Generator[InputContainer]:
-    """Open a container from the beginning of the file. Any error of FFmpeg inside the block becomes an EncodeFailed with the reason."""
     file.seek(0)
     if not file.read(1):
         raise EncodeFailed("the file is empty (0 bytes): copy it again, or remove its sample")
@@ -275,7 +261,6 @@ def _refuse(url: str, *_rest: object) -> Any:
 
 
 def _stream_of(container: InputContainer) -> VideoStream:
-    """Return the video stream, set to be decoded in this thread. Raises EncodeFailed if there is none."""
     streams = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
     best = container.streams.best("video")
     stream = next((stream for stream in streams if best is not None and stream.index == best.index), streams[0] if streams else None)
@@ -300,7 +285,9 @@ def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
             count += 1
             if count > _MOST_FRAMES:
                 raise EncodeFailed(f"the video has more than {_MOST_FRAMES:,} frames: cut it into parts")
-            if not packet.is_discard and not _is_invisible(stream, packet):
+            # of VP8 a packet may have a reference frame that is not shown; other codecs put those into packets of shown frames
+            is_invisible = stream.codec_context.name == "vp8" and not memoryview(packet)[0] & 0x10
+            if not packet.is_discard and not is_invisible:
                 shown.append((_checked_time(time), length))
     _check_whole(container, stream, count, until)
     if not shown:
@@ -313,7 +300,6 @@ def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
 
 
 def _packets(container: InputContainer) -> "Iterator[Packet[Any]]":
-    """Yield the packets of all streams. Raises EncodeFailed if one is damaged, as the last one of an incomplete file is."""
     for packet in container.demux():
         if packet.is_corrupt:
             raise EncodeFailed(f"the file ends early, or a part of it is damaged: {_MEND}")
@@ -325,17 +311,6 @@ def _checked_time(time: int | None) -> int:
     if time is None:
         raise EncodeFailed("its frames have no time stamps: convert the video, such as to .mp4")
     return time
-
-
-def _rate_of(stream: VideoStream, timeline: Timeline) -> Fraction:
-    """Return the rate that the container states, or that of the frames' times if they differ by more than 1 %."""
-    counted, stated = timeline.rate, stream.average_rate
-    return stated if stated and abs(stated - counted) * 100 <= counted else counted
-
-
-def _is_invisible(stream: VideoStream, packet: "Packet[Any]") -> bool:
-    """Return whether a packet has a reference frame of VP8 that is not shown. Other codecs put those into packets of shown frames."""
-    return stream.codec_context.name == "vp8" and not memoryview(packet)[0] & 0x10
 
 
 def _check_whole(container: InputContainer, stream: VideoStream, packets: int, until: Fraction) -> None:
@@ -350,20 +325,6 @@ def _check_whole(container: InputContainer, stream: VideoStream, packets: int, u
             f"the file ends early: it has {plural(packets, 'frame')}, the last at {float(until):.2f} s, but its header says there is"
             f" more: {_MEND}"
         )
-
-
-def decoding_of(file: BinaryIO) -> dict[str, str]:
-    """Return `Video.decoding` from the header alone. Raises EncodeFailed."""
-    if animations.is_read_here(file):
-        return _BY_PILLOW
-    with _opened(file) as container:
-        return _decoding_of(_stream_of(container))
-
-
-def _decoding_of(stream: VideoStream) -> dict[str, str]:
-    decoder = _alpha_decoder(stream)
-    is_animation = stream.container.format.name in ("gif", "apng")
-    return {**({"animation": "ffmpeg"} if is_animation else {}), **({} if decoder is None else {"alpha": decoder})}
 
 
 def _alpha_decoder(stream: VideoStream) -> str | None:
@@ -381,16 +342,14 @@ def _alpha_decoder(stream: VideoStream) -> str | None:
 
 
 def _decoded(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
-    """Yield the frames of a stream. Raises EncodeFailed for a damaged one."""
     decoder = _alpha_decoder(stream)
-    for frame in container.decode(stream) if decoder is None else _by_decoder(container, stream, decoder):
+    for frame in container.decode(stream) if decoder is None else _decoded_by(container, stream, decoder):
         if frame.is_corrupt:
             raise EncodeFailed(f"the video is damaged at {float(frame.time or 0):.2f} s: {_MEND}")
         yield frame
 
 
-def _by_decoder(container: InputContainer, stream: VideoStream, name: str) -> Iterator[VideoFrame]:
-    """Decode a stream by a decoder of this name instead of FFmpeg's own."""
+def _decoded_by(container: InputContainer, stream: VideoStream, name: str) -> Iterator[VideoFrame]:
     decoder = cast("av.VideoCodecContext", av.CodecContext.create(name, "r"))
     decoder.extradata, decoder.thread_count = stream.codec_context.extradata, 1
     decoder.options = dict(stream.codec_context.options)
@@ -398,14 +357,10 @@ def _by_decoder(container: InputContainer, stream: VideoStream, name: str) -> It
         yield from decoder.decode(packet)
 
 
-def _has_alpha(frame: VideoFrame) -> bool:
-    return any(component.is_alpha for component in frame.format.components)
-
-
 def _upright(frame: VideoFrame) -> Picture:
     """Convert a frame to upright 8-bit RGB, or to RGBA if it has an alpha. Its pixels may still not be square."""
-    form = "rgba" if (has_alpha := _has_alpha(frame)) else "rgb24"
-    converted = VideoReformatter().reformat(frame, format=form, interpolation=_SCALING, threads=1)
+    has_alpha = any(component.is_alpha for component in frame.format.components)
+    converted = VideoReformatter().reformat(frame, format="rgba" if has_alpha else "rgb24", interpolation=_SCALING, threads=1)
     pixels, turn = cast("images.Pixels", converted.to_ndarray()), _turn_of(frame)
     if turn is not None:
         return images.as_image(pixels).transpose(turn)

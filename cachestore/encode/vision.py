@@ -1,19 +1,29 @@
-"""The encoder of frames by a vision encoder, such as Wan's CLIP. `vision_model` has what needs torch."""
+"""The encoder of frames by a vision encoder, such as Wan's CLIP. Imports torch once a model is loaded."""
 
-from collections.abc import Hashable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from cachestore.core.keys import Json, Key
-from cachestore.encode.latents import PictureEncoder, resampled_recipe, resolved_from
+import numpy as np
+from PIL import Image
+
+from cachestore.core.keys import Json, Key, Recipe
+from cachestore.encode.kinds import Embedded
+from cachestore.encode.latents import resampled_recipe, resolved_from
 from cachestore.encode.models import Component
-from cachestore.encode.resamplers import FIRST, Resample, check_resampler
+from cachestore.encode.resamplers import DEFAULT, Resample, check_resampler
 from cachestore.encode.setup import text_width
-from cachestore.encode.shots import LookAtEnds
 from cachestore.encode.unit import Prepared, Read, Resolved, Result
 
 if TYPE_CHECKING:
-    from cachestore.encode.vision_model import VisionModel
+    import torch
+
+    from cachestore.encode.outputs import Entries
+
+_log = logging.getLogger(__name__)
+
+Batch = Sequence[tuple[Key, Any]]
 
 BATCH: Final = 32
 """How many prepared pictures, of 224 x 224 pixels, wait for a batch and go into one."""
@@ -31,51 +41,55 @@ class VisionSetup:
     """The index of the hidden states; None for the last ones, which are normalised."""
     name: str
     """The name of the tensor, in entries and in a batch."""
-    resample: Resample = FIRST
+    resample: Resample = DEFAULT
 
 
-class VisionEncoder(PictureEncoder[VisionSetup, LookAtEnds]):
+class VisionEncoder:
     """Implements `unit.Encoder` for the frames with which a clip begins and ends.
 
     They are scaled and cropped to the clip's bucket first, as the VAE sees them, and then prepared by the model's own image processor. One
     frame makes [tokens, width], two make [2, tokens, width].
     """
 
-    _processor: Any = None
-    _model: "VisionModel | None" = None
+    def __init__(
+        self, recipe: Recipe, setup: VisionSetup, kind: Embedded, *, device: str = "auto", batch_size: int | Literal["auto"] = "auto"
+    ) -> None:
+        self.recipe = recipe
+        self.setup = setup
+        self.kind = kind
+        self._fingerprint = recipe.fingerprint
+        self._device = device
+        self._batch_size: int | Literal["auto"] = batch_size
+        self._processor: Any = None
+        self._model: VisionModel | None = None
 
     def resampled(self, name: Resample) -> "VisionEncoder":
         """Return this encoder for frames that are resized in the named way. Its recipe and all keys differ."""
         setup = replace(self.setup, resample=name)
-        return VisionEncoder(resampled_recipe(self.recipe, name), setup, self._look, device=self._device, batch_size=self._batch_size)
+        return VisionEncoder(resampled_recipe(self.recipe, name), setup, self.kind, device=self._device, batch_size=self._batch_size)
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Find the frames of a video, and the pictures that are brought instead. Raises EncodeFailed if one cannot be read."""
-        return resolved_from(self._look(request, read, self.setup.resample), self.recipe.encoder, self._fingerprint)
+        return resolved_from(self.kind.read_files(request, read, self.setup.resample), self.recipe.encoder, self._fingerprint)
 
     def prepare(self, resolved: Resolved) -> Prepared:
         """Decode the frames, and prepare them by the image processor: float32 [frames, 3, height, width]."""
         check_resampler(self.setup.resample)
-        pixels = self._processed(list(resolved.item.frames(self.setup.resample)))
-        return Prepared(pixels, pixels.shape, cost=len(pixels))
-
-    def _processed(self, frames: Sequence[Any]) -> Any:
-        from PIL import Image
-
+        frames = [Image.fromarray(frame) for frame in resolved.item.frames()]
         if self._processor is None:
             from cachestore.encode import modules
 
             self._processor = modules.load_image_processor(list(self.setup.components.values())[1])
-        return self._processor(images=[Image.fromarray(frame) for frame in frames], return_tensors="np")["pixel_values"]
+        pixels = self._processor(images=frames, return_tensors="np")["pixel_values"]
+        return Prepared(pixels, pixels.shape, cost=len(pixels))
 
     @property
     def window(self) -> int:
         """One batch."""
         return BATCH
 
-    def batch_limit(self, group: Hashable) -> int:
+    def batch_limit(self, _group: Hashable) -> int:
         """Return how many units go into one batch at most."""
-        del group
         if self._model is not None and self._model.is_single:
             return 1
         return self._batch_size if isinstance(self._batch_size, int) else BATCH
@@ -85,9 +99,9 @@ class VisionEncoder(PictureEncoder[VisionSetup, LookAtEnds]):
         if not batch:
             return dict
         if self._model is None:
-            from cachestore.encode import modules, vision_model
+            from cachestore.encode import modules
 
-            self._model = vision_model.VisionModel(self.setup, modules.choose_device(self._device))
+            self._model = VisionModel(self.setup, modules.choose_device(self._device))
         return self._model.submit(batch)
 
     def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
@@ -103,10 +117,66 @@ class VisionEncoder(PictureEncoder[VisionSetup, LookAtEnds]):
 
             modules.free_memory()
 
-    def entry_bytes(self, bucket: Sequence[int], frames: int = 1) -> int:
+    def entry_bytes(self, _bucket: Sequence[int], _frames: int = 1) -> int:
         """Return about how many bytes one entry takes; it does not depend on the bucket."""
-        del bucket, frames
         config: Mapping[str, Any] = next(iter(self.setup.components.values())).config
         side = int(config.get("image_size") or 224) // int(config.get("patch_size") or _PATCH)
-        ends, has_class = len(self.recipe.make["roles"]), "CLIP" in next(iter(self.setup.components.values())).class_name
+        ends, has_class = len(self.kind.roles), "CLIP" in next(iter(self.setup.components.values())).class_name
         return ends * (side * side + has_class) * text_width(config) * (4 if self.setup.dtype == "float32" else 2)
+
+
+class VisionModel:
+    """A loaded vision encoder. Use it from one thread."""
+
+    def __init__(self, setup: VisionSetup, device: "torch.device") -> None:
+        """Load it onto the device, and probe it with a batch of two."""
+        from cachestore.encode.modules import DTYPES, load_module
+        from cachestore.encode.outputs import difference, tolerance
+        from cachestore.encode.transfer import Transfer
+
+        component = next(iter(setup.components.values()))
+        self._model = load_module(component, setup.dtype, device)
+        self._setup, self._dtype = setup, DTYPES[setup.dtype]
+        self._transfer = Transfer(device)
+        side = int(component.config.get("image_size") or 224)
+        noise = np.random.default_rng(0).standard_normal((2, 1, 3, side, side), dtype=np.float32)
+        pairs = [(Key(bytes([number] * 16)), pixels) for number, pixels in enumerate(noise)]
+        alone = [self._begin([pair])()[pair[0]] for pair in pairs]
+        together = self._begin(pairs)()
+        allowed = tolerance(setup.dtype, device)
+        differing = filter(None, (difference(made, together[key], allowed) for made, (key, _pixels) in zip(alone, pairs, strict=True)))
+        why = next(differing, None)
+        self.is_single = why is not None
+        """Whether pictures are encoded one by one."""
+        if why is not None:
+            _log.warning("%s gives other embeddings in a batch than alone: %s; pictures are encoded one by one", component.class_name, why)
+
+    def submit(self, batch: Batch) -> Result:
+        """Begin to encode pictures, as `VisionEncoder.submit`."""
+        from cachestore.encode.outputs import make_sound
+
+        begun = self._begin(batch)
+        return lambda: make_sound("the vision encoder", batch, begun(), lambda some: self._begin(some)(), [self._model])
+
+    def _begin(self, batch: Batch) -> "Callable[[], Entries]":
+        """Begin to encode pixels [frames, 3, height, width]. Call the returned function for the entries, on the CPU."""
+        import torch
+
+        from cachestore.encode.outputs import Made, fetch
+
+        name = self._setup.name
+        with torch.inference_mode():
+            pixels = self._transfer.to_device(self._transfer.stacked([pixels for _key, pixels in batch])).to(self._model.dtype)
+            layer = self._setup.layer
+            made = self._model(pixel_values=pixels.flatten(0, 1), output_hidden_states=layer is not None)
+            states = made.last_hidden_state if layer is None else made.hidden_states[layer]
+            rows: torch.Tensor = states.unflatten(0, pixels.shape[:2]).to(self._dtype)
+            rows = (rows[:, 0] if pixels.shape[1] == 1 else rows).contiguous()
+            begun = fetch(self._transfer, {name: rows}, [name], len(batch))
+
+        def finish() -> "Entries":
+            copied, finite = begun()
+            made = [Made({name: row}, is_finite=one) for row, one in zip(copied[name], finite, strict=True)]
+            return {key: entry for (key, _pixels), entry in zip(batch, made, strict=True)}
+
+        return finish

@@ -44,9 +44,8 @@ class FileEncoder:
     role: ClassVar[str]
     window: int = _TOGETHER
 
-    def batch_limit(self, group: Hashable) -> int:
+    def batch_limit(self, _group: Hashable) -> int:
         """Return how many files are passed on together; each is read alone."""
-        del group
         return _TOGETHER
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:

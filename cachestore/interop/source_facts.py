@@ -116,7 +116,7 @@ def read_source(request: Mapping[str, Json], read: Read) -> SourceFile:
         try:
             from cachestore.encode import videos
 
-            video = videos.look(file)
+            video = videos.measure(file)
         except (ImportError, EncodeFailed):
             return found
     return replace(found, upright=tuple(video.size), stored=tuple(video.size), video=video)

@@ -40,6 +40,8 @@ _SPREAD: Final = 1.5
 _PATCH: Final = 2
 """FLUX.2's denoiser takes 2 x 2 neighbours as channels, and its scaled latents have this form."""
 _LOGVAR_LEAST, _LOGVAR_MOST = -30.0, 20.0
+_RESAMPLE: Final = "pillow"
+"""How pictures are resized that imported values are compared with: any torch will do."""
 
 
 def is_imported(recipe: Recipe) -> bool:
@@ -56,7 +58,9 @@ def as_made(hints: Mapping[str, Json], encoder: str, *, store: str) -> Precomput
         raise BadInput(f"{how}: pass {option('model')} with the model that made it", option="model")
     arguments: Mapping[str, Json] = hints.get("encode_arg", {}) if encoder == "text" else {}
     data, vae, text_encoder = str(hints["data"]), hints.get("vae"), hints.get("text_encoder")
-    return PrecomputeRequest(data, str(model), store, (encoder,), vae=vae, text_encoder=text_encoder, encode_arg=arguments)
+    return PrecomputeRequest(
+        data, str(model), store, (encoder,), vae=vae, text_encoder=text_encoder, encode_arg=arguments, resample=_RESAMPLE
+    )
 
 
 def declared_encoder(
@@ -92,10 +96,10 @@ def _footage(request: Mapping[str, Json], read: Read, bucket: Size) -> tuple[str
 
     with read.open(str(request[VIDEO])) as file:
         digest = digest_opened(file)
-        video = videos.look(file)
+        video = videos.measure(file)
     rate, start, frames = as_rate(request["fps"]) if "fps" in request else None, int(request["start"][0]), int(request["bucket"][2])
     clip = Clip(_variant(video.size, bucket, request), frames, start, rate, video.rate)
-    return digest, Footage(read, str(request[VIDEO]), clip, tuple(video.timeline.take(rate, start, frames)))
+    return digest, Footage(read, str(request[VIDEO]), clip, tuple(video.timeline.take(rate, start, frames)), _RESAMPLE)
 
 
 @dataclass(slots=True)
@@ -126,7 +130,7 @@ class DeclaredEncoder:
             return Resolved(key, shot, {VIDEO: digest}, {"input_digest": digest})
         data = read(str(request["image"]))
         digest = digest_bytes(data)
-        shot = Still(data, _variant(images.measure(data), bucket, request))
+        shot = Still(data, _variant(images.measure(data), bucket, request), _RESAMPLE)
         return Resolved(key, shot, {str(request.get("role", IMAGE)): digest}, {"input_digest": digest})
 
     def prepare(self, resolved: Resolved) -> Prepared:

@@ -50,8 +50,7 @@ class _CallerEncoder:
     def window(self) -> int:
         return self.limit
 
-    def batch_limit(self, group: Hashable) -> int:
-        del group
+    def batch_limit(self, _group: Hashable) -> int:
         return self.limit
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:

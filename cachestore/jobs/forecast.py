@@ -340,13 +340,13 @@ class Glances:
         from cachestore.encode import videos
 
         with self._files.open(reference) as (file, _stat):
-            return videos.glance(file)
+            return videos.estimate(file)
 
     def _read_video(self, reference: str) -> "Video":
         from cachestore.encode import videos
 
         with self._files.open(reference) as (file, _stat):
-            return videos.look(file)
+            return videos.measure(file)
 
     def _measure(self, reference: str, reading: "PixelReading | None") -> "Size":
         """A picture's size from the first 256 KiB of its file, or from the whole file if its header is longer."""

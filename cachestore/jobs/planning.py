@@ -18,7 +18,7 @@ from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample
 from cachestore.core.spelling import option
 from cachestore.core.words import first_of, listed, noun, plural
 from cachestore.encode.bucket_rules import STEP, BucketSettings
-from cachestore.encode.resamplers import FIRST, check_resampler
+from cachestore.encode.resamplers import DEFAULT, check_resampler
 from cachestore.encode.unit import Encoder
 from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
@@ -326,17 +326,11 @@ def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loa
 
     A `loaded` model replaces the one that the request names. If there are latents, the last encoder makes masks.
     """
-    from cachestore.encode.masks import MaskEncoder
+    from cachestore.encode.masks import mask_encoders
     from cachestore.encode.recipes import encoders_for
 
-    found = encoders_for(_model_of(request, loaded), lambda path: digest_file(path, known))
-    latents = next((encoder for encoder in found if encoder.recipe.encoder == LATENTS), None)
-    is_input = any(encoder.recipe.make.get("makes") == "masked" for encoder in found)
-    # a mask that is part of a condition is not made a second time
-    is_part = any(encoder.recipe.read.get("mask_channels") for encoder in found)
-    factors = () if latents is None else (latents.recipe.read["spatial_factor"], latents.recipe.read["temporal_factor"])
-    masks = (MaskEncoder(*factors, is_input=is_input),) if factors and not is_part else ()
-    return resampled((*found, *masks), request.resample or FIRST)
+    encoders = encoders_for(_model_of(request, loaded), lambda path: digest_file(path, known))
+    return resampled((*encoders, *mask_encoders(encoders)), request.resample or DEFAULT)
 
 
 def _model_of(request: PrecomputeRequest, loaded: "LoadedModel | None") -> "ModelRequest":

@@ -19,7 +19,7 @@ from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
 from cachestore.core.keys import KEY_BYTES, Json, Key, Recipe
 from cachestore.core.ranks import RankInfo
 from cachestore.encode.environment import set_library_defaults
-from cachestore.encode.resamplers import NEW, Resample
+from cachestore.encode.resamplers import DEFAULT, Resample
 from cachestore.encode.unit import Encoder, Prepared, Read, Resolved, Result
 from cachestore.files.opening import free_bytes
 from cachestore.files.scratch import scratch_folder
@@ -116,7 +116,7 @@ def bench(
     folder: Path | None,
     say: Say,
     cancel: Cancel,
-    resample: Resample = NEW,
+    resample: Resample = DEFAULT,
 ) -> BenchReport:
     """Measure this machine. Temporary files lie in `folder`, else in TMPDIR, and are removed. `say` gets lines about the progress.
 
@@ -192,7 +192,7 @@ class Kept:
         """As the real encoder's."""
         return self.real.prepare(resolved)
 
-    def batch_limit(self, group: Hashable) -> int:
+    def batch_limit(self, group: Hashable, /) -> int:
         """As the real encoder's."""
         return self.real.batch_limit(group)
 
@@ -211,8 +211,7 @@ class _Free(Kept):
     made: dict[tuple[int, ...], dict[str, Any]] = field(default_factory=dict[tuple[int, ...], dict[str, Any]])
     """Tensors by shape."""
 
-    def batch_limit(self, group: Hashable) -> int:
-        del group
+    def batch_limit(self, _group: Hashable, /) -> int:
         return BATCH
 
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:

@@ -25,7 +25,7 @@ from cachestore.core.words import plural
 from cachestore.encode.batches import Batches
 from cachestore.encode.bucket_rules import STEP
 from cachestore.encode.compare import PIXELS, distance_of, find_difference, tolerance_of
-from cachestore.encode.resamplers import NEW
+from cachestore.encode.resamplers import DEFAULT
 from cachestore.encode.unit import Encoder
 from cachestore.files.scratch import scratch_folder
 from cachestore.jobs.fits import samples_of
@@ -341,7 +341,7 @@ def _compare_shown(
 
     make = shown_to(encoder, pipeline, request.device)
     for value in values:
-        made = make(value.item.frames(encoder.setup.resample))
+        made = make(value.item.frames())
         for name, mine in value.made.items():
             findings.add(name, value.sample, mine, made[name].cpu().to(mine.dtype), "text")
 
@@ -387,14 +387,14 @@ def _unlike_trainer(wanted: Planned) -> Iterator[Mapping[str, Json]]:
     for number, encoder in enumerate(wanted.encoders):
         if not isinstance(encoder, LatentsEncoder) or encoder.recipe.encoder != LATENTS:
             continue
-        plain = encoder.resampled(NEW)
+        plain = encoder.resampled(DEFAULT)
         for index in wanted.plan.units_of(number):
             request, reader = wanted.plan.unit(index).request, UnitReader(wanted.files)
             try:
                 theirs = encoder.resolve(request, reader)
                 unchosen = {name: value for name, value in request.items() if name not in _CHOSEN}
                 ours = plain.resolve({**unchosen, **_UNCHOSEN}, reader)
-                far = _levels_apart(theirs.item.pixels(encoder.setup.resample), ours.item.pixels(NEW))
+                far = _levels_apart(theirs.item.pixels(), ours.item.pixels())
             except (EncodeFailed, OSError):  # it is among the failures
                 continue
             fits: list[Json] = [{name: list(one.facts[name]) for name in ("bucket", "resized")} for one in (theirs, ours)]

@@ -239,7 +239,7 @@ def _frames(data: bytes, one: SampleLatents) -> "tuple[list[Image], ClipFile | N
     if start is None:
         raise EncodeFailed("the catalog does not say when the clip begins")
     rate = None if one.rate is None else as_rate(one.rate)
-    video = videos.look(BytesIO(data))
+    video = videos.measure(BytesIO(data))
     whole = CropBox(video.size, (0, 0, video.size.width, video.size.height))
     frames = next(iter(one.cell.facts.get("bucket", ())[_SIDES:]), 1)
     if start + frames > video.timeline.count(rate):

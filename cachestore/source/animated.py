@@ -82,5 +82,4 @@ def _frames_of_gif(data: bytes) -> int:
 
 
 def _table_bytes(flags: bytes) -> int:
-    """Return the bytes of a colour table by the flags that announce it."""
     return 3 << (flags[0] & 7) + 1 if flags and flags[0] & 0x80 else 0

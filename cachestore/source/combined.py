@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from cachestore.core.arguments import as_path_str
 from cachestore.core.errors import BadInput
@@ -205,11 +205,16 @@ def _walk(listed: Sequence[tuple[str, Source, Listing]], remarks: Remarks) -> It
         seen, before = Remarks(), len(owners)
         columns: dict[str, Json] = {SOURCE: label} | ({SOURCE_WEIGHT: float(source.share)} if is_weighted else {})
         for sample in listing.samples(seen):
-            try:
-                named = _of_source(sample, source, label, columns)
-            except BadInput as error:
-                seen.refused.append(Refused(sample.id, str(error)))
+            if named_twice := next((column for column in columns if column in sample.extras), None):
+                reason = (
+                    f"sample {sample.id!r} of {source.data} has its own column {named_twice!r}, but cachestore uses that name for the"
+                    " source: rename the column"
+                )
+                seen.refused.append(Refused(sample.id, reason))
                 continue
+            images = {role: tuple(f"{label}/{reference}" for reference in references) for role, references in sample.images.items()}
+            name = f"{source.name}/{sample.id}" if source.name else sample.id
+            named = replace(sample, id=name, images=images, extras={**sample.extras, **columns})
             owner = owners.setdefault(named.id, source)
             if owner is source:
                 yield named
@@ -224,14 +229,3 @@ def _walk(listed: Sequence[tuple[str, Source, Listing]], remarks: Remarks) -> It
             seen.refused.refuse_all(source.data)
         remarks.add(seen, f"{label}/", f"{source.name}/" if source.name else "")
         remarks.empty += [label] if len(owners) == before and not seen.collapsed else []
-
-
-def _of_source(sample: Sample, source: Source, label: str, columns: Mapping[str, Any]) -> Sample:
-    if taken := next((column for column in columns if column in sample.extras), None):
-        raise BadInput(
-            f"sample {sample.id!r} of {source.data} has its own column {taken!r}, but cachestore uses that name for the source:"
-            " rename the column"
-        )
-    images = {role: tuple(f"{label}/{reference}" for reference in references) for role, references in sample.images.items()}
-    name = f"{source.name}/{sample.id}" if source.name else sample.id
-    return replace(sample, id=name, images=images, extras={**sample.extras, **columns})

@@ -119,7 +119,6 @@ class Routed:
 
 @contextmanager
 def _unchanged(path: Path) -> Generator[tuple[BinaryIO, os.stat_result]]:
-    """An open file with its status. Raises OSError at the end if its stat record has changed."""
     with open_foreign(path, limit_bytes=_VIDEO_BYTES) as file:
         before = os.fstat(file.fileno())
         yield file, before

@@ -36,7 +36,9 @@ def list_source(data: str | Path, how: ListingOptions = PLAIN) -> Listing:
         if found := metadata_of(path):
             listing = list_tables(path, [one.path for one in found], partial(from_metadata, found, how), how)
             return replace(listing, left=partial(_beside_rows, path, [one.path for one in found], how))
-        _refuse_arrow(path)
+        there = {name for name in ("state.json", "dataset_info.json", "dataset_dict.json") if (path / name).is_file()}
+        if "dataset_dict.json" in there or len(there) == 2:
+            raise BadInput(f"{path} was written by save_to_disk of datasets: pass datasets.load_from_disk({str(path)!r}) to cs.precompute")
         return list_samples(Folder(path.absolute()), partial(_from_folder, path, how), path, how)
     suffix = path.suffix.lower()
     if suffix == ".txt" and os.path.isfile(path):  # noqa: PTH113
@@ -50,13 +52,6 @@ def list_source(data: str | Path, how: ListingOptions = PLAIN) -> Listing:
         raise BadInput(f"{path}: pass it to cs.precompute as datasets.load_dataset('arrow', data_files={str(path)!r}, split='train')")
     kinds = ", ".join(TABLE_SUFFIXES)
     raise BadInput(f"{path} is not a folder of images, a file of rows ({kinds}), a list of prompts (.txt) or a tar")
-
-
-def _refuse_arrow(folder: Path) -> None:
-    """Raise BadInput for a folder that `save_to_disk` of datasets wrote: it has pictures, but in tables."""
-    there = {name for name in ("state.json", "dataset_info.json", "dataset_dict.json") if (folder / name).is_file()}
-    if "dataset_dict.json" in there or len(there) == 2:
-        raise BadInput(f"{folder} was written by save_to_disk of datasets: pass datasets.load_from_disk({str(folder)!r}) to cs.precompute")
 
 
 _KINDS: Final = dict.fromkeys(IMAGE_SUFFIXES, IMAGE) | dict.fromkeys(VIDEO_SUFFIXES, VIDEO)
@@ -166,39 +161,39 @@ def _owners_of(found: Sequence[_File], how: ListingOptions, remarks: Remarks) ->
     return belonging
 
 
-def _by_owner(belonging: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, list[str]]]:
-    """Return the references by the stem that they belong to, and their role there."""
-    beside: dict[str, dict[str, list[str]]] = {}
-    for reference, (owner, role) in belonging.items():
-        beside.setdefault(owner, {}).setdefault(role, []).append(reference)
-    return beside
-
-
 def _from_folder(root: Path, how: ListingOptions, remarks: Remarks) -> Iterator[Sample]:
     walk, left = Walk(remarks.unused), Leftovers(remarks.unused)
     found, texts = _files_in(walk, root, how)
     belonging = _owners_of(found, how, remarks)
-    plain = [one for one in found if one.reference not in belonging]
-    kinds: dict[str, set[str]] = {}
-    for one in plain:
-        kinds.setdefault(one.stem, set()).add(one.kind)
-    beside = _by_owner(belonging)
-    twins, used = _twins_of(plain), set[str]()
-    spelled = cache(lambda: {*kinds, *(normal(one.reference) for one in found)})
-    for one in plain:
-        if one.kind == VIDEO and not how.videos:
-            left.unread.add(folded(one.stem))
-            remarks.unused.add(NO_FRAMES, one.reference)
+    beside: dict[str, dict[str, list[str]]] = {}
+    for reference, (owner, role) in belonging.items():
+        beside.setdefault(owner, {}).setdefault(role, []).append(reference)
+    plain = [file for file in found if file.reference not in belonging]
+    kinds, spellings = dict[str, set[str]](), dict[str, list[str]]()
+    for file in plain:
+        kinds.setdefault(file.stem, set()).add(file.kind)
+        if not file.reference.isascii():
+            spellings.setdefault(normal(file.reference), []).append(file.reference)
+    used = set[str]()
+    spelled = cache(lambda: {*kinds, *(normal(file.reference) for file in found)})
+    for file in plain:
+        if file.kind == VIDEO and not how.videos:
+            left.unread.add(folded(file.stem))
+            remarks.unused.add(NO_FRAMES, file.reference)
             continue
-        images = {role: refs for role, refs in beside.get(one.stem, {}).items() if goes_with(role, one.kind, kinds[one.stem])}
+        name = normal(file.reference)
+        images = {role: refs for role, refs in beside.get(file.stem, {}).items() if goes_with(role, file.kind, kinds[file.stem])}
+        if len(same := spellings.get(name, ())) > 1:
+            words = "are two spellings (Unicode forms) of one name, so they would be one sample: rename one of them"
+            remarks.refused.append(Refused(name, f"{same[0]!a} and {same[1]!a} {words}"))
+            continue
         try:
-            _refuse_twin(one, twins)
-            captions = _captions_of(one, texts, spelled, how=how, remarks=remarks, left=left)
+            captions = _captions_of(file, texts, spelled, how=how, remarks=remarks, left=left)
         except BadInput as error:
-            remarks.refused.append(Refused(normal(one.reference), str(error)))
+            remarks.refused.append(Refused(name, str(error)))
             continue
         used.update(reference for references in images.values() for reference in references)
-        yield Sample(normal(one.reference), {one.kind: (one.reference,)} | {role: (*refs,) for role, refs in images.items()}, captions)
+        yield Sample(name, {file.kind: (file.reference,)} | {role: (*refs,) for role, refs in images.items()}, captions)
     for reference in sorted(belonging.keys() - used):
         is_of_video = VIDEO in kinds.get(belonging[reference][0], ()) and not how.videos
         remarks.unused.add(NO_FRAMES if is_of_video else NO_OWNER, reference)
@@ -209,7 +204,7 @@ def _from_folder(root: Path, how: ListingOptions, remarks: Remarks) -> Iterator[
 
 
 def _captions_of(
-    one: _File,
+    file: _File,
     texts: Mapping[str, _Texts],
     spelled: Callable[[], AbstractSet[str]],
     *,
@@ -217,34 +212,17 @@ def _captions_of(
     remarks: Remarks,
     left: Leftovers,
 ) -> tuple[str, ...]:
-    """Return the captions of a picture or video, and note whether it has any. Raises BadInput for a file that cannot be read."""
-    prefix, slash, name = one.reference.rpartition("/")
+    prefix, slash, name = file.reference.rpartition("/")
     here = texts[f"{prefix}{slash}"]
     files = here.of(name, spelled)
-    left.note(one.stem, here.names.prefix, has_caption=bool(files))
-    captions = side_car([here.names.path / file for file in files], how, normal(one.reference), remarks)
+    left.note(file.stem, here.names.prefix, has_caption=bool(files))
+    captions = side_car([here.names.path / text for text in files], how, normal(file.reference), remarks)
     if files and not captions:  # such as a .json without a caption
         here.first.difference_update(files)
         left.fieldless[f"{here.names.prefix}{files[0]}"] = None
     left.has_json |= bool(captions) and files[0].endswith(".json")
     left.count(has_caption=bool(captions))
     return captions
-
-
-def _twins_of(found: Sequence[_File]) -> dict[str, list[str]]:
-    """Return the references that are the same in NFC, by that form."""
-    spelled: dict[str, list[str]] = {}
-    for one in found:
-        if not one.reference.isascii():
-            spelled.setdefault(normal(one.reference), []).append(one.reference)
-    return {name: those for name, those in spelled.items() if len(those) > 1}
-
-
-def _refuse_twin(one: _File, twins: Mapping[str, Sequence[str]]) -> None:
-    if twins and (those := twins.get(normal(one.reference))):
-        raise BadInput(
-            f"{those[0]!a} and {those[1]!a} are two spellings (Unicode forms) of one name, so they would be one sample: rename one of them"
-        )
 
 
 def _beside_rows(root: Path, tables: Sequence[Path], how: ListingOptions, references: Iterable[str]) -> Unused:

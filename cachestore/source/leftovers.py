@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from cachestore.core.spelling import option
 from cachestore.core.words import first_of, plural
 from cachestore.files.opening import open_foreign
 from cachestore.source.captions import normal
@@ -123,7 +124,7 @@ class Leftovers:
     """Returns the first bytes of a file in one of the folders, or none if it cannot be read."""
     _tails: dict[str, str] = field(default_factory=dict[str, str])
     """The stems by their last parts."""
-    _looks: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    _kinds: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     _left: int = _LOOKS
 
     def note(self, stem: str, prefix: str, *, has_caption: bool) -> None:
@@ -145,14 +146,14 @@ class Leftovers:
         if self.lacking * 2 <= self.samples or not found:
             return []
         named = first_of([name for reason in found for name in examples[reason]])
-        advice = [f"name the field of {name} that holds the caption, with --caption-column" for name in islice(self.fieldless, 1)]
+        advice = [f"name the field of {name} that holds the caption, with {option('caption_column')}" for name in islice(self.fieldless, 1)]
         advice += [f"rename {name} to {meant}" for name, meant in islice(self.spelled.items(), 1)]
         advice += [f"make a metadata.csv, with columns file_name and text, of {name}" for name in examples.get(UNREAD_TABLE, ())[:1]]
         advice += [f"give {examples[NO_PICTURE][0]} the name of its picture"] if NO_PICTURE in found else []
         words = (
             f"{self.lacking} of {plural(self.samples, 'sample')} of {where} would have the empty caption, but"
             f" {plural(sum(counts[reason] for reason in found), 'file looks', 'files look')} like captions that are not read ({named}):"
-            f" {', or '.join(advice)}; or pass --caption '' if the empty caption is meant"
+            f" {', or '.join(advice)}; or pass an empty {option('caption')} if the empty caption is meant"
         )
         return [words]
 
@@ -174,23 +175,18 @@ class Leftovers:
         if known is not None:
             return known
         near = None if suffix in _NEVER else self._near(names.prefix, stem)
-        if near is not None and self._is_text(names, name, suffix):
-            return self._reason_beside(near, f"{names.prefix}{name}")
+        if near is not None and (suffix in _NAMELY or self._kind(names, name, suffix) == "text"):
+            sample, has_caption = self.stems[near]
+            has_field = f"{names.prefix}{name}" not in self.fieldless
+            if has_field and not has_caption and len(self.spelled) < _NAMED:
+                self.spelled[f"{names.prefix}{name}"] = f"{sample}.txt"
+            return SECOND_CAPTION if has_field and has_caption else OTHER_SPELLING
         if suffix in _TABLES or (suffix in _TABLE_TEXTS and _TABLE_NAME.fullmatch(stem)):
             return UNREAD_TABLE
         if suffix in _CAPTIONS or (suffix == ".json" and (self.has_json or split_name(stem)[1] in _MEDIA)):
             self.orphans += 0 if folded(f"{names.prefix}{stem}") in self.unread else 1
             return NO_PICTURE
-        return UNKNOWN_ENDING if suffix not in _NAMELY and self._look(names, name, suffix) == "media" else NOT_DATA
-
-    def _reason_beside(self, near: str, name: str) -> str:
-        """The reason for a text that is meant for a sample, by its name."""
-        own, has_caption = self.stems[near]
-        if name in self.fieldless:
-            return OTHER_SPELLING
-        if not has_caption and len(self.spelled) < _NAMED:
-            self.spelled[name] = f"{own}.txt"
-        return SECOND_CAPTION if has_caption else OTHER_SPELLING
+        return UNKNOWN_ENDING if suffix not in _NAMELY and self._kind(names, name, suffix) == "media" else NOT_DATA
 
     def _near(self, prefix: str, stem: str) -> str | None:
         """The sample's stem that this one may be meant for: with a word such as `_caption`, or in a folder without pictures."""
@@ -213,12 +209,9 @@ class Leftovers:
                 self._tails.setdefault(one.rpartition("/")[2], one)
         return next((self._tails[one] for one in spelled if one in self._tails), None)
 
-    def _is_text(self, names: Names, name: str, suffix: str) -> bool:
-        return suffix in _NAMELY or self._look(names, name, suffix) == "text"
-
-    def _look(self, names: Names, name: str, suffix: str) -> str:
+    def _kind(self, names: Names, name: str, suffix: str) -> str:
         """What the first bytes of a file are: "media" (a picture, a video or a tar), "text" or "other"."""
-        seen = self._looks.setdefault(suffix, [])
+        seen = self._kinds.setdefault(suffix, [])
         if len(seen) < _LOOKS_EACH and self._left:
             self._left -= 1
             seen.append(_kind_of_bytes(self.peek(names.path / name)[:LOOK_BYTES]))

@@ -18,7 +18,7 @@ from cachestore.source.captions import MANIFEST_BYTES, normal
 from cachestore.source.files import Files, Folder
 from cachestore.source.reading import ListingOptions
 from cachestore.source.remarks import Refused, Remarks
-from cachestore.source.rows import look_at_columns
+from cachestore.source.rows import check_columns
 from cachestore.source.tables import is_metadata
 from cachestore.source.unused import Unused
 
@@ -153,7 +153,7 @@ def _checked(parse: Parse, where: Path | str, how: ListingOptions, remarks: Rema
     if has_captions and not has_text and not remarks.missing:
         remarks.wordless.append(str(where))
     if ids and remarks.columns:
-        look_at_columns(where, how, remarks, has_captions=has_captions, has_files=has_files)
+        check_columns(where, how, remarks, has_captions=has_captions, has_files=has_files)
 
 
 def _refuse_again(parse: Parse, again: Sequence[tuple[str, str, str]], remarks: Remarks) -> None:
@@ -171,7 +171,6 @@ def _refuse_again(parse: Parse, again: Sequence[tuple[str, str, str]], remarks: 
 
 
 def _origin_of(sample: Sample, remarks: Remarks) -> str:
-    """Where a sample is from: file and line, and what it is made of."""
     return f"{remarks.origin} ({_what_of(sample)!r})" if remarks.origin else _what_of(sample)
 
 

@@ -269,7 +269,6 @@ def _rows_of(texts: Any) -> "Iterator[Mapping[str, Any] | BadInput]":
 
 
 def _picture_columns(features: Mapping[str, Any], own: Sequence[str]) -> dict[str, str]:
-    """The picture columns by role. A single one may have any name. Raises BadInput for columns that cannot be used."""
     found = {name: kind for name, feature in features.items() if (kind := _picture_kind(feature)) is not None}
     for name, kind in found.items():
         if getattr(kind, "decode", False):

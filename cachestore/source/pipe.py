@@ -78,27 +78,23 @@ class _Line:
 
     def step(self, events: int) -> None:
         """Take in a question, or send more of an answer. Closes if the worker is gone."""
-        go_on = self._hand_out if events & selectors.EVENT_WRITE else self._take_in
         try:
             with suppress(BlockingIOError):
-                go_on()
+                if events & selectors.EVENT_WRITE:
+                    self._waiting = self._waiting[os.write(self._out, self._waiting[:_CHUNK]) :]
+                    if not len(self._waiting):
+                        self._selector.unregister(self._out)
+                        self._selector.register(self._in, selectors.EVENT_READ, self)
+                    return
+                asked = os.read(self._in, _CHUNK)
+                if not asked:
+                    self.close()
+                for question in self._questions.take(asked):  # one at most: a worker asks one thing at a time
+                    self._waiting = memoryview(_answer(self._pictures, question.head))
+                    self._selector.unregister(self._in)
+                    self._selector.register(self._out, selectors.EVENT_WRITE, self)
         except (OSError, ValueError):  # the worker is gone, and the process that watches it reports why; or what it says is no frame
             self.close()
-
-    def _take_in(self) -> None:
-        asked = os.read(self._in, _CHUNK)
-        if not asked:
-            self.close()
-        for question in self._questions.take(asked):  # one at most: a worker asks one thing at a time
-            self._waiting = memoryview(_answer(self._pictures, question.head))
-            self._selector.unregister(self._in)
-            self._selector.register(self._out, selectors.EVENT_WRITE, self)
-
-    def _hand_out(self) -> None:
-        self._waiting = self._waiting[os.write(self._out, self._waiting[:_CHUNK]) :]
-        if not len(self._waiting):
-            self._selector.unregister(self._out)
-            self._selector.register(self._in, selectors.EVENT_READ, self)
 
     def close(self) -> None:
         if not self._is_open:
@@ -167,7 +163,6 @@ class PipeFiles:
         return answer
 
     def _next_answer(self, until: float) -> Frame:
-        """Wait for an answer. Raises OSError at the end of the pipe, and after `patience_seconds`."""
         while system.is_readable(self._in, max(0.0, until - time.monotonic())):
             data = os.read(self._in, _CHUNK)
             if not data:

@@ -36,7 +36,12 @@ def read_prompts(path: Path) -> Prompts:
     lines = ((f"{path}, line {number}", line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip())
     match path.suffix.lower():
         case ".txt":
-            found = [as_pair(_from_line(line), where) for where, line in lines if not line.startswith("#")]
+            found: list[tuple[str, str]] = []
+            for where, line in lines:
+                prompt, *settings = _SETTING.split(line)  # of the settings, `--n` has the negative prompt; others are for pictures
+                parts = (setting.partition(" ") for setting in settings)
+                negative = next((text.strip() for name, _space, text in parts if name == _NEGATIVE), "")
+                found += [] if line.startswith("#") else [as_pair((prompt.strip(), negative), where)]
         case ".jsonl":
             found = [as_pair(json_row(line, where), where) for where, line in lines]
         case _:
@@ -66,13 +71,6 @@ def as_pair(given: object, where: str) -> tuple[str, str]:
     for text in cast("Sequence[str]", pair):
         refuse_caption(text, where)
     return cast("tuple[str, str]", tuple(pair))
-
-
-def _from_line(line: str) -> tuple[str, str]:
-    """The prompt before a line's settings, and the text of its setting `--n`. Other settings, such as `--w 512`, are for pictures."""
-    prompt, *settings = _SETTING.split(line)
-    parts = (setting.partition(" ") for setting in settings)
-    return prompt.strip(), next((text.strip() for name, _space, text in parts if name == _NEGATIVE), "")
 
 
 def _from_json(text: str, path: Path) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ from typing import Any, Final, TypeVar
 
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import Sample
+from cachestore.core.spelling import option
 from cachestore.core.words import first_of, plural
 from cachestore.source.unused import Unused
 
@@ -172,8 +173,10 @@ class Remarks:
 
     def in_words(self) -> tuple[str, ...]:
         """What the user should know before encoding, but for the files that are not used."""
-        of_roles = "if one holds masks or other images of the other's pictures, say so, as with --roles mask=masks/"
-        empty = "the empty one; --caption TEXT sets another"
+        of_roles = f"if one holds masks or other images of the other's pictures, say so, as with {option('roles', 'mask=masks/')}"
+        empty = f"the empty one; {option('caption', 'TEXT')} sets another"
+        column, roles, wildcards = option("caption_column", "NAME"), option("roles"), f"`wildcards` in {option('captions')}"
+        expand = f"to expand them, set {wildcards}"
         first = f" (only the first {_COMPARED} samples with two were compared)" if not self.compares else ""
         lines = (
             (self.missing, f"sample has no caption ({{}}): it gets {empty}", f"samples have no caption ({{}}): they get {empty}"),
@@ -184,8 +187,8 @@ class Remarks:
             ),
             (
                 self.multi_line,
-                "caption has several lines ({}): the whole text is one caption (see --caption-lines)",
-                "captions have several lines ({}): each whole text is one caption (see --caption-lines)",
+                f"caption has several lines ({{}}): the whole text is one caption (see {option('caption_lines')})",
+                f"captions have several lines ({{}}): each whole text is one caption (see {option('caption_lines')})",
             ),
             (
                 self.beside,
@@ -199,23 +202,23 @@ class Remarks:
             ),
             (
                 self.fieldless,
-                "file beside a picture has no field caption, text or prompt ({}): --caption-column NAME says which field it is",
-                "files beside pictures have no field caption, text or prompt ({}): --caption-column NAME says which field it is",
+                f"file beside a picture has no field caption, text or prompt ({{}}): {column} says which field it is",
+                f"files beside pictures have no field caption, text or prompt ({{}}): {column} says which field it is",
             ),
             (
                 self.dotted,
-                "caption in a tar belongs to nothing, as its name has several dots ({}): pass --tar-names last-dot",
-                "captions in tars belong to nothing, as their names have several dots ({}): pass --tar-names last-dot",
+                f"caption in a tar belongs to nothing, as its name has several dots ({{}}): pass {option('tar_names', 'last-dot')}",
+                f"captions in tars belong to nothing, as their names have several dots ({{}}): pass {option('tar_names', 'last-dot')}",
             ),
             (
                 self.wildcards,
-                "sample has wildcards such as {{a|b}} in a caption ({}), encoded as text: to expand them, set `wildcards` in --captions",
-                "samples have wildcards such as {{a|b}} in captions ({}), encoded as text: to expand them, set `wildcards` in --captions",
+                f"sample has wildcards such as {{{{a|b}}}} in a caption ({{}}), encoded as text: {expand}",
+                f"samples have wildcards such as {{{{a|b}}}} in captions ({{}}), encoded as text: {expand}",
             ),
             (
                 self.combinations,
-                "sample has more combinations of wildcards than `wildcards` in --captions ({}): that many are drawn and encoded",
-                "samples have more combinations of wildcards than `wildcards` in --captions ({}): that many are drawn and encoded",
+                f"sample has more combinations of wildcards than {wildcards} ({{}}): that many are drawn and encoded",
+                f"samples have more combinations of wildcards than {wildcards} ({{}}): that many are drawn and encoded",
             ),
             (
                 self.masks,
@@ -224,7 +227,7 @@ class Remarks:
             ),
             (range(self.collapsed), "duplicate prompt line is encoded once", "duplicate prompt lines are encoded once"),
             (self.empty, "source lists no samples ({})", "sources list no samples ({})"),
-            (self.nowhere, "entry of --roles names no file of the source ({})", "entries of --roles name no file of the source ({})"),
+            (self.nowhere, f"entry of {roles} names no file of the source ({{}})", f"entries of {roles} name no file of the source ({{}})"),
             (
                 self.same_names,
                 f"pair of folders has pictures of the same names ({{}}): {of_roles}",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachestore.core.samples import BESIDE, CONTROL, FIRST_FRAME, IMAGE, LAST_FRAME, MASK, REFERENCE, ROLES
+from cachestore.core.spelling import option
 from cachestore.core.words import first_of, listed
 from cachestore.source.captions import normal
 from cachestore.source.reading import ListingOptions
@@ -130,8 +131,23 @@ def asked_about(stems: Collection[str], plain: Iterable[str], how: ListingOption
     These are names such as OneTrainer's `cat-masklabel.png` beside `cat.png`, and folders with a known name such as `masks/`, in which
     every file has the name of one beside the folder or in a folder beside it.
     """
-    open_stems = [stem for stem in plain if role_by_location(stem, how) is None]
-    examples = _asked_endings(open_stems, stems) | _asked_folders(open_stems, stems, how)
+    examples: dict[tuple[str, str], str] = {}
+    inside: dict[tuple[str, str], list[tuple[str, _BelowFolder]]] = defaultdict(list)
+    for stem in plain:
+        if role_by_location(stem, how) is not None:
+            continue
+        ending = _ENDING.search(stem)
+        if ending is not None and stem[: ending.start()] in stems:
+            examples.setdefault((_ENDINGS[ending[1].lower()], ending[0]), stem)
+        folder = next((part for part in stem.split("/")[:-1] if _word(part) in _FOLDERS or part in how.roles), None)
+        if folder is not None and (part := _part_in(stem, f"{folder}/")) is not None:
+            inside[folder, part.parent].append((stem, part))
+    owners = _Owners(stems, {parent for _folder, parent in inside})
+    for (folder, parent), those in inside.items():
+        own = f"{parent}{folder}/"
+        if all(any(not owner.startswith(own) for owner in owners.of(part)) for _stem, part in those):
+            role = folder if folder in how.roles else _FOLDERS[_word(folder)]
+            examples.setdefault((role, f"{folder}/"), those[0][0])
     if not examples:
         return []
     given = [*how.roles, *(f"{role}={where}" for role, where in how.locations)]
@@ -140,36 +156,9 @@ def asked_about(stems: Collection[str], plain: Iterable[str], how: ListingOption
     what = listed(sorted({role for role, _where in examples}))
     words = (
         f"files such as {first_of(examples.values())} have the names of other pictures: if they go with these ({what}),"
-        f" pass --roles {as_roles}; if they are pictures to train on, pass --roles {as_images}"
+        f" pass {option('roles', as_roles)}; if they are pictures to train on, pass {option('roles', as_images)}"
     )
     return [words]
-
-
-def _asked_endings(open_stems: Iterable[str], stems: Collection[str]) -> dict[tuple[str, str], str]:
-    """Return an example for each (role, ending) that is asked about."""
-    examples: dict[tuple[str, str], str] = {}
-    for stem in open_stems:
-        found = _ENDING.search(stem)
-        if found is not None and stem[: found.start()] in stems:
-            examples.setdefault((_ENDINGS[found[1].lower()], found[0]), stem)
-    return examples
-
-
-def _asked_folders(open_stems: Iterable[str], stems: Collection[str], how: ListingOptions) -> dict[tuple[str, str], str]:
-    """Return an example for each (role, folder) that is asked about."""
-    inside: dict[tuple[str, str], list[tuple[str, _BelowFolder]]] = defaultdict(list)
-    for stem in open_stems:
-        folder = next((part for part in stem.split("/")[:-1] if _word(part) in _FOLDERS or part in how.roles), None)
-        if folder is not None and (part := _part_in(stem, f"{folder}/")) is not None:
-            inside[folder, part.parent].append((stem, part))
-    owners = _Owners(stems, {parent for _folder, parent in inside})
-    examples: dict[tuple[str, str], str] = {}
-    for (folder, parent), those in inside.items():
-        own = f"{parent}{folder}/"
-        if all(any(not owner.startswith(own) for owner in owners.of(part)) for _stem, part in those):
-            role = folder if folder in how.roles else _FOLDERS[_word(folder)]
-            examples.setdefault((role, f"{folder}/"), those[0][0])
-    return examples
 
 
 def _word(folder: str) -> str:

@@ -14,6 +14,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.inputs import CROP, OWN_CAPTION, SIZE, are_whole
 from cachestore.core.keys import Json, digest_text
 from cachestore.core.samples import IMAGE, ROLES, SHOWN, VIDEO, Sample
+from cachestore.core.spelling import option
 from cachestore.core.words import NAMED, first_of, misspelt
 from cachestore.source.animated import is_animated_path
 from cachestore.source.captions import CAPTION_SUFFIXES, captions_in, lines_of, normal, other_captions
@@ -78,11 +79,21 @@ def from_manifest(path: Path, how: ListingOptions, remarks: Remarks, below: str 
     is_cells = path.suffix.lower() in {".csv", ".tsv"}
     of_files = (*_FILES, IMAGE, VIDEO, *(f"{IMAGE}{end}" for end in _OF_ROLE))
 
+    may_be_empty = {*_EMPTY_IS_NONE, *how.roles, *(f"{role}{end}" for role in (*ROLES, *how.roles) for end in _OF_ROLE)}
+
+    def cells_of(row: Row) -> dict[str, Any]:
+        # an empty cell of a reference, crop, size or own caption is left out, and a crop or size is parsed as a list
+        cells = {name: value for name, value in row.items() if value or not (name in may_be_empty or name.startswith(OWN_CAPTION))}
+        for column in cells.keys() & {CROP, SIZE}:
+            with suppress(RecursionError, ValueError):
+                cells[column] = json.loads(cells[column])
+        return cells
+
     def parse(row: "Row | BadInput") -> tuple[Sample]:
         if isinstance(row, BadInput):
             raise row
         where = remarks.origin
-        cells = _cells(row, how.roles) if is_cells else row
+        cells = cells_of(row) if is_cells else row
         if needs_file and not any(map(row.get, of_files)):
             raise BadInput(f"{where}: a row needs `{FILE_COLUMN}`; its columns are {_listed_columns(row)}")
         named = _with_files(named_row(cells, where, how), where, how.roles, path.parent if how.videos else None)
@@ -122,16 +133,6 @@ def from_prompts(path: Path, remarks: Remarks) -> Iterator[Sample]:
     return taken(((f"{path}, line {number}", line) for number, line in lines_of(path)), parse, lambda _line: (), remarks)
 
 
-def _cells(row: Row, roles: Sequence[str]) -> dict[str, Any]:
-    """The values of a CSV row. A crop or size is parsed as a list; an empty cell of a reference, crop, size or own caption is left out."""
-    may_be_empty = {*_EMPTY_IS_NONE, *roles, *(f"{role}{end}" for role in (*ROLES, *roles) for end in _OF_ROLE)}
-    cells = {name: value for name, value in row.items() if value or not (name in may_be_empty or name.startswith(OWN_CAPTION))}
-    for column in cells.keys() & {CROP, SIZE}:
-        with suppress(RecursionError, ValueError):
-            cells[column] = json.loads(cells[column])
-    return cells
-
-
 def names_of(row: object) -> list[str]:
     """The id that a row asks for, else the file that it names; empty if it has neither, or none that may be an id."""
     if not isinstance(row, Mapping):
@@ -148,7 +149,6 @@ def names_of(row: object) -> list[str]:
 
 
 def _refuse_name(name: str, what: str) -> None:
-    """Raise BadInput for a text that can be neither an id nor a path."""
     if "\0" in name:
         raise BadInput(f"{what} has a NUL character in it ({name[:60]!r}): write it again")
     try:
@@ -223,14 +223,15 @@ def check_row(named: Mapping[str, Any], where: str, row: Mapping[str, Any], role
         )
 
 
-def look_at_columns(where: Path | str, how: ListingOptions, remarks: Remarks, *, has_captions: bool, has_files: bool) -> None:
+def check_columns(where: Path | str, how: ListingOptions, remarks: Remarks, *, has_captions: bool, has_files: bool) -> None:
     """Add remarks if no row of a source has a caption or a picture, and on columns that are nearly called as known ones."""
     columns = _listed_columns(remarks.columns)
     if not has_captions:
         called = " or ".join(_CAPTIONS) if how.caption_column is None else how.caption_column
         remarks.uncaptioned.append(
             f"no row of {where} has a caption: its columns are {columns}; a caption's column is called {called}: rename it,"
-            " or pass --caption-column NAME, or --caption TEXT for what each sample gets ('' is the empty caption)"
+            f" or pass {option('caption_column', 'NAME')}, or {option('caption', 'TEXT')} for what each sample gets ('' is the empty"
+            " caption)"
         )
     if not has_files and remarks.columns.keys() - {"id", *_CAPTIONS}:  # captions alone are meant as such
         known = ", ".join(name for name in _KNOWN if name not in _CAPTIONS)
@@ -297,7 +298,6 @@ def _given_id(given: object, where: str) -> str:
 
 
 def _kept(extras: Mapping[str, Any], where: str) -> Mapping[str, Json]:
-    """The columns of the user's own. Raises BadInput for a value that cannot be kept beside the sample."""
     for column, value in extras.items():
         if isinstance(value, str):
             if column.startswith(OWN_CAPTION):

@@ -16,7 +16,7 @@ from decimal import Decimal
 from importlib import import_module
 from math import isnan
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TextIO, cast
+from typing import Any, Final, TextIO, cast
 
 from cachestore.core.arguments import is_broken
 from cachestore.core.errors import BadInput, MissingExtra
@@ -98,14 +98,14 @@ def _has_rows(path: Path) -> bool:
         found = parse_json(read_text(path), str(path))
     except (BadInput, OSError):
         return True
-    return isinstance(found, list) or any(_is_named_row(*item) for item in cast("dict[str, object]", found).items())
-
-
-def _is_named_row(name: str, value: object) -> bool:
-    is_file = Path(name).suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES
-    return (
-        is_file if isinstance(value, str) else isinstance(value, dict) and (is_file or not value.keys().isdisjoint((CAPTION_COLUMN, _TAGS)))
-    )
+    if isinstance(found, list):
+        return True
+    for name, value in cast("dict[str, object]", found).items():
+        is_file = Path(name).suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES
+        has_caption = isinstance(value, dict) and not value.keys().isdisjoint((CAPTION_COLUMN, _TAGS))
+        if has_caption or (is_file and isinstance(value, str | dict)):
+            return True
+    return False
 
 
 def rows_of(path: Path, known: Iterable[str]) -> Rows:
@@ -260,8 +260,9 @@ def _quoted_at_end(line: str, delimiter: str, *, is_open: bool) -> int:
 
 def _cells_of(path: Path, known: Iterable[str]) -> Rows:
     suffix = path.suffix.lower()
-    with open_foreign(path, limit_bytes=MANIFEST_BYTES) as file, _as_text(file, path) as text:
-        lines = _CellLines(text)
+    with open_foreign(path, limit_bytes=MANIFEST_BYTES) as file:
+        refuse_marks(cast("Any", file).peek(4)[:4], path)
+        lines = _CellLines(io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=""))
         header = next((line for line in lines if line.strip()), None)
         if header is None:
             return
@@ -285,11 +286,6 @@ def _cells_of(path: Path, known: Iterable[str]) -> Rows:
                 yield origin, BadInput(f"{origin}: a quote in this line is not closed; correct this line")
             elif record:
                 yield origin, _row(columns, record, delimiter, origin)
-
-
-def _as_text(file: BinaryIO, path: Path) -> TextIO:
-    refuse_marks(cast("Any", file).peek(4)[:4], path)
-    return io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
 def _columns(header: str, delimiters: str, known: frozenset[str], path: Path) -> tuple[list[str], str]:
@@ -377,15 +373,13 @@ def _rows_of_batch(batch: Any) -> Iterator[Row | None]:
     try:
         rows: list[Row | None] = batch.to_pylist()
     except UnicodeDecodeError:
-        rows = [_row_of_batch(batch, number) for number in range(batch.num_rows)]
+        rows = []
+        for number in range(batch.num_rows):
+            try:
+                rows.append({name: column[number].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)})
+            except UnicodeDecodeError:
+                rows.append(None)
     return (None if row is None else {name: _plain(value) for name, value in row.items()} for row in rows)
-
-
-def _row_of_batch(batch: Any, number: int) -> Row | None:
-    try:
-        return {name: column[number].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-    except UnicodeDecodeError:
-        return None
 
 
 def _plain(value: Any) -> Any:

@@ -220,7 +220,11 @@ def list_tars(paths: Sequence[Path], how: ListingOptions = PLAIN) -> Listing:
             if reference in members:
                 unused.add(REPLACED, reference)
             members[reference] = member  # the later of two members of one name counts, as in unpacking
-            if not _sort_in(groups, reference, how, listed, is_clip=how.videos and _is_animated(member, name)):
+            is_clip = False
+            if how.videos and Path(name).suffix.lower() in ANIMATED:
+                with member.open_tar() as (file, _stat), BufferedReader(_MemberFile(file, member.offset, member.size)) as part:
+                    is_clip = is_animated(part)
+            if not _sort_in(groups, reference, how, listed, is_clip=is_clip):
                 others[reference] = None
     problems.refuse(where)
     listed.asks += asked_about(groups, groups, how)
@@ -228,11 +232,14 @@ def list_tars(paths: Sequence[Path], how: ListingOptions = PLAIN) -> Listing:
     left = Leftovers(unused, peek=partial(_first_bytes, members))
     _account(groups, others, how, left)
 
+    def ids_of(group: _Group) -> list[str]:
+        return [normal(reference) for reference in sorted({*group.pictures, *(group.videos if how.videos else ())}, key=by_spelling)]
+
     def parse(remarks: Remarks) -> Iterator[Sample]:
         remarks.add(listed)
         remarks.captions_elsewhere += left.captions_elsewhere(str(where)) if how.caption is None else ()
         ordered = ((f"{key} in {where}", groups[key]) for key in sorted(groups, key=by_spelling))
-        for sample in taken(ordered, partial(_samples, members, how, remarks), partial(_ids_of, how), remarks):
+        for sample in taken(ordered, partial(_samples, members, how, remarks), ids_of, remarks):
             remarks.origin = ""  # a sample's picture says where it is
             yield sample
 
@@ -246,13 +253,6 @@ class _Group:
     roles: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     texts: dict[str, str] = field(default_factory=dict[str, str])
     row: str | None = None
-
-
-def _is_animated(member: Member, name: str) -> bool:
-    if Path(name).suffix.lower() not in ANIMATED:
-        return False
-    with member.open_tar() as (file, _stat), BufferedReader(_MemberFile(file, member.offset, member.size)) as part:
-        return is_animated(part)
 
 
 def _split(name: str, how: ListingOptions) -> tuple[str, str]:
@@ -306,7 +306,6 @@ def _join_by_location(groups: dict[str, _Group], how: ListingOptions, remarks: R
 
 
 def _account(groups: Mapping[str, _Group], others: Iterable[str], how: ListingOptions, left: Leftovers) -> None:
-    """Account for what is not used of the members."""
     unclaimed = [*others]
     for key, group in groups.items():
         texts = [group.texts[suffix] for suffix in _TEXTS if suffix in group.texts]
@@ -341,11 +340,6 @@ def _first_bytes(members: Mapping[str, Member], path: Path) -> bytes:
         return b""
 
 
-def _ids_of(how: ListingOptions, group: _Group) -> list[str]:
-    """The ids of a group's samples, but for one that its row gives."""
-    return [normal(reference) for reference in sorted({*group.pictures, *(group.videos if how.videos else ())}, key=by_spelling)]
-
-
 def _samples(members: Mapping[str, Member], how: ListingOptions, remarks: Remarks, group: _Group) -> Iterator[Sample]:
     of_roles = dict.fromkeys(group.videos if how.videos else (), VIDEO) | dict.fromkeys(group.pictures, IMAGE)
     if not of_roles:
@@ -378,7 +372,6 @@ def _samples(members: Mapping[str, Member], how: ListingOptions, remarks: Remark
 
 
 def _text_of(members: Mapping[str, Member], reference: str) -> str:
-    """The text of a member. Raises BadInput if it cannot be read."""
     member = members[reference]
     where = f"{reference} in {member.tar}"
     if member.size > TEXT_BYTES:

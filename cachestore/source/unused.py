@@ -17,7 +17,7 @@ TRAINER_CACHE, NOT_DATA = "trainer-cache", "not-data"
 REASONS: Final[Mapping[str, str]] = {
     NO_DECODER: "a kind of picture or video that is not decoded here: convert it, such as to PNG, JPEG or MP4",
     UNKNOWN_ENDING: "by its content a picture, a video or a tar, but its name ends otherwise: give it the right ending, such as .jpg",
-    NO_FRAMES: "a video, or an image that goes with one: pass --frames to say how many frames of each video to encode",
+    NO_FRAMES: "a video, or an image that goes with one: pass `frames` to say how many frames of each video to encode",
     OTHER_SPELLING: "it looks like a caption, but is not read: for cat.png it must be cat.txt, or cat.json with a field caption",
     UNREAD_TABLE: "by its name a table of captions, but it is not read: make a metadata.csv or metadata.jsonl of it",
     NO_PICTURE: "a caption, but no picture or video that is used has this name: add the picture, or remove the caption",

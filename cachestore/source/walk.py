@@ -94,7 +94,6 @@ class Walk:
             return []
 
     def _is_folder(self, entry: "os.DirEntry[str]") -> bool:
-        """Whether this is a folder or a link to one. Adds a problem if it cannot be examined."""
         try:
             return entry.is_dir()
         except OSError as error:

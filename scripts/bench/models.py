@@ -28,7 +28,7 @@ import torch
 
 from cachestore.core.words import human_bytes
 from cachestore.encode.random_model import CLIP_IDS, CLIP_L, FLUX_VAE, KL, REAL, T5_IDS, T5_XXL, RandomSize, random_model
-from cachestore.encode.resamplers import NEW, RESAMPLERS
+from cachestore.encode.resamplers import DEFAULT, RESAMPLERS
 from cachestore.maintain.bench import BenchReport, Row, bench, bench_model
 
 BIG_G = {"hidden_size": 1280, "intermediate_size": 5120, "num_attention_heads": 20, "num_hidden_layers": 32, "projection_dim": 1280}
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print. A model that cannot be measured is named; the run goes on with the others, and ends with 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--resample", choices=RESAMPLERS, default=NEW)
+    parser.add_argument("--resample", choices=RESAMPLERS, default=DEFAULT)
     parser.add_argument("--only", choices=MODELS, action="append")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--tiny", action="store_true")

@@ -95,7 +95,7 @@ def compare_pixels(trainer: Any, folder: Path) -> Iterator[Compared]:
                 if RULES[trainer].may_limit:
                     settings |= dict(zip(("bucket_min", "bucket_max"), RULES[trainer].limits, strict=True))
                 variant = variant_of(settings, images.measure(data, reading), "")
-                ours = Still(data, variant, reading=reading).pixels(RULES[trainer].resample)
+                ours = Still(data, variant, RULES[trainer].resample, reading).pixels()
                 its_own = variant_of(settings, images.measure(data, RULES[trainer].reading), "")
                 theirs = prepare(path, its_own.bucket, its_own.box.resized)
                 if ours.shape != theirs.shape:

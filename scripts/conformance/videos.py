@@ -185,7 +185,7 @@ def found(path: Path, rate: int | None) -> "np.ndarray[Any, Any]":
     from cachestore.encode.buckets import CropBox
 
     file = BytesIO(path.read_bytes())
-    video = videos.look(file)
+    video = videos.measure(file)
     whole = CropBox(video.size, (0, 0, video.size.width, video.size.height))
     wanted = None if rate is None else Fraction(rate)
     times = video.timeline.take(wanted, 0, video.timeline.count(wanted))

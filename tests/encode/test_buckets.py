@@ -21,7 +21,7 @@ def resolutions_and_steps(draw):
 
 @pytest.mark.parametrize(("resolution", "step"), [(0, 64), (63, 64), (512, 0), (-1, 1), (512, -64)])
 def test_a_resolution_below_the_step_has_no_buckets(resolution, step):
-    with pytest.raises(BadInput, match="bucket"):
+    with pytest.raises(BadInput):
         bucket_list(resolution, step)
 
 

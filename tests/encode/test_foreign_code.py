@@ -59,7 +59,7 @@ def part(folder, kind, name, class_name):
     ],
 )
 def test_no_loader_runs_code_of_the_folder(folder, load, kind, name, class_name):
-    with pytest.raises(BadInput, match="cannot load"):
+    with pytest.raises(BadInput):
         load(part(folder, kind, name, class_name))
     assert not Path(folder.parent / "marker").exists()
 

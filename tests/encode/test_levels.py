@@ -13,9 +13,9 @@ from PIL import Image, ImageCms
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.encode import images
+from cachestore.encode.kinds import Masked
 from cachestore.encode.levels import read_alpha, read_levels
 from cachestore.encode.masks import MaskEncoder
-from cachestore.encode.shots import look_at_masked
 from tests.encode import test_masks
 from tests.encode.test_masks import grey, png, resolve
 
@@ -210,45 +210,20 @@ def test_a_mask_of_any_mode_is_read_or_refused(mode, form):
             assert read(data).grey.mode == "L"
 
 
-# Keys
-
-
-def test_a_mask_whose_levels_are_as_they_were_keeps_its_key_and_any_other_gets_a_new_one():
-    """A mask of the same bytes gave these pixels before: on white, and converted by its profile."""
-    tagged = saved(Image.fromarray(rgba(LEFT, FLAT)), icc_profile=ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
-    same = [LUMINANCE[name] for name in ("opaque", "grey", "one bit", "a palette", "16 bits", "rotated by EXIF")]
-    same += [profiled(LEFT, 1.0), tagged, png(rgba(FLAT, FLAT * 0))]
-    values = np.repeat(np.arange(64, dtype=np.uint8)[None] * 4, 48, axis=0)
-    others = [*ALPHA.values(), LUMINANCE["transparent everywhere"], LUMINANCE["half transparent everywhere"], profiled(values, 1.0)]
-    for data, is_new in [*((one, False) for one in same), *((one, True) for one in others)]:
-        before, now = np.asarray(images.decode(data).convert("L")), of(data)
-        assert (read_levels(data).transform != {}) == is_new == (not np.array_equal(before, now))
-    from cachestore.core.keys import digest_bytes, input_key
-    from cachestore.encode.masks import mask_recipe
-
-    exactly: dict[str, Any] = {"bucket": [64, 48], "crop": [0, 0, 64, 48], "resized": [64, 48]}
-    plain = resolve(LUMINANCE["grey"], PICTURE, resolution=56)
-    assert plain.key == input_key(mask_recipe(2).fingerprint, {"mask": digest_bytes(LUMINANCE["grey"])}, exactly)
-    alpha = ALPHA["a WebP"]
-    keyed = input_key(mask_recipe(2).fingerprint, {"mask": digest_bytes(alpha)}, {**exactly, "levels": "alpha"})
-    assert resolve(alpha, PICTURE, resolution=56).key == keyed
-
-
 def test_the_mask_of_an_inpainting_model_is_read_by_the_same_rule():
     alpha, plain = ALPHA["black with the mask in its alpha"], png(LEFT)
     request = {"image": "m", "like": "p", "role": "mask", "resolution": 56, "step": 16}
 
     def seen(mask):
         read: Any = {"m": mask, "p": PICTURE}.__getitem__
-        return look_at_masked(request, read, "pillow")
+        return Masked().read_files(request, read, "lanczos")
 
-    np.testing.assert_array_equal(seen(alpha).shot.pixels("pillow"), seen(plain).shot.pixels("pillow"))
-    assert (seen(alpha).transform.get("levels"), "levels" in seen(plain).transform) == ("alpha", False)
+    np.testing.assert_array_equal(seen(alpha).shot.pixels(), seen(plain).shot.pixels())
     for encoder in (MaskEncoder(8, is_input=True), MaskEncoder(8)):
         one, other = (encoder.prepare(resolve(mask, PICTURE, encoder)).payload for mask in (alpha, plain))
         np.testing.assert_array_equal(one, other)
     with pytest.raises(EncodeFailed, match="up to 1 of 255"):
-        seen(CANNOT["0 and 1"][0]).shot.pixels("pillow")
+        seen(CANNOT["0 and 1"][0]).shot.pixels()
 
 
 # A picture's own alpha
@@ -266,8 +241,8 @@ def test_the_alpha_of_a_picture_is_its_mask_where_that_is_asked_for():
         read_alpha(png(np.concatenate([colours, LEFT[..., None] // 255], axis=-1)))
     request = {"image": "p", "like": "p", "role": "mask", "resolution": 56, "step": 16, "alpha": "mask"}
     read: Any = {"p": cut}.__getitem__
-    given = look_at_masked(request, read, "pillow").shot.pixels("pillow")[..., 3]
+    given = Masked().read_files(request, read, "lanczos").shot.pixels()[..., 3]
     np.testing.assert_array_equal(given, 255 - LEFT)  # of an inpainting model, what is opaque is painted anew
-    with pytest.raises(EncodeFailed, match="either may be the mask"):  # without the option it is a mask like any other
+    with pytest.raises(EncodeFailed):  # without the option it is a mask like any other
         made(b"", cut, image="picture.png")
     assert (made(png(FLAT * 0), cut, alpha="mask") == 0).all()  # a mask of its own wins

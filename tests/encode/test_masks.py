@@ -81,7 +81,7 @@ def test_the_key_is_of_the_mask_and_the_crop_of_its_picture():
 
 
 def test_a_mask_of_another_shape_than_its_picture_is_refused():
-    with pytest.raises(EncodeFailed, match="the mask has 64 x 64 pixels, but its picture 100 x 70"):
+    with pytest.raises(EncodeFailed):
         resolve(grey(64, 64), grey(100, 70))
     resolve(grey(33, 23), grey(100, 70))
 

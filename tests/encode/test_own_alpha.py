@@ -115,7 +115,7 @@ def test_alphas_can_be_added_to_a_data_set_and_are_not_lost_without_a_word(built
     store = tmp_path / "store"
     cs.precompute(folder, store=store, inline=True, **options(built))
     assert cs.precompute(folder, store=store, inline=True, alpha="mask", **options(built)).encoded == 3
-    with pytest.raises(RecipeMismatch, match="alpha"):
+    with pytest.raises(RecipeMismatch):
         cs.precompute(folder, store=store, inline=True, **options(built))
     assert cs.repair(store, refill=True).missing == 0
 
@@ -153,7 +153,7 @@ def test_files_that_will_fail_are_named_by_the_plan(built, tmp_path, capsys):
     reasons = {str(one["sample"]): str(one["reason"]) for one in forecast.will_fail}
     assert reasons.keys() == contents.keys() - {"long.mkv", "fine.png"} | {"gone.png"}
     assert forecast.will_fail_count == len(reasons) == 8
-    assert "the smallest count of --frames is 9" in reasons["short.mkv"]
+    assert "the smallest count of frames is 9" in reasons["short.mkv"]
     assert "ends early" in reasons["cut.mkv"]
     assert json.loads(json.dumps(forecast.as_json()))["will_fail"][0].keys() == {"sample", "reason"}
     report = cs.precompute(data, store=tmp_path / "store", inline=True, **asked)

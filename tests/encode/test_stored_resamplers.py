@@ -81,11 +81,7 @@ def test_replacing_the_samples_alone_keeps_the_way(run):
 def test_values_are_checked_and_refilled_in_the_way_in_which_they_were_made(run, tmp_path, name):
     pytest.importorskip("cv2")
     run(resample=name)
-    check_recompute_and_refill(tmp_path / "store")
-
-
-def check_recompute_and_refill(store):
-    """The values that are made again, by verify and by repair, are those that were stored."""
+    store = tmp_path / "store"
     before = _values(store)
     assert cs.verify(store, recompute=3).ok
     for segment in (store / "segments").rglob("*.safetensors"):

@@ -77,10 +77,10 @@ def test_threads_that_prefetch_resize_alone_and_the_callers_thread_does_not(thre
     pixels = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
 
     def resized(_item):
-        made = fit(pixels, Size(128, 128), resample="lanczos")
+        made = fit(pixels, Size(128, 128), None, "lanczos")
         return made.tobytes(), torch.get_num_threads(), is_prefetching()
 
-    expected = fit(pixels, Size(128, 128), resample="lanczos").tobytes()
+    expected = fit(pixels, Size(128, 128), None, "lanczos").tobytes()
     found = set(prefetch(resized, iter(range(6)), threads=threads, depth=6))
     assert found == {(expected, 1, True) if threads else (expected, NUMBER, False)}
     assert torch.get_num_threads() == in_new_thread(torch.get_num_threads) == NUMBER

@@ -48,7 +48,7 @@ def test_a_lossless_clip_is_what_was_written_at_any_rate(name):
     else:
         painted, shown = frames, frames
     data = write(painted, rate=25, **EXACT[name])
-    video = videos.look(BytesIO(data))
+    video = videos.measure(BytesIO(data))
     whole = CropBox(video.size, (0, 0, video.size.width, video.size.height))
     found = videos.take(BytesIO(data), video.timeline.take(None, 0, 12), video.size, whole)
     assert np.abs(found - np.stack(shown)).max() <= (1 if "alpha" in name else 0)

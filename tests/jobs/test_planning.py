@@ -99,7 +99,7 @@ def test_wildcards_are_expanded_and_what_is_beyond_the_most_is_reported(tmp_path
     plan = plan_for(tmp_path, data, captions=CaptionPolicy(wildcards=4))
     assert len(texts_of(plan)) == 1 + 2 + 4 + 1
     assert [remark for remark in plan.remarks if "wildcards" in remark] == [
-        "1 sample has more combinations of wildcards than `wildcards` in --captions (b): that many are drawn and encoded"
+        "1 sample has more combinations of wildcards than `wildcards` in captions (b): that many are drawn and encoded"
     ]
     [remark] = [remark for remark in plan_for(tmp_path, data).remarks if "wildcards" in remark]
     assert remark.startswith("2 samples have wildcards such as {a|b} in captions (a, b), encoded as text")

@@ -6,6 +6,7 @@ from io import BytesIO
 import pytest
 
 from cachestore.core.errors import BadInput
+from cachestore.core.spelling import option
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.source.combined import list_path
 from cachestore.source.reading import ListingOptions
@@ -86,8 +87,8 @@ def test_a_mask_of_no_picture_or_of_several_is_no_sample_and_named(tmp_path):
 def test_names_that_may_be_of_masks_are_asked_about_with_the_option_for_either_meaning(tmp_path, names, as_role, as_picture):
     folder(tmp_path, dict.fromkeys(names, ""))
     _found, [words] = images(tmp_path, videos=True)
-    assert f"pass --roles {as_role};" in words
-    assert words.endswith(f"pass --roles {as_picture}")
+    assert f"pass {option('roles', as_role)};" in words
+    assert words.endswith(f"pass {option('roles', as_picture)}")
     owned, asks = images(tmp_path, as_role, videos=True)
     pictures, none = images(tmp_path, as_picture, videos=True)
     assert (asks, none) == ([], [])
@@ -98,7 +99,7 @@ def test_names_that_may_be_of_masks_are_asked_about_with_the_option_for_either_m
 def test_the_option_that_is_asked_for_keeps_what_was_given(tmp_path):
     folder(tmp_path, dict.fromkeys(("a.png", "a.depth.png", "masks/a.png", "a-condlabel.png"), ""))
     _found, [words] = images(tmp_path, "depth,control=-condlabel")
-    assert "pass --roles depth,control=-condlabel,mask=masks/;" in words
+    assert "depth,control=-condlabel,mask=masks/" in words
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_folders_with_the_same_names_get_one_remark_and_stop_nothing(tmp_path):
     assert len(list(list_path(tmp_path).samples(remarks))) == 8
     assert (remarks.asks, remarks.same_names) == ([], ["10_cat/ and 5_dog/"])
     [words] = [words for words in remarks.in_words() if "same names" in words]
-    assert "--roles mask=masks/" in words
+    assert option("roles", "mask=masks/") in words
 
 
 def test_an_entry_that_names_no_file_gets_a_remark(tmp_path):
@@ -149,5 +150,5 @@ def test_a_tar_has_the_same_locations(tmp_path):
     "roles", ["mask=masks", "mask=", "video=x/", "Depth=x/", "caption=x/", "mask=/", "mask=../", "mask=a//b/", "mask=-", "mask"]
 )
 def test_a_location_that_is_none_is_refused(roles):
-    with pytest.raises(BadInput, match="roles must be"):
+    with pytest.raises(BadInput):
         reading(roles)
