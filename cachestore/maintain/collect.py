@@ -5,11 +5,11 @@ catalog before it ends, so the catalogs name everything that an ended pass made.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cachestore.core import system
 from cachestore.core.arguments import as_path, as_whole
@@ -22,12 +22,11 @@ from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.opening import reason_of
 from cachestore.files.paths import Layout
 from cachestore.files.removal import remove_file
-from cachestore.storage import verify as storage_verify
+from cachestore.maintain.checks import lost_catalogs
 from cachestore.storage.catalog import list_generations, list_names, no_data_set, read_catalog
 from cachestore.storage.catalog_writer import mark_dropped
 from cachestore.storage.commit import commit
 from cachestore.storage.compact import choose_groups, compact_segments
-from cachestore.storage.findings import Finding, finding_of
 from cachestore.storage.gc import (
     GRACE_SECONDS,
     due_lists,
@@ -46,22 +45,17 @@ from cachestore.storage.marked import MarkedList, list_marked, marked_segments
 from cachestore.storage.segment import SegmentContents, read_contents
 from cachestore.storage.snapshot import Snapshot, list_segments, load_snapshot, open_layout
 from cachestore.storage.usage import Needs, Usage, survey
-from cachestore.storage.verify import VerifyReport
-from cachestore.store.unfinished import check_there, list_data_sets, not_there
+from cachestore.store.unfinished import list_data_sets, not_there
 from cachestore.work.passes import PassRef
-from cachestore.work.plan import is_published, read_plan
 from cachestore.work.retention import (
-    ReportedCatalog,
     at_work,
     forgotten_workers,
     generations_of_passes,
     keys_of_passes,
     keys_of_plans,
-    list_plans,
     open_passes,
     plans_of,
     remove_plan,
-    reported_catalogs,
     spent_plans,
 )
 
@@ -407,51 +401,6 @@ def _keys_of(layout: Layout, name: str, generation: int) -> Iterator[Key]:
             yield caption_key(column.fingerprint, "")
 
 
-def lost_catalogs(layout: Layout) -> list[ReportedCatalog]:
-    """Return the catalogs that are missing although a pass names them as the newest of their data set, with the first such pass."""
-    reported: dict[str, list[ReportedCatalog]] = {}
-    for each in reported_catalogs(layout):
-        reported.setdefault(each.name, []).append(each)
-    lost: list[ReportedCatalog] = []
-    for name, passes in sorted(reported.items()):
-        last = max(passes, key=lambda each: (each.generation, each.ended))
-        if last.generation > max(list_generations(layout, name), default=0):
-            same = [each for each in passes if (each.generation, each.digest) == (last.generation, last.digest)]
-            lost.append(min(same, key=lambda each: (each.ended, each.ref.number)))
-    return lost
-
-
-def look_further(layout: Layout) -> Iterator[Finding]:
-    """Yield findings that need plans and passes: catalogs that are missing although a pass published them, and unreadable plans."""
-    for reported in lost_catalogs(layout):
-        where = layout.catalog(reported.name, reported.generation).relative_to(layout.root).as_posix()
-        message = f"{where} is missing, though a pass published it; run {layout.command('repair')} to rebuild it"
-        yield Finding("bad-catalog", where, message)
-    for plan in list_plans(layout):
-        path = layout.plan(plan)
-        where = path.relative_to(layout.root).as_posix()
-        try:
-            if is_published(layout, plan):
-                read_plan(layout, plan, io="pread")
-        except FormatError as error:
-            yield finding_of("bad-plan", where, error)
-        except OSError as error:
-            yield Finding("unreadable", where, f"{where}: {error.strerror or error}")
-
-
-def verify(
-    path: str | Path,
-    level: Literal["full", "quick"] = "full",
-    *,
-    subset: tuple[int, int] | None = None,
-    on_finding: Callable[[Finding], None] | None = None,
-    name: str | None = None,
-) -> VerifyReport:
-    """Verify as `storage.verify`, with the findings of `look_further`. Raises as that does."""
-    check_there(open_layout(Layout.at(as_path("path", path))), name)
-    return storage_verify.verify(path, level, subset=subset, on_finding=on_finding, look_further=look_further, name=name)
-
-
 def _refuse_lost_catalogs(layout: Layout) -> None:
     for reported in lost_catalogs(layout):
         raise FormatError(
@@ -464,7 +413,7 @@ def _refuse_lost_catalogs(layout: Layout) -> None:
 def _not_held_back(layout: Layout, lists: list[MarkedList], now: float) -> tuple[list[MarkedList], list[str]]:
     """Return the lists that are older than all running workers, and remarks on the others.
 
-    Waiting is not needed for safety. It avoids encoding again, and older versions do not read the lists.
+    Waiting is not needed for safety. It avoids encoding again.
     """
     free: list[MarkedList] = []
     remarks: list[str] = []

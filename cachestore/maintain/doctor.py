@@ -34,7 +34,7 @@ from cachestore.files.opening import descriptor_limit
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, sync_folder
 from cachestore.jobs.processes import gpu_count, processors
-from cachestore.maintain.collect import lost_catalogs
+from cachestore.maintain.checks import lost_catalogs
 from cachestore.storage.snapshot import open_layout
 
 State = Literal["ok", "note", "problem"]

@@ -14,7 +14,7 @@ from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.paths import Layout
 from cachestore.jobs.options import python_call
 from cachestore.jobs.recorded_paths import is_there, source_paths, with_source_paths
-from cachestore.maintain.collect import lost_catalogs
+from cachestore.maintain.checks import lost_catalogs
 from cachestore.maintain.moved import NewPaths, files_where_they_are
 from cachestore.source.combined import IN_MEMORY
 from cachestore.source.tars import tars_at

@@ -42,13 +42,13 @@ from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, cre
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.store.outline import (
     KEYS,
+    ask_again,
     catalog_digest,
     draw_segments,
     fetch_catalog,
     fetch_index,
     hearing,
     key_of,
-    look_again,
     remote_header,
     remote_start,
     require_store,
@@ -111,7 +111,7 @@ def pull_from(client: Client, root: Path, request: TransferRequest) -> TransferR
         with working_folder() as scratch:
             return _Pull(client, root, request, scratch).run(began)
 
-    return look_again(look)
+    return ask_again(look)
 
 
 @dataclass(slots=True)

@@ -47,11 +47,11 @@ from cachestore.storage.marked import marked_segments
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot, open_layout
 from cachestore.store.outline import (
     KEYS,
+    ask_again,
     catalog_digest,
     draw_segments,
     fetch_index,
     key_of,
-    look_again,
     read_remote_marker,
     remote_header,
     remote_start,
@@ -114,7 +114,7 @@ def push_to(client: Client, layout: Layout, request: TransferRequest) -> Transfe
             return _Push(client, layout, request, scratch).run(began)
 
     try:
-        return look_again(look)  # if `gc` or `compact` has removed a file, what it held is elsewhere by now
+        return ask_again(look)  # if `gc` or `compact` has removed a file, what it held is elsewhere by now
     except FileNotFoundError as error:
         if isinstance(error, CacheStoreError):
             raise

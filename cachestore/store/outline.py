@@ -4,7 +4,7 @@ An outline has one index, and for each segment a sparse file of the right size w
 not cover it. So `load_snapshot` and `commit` work on it as on a store, and it takes next to no disk. It is no store: it has no marker.
 
 Any answer may be wrong: damaged on its way, cut, of another object, or from an old listing. So what an answer says against an object or a
-store is believed only when two looks say the same (`look_again`).
+store is believed only when two calls say the same (`ask_again`).
 """
 
 import errno
@@ -30,8 +30,8 @@ from cachestore.objects.client import PIECE_BYTES, ObjectRef, ReadingClient
 from cachestore.storage.catalog import FORMAT, VERSION, Catalog, CatalogStart, parse_catalog_start, read_catalog
 from cachestore.storage.index import Index, check
 
-LOOKS: Final = 3
-"""How often something is looked at, at most, before an error about it is raised."""
+CALLS: Final = 3
+"""How often an object store is asked, at most, before an error about its answer is raised."""
 
 T = TypeVar("T")
 
@@ -110,51 +110,45 @@ def require_store(client: ReadingClient) -> dict[str, Any]:
 
 
 class WrongAnswer(FormatError):
-    """What came for an object is not what the object should hold. Equal texts: the same wrong bytes came."""
+    """What came for an object is not what the object should hold."""
 
     where = ""
     """The object's address."""
+    digest = ""
+    """Of the bytes that came."""
 
 
-def look_again(look: Callable[[], T]) -> T:
-    """Return what `look` returns. It is called again, twice at most, if it raises what a wrong answer or a vanished file may cause.
+def ask_again(ask: Callable[[], T]) -> T:
+    """Return what `ask` returns. It is called again, twice at most, if it raises what a wrong answer or a vanished file may cause.
 
     Raises its error once two calls raise the same. Wrong bytes are a FormatError then; a RemoteFailed if they differ each time.
     """
-    reported = set[str]()
-    for looks_left in reversed(range(LOOKS)):
+    claims = set[object]()
+    """What the calls so far raised: wrong bytes of an object, or a class of error."""
+    for calls_left in reversed(range(CALLS)):
         try:
-            return look()
-        except (CacheStoreError, FileNotFoundError) as error:
-            found = _to_raise(error, is_reported_again=str(error) in reported, is_last=not looks_left)
-            if found is error:
+            return ask()
+        except WrongAnswer as error:
+            claim: object = (error.where, error.digest)
+            if claim in claims:
+                damaged = f"{error.where} is damaged: two reads brought the same wrong bytes"
+                raise FormatError(f"{damaged}; remove it there, then push it again from a store that has it") from error
+            if not calls_left:
+                others = f"{plural(CALLS, 'read')} of {error.where} brought wrong bytes, and other ones each time"
+                raise RemoteFailed(f"{others}: something on the way there damages data; run the same command again") from error
+        except (BadInput, StoreNotFound) as error:
+            claim = type(error)
+            if claim in claims or not calls_left:
                 raise
-            if found is not None:
-                raise found from error
-            reported.add(str(error))
-    raise AssertionError  # the last look returns or raises
-
-
-def _to_raise(error: Exception, *, is_reported_again: bool, is_last: bool) -> Exception | None:
-    """Return what to raise for an error of a look; None to look again."""
-    match error:
-        case WrongAnswer() if is_reported_again:
-            damaged = "is damaged: two reads brought the same wrong bytes"
-            return FormatError(f"{error.where} {damaged}; remove it there, then push it again from a store that has it")
-        case WrongAnswer():
-            others = f"{plural(LOOKS, 'read')} of {error.where} brought wrong bytes, and other ones each time"
-            help_text = "something on the way there damages data; run the same command again"
-            return RemoteFailed(f"{others}: {help_text}") if is_last else None
-        case BadInput() | StoreNotFound():
-            return error if is_reported_again or is_last else None
-        case _:
-            return None if _has_vanished(error) and not is_last else error
-
-
-def _has_vanished(error: Exception) -> bool:
-    """Whether an error is about something that may have been replaced or removed meanwhile, or that a wrong listing named."""
-    is_absent = isinstance(error, RemoteFailed) and error.errno == errno.ENOENT
-    return is_absent or isinstance(error, MissingEntry) or not isinstance(error, CacheStoreError)
+        except (CacheStoreError, FileNotFoundError) as error:
+            # It may be about something that was replaced or removed meanwhile, or that a wrong listing named.
+            is_absent = isinstance(error, RemoteFailed) and error.errno == errno.ENOENT
+            is_absent = is_absent or isinstance(error, MissingEntry) or not isinstance(error, CacheStoreError)
+            if not is_absent or not calls_left:
+                raise
+            continue
+        claims.add(claim)
+    raise AssertionError  # the last call returns or raises
 
 
 class _HeardClient:
@@ -192,8 +186,8 @@ def hearing(client: ReadingClient, path: Path) -> Generator[ReadingClient]:
         raise NewerFormat(f"{client.address.of(key_of(path))} was written by a newer cachestore: install a newer one") from error
     except FormatError as error:
         where = client.address.of(key_of(path))
-        wrong = WrongAnswer(f"what came for {where} is not what it should hold (digest {heard.checksum.hexdigest()})")
-        wrong.where = where
+        wrong = WrongAnswer(f"what came for {where} is not what it should hold")
+        wrong.where, wrong.digest = where, heard.checksum.hexdigest()
         raise wrong from error
 
 
@@ -224,7 +218,7 @@ def fetch_index(client: ReadingClient, inventory: Inventory, outline: Layout) ->
     """Bring the newest good index of a store into an outline, if there is one. One that came damaged is brought once more."""
     for name, size in inventory.indexes.items():
         path = outline.index(name)
-        for _look in range(2):
+        for _time in range(2):
             try:
                 fetch_file(client, key_of(KEYS.index(name)), size, path)
                 check(outline, name)
@@ -267,7 +261,7 @@ def remote_header(client: ReadingClient) -> Callable[[str, int], bytes]:
     def header_of(digest: str, size: int) -> bytes:
         key = key_of(KEYS.segment(digest))
         found = [_start_of_object(client, key, size)]
-        for _look in range(LOOKS):
+        for _call in range(CALLS):
             found.append(_start_of_object(client, key, size))
             if found[-1] == found[-2]:
                 return found[-1]

@@ -49,10 +49,10 @@ from cachestore.storage.stats import StoreStats, count_snapshot, newest_catalogs
 from cachestore.store.outline import (
     KEYS,
     Inventory,
+    ask_again,
     fetch_file,
     hearing,
     key_of,
-    look_again,
     remote_header,
     remote_start,
     require_store,
@@ -145,7 +145,7 @@ class RemoteReader(Reader):
         client = HelperClient(address)
         self = cls.__new__(cls)
         downloads().hold(self)
-        store_id = look_again(lambda: require_store(client)).get("store_id")
+        store_id = ask_again(lambda: require_store(client)).get("store_id")
         if not is_store_id(store_id):
             raise FormatError(f"the marker of {address} has no valid id: remove it there, then push the store again")
         cache = StoreCache(folder, str(store_id))
@@ -182,7 +182,7 @@ class RemoteReader(Reader):
         self._set_up(parse_address("path", state["address"]), cache, state["limit"], state["verify"])
         self._show(self._take_over(state["given"]))
         for (name, generation), (size, start) in state["catalogs"].items():
-            look_again(partial(self._copy_catalog, name, generation, size, start))
+            ask_again(partial(self._copy_catalog, name, generation, size, start))
 
     def _take_over(self, given: Handover) -> Snapshot:
         try:
@@ -194,7 +194,7 @@ class RemoteReader(Reader):
 
     def _load(self, earlier: Snapshot | None) -> Snapshot:
         """Take a snapshot by the store's listing, the newest good index and the headers of the segments that it does not cover."""
-        return look_again(lambda: self._take_snapshot(earlier))
+        return ask_again(lambda: self._take_snapshot(earlier))
 
     def _take_snapshot(self, earlier: Snapshot | None) -> Snapshot:
         inventory = self.inventory = take_inventory(self._client)
@@ -215,7 +215,7 @@ class RemoteReader(Reader):
         """Return the newest index that can be read, from its copy. What came damaged is brought once more."""
         for name, size in inventory.indexes.items():
             path, key = self.layout.index(name), KEYS.index(name)
-            for _look in range(2):
+            for _time in range(2):
                 try:
                     index = self._copy(path, key, size, lambda name=name: Index(self.layout, check(self.layout, name)))
                 except FormatError:
@@ -266,7 +266,7 @@ class RemoteReader(Reader):
             self._copy_catalog(name, found, size, start)
             return found
 
-        return look_again(look)
+        return ask_again(look)
 
     def _find_generation(self, name: str, generation: int | None) -> int:
         there = self.inventory.catalogs

@@ -163,7 +163,7 @@ def test_the_folders_of_a_store_are_those_of_the_table():
         "plans",
         "workers",
         "digests",
-        "condemned",
+        "marked",
         "locks",
         "quarantine",
         "tmp",
@@ -212,7 +212,7 @@ FILES = {
     "claim": OF_PASS.claim(ClaimName(0, 1, 2, 3)),
     "round": OF_PASS.round(0),
     "worker": LAYOUT.worker("0" * 32),
-    "condemned": LAYOUT.marked_list("0" * 32),
+    "marked": LAYOUT.marked_list("0" * 32),
     "lost": LAYOUT.lost_list("0" * 32),
     "lock": LAYOUT.lock("commit"),
 }

@@ -164,7 +164,7 @@ def test_an_older_version_is_read(path):
 def forged(**metadata):
     """A file without columns whose metadata was made by somebody who knows the checksums."""
     texts = {"format": "thing/1", "header": "{}", "checksums": "{}"} | metadata
-    texts.setdefault("digest", digest_of([texts["header"].encode(), b"\0", texts["checksums"].encode()]))
+    texts.setdefault("digest", digest_of([b"\0".join(texts[name].encode() for name in ("header", "checksums", "format"))]))
     return build_header({}, texts)
 
 

@@ -23,18 +23,18 @@ from cachestore.jobs.task import Job
 from cachestore.maintain import collect as upkeep
 from cachestore.maintain.collect import collect, compact, drop
 from cachestore.maintain.doctor import examine
+from cachestore.maintain.repair import repair
+from cachestore.maintain.verify import verify
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import list_generations, list_names
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.entry import make_entry
 from cachestore.storage.findings import HARMLESS
 from cachestore.storage.marked import list_marked, marked_segments
-from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.storage.soundness import good_entries
 from cachestore.storage.stats import stats
-from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
 from cachestore.work.passes import PassRef, list_passes
 from cachestore.work.plan import publish_plan, read_plan
@@ -124,7 +124,7 @@ WITHOUT_STORE = {
     "compact": compact,
     "drop": lambda root: drop(root, "train"),
     "verify": verify,
-    "repair": repair_store,
+    "repair": repair,
     "stats": stats,
     "doctor": examine,
 }

@@ -267,7 +267,7 @@ def test_a_damaged_entry_is_damage_and_not_a_wrong_value(store):
 
 
 def test_another_model_is_reported_before_anything_is_read_or_encoded(store, makers, monkeypatch):
-    monkeypatch.setattr("cachestore.storage.verify.verify", lambda *arguments, **options: pytest.fail("read"))
+    monkeypatch.setattr("cachestore.maintain.verify.verify", lambda *arguments, **options: pytest.fail("read"))
     with pytest.raises(
         RecipeMismatch, match=r"other is not the model that latents of the data set 'train' was made with \(another model\)"
     ):

@@ -13,9 +13,9 @@ from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import precompute_here
 from cachestore.maintain import relocate as module
 from cachestore.maintain.relocate import relocate
+from cachestore.maintain.verify import verify
 from cachestore.storage.catalog import list_generations
 from cachestore.storage.catalog_writer import publish_draft
-from cachestore.storage.verify import verify
 from tests import fakes
 from tests.fakes import catalog
 

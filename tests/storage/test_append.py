@@ -18,6 +18,7 @@ from cachestore.core.errors import BadInput, CacheStoreError, FormatError, Write
 from cachestore.core.keys import key
 from cachestore.files.container import ALIGNMENT
 from cachestore.files.opening import names_in
+from cachestore.maintain.verify import verify
 from cachestore.storage import append as appending
 from cachestore.storage.append import HEADER_BYTES, Appender, SegmentLimits, publish_segment
 from cachestore.storage.commit import create_store
@@ -25,7 +26,6 @@ from cachestore.storage.entry import split
 from cachestore.storage.fetch import Checked, Fetcher
 from cachestore.storage.segment import ENTRY_LIMIT, read_contents
 from cachestore.storage.snapshot import list_segments, load_snapshot
-from cachestore.storage.verify import verify
 from tests.fakes import refusing
 from tests.storage.stores import entry_of, flip, key_of, plain, read, tensors_of
 

@@ -13,11 +13,11 @@ from cachestore.files.locks import LifeLock
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, Mode
 from cachestore.files.records import read_record
+from cachestore.maintain.verify import verify
 from cachestore.storage import commit as committing
 from cachestore.storage.commit import RECIPE_FORMAT, commit, commit_if_due, create_store, publish_recipe
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot, open_layout
-from cachestore.storage.verify import verify
 from tests.fakes import overtaken, raising, refusing
 from tests.storage.stores import flip, key_of, put, read, tensors_of
 

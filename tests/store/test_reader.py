@@ -15,10 +15,10 @@ import pytest
 
 import cachestore as cs
 from cachestore.core.errors import BadInput, CorruptEntry, FormatError, MissingEntry, ReadFailed, StoreNotFound
+from cachestore.maintain.repair import repair
 from cachestore.storage import fetch as fetching
 from cachestore.storage import snapshot as snapshots
 from cachestore.storage.commit import commit, create_store
-from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes, list_segments
 from cachestore.store.reader import Reader
 from tests.fakes import raising
@@ -358,7 +358,7 @@ class TestDamage:
         put(layout, 1, 2, is_committed=True)
         damage(layout, 2)
         reading = reader()
-        repair_store(layout.root)
+        repair(layout.root)
         assert reading.describe(key_of(1)).meta == {"n": 1}
         assert values(reading, 1) == [tensors_of(1)]
         with pytest.raises(MissingEntry):
@@ -513,7 +513,7 @@ class TestPickling:
         put(layout, 3)
         raw = pickle.dumps(reader())
         damage(layout, 2)
-        repair_store(layout.root)
+        repair(layout.root)
         for name in list_indexes(layout)[1:]:
             layout.index(name).unlink()
         with pickle.loads(raw) as again:
@@ -626,7 +626,7 @@ def locked_away():
 def test_reading_needs_no_permission_to_write_and_leaves_no_trace(locked_away):
     program = """
 from cachestore.storage.stats import stats
-from cachestore.storage.verify import verify
+from cachestore.maintain.verify import verify
 
 def look():
     with Reader(sys.argv[1]) as reader:
