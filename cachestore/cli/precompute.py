@@ -109,7 +109,7 @@ def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progres
 
     If the same command has made the data set, this process looks first: where nothing has to be encoded, none is started.
     """
-    from cachestore.files.opening import look_at
+    from cachestore.files.opening import status_of
     from cachestore.files.paths import Layout
     from cachestore.jobs.launching import run_workers
     from cachestore.jobs.processes import Care
@@ -120,13 +120,13 @@ def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progres
 
         return progress.look(pids)
 
-    if look_at(Layout.at(request.store).catalog_folder(request.name)) is not None and rank_info.found_in == "single process":
+    if status_of(Layout.at(request.store).catalog_folder(request.name)) is not None and rank_info.found_in == "single process":
         from cachestore.jobs.precompute import report_if_made
 
         if (made := report_if_made(request, rank_info, silence if is_quiet else progress.say)) is not None:
             return made
     # Workers of a store that exists must not make a new one if it disappears. Otherwise they make it, once they have listed the source.
-    is_there = look_at(Layout.at(request.store).marker) is not None
+    is_there = status_of(Layout.at(request.store).marker) is not None
     variables = handed_on(open_for_pass(request.store, access=request.access)) if is_there else {}
     care = Care(look, progress.show, progress.seconds, stop, warn=progress.say, words=progress.words, is_quiet=is_quiet)
     found = run_workers(request, rank_info, launch_of(rank_info), care, variables)
@@ -189,11 +189,11 @@ def _remembered(arguments: argparse.Namespace, given: "Mapping[str, Any]") -> "d
 
 def _named(arguments: argparse.Namespace, request: "PrecomputeRequest") -> "PrecomputeRequest":
     """Return the request; if no name was given and the store has other data sets alone, ask or say which one is meant."""
-    from cachestore.files.opening import look_at
+    from cachestore.files.opening import status_of
     from cachestore.files.paths import Layout
 
     layout = Layout.at(request.store)
-    if arguments.name is not None or look_at(layout.marker) is None:
+    if arguments.name is not None or status_of(layout.marker) is None:
         return request
     from cachestore.jobs.ranks import find_rank
     from cachestore.jobs.remembered import name_all

@@ -20,7 +20,7 @@ from cachestore.encode.needs import NOT_MADE
 from cachestore.encode.unit import Encoder
 from cachestore.files import in_use
 from cachestore.files.marker import noticing_its_end
-from cachestore.files.opening import look_at
+from cachestore.files.opening import status_of
 from cachestore.files.paths import Layout
 from cachestore.files.scratch import scratch_folder
 from cachestore.jobs.comparison import Compare
@@ -303,7 +303,7 @@ def _look_first(
 
 def list_first(request: PrecomputeRequest, in_memory: InMemory | None) -> Listing | None:
     """Return the listing of the sources if there is no store yet, so that none is made for an unusable source; else None."""
-    if look_at(Layout.at(request.store).marker) is not None:
+    if status_of(Layout.at(request.store).marker) is not None:
         return None
     listing = list_request(request, in_memory)
     check_listing(request, listing)

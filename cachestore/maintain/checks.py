@@ -30,7 +30,7 @@ from cachestore.work.retention import ReportedCatalog, list_plans, reported_cata
 
 
 @dataclass(slots=True)
-class Examined:
+class StoreToCheck:
     """A store while it is checked. Everything is from one moment: catalogs were read first, then the segments that they need."""
 
     layout: Layout
@@ -62,7 +62,7 @@ class Examined:
         return not any(segment.is_unreadable for segment in self.segments)
 
 
-Check = Callable[[Examined], Iterable[Finding]]
+Check = Callable[[StoreToCheck], Iterable[Finding]]
 
 
 def read_segments(layout: Layout, digests: Iterable[str], whole: AbstractSet[str]) -> list[SegmentCheck]:
@@ -89,7 +89,7 @@ def lost_catalogs(layout: Layout) -> list[ReportedCatalog]:
     return lost
 
 
-def check_published(store: Examined) -> Iterator[Finding]:
+def check_published(store: StoreToCheck) -> Iterator[Finding]:
     """Find catalogs that are missing although a pass published them."""
     for reported in lost_catalogs(store.layout):
         where = store.layout.relative(store.layout.catalog(reported.name, reported.generation))
@@ -97,7 +97,7 @@ def check_published(store: Examined) -> Iterator[Finding]:
         yield Finding("bad-catalog", where, what, f"run {store.layout.command('repair')} to rebuild it")
 
 
-def check_plans(store: Examined) -> Iterator[Finding]:
+def check_plans(store: StoreToCheck) -> Iterator[Finding]:
     """Find plans that cannot be read."""
     for plan in list_plans(store.layout):
         where = store.layout.relative(store.layout.plan(plan))
@@ -106,13 +106,13 @@ def check_plans(store: Examined) -> Iterator[Finding]:
             yield found
 
 
-def check_segments(store: Examined) -> Iterator[Finding]:
+def check_segments(store: StoreToCheck) -> Iterator[Finding]:
     """Find damaged segments, and the entries that the damage hits."""
     for segment in store.segments:
         yield from _described(store, segment)
 
 
-def _described(store: Examined, segment: SegmentCheck) -> Iterator[Finding]:
+def _described(store: StoreToCheck, segment: SegmentCheck) -> Iterator[Finding]:
     """Yield a segment's findings with the entries that they hit, and with the command that helps."""
     keys = store.in_index.get(segment.digest, ()) if segment.bad is None else segment.bad
     others = [one.good for one in store.segments if one.digest != segment.digest] if keys else []
@@ -139,7 +139,7 @@ def _described(store: Examined, segment: SegmentCheck) -> Iterator[Finding]:
             yield replace(finding, advice=advice, sample=sample, entries=entries)
 
 
-def check_indexes(store: Examined) -> Iterator[Finding]:
+def check_indexes(store: StoreToCheck) -> Iterator[Finding]:
     """Compare each index with its digest, and the one in use with the segments too: size, origin, and where each entry lies.
 
     A wrong location puts no value in danger, as each checksum is bound to its key. But reading the entry is an error.
@@ -175,7 +175,7 @@ def check_indexes(store: Examined) -> Iterator[Finding]:
             yield Finding("unreadable", where, what, "if that happens again, move it away: it can be rebuilt")
 
 
-def check_files(store: Examined) -> Iterator[Finding]:
+def check_files(store: StoreToCheck) -> Iterator[Finding]:
     """Read each recipe, each catalog, and each list of segments marked for deletion.
 
     A damaged list has no effect: the next `gc` checks its segments again.
@@ -209,7 +209,7 @@ def _read_recipe(layout: Layout, fingerprint: str) -> None:
         raise damaged(f"{where} holds the recipe {recipe.fingerprint}", path)
 
 
-def check_needed(store: Examined) -> Iterator[Finding]:
+def check_needed(store: StoreToCheck) -> Iterator[Finding]:
     """Find entries that the newest catalogs need and that have no sound copy."""
     if not store.may_miss_entries():
         return
@@ -220,7 +220,7 @@ def check_needed(store: Examined) -> Iterator[Finding]:
             yield Finding("missing-entry", where, what, f"run {store.layout.command('repair --refill')}", str(key), sample)
 
 
-def check_lost(store: Examined) -> Iterator[Finding]:
+def check_lost(store: StoreToCheck) -> Iterator[Finding]:
     """Find entries that `repair` listed as lost and that are still wanted, and lists that cannot be read."""
     for name in filter(parse_lost, names_in(store.layout.quarantine) if store.may_miss_entries() else ()):
         where = f"quarantine/{name}"
@@ -241,7 +241,7 @@ def check_lost(store: Examined) -> Iterator[Finding]:
             yield Finding("missing-entry", where, what, advice, str(key), sample[1])
 
 
-def check_vanished(store: Examined) -> Iterator[Finding]:
+def check_vanished(store: StoreToCheck) -> Iterator[Finding]:
     """Find a writer's values that were lost with their segment. `check_needed` finds those that a catalog needs."""
     for digest, keys in vanished_keys(store.layout, store.snapshot).items() if store.may_miss_entries() else ():
         where = store.layout.relative(store.layout.segment(digest))
@@ -250,7 +250,7 @@ def check_vanished(store: Examined) -> Iterator[Finding]:
                 yield Finding("missing-entry", where, f"entry {key} was lost with {where}, which is missing", "write it again", str(key))
 
 
-def check_names(store: Examined) -> Iterator[Finding]:
+def check_names(store: StoreToCheck) -> Iterator[Finding]:
     """Find files that cachestore did not make, and temporary files of dead processes."""
     return strange_names(store.layout)
 

@@ -17,6 +17,7 @@ from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Json, Key
 from cachestore.core.samples import CAPTION
+from cachestore.core.spelling import option
 from cachestore.core.words import in_short, plural
 from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.opening import reason_of
@@ -26,7 +27,7 @@ from cachestore.maintain.checks import lost_catalogs
 from cachestore.storage.catalog import list_generations, list_names, no_data_set, read_catalog
 from cachestore.storage.catalog_writer import mark_dropped
 from cachestore.storage.commit import commit
-from cachestore.storage.compact import choose_groups, compact_segments
+from cachestore.storage.compact import Compacted, choose_groups, compact_segments
 from cachestore.storage.gc import (
     GRACE_SECONDS,
     due_lists,
@@ -183,51 +184,58 @@ def collect(
         as_whole("keep", keep, least=1)
     layout = open_layout(Layout.at(as_path("path", path)))
     if name is not None and keep is None:
-        raise BadInput("--name needs --keep: what nothing needs belongs to the store, not to a data set")
+        needs = f"{option('name')} needs {option('keep')}"
+        raise BadInput(f"{needs}: what nothing needs belongs to the store, not to a data set", option="name")
     if name is not None and not list_generations(layout, name):
         raise not_there(layout, name, list_data_sets(layout))
-    with noticing_its_end(layout):
-        return _collect(
-            layout, grace_seconds, {} if keep is None else dict.fromkeys(list_names(layout) if name is None else [name], keep), apply=apply
-        )
-
-
-def _collect(layout: Layout, grace_seconds: float, keep: Mapping[str, int], *, apply: bool) -> GcReport:
-    """As `collect`; `keep` is how many generations to keep, by data set."""
     now = time.time()
-    lists = due_lists(layout, now=now, grace_seconds=grace_seconds)
-    with closing(load_snapshot(layout, for_planning=True)) as snapshot:
-        found = _find_needs(layout, now, keep)
-        lists, remarks = _not_held_back(layout, lists, now)
-        removals, stays = plan_removal(layout, lists, found.needs)
-        waiting = _waiting(layout, without=frozenset(removal.digest for removal in removals))
-        files = _spent_files(layout, found, lists, now)
-        plans = spent_plans(layout, found.kept, now=now)
-        usages = survey(layout, snapshot, found.needs)
-        idle, partly = _amounts(usages)
-        held, held_partly = _held(layout, snapshot, found, (idle, partly), now)
-    freed = sum(removal.contents.size_bytes for removal in removals) + sum(map(_size_of, files))
-    if apply:
-        commit(layout).close()  # before the lists are removed that explain why segments are missing
-        freed = remove_marked(layout, removals) + remove_files(layout, files) + sum(remove_plan(layout, plan) for plan in plans)
-        mark(layout, [usage.ref.digest for usage in usages if usage.is_idle])
-    check_for_reading(layout)
+    with noticing_its_end(layout):
+        counts = {} if keep is None else dict.fromkeys(list_names(layout) if name is None else [name], keep)
+        lists = due_lists(layout, now=now, grace_seconds=grace_seconds)
+        with closing(load_snapshot(layout, for_planning=True)) as snapshot:
+            found = _find_needs(layout, now, counts)
+            lists, remarks = _not_held_back(layout, lists, now)
+            removals, stays = plan_removal(layout, lists, found.needs)
+            waiting = _waiting(layout, without=frozenset(removal.digest for removal in removals))
+            files = [
+                *stale_temporaries(layout, now=now),
+                *(layout.catalog(each, generation) for each, generations in found.old.items() for generation in generations),
+                *old_indexes(layout, now=now),
+                *forgotten_workers(layout, now=now),
+                *spent_lists(layout, lists),
+                *spent_numbers(layout, now=now),
+            ]
+            plans = spent_plans(layout, found.kept, now=now)
+            usages = survey(layout, snapshot, found.needs)
+            idle, partly = _amounts(usages)
+            held, held_partly = _held(layout, snapshot, found, (idle, partly), now)
+        freed = sum(removal.contents.size_bytes for removal in removals) + sum(map(_size_of, files))
+        if apply:
+            commit(layout).close()  # before the lists are removed that explain why segments are missing
+            freed = remove_marked(layout, removals) + remove_files(layout, files) + sum(remove_plan(layout, plan) for plan in plans)
+            mark(layout, [usage.ref.digest for usage in usages if usage.is_idle])
+        there = list_segments(layout)
+        ends = [each.written + grace_seconds for each in list_marked(layout) if each.segments & there]
+        check_for_reading(layout)
+    if found.unfinished:
+        unfinished = plural(len(found.unfinished), "unfinished run")
+        stays.append(f"the values of {unfinished} stay: run the same `cachestore precompute` again to finish")
     return GcReport(
         applied=apply,
         condemned=idle,
         waiting=waiting,
-        removable_from=_removable_from(layout, now, grace_seconds),
+        removable_from=max((end for end in ends if end > now), default=None),
         removed=_amount_of(removal.contents for removal in removals),
         copied=sum(len(removal.to_copy) for removal in removals),
         partly=partly,
-        generations={name: len(generations) for name, generations in sorted(found.kept.items()) if generations},
+        generations={each: len(generations) for each, generations in sorted(found.kept.items()) if generations},
         held=held,
         held_partly=held_partly,
-        held_catalog_bytes=sum(_size_of(layout.catalog(name, n)) for name, kept in found.kept.items() for n in kept[:-1]),
-        files=tuple(path.relative_to(layout.root).as_posix() for path in files),
+        held_catalog_bytes=sum(_size_of(layout.catalog(each, n)) for each, kept in found.kept.items() for n in kept[:-1]),
+        files=tuple(map(layout.relative, files)),
         plans=tuple(plans),
         freed_bytes=freed,
-        remarks=(*remarks, *stays, *_unfinished(found.unfinished)),
+        remarks=(*remarks, *stays),
     )
 
 
@@ -250,20 +258,6 @@ def _held(layout: Layout, snapshot: Snapshot, found: _Found, now_free: tuple[Amo
     return idle - now_free[0], partly - now_free[1]
 
 
-def _removable_from(layout: Layout, now: float, grace_seconds: float) -> float | None:
-    """Return when the grace period of the last list whose segments are still there is over; None if it is over for all."""
-    there = list_segments(layout)
-    ends = [each.written + grace_seconds for each in list_marked(layout) if each.segments & there]
-    return max((end for end in ends if end > now), default=None)
-
-
-def _unfinished(passes: frozenset[PassRef]) -> list[str]:
-    """Return a remark on passes whose entries stay because they may still be finished."""
-    if not passes:
-        return []
-    return [f"the values of {plural(len(passes), 'unfinished run')} stay: run the same `cachestore precompute` again to finish"]
-
-
 def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
     """Copy the needed entries of small segments, and of those with much that is not needed, into few new ones (see `storage.compact`).
 
@@ -272,24 +266,15 @@ def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
     """
     layout = open_layout(Layout.at(as_path("path", path)))
     with noticing_its_end(layout):
-        return _compact(layout, apply=apply)
-
-
-def _compact(layout: Layout, *, apply: bool) -> CompactReport:
-    with closing(load_snapshot(layout, for_planning=True)) as snapshot:
-        needs = _find_needs(layout, time.time()).needs
-        groups = choose_groups(layout, snapshot, needs)
-    usages = [usage for group in groups for usage in group.usages]
-    loose = sum(usage.loose_bytes for usage in usages)
-    if not apply:
+        with closing(load_snapshot(layout, for_planning=True)) as snapshot:
+            needs = _find_needs(layout, time.time()).needs
+            groups = choose_groups(layout, snapshot, needs)
+        usages = [usage for group in groups for usage in group.usages]
+        loose = sum(usage.loose_bytes for usage in usages)
         entries = sum(usage.ref.entries - len(usage.loose) for usage in usages)
+        done = compact_segments(layout, groups, needs) if apply else Compacted(len(usages), 0, entries, ())
         check_for_reading(layout)
-        return CompactReport(applied=False, segments=len(usages), written=0, entries=entries, loose_bytes=loose)
-    done = compact_segments(layout, groups, needs)
-    check_for_reading(layout)
-    return CompactReport(
-        applied=True, segments=done.segments, written=done.written, entries=done.entries, loose_bytes=loose, remarks=done.remarks
-    )
+    return CompactReport(apply, done.segments, done.written, done.entries, loose, done.remarks)
 
 
 def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
@@ -318,17 +303,6 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         freed += sum(remove_file(layout, layout.catalog(name, generation)) for generation in generations)
     check_for_reading(layout)
     return DropReport(apply, name, tuple(generations), tuple(plans), freed)
-
-
-def _spent_files(layout: Layout, found: _Found, lists: list[MarkedList], now: float) -> list[Path]:
-    return [
-        *stale_temporaries(layout, now=now),
-        *(layout.catalog(name, generation) for name, generations in found.old.items() for generation in generations),
-        *old_indexes(layout, now=now),
-        *forgotten_workers(layout, now=now),
-        *spent_lists(layout, lists),
-        *spent_numbers(layout, now=now),
-    ]
 
 
 def _waiting(layout: Layout, *, without: frozenset[str]) -> Amount:

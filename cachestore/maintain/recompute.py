@@ -24,7 +24,7 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.declared_model import declared_encoder, find_declared_difference, is_imported
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.planning import encoders_of, files_of_request
-from cachestore.maintain.checks import Examined
+from cachestore.maintain.checks import StoreToCheck
 from cachestore.maintain.moved import NewPaths, check_names, request_at
 from cachestore.source.combined import files_of
 from cachestore.source.files import Files
@@ -104,7 +104,7 @@ class _Tally:
 
     def remarks(self) -> list[str]:
         reasons = [
-            (self.gone, f", as their source is missing ({first_of(self.gone)}); pass --source with its new path"),
+            (self.gone, f", as their source is missing ({first_of(self.gone)}); pass {option('source')} with its new path"),
             (self.changed, f", as their file has changed ({first_of(self.changed)})"),
             (self.refused, f" ({first_of(self.refused)}): {self.why_refused}"),
         ]
@@ -129,7 +129,7 @@ class Recomputation:
             check_names(self._catalogs, moved.source)
             self._makers, self._unknown = _find_makers(layout, self._catalogs, moved)
 
-    def check(self, store: Examined) -> list[Finding]:
+    def check(self, store: StoreToCheck) -> list[Finding]:
         """Choose entries, encode them again, and compare. Raises BadInput if no entry of a sound store can be encoded again."""
         groups = [
             [
@@ -242,8 +242,9 @@ def _another_model(what: str, before: Mapping[str, Json], now: Mapping[str, Json
     files = (before.get("files", {}), now.get("files", {}))
     names = [f"other bytes in {name}" for name in sorted({*files[0], *files[1]}) if files[0].get(name) != files[1].get(name)]
     names += [f"another {name}" for name in sorted({*before, *now} - {"files"}) if before.get(name) != now.get(name)]
-    advice = "nothing was encoded; pass --model (or --vae, --text-encoder) with the right one"
-    return RecipeMismatch(f"{what} ({first_of(names)}); {advice}")
+    others = f"{option('vae')}, {option('text_encoder')}"
+    advice = f"nothing was encoded; pass {option('model')} (or {others}) with the right one"
+    return RecipeMismatch(f"{what} ({first_of(names)}); {advice}", option="model")
 
 
 def _segments_of(catalog: Catalog, column: KeyColumn, snapshot: Snapshot) -> list[list[_Cell]]:

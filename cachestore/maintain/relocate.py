@@ -109,9 +109,10 @@ def _new_paths(layout: Layout, catalogs: list[Catalog], moves: Mapping[str, str]
         below = {path: str(Path(new, os.path.relpath(path, old))) for path in recorded if _is_below(path, old)}
         if not below and not any(_is_below(path, new) for path in recorded):
             sources = first_of(map(repr, recorded)) or "not known"
-            raise BadInput(f"no data set in {layout.root} was made from {old}; its sources are {sources}{did_you_mean(old, recorded)}")
+            made = f"no data set in {layout.root} was made from {old}"
+            raise BadInput(f"{made}; its sources are {sources}{did_you_mean(old, recorded)}", option="source")
         if missing := next((path for path in below.values() if not is_there(path)), None):
-            raise BadInput(f"there is nothing at {missing}: pass the path at which the source is now")
+            raise BadInput(f"there is nothing at {missing}: pass the path at which the source is now", option="source")
         paths |= below
     return {old: new for old, new in paths.items() if old != new}
 
@@ -127,7 +128,8 @@ def _check_pictures(layout: Layout, catalog: Catalog, paths: Mapping[str, str]) 
     chosen = references[:: max(1, len(references) // _MAX_COMPARED)]
     if chosen and all(files.stat(reference) is None for reference in chosen):
         where = first_of(paths.values())
-        raise BadInput(f"{where} has none of the pictures of {catalog.name!r}, such as {chosen[0]}: pass the path at which they are now")
+        none = f"{where} has none of the pictures of {catalog.name!r}, such as {chosen[0]}"
+        raise BadInput(f"{none}: pass the path at which they are now", option="source")
 
 
 def _is_below(path: str, folder: str) -> bool:

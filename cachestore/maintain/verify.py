@@ -14,7 +14,7 @@ from cachestore.core.spelling import option
 from cachestore.core.words import in_short, plural
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout
-from cachestore.maintain.checks import CHECKS, Check, Examined, read_segments
+from cachestore.maintain.checks import CHECKS, Check, StoreToCheck, read_segments
 from cachestore.storage.catalog import newest_catalog
 from cachestore.storage.findings import HARMLESS, Finding
 from cachestore.storage.losses import needed_by, needed_entries
@@ -114,7 +114,7 @@ def verify(
     needed = needed_entries(layout)
     with closing(load_snapshot(layout)) as snapshot:
         whole = _segments_to_read(snapshot, level, subset, name)
-        store = Examined(layout, needed, snapshot, read_segments(layout, sorted(snapshot.listed), whole))
+        store = StoreToCheck(layout, needed, snapshot, read_segments(layout, sorted(snapshot.listed), whole))
         for check in checks:
             for finding in check(store):
                 store.findings.append(finding)
@@ -140,7 +140,7 @@ def _check_subset(subset: object) -> None:
         return
     if not isinstance(subset, tuple | list) or len(cast("Sequence[Any]", subset)) != 2:
         refuse("subset", "(n, t): the n-th of t parts", cast("object", subset))
-    part, parts = (as_whole("a number of subset", number) for number in cast("Sequence[Any]", subset))
+    part, parts = (as_whole(f"subset[{index}]", number) for index, number in enumerate(cast("Sequence[Any]", subset)))
     if not 1 <= part <= parts:
         raise BadInput(f"there is no part {part} of {parts}: parts are counted from 1", option="subset")
 

@@ -15,7 +15,7 @@ from cachestore.core.errors import FormatError
 from cachestore.core.keys import Recipe
 from cachestore.files.checksum import digest_file
 from cachestore.files.marker import check_for_writing
-from cachestore.files.opening import look_at, names_in, open_foreign
+from cachestore.files.opening import names_in, open_foreign, status_of
 from cachestore.files.paths import MARKER, Access, Layout, Mode
 from cachestore.files.publish import publish, publish_pieces
 from cachestore.files.records import decode_record
@@ -198,7 +198,7 @@ class _Pull:
         present: list[Path] = []
         for digest in digests:
             file = FileRef(key_of(KEYS.segment(digest)), self._inventory.segments[digest])
-            status = look_at(self._layout.segment(digest))
+            status = status_of(self._layout.segment(digest))
             if status is None:
                 plan.segments.append(file)
                 continue

@@ -17,7 +17,7 @@ from cachestore.core.errors import CacheStoreError, FormatError, MissingEntry, R
 from cachestore.files import in_use
 from cachestore.files.checksum import digest_file, digest_of, read_blocks
 from cachestore.files.marker import FORMAT, VERSION, check_for_reading
-from cachestore.files.opening import look_at, names_in, opened, read_at, read_whole
+from cachestore.files.opening import names_in, opened, read_at, read_whole, status_of
 from cachestore.files.paths import MARKER, Layout, parse_recipe
 from cachestore.files.records import RECORD_LIMIT_BYTES, encode_record
 from cachestore.files.table import TABLE_LIMIT_BYTES
@@ -217,7 +217,7 @@ class _Push:
 
     def _file(self, path: Path) -> FileRef:
         """Return the key and size of a file of the store; `path` is one of KEYS. Raises FileNotFoundError."""
-        status = look_at(self._layout.root / path)
+        status = status_of(self._layout.root / path)
         if status is None:
             raise FileNotFoundError(2, "No such file", str(self._layout.root / path))
         return FileRef(key_of(path), status.st_size)

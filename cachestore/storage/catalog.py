@@ -307,7 +307,8 @@ def no_data_set(layout: Layout, name: str, names: Collection[str]) -> BadInput:
     """Return the error for a name that no data set has; `names` are those that there are."""
     there = first_of(map(repr, sorted(names))) or "none"
     lists = layout.command("stats")
-    return BadInput(f"{layout.root} has no data set {name!r}; it has {there} ({lists} lists them){did_you_mean(name, names)}")
+    none = f"{layout.root} has no data set {name!r}"
+    return BadInput(f"{none}; it has {there} ({lists} lists them){did_you_mean(name, names)}", option="name")
 
 
 def list_generations(layout: Layout, name: str) -> list[int]:

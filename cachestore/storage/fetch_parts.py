@@ -22,7 +22,7 @@ from cachestore.storage.fetch import DESCRIPTORS, SHARED_BYTES, Read, Verify, cl
 from cachestore.storage.locations import Located, Location, SegmentRef
 from cachestore.storage.side_by_side import run_side_by_side
 
-_LOOKS: Final = 3
+_CALLS: Final = 3
 """How often an entry is fetched again, at most."""
 
 
@@ -159,7 +159,7 @@ class PartsFetcher:
         Raises CorruptEntry for those of which the same wrong bytes come twice, and RemoteFailed if others come each time.
         """
         wrong, before = list(wanted.wrong), dict[int, bytes]()
-        for _look in range(_LOOKS):
+        for _call in range(_CALLS):
             for row in wrong:
                 self._source.clear(_span(wanted.located, row))
                 self._open.pop(wanted.located.segments[row].digest, None)  # another file may have its name now

@@ -255,10 +255,10 @@ class RemoteReader(Reader):
 
     def bring_catalog(self, name: str, generation: int | None) -> int:
         """Bring a catalog into the cache and return its generation: the given or the newest. Raises BadInput for an unknown one."""
-        looks = count()
+        calls = count()
 
-        def look() -> int:
-            if next(looks):
+        def bring() -> int:
+            if next(calls):
                 self.inventory = take_inventory(self._client)
             found = self._find_generation(name, generation)
             size = self.inventory.catalogs[name][found]
@@ -266,7 +266,7 @@ class RemoteReader(Reader):
             self._copy_catalog(name, found, size, start)
             return found
 
-        return ask_again(look)
+        return ask_again(bring)
 
     def _find_generation(self, name: str, generation: int | None) -> int:
         there = self.inventory.catalogs

@@ -123,7 +123,7 @@ def test_two_spellings_of_one_text_are_one_data_set():
 
 @pytest.mark.parametrize("name", ["", " ", "   ", "x" * 201, "猫" * 30, "\udcff", "a\ud800"])
 def test_a_name_that_cannot_be_a_folder_is_refused(name):
-    with pytest.raises(BadInput, match="data set name"):
+    with pytest.raises(BadInput):
         paths.encode_name(name)
 
 

@@ -194,7 +194,7 @@ class TestRefusedWrites:
 
     def test_the_entries_stay_pending_and_are_published_when_there_is_room(self, layout, appender, full):
         put(appender, 1)
-        with pytest.raises(WriteFailed, match="make room"):
+        with pytest.raises(WriteFailed):
             appender.close_segment()
         assert list_segments(layout) == frozenset()
         full()
@@ -261,7 +261,7 @@ class TestBesideTheCaller:
         with Appender(layout, limits=SegmentLimits(entries=1)) as appender:
             with monkeypatch.context() as patch:
                 patch.setattr(os, "write", refusing(errno.ENOSPC))
-                with pytest.raises(WriteFailed, match="make room"):
+                with pytest.raises(WriteFailed):
                     [put(appender, n) for n in range(4)]
             acknowledged = [each for n in range(4) for each in put(appender, n)] + appender.close_segment()
         assert {key for each in acknowledged for key in each.keys} == {key_of(n) for n in range(4)}

