@@ -155,7 +155,7 @@ class CaptionPolicy:
         return tuple(self.prefix + text for caption in chosen for text in self._variants_of(caption))
 
     def _name(self, what: str, *parts: str) -> bytes:
-        """A digest from which draws are made. With the default seed it is the one that older versions had."""
+        """A digest from which draws are made. The default seed adds nothing to it."""
         return digest_parts(f"cachestore-{what}", *parts, *([str(self.seed)] if self.seed else []))
 
     def _variants_of(self, caption: str) -> list[str]:

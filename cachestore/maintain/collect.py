@@ -342,7 +342,13 @@ def _find_needs(layout: Layout, now: float, keep: Mapping[str, int] | None = Non
 
 def _needs_now(layout: Layout, now: float, keep: Mapping[str, int]) -> _Found:
     passes = open_passes(layout, now=now)
-    _refuse_lost_catalogs(layout)
+    for reported in lost_catalogs(layout):
+        missing = f"generation {reported.generation} of the data set {reported.name!r} is missing, though a pass published it"
+        drop_it = layout.command(f"drop {system.quoted(reported.name)}")
+        raise FormatError(
+            f"{missing}, so cachestore cannot tell which entries are needed: run {layout.command('repair')}, or {drop_it} to remove the"
+            " data set"
+        )
     used = generations_of_passes(layout, passes)
     behind = old_generations(layout, now=now, keep=keep)
     old = {name: [n for n in generations if (name, n) not in used] for name, generations in behind.items()}
@@ -373,15 +379,6 @@ def _keys_of(layout: Layout, name: str, generation: int) -> Iterator[Key]:
     for column in catalog.columns:  # no row has the empty caption, but every data set with text may need it
         if column.role == CAPTION:
             yield caption_key(column.fingerprint, "")
-
-
-def _refuse_lost_catalogs(layout: Layout) -> None:
-    for reported in lost_catalogs(layout):
-        raise FormatError(
-            f"generation {reported.generation} of the data set {reported.name!r} is missing, though a pass published it, so cachestore"
-            f" cannot tell which entries are needed: run {layout.command('repair')}, or"
-            f" {layout.command(f'drop {system.quoted(reported.name)}')} to remove the data set"
-        )
 
 
 def _not_held_back(layout: Layout, lists: list[MarkedList], now: float) -> tuple[list[MarkedList], list[str]]:

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -92,7 +93,12 @@ def _versions() -> Iterator[Check]:
     missing = [name for name, number in needed.items() if number is None]
     advice = f"install {', '.join(missing)}: `pip install .` in a clone of cachestore brings them"
     yield _check("packages", _named(needed), advice, is_bad=bool(missing), state=PROBLEM)
-    yield _encoding(encoding)
+    if encoding["torch"] is None or encoding["transformers"] is None:
+        yield Check("encoding", NOTE, _named(encoding), f"{how_to_install('encode')}; reading as numpy does not need it")
+        return
+    without = [name for name in _CLEANERS if encoding[name] is None]
+    advice = f"without {' and '.join(without)} some pipelines silently compute other embeddings. {how_to_install('encode')}"
+    yield _check("encoding", _named(encoding), advice, is_bad=bool(without), state=PROBLEM)
 
 
 def _installed(names: tuple[str, ...]) -> dict[str, str | None]:
@@ -104,14 +110,6 @@ def _installed(names: tuple[str, ...]) -> dict[str, str | None]:
         except PackageNotFoundError:
             found[name] = None
     return found
-
-
-def _encoding(found: Mapping[str, str | None]) -> Check:
-    without = [name for name in _CLEANERS if found[name] is None]
-    if found["torch"] is None or found["transformers"] is None:
-        return Check("encoding", NOTE, _named(found), f"{how_to_install('encode')}; reading as numpy does not need it")
-    advice = f"without {' and '.join(without)} some pipelines silently compute other embeddings. {how_to_install('encode')}"
-    return _check("encoding", _named(found), advice, is_bad=bool(without), state=PROBLEM)
 
 
 def _named(found: Mapping[str, str | None]) -> str:
@@ -175,11 +173,21 @@ def _ask_torch() -> Check:
 
 
 def _store(layout: Layout) -> Iterator[Check]:
-    kind = file_system_of(layout.root, _mounts())
+    mounts = ""
+    with suppress(OSError):
+        mounts = Path("/proc/self/mounts").read_text(errors="replace")
+    kind = file_system_of(layout.root, mounts)
     found = f"{layout.root} is on {kind}, mode {layout.mode.value}"
     shared = "ranks on several machines may share it; a reader sees new entries after `refresh()`, and locks may not work between machines"
     yield _check("file system", found, shared, is_bad=kind in _SHARED)
-    yield from _room(layout)
+    free = shutil.disk_usage(layout.root).free
+    advice = f"make room, or run {layout.command('gc --apply')}"
+    yield _check("free space", f"{free} bytes", advice, is_bad=free < _ROOM_BYTES)
+    if hasattr(os, "statvfs"):
+        status = os.statvfs(layout.root)
+        is_low = status.f_files > 0 and status.f_favail < _ROOM_FILES
+        left = f"{status.f_favail}" if status.f_files else "not limited"
+        yield _check("free files", left, f"a pass makes a few small files for each partition: {advice}", is_bad=is_low)
     try:
         make_folder(layout, layout.temporary)
         yield from [_probe(layout, probe) for probe in (_probe_publish, _probe_rename, _probe_locks, _probe_clock)]
@@ -194,13 +202,6 @@ def _store(layout: Layout) -> Iterator[Check]:
         )
 
 
-def _mounts() -> str:
-    try:
-        return Path("/proc/self/mounts").read_text(errors="replace")
-    except OSError:
-        return ""
-
-
 def file_system_of(path: Path, mounts: str) -> str:
     """Return the kind of file system of a path, from a table like `/proc/self/mounts`; "unknown" if it is not there."""
     best, kind = -1, "unknown"
@@ -212,17 +213,6 @@ def file_system_of(path: Path, mounts: str) -> str:
         if path.is_relative_to(point) and len(point) >= best:  # of two mounts on one point, the later one is visible
             best, kind = len(point), fields[2]
     return kind
-
-
-def _room(layout: Layout) -> Iterator[Check]:
-    free = shutil.disk_usage(layout.root).free
-    advice = f"make room, or run {layout.command('gc --apply')}"
-    yield _check("free space", f"{free} bytes", advice, is_bad=free < _ROOM_BYTES)
-    if hasattr(os, "statvfs"):
-        status = os.statvfs(layout.root)
-        is_low = status.f_files > 0 and status.f_favail < _ROOM_FILES
-        found = f"{status.f_favail}" if status.f_files else "not limited"
-        yield _check("free files", found, f"a pass makes a few small files for each partition: {advice}", is_bad=is_low)
 
 
 def _probe(layout: Layout, probe: Callable[[Layout, Path, Path], Check]) -> Check:

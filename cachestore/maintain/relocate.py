@@ -18,10 +18,10 @@ from cachestore.maintain.checks import lost_catalogs
 from cachestore.maintain.moved import NewPaths, files_where_they_are
 from cachestore.source.combined import IN_MEMORY
 from cachestore.source.tars import tars_at
-from cachestore.storage.catalog import Catalog, last_generation, list_generations, list_names, read_catalog
+from cachestore.storage.catalog import Catalog, last_generation, list_generations, read_catalog
 from cachestore.storage.catalog_writer import draft_of, publish_draft
 from cachestore.storage.snapshot import open_layout
-from cachestore.store.unfinished import not_there
+from cachestore.store.unfinished import list_data_sets, not_there
 
 _MAX_COMPARED: Final = 1000
 
@@ -64,11 +64,14 @@ def relocate(path: str | Path, source: Mapping[str, str | Path], *, name: str | 
     layout = open_layout(Layout.at(as_path("path", path)))
     given = as_mapping("source", source, "a mapping from old paths to new paths")
     moves = {_absolute(as_path_str("source", old)): _absolute(as_path_str(f"source[{old!r}]", new)) for old, new in given.items()}
-    names = _names(layout, None if name is None else as_text("name", name))
+    names = list_data_sets(layout)
+    check_for_reading(layout)
+    if name is not None and as_text("name", name) not in names:
+        raise not_there(layout, name, names)
     with noticing_its_end(layout):
-        found = [_newest(layout, one) for one in names]
-        paths = _new_paths(layout, found, moves)
-        concerned = [catalog for catalog in found if not paths.keys().isdisjoint(source_paths(catalog.request))]
+        catalogs = [_newest(layout, each) for each in (names if name is None else [name])]
+        paths = _new_paths(layout, catalogs, moves)
+        concerned = [catalog for catalog in catalogs if not paths.keys().isdisjoint(source_paths(catalog.request))]
         for catalog in concerned:
             _check_pictures(layout, catalog, paths)
         generations = {catalog.name: _publish(layout, catalog.name, paths) for catalog in concerned}
@@ -78,16 +81,6 @@ def relocate(path: str | Path, source: Mapping[str, str | Path], *, name: str | 
 
 def _absolute(path: str) -> str:
     return os.path.abspath(Path(path).expanduser())  # noqa: PTH100 - Path's resolves links
-
-
-def _names(layout: Layout, name: str | None) -> list[str]:
-    names = [one for one in list_names(layout) if list_generations(layout, one)]
-    check_for_reading(layout)
-    if name is None:
-        return sorted(names)
-    if name not in names:
-        raise not_there(layout, name, names)
-    return [name]
 
 
 def _newest(layout: Layout, name: str) -> Catalog:

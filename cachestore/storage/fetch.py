@@ -172,21 +172,8 @@ class Fetcher:
         # Do few steps for each entry, and nothing that can be done before: reading a large entry empties the CPU cache, after which each
         # step takes several times as long.
         reads = plan_reads(located)
-        turns = enumerate(reads)
         wanted = _Wanted(keys, located, targets, reads, self._doubted(located), first_wait=iter((True,)))
-
-        def read() -> None:
-            """Read until nothing is left. If one of two threads fails, both stop."""
-            try:
-                self._read_each(turns, wanted)
-            finally:
-                for _turn in turns:
-                    pass
-
-        if side_by_side and len(reads) > 1 and sum(size for _ref, _start, size, _rows in reads) >= SHARED_BYTES:
-            run_side_by_side(read)
-        else:
-            read()
+        take_turns(reads, lambda turns: self._read_each(turns, wanted), side_by_side=side_by_side)
 
     def _read_each(self, turns: Iterator[tuple[int, Read]], wanted: _Wanted) -> None:
         located, targets = wanted.located, wanted.targets
@@ -291,6 +278,24 @@ class Fetcher:
     def _complain(self, what: str, ref: SegmentRef) -> str:
         where = self._layout.segment(ref.digest).relative_to(self._layout.root)
         return f"{what} {where}; run {self._layout.command('repair --refill')}"
+
+
+def take_turns(reads: Sequence[Read], read_each: Callable[[Iterator[tuple[int, Read]]], None], *, side_by_side: bool) -> None:
+    """Call `read_each` with the numbered reads. With `side_by_side` a second thread takes part if there are many bytes."""
+    turns = enumerate(reads)
+
+    def read() -> None:
+        """Read until nothing is left. If one of two threads fails, both stop."""
+        try:
+            read_each(turns)
+        finally:
+            for _turn in turns:
+                pass
+
+    if side_by_side and len(reads) > 1 and sum(size for _ref, _start, size, _rows in reads) >= SHARED_BYTES:
+        run_side_by_side(read)
+    else:
+        read()
 
 
 def close_least_used(files: dict[str, OpenFile], limit: int) -> None:

@@ -18,9 +18,8 @@ from cachestore.files.opening import READ_FLAGS, ask_for, descriptor_limit, is_o
 from cachestore.objects.cache import TOUCH_SECONDS
 from cachestore.objects.parts import EntrySpan, OpenPart, PartsSource
 from cachestore.storage.entry import checksum_of
-from cachestore.storage.fetch import DESCRIPTORS, SHARED_BYTES, Read, Verify, close_least_used, join_buffers, new_buffer, plan_reads
+from cachestore.storage.fetch import DESCRIPTORS, Read, Verify, close_least_used, join_buffers, new_buffer, plan_reads, take_turns
 from cachestore.storage.locations import Located, Location, SegmentRef
-from cachestore.storage.side_by_side import run_side_by_side
 
 _CALLS: Final = 3
 """How often an entry is fetched again, at most."""
@@ -73,19 +72,7 @@ class PartsFetcher:
         reads = plan_reads(part)
         parts = {ref.digest: self._part(ref) for ref in part.segments}
         wanted = _PartsWork(keys, located, targets, reads, rows, parts, [], iter((True,)))
-        turns = enumerate(reads)
-
-        def read() -> None:
-            try:
-                self._read_each(turns, wanted, part)
-            finally:
-                for _turn in turns:
-                    pass
-
-        if side_by_side and len(reads) > 1 and sum(size for _ref, _start, size, _rows in reads) >= SHARED_BYTES:
-            run_side_by_side(read)
-        else:
-            read()
+        take_turns(reads, lambda turns: self._read_each(turns, wanted, part), side_by_side=side_by_side)
         for row, data in sent.items():
             _spread(data, targets[row])
             if not _matches(keys[row], located, row, targets[row]):
