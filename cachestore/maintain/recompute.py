@@ -189,26 +189,33 @@ def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: NewPaths) -
     Raises RecipeMismatch if a model has changed, and BadInput if it is not found.
     """
     known = load_digests(layout, host_name())
-    made: dict[bytes, tuple[Encoder, ...]] = {}
+    by_request: dict[bytes, tuple[Encoder, ...]] = {}
     makers: dict[_ColumnName, _Maker] = {}
     unknown: list[str] = []
-    for catalog in catalogs:
-        for number, column in enumerate(catalog.columns):
-            try:
-                if is_imported(catalog.recipes[column.fingerprint]):
-                    makers[catalog.name, number] = _declared_maker(layout, catalog, column, moved, known)
-                    continue
-                request = _request_of(layout, catalog, column.encoder, moved)
-            except RecipeMismatch:
-                raise
-            except BadInput as error:
-                unknown.append(f"{column.encoder} of the data set {catalog.name!r} was not checked: {error}")
+    columns = [(catalog, number, column) for catalog in catalogs for number, column in enumerate(catalog.columns)]
+    for catalog, number, column in columns:
+        what = f"{column.encoder} of the data set {catalog.name!r}"
+        before = catalog.recipes[column.fingerprint]
+        try:
+            if is_imported(before):
+                makers[catalog.name, number] = _declared_maker(layout, catalog, column, moved, known)
                 continue
-            name = canonical(request.hints())
-            if name not in made:
-                made[name] = encoders_of(request, known)
-            encoder = _encoder_of(made[name], catalog, column, request)
-            makers[catalog.name, number] = _Maker(encoder, files_of_request(request))
+            request = PrecomputeRequest.from_hints(catalog.request.get(column.encoder, {}), store=str(layout.root))
+            request = replace(request_at(request, moved), encode=request.made_by([column.encoder]))
+        except RecipeMismatch:
+            raise
+        except BadInput as error:
+            unknown.append(f"{what} was not checked: {error}")
+            continue
+        name = canonical(request.hints())
+        if name not in by_request:
+            by_request[name] = encoders_of(request, known)
+        encoders = {encoder.recipe.fingerprint: encoder for encoder in reversed(by_request[name])}
+        if column.fingerprint not in encoders:
+            of_its_kind = (encoder.recipe for encoder in by_request[name] if encoder.recipe.encoder == column.encoder)
+            now = next(of_its_kind, Recipe(column.encoder))
+            raise _another_model(f"{request.model} is not the model that {what} was made with", before.make, now.make)
+        makers[catalog.name, number] = _Maker(encoders[column.fingerprint], files_of_request(request))
     return makers, unknown
 
 
@@ -221,21 +228,6 @@ def _declared_maker(layout: Layout, catalog: Catalog, column: KeyColumn, moved: 
         made = f"{column.encoder} of the data set {catalog.name!r} is declared to be from"
         raise _another_model(f"{hints['model']} is not the model that {made}", declared, now.make)
     return _Maker(encoder, files_of(str(hints["data"])))
-
-
-def _request_of(layout: Layout, catalog: Catalog, encoder: str, moved: NewPaths) -> PrecomputeRequest:
-    """Return the request that made an encoder's columns, limited to them. Raises BadInput if the catalog does not have it."""
-    request = PrecomputeRequest.from_hints(catalog.request.get(encoder, {}), store=str(layout.root))
-    return replace(request_at(request, moved), encode=request.made_by([encoder]))
-
-
-def _encoder_of(encoders: Sequence[Encoder], catalog: Catalog, column: KeyColumn, request: PrecomputeRequest) -> Encoder:
-    found = next((encoder for encoder in encoders if encoder.recipe.fingerprint == column.fingerprint), None)
-    if found is not None:
-        return found
-    now = next((encoder.recipe for encoder in encoders if encoder.recipe.encoder == column.encoder), Recipe(column.encoder))
-    made = f"{column.encoder} of the data set {catalog.name!r} was made with"
-    raise _another_model(f"{request.model} is not the model that {made}", catalog.recipes[column.fingerprint].make, now.make)
 
 
 def _another_model(what: str, before: Mapping[str, Json], now: Mapping[str, Json]) -> RecipeMismatch:

@@ -8,6 +8,21 @@ from cachestore.core.errors import FormatError, ReadFailed
 from cachestore.storage.findings import DamagedEntry, Finding, missing_keys, one_each, tried
 
 
+def test_a_message_joins_what_is_wrong_and_what_to_do_and_json_has_it_alone():
+    finding = Finding("bad-list", "here", "it is torn", "run it again", key="a")
+    assert finding.message == "it is torn; run it again"
+    assert Finding("foreign-file", "here", "it is a stranger").message == "it is a stranger"
+    assert finding.as_json() == {
+        "kind": "bad-list",
+        "path": "here",
+        "message": "it is torn; run it again",
+        "key": "a",
+        "sample": None,
+        "entries": (),
+        "is_newer": False,
+    }
+
+
 def refuse(error):
     raise error
 
