@@ -44,10 +44,10 @@ from cachestore.store.outline import (
     KEYS,
     ask_again,
     catalog_digest,
+    digesting,
     draw_segments,
     fetch_catalog,
     fetch_index,
-    hearing,
     key_of,
     remote_header,
     remote_start,
@@ -244,13 +244,13 @@ class _Pull:
 
     def _receive_segment(self, mover: Mover, file: FileRef) -> None:
         path = Path(file.key)
-        with hearing(self._client, path) as heard:
-            publish_pieces(self._layout, self._layout.root / path, pieces_of_remote(heard, file, mover), digest=path.stem)
+        with digesting(self._client, path) as digested:
+            publish_pieces(self._layout, self._layout.root / path, pieces_of_remote(digested, file, mover), digest=path.stem)
 
     def _receive_recipe(self, mover: Mover, file: FileRef) -> None:
         path = Path(file.key)
-        with hearing(self._client, path) as heard:
-            raw = heard.get(file.key)
+        with digesting(self._client, path) as digested:
+            raw = digested.get(file.key)
             recipe = Recipe.from_json(decode_record(RECIPE_FORMAT, RECIPE_VERSION, raw, where=path))
             if recipe.fingerprint != path.stem:
                 raise FormatError(f"{path} holds the recipe {recipe.fingerprint}")

@@ -173,7 +173,10 @@ class Fetcher:
         # step takes several times as long.
         reads = plan_reads(located)
         wanted = _Wanted(keys, located, targets, reads, self._doubted(located), first_wait=iter((True,)))
-        take_turns(reads, lambda turns: self._read_each(turns, wanted), side_by_side=side_by_side)
+        if side_by_side and are_worth_sharing(reads):
+            share_reads(reads, lambda turns: self._read_each(turns, wanted))
+        else:
+            self._read_each(enumerate(reads), wanted)
 
     def _read_each(self, turns: Iterator[tuple[int, Read]], wanted: _Wanted) -> None:
         located, targets = wanted.located, wanted.targets
@@ -280,22 +283,23 @@ class Fetcher:
         return f"{what} {where}; run {self._layout.command('repair --refill')}"
 
 
-def take_turns(reads: Sequence[Read], read_each: Callable[[Iterator[tuple[int, Read]]], None], *, side_by_side: bool) -> None:
-    """Call `read_each` with the numbered reads. With `side_by_side` a second thread takes part if there are many bytes."""
+def are_worth_sharing(reads: Sequence[Read]) -> bool:
+    """Whether two threads do these reads faster than one."""
+    return len(reads) > 1 and sum(size for _ref, _start, size, _rows in reads) >= SHARED_BYTES
+
+
+def share_reads(reads: Sequence[Read], read_each: Callable[[Iterator[tuple[int, Read]]], None]) -> None:
+    """Call `read_each` in this thread and in a second one, each of which takes the next of the numbered reads until none is left."""
     turns = enumerate(reads)
 
     def read() -> None:
-        """Read until nothing is left. If one of two threads fails, both stop."""
         try:
             read_each(turns)
-        finally:
+        finally:  # if one of the two fails, both stop
             for _turn in turns:
                 pass
 
-    if side_by_side and len(reads) > 1 and sum(size for _ref, _start, size, _rows in reads) >= SHARED_BYTES:
-        run_side_by_side(read)
-    else:
-        read()
+    run_side_by_side(read)
 
 
 def close_least_used(files: dict[str, OpenFile], limit: int) -> None:

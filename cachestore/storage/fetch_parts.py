@@ -18,7 +18,17 @@ from cachestore.files.opening import READ_FLAGS, ask_for, descriptor_limit, is_o
 from cachestore.objects.cache import TOUCH_SECONDS
 from cachestore.objects.parts import EntrySpan, OpenPart, PartsSource
 from cachestore.storage.entry import checksum_of
-from cachestore.storage.fetch import DESCRIPTORS, Read, Verify, close_least_used, join_buffers, new_buffer, plan_reads, take_turns
+from cachestore.storage.fetch import (
+    DESCRIPTORS,
+    Read,
+    Verify,
+    are_worth_sharing,
+    close_least_used,
+    join_buffers,
+    new_buffer,
+    plan_reads,
+    share_reads,
+)
 from cachestore.storage.locations import Located, Location, SegmentRef
 
 _CALLS: Final = 3
@@ -72,7 +82,10 @@ class PartsFetcher:
         reads = plan_reads(part)
         parts = {ref.digest: self._part(ref) for ref in part.segments}
         wanted = _PartsWork(keys, located, targets, reads, rows, parts, [], iter((True,)))
-        take_turns(reads, lambda turns: self._read_each(turns, wanted, part), side_by_side=side_by_side)
+        if side_by_side and are_worth_sharing(reads):
+            share_reads(reads, lambda turns: self._read_each(turns, wanted, part))
+        else:
+            self._read_each(enumerate(reads), wanted, part)
         for row, data in sent.items():
             _spread(data, targets[row])
             if not _matches(keys[row], located, row, targets[row]):

@@ -91,8 +91,8 @@ def read_remote_marker(client: ReadingClient) -> dict[str, Any] | None:
     """Return the body of a store's marker; None if there is no store. Raises WrongAnswer, FormatError for a newer format, RemoteFailed."""
     path = Path(MARKER)
     try:
-        with hearing(client, path) as heard:
-            return decode_record(MARKER_FORMAT, MARKER_VERSION, heard.get(MARKER), where=path)
+        with digesting(client, path) as digested:
+            return decode_record(MARKER_FORMAT, MARKER_VERSION, digested.get(MARKER), where=path)
     except RemoteFailed as error:
         if error.errno == errno.ENOENT:
             return None
@@ -151,7 +151,7 @@ def ask_again(ask: Callable[[], T]) -> T:
     raise AssertionError  # the last call returns or raises
 
 
-class _HeardClient:
+class _DigestingClient:
     """A client for the reads of one object, which digests all that comes."""
 
     def __init__(self, client: ReadingClient) -> None:
@@ -177,17 +177,17 @@ class _HeardClient:
 
 
 @contextmanager
-def hearing(client: ReadingClient, path: Path) -> Generator[ReadingClient]:
+def digesting(client: ReadingClient, path: Path) -> Generator[ReadingClient]:
     """Give the block a client for all reads of one object, whose `path` is one of KEYS. Damage that it finds raises WrongAnswer."""
-    heard = _HeardClient(client)
+    digested = _DigestingClient(client)
     try:
-        yield heard
+        yield digested
     except NewerFormat as error:
         raise NewerFormat(f"{client.address.of(key_of(path))} was written by a newer cachestore: install a newer one") from error
     except FormatError as error:
         where = client.address.of(key_of(path))
         wrong = WrongAnswer(f"what came for {where} is not what it should hold")
-        wrong.where, wrong.digest = where, heard.checksum.hexdigest()
+        wrong.where, wrong.digest = where, digested.checksum.hexdigest()
         raise wrong from error
 
 
@@ -278,16 +278,16 @@ def _start_of_object(client: ReadingClient, key: str, size: int) -> bytes:
 def fetch_catalog(client: ReadingClient, inventory: Inventory, name: str, generation: int, outline: Layout) -> Catalog:
     """Bring a catalog into an outline, read and check it. Raises WrongAnswer, RemoteFailed."""
     path, key = outline.catalog(name, generation), KEYS.catalog(name, generation)
-    with hearing(client, key) as heard:
-        fetch_file(heard, key_of(key), inventory.catalogs[name][generation], path)
+    with digesting(client, key) as digested:
+        fetch_file(digested, key_of(key), inventory.catalogs[name][generation], path)
         return read_catalog(path, generation=generation)
 
 
 def remote_start(client: ReadingClient, name: str, generation: int, size: int) -> CatalogStart:
     """Read the header of a catalog of this size in an object store. Raises WrongAnswer, RemoteFailed."""
     key = KEYS.catalog(name, generation)
-    with hearing(client, key) as heard:
-        return parse_catalog_start(_start_of_object(heard, key_of(key), size), size, name, generation, where=key)
+    with digesting(client, key) as digested:
+        return parse_catalog_start(_start_of_object(digested, key_of(key), size), size, name, generation, where=key)
 
 
 def catalog_digest(path: Path) -> str:

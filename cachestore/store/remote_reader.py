@@ -50,8 +50,8 @@ from cachestore.store.outline import (
     KEYS,
     Inventory,
     ask_again,
+    digesting,
     fetch_file,
-    hearing,
     key_of,
     remote_header,
     remote_start,
@@ -236,8 +236,8 @@ class RemoteReader(Reader):
         except (FormatError, OSError) as error:
             if is_of_a_signal(error):
                 raise
-        with hearing(self._client, key) as heard:
-            copy_file(path, self._cache.temporary, partial(fetch_file, heard, key_of(key), size), instead_of=here)
+        with digesting(self._client, key) as digested:
+            copy_file(path, self._cache.temporary, partial(fetch_file, digested, key_of(key), size), instead_of=here)
             return check()
 
     def _remove_old_indexes(self, inventory: Inventory) -> None:
