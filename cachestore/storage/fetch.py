@@ -173,8 +173,8 @@ class Fetcher:
         # step takes several times as long.
         reads = plan_reads(located)
         wanted = _Wanted(keys, located, targets, reads, self._doubted(located), first_wait=iter((True,)))
-        if side_by_side and are_worth_sharing(reads):
-            share_reads(reads, lambda turns: self._read_each(turns, wanted))
+        if side_by_side and two_threads_are_faster(reads):
+            read_by_two_threads(reads, lambda turns: self._read_each(turns, wanted))
         else:
             self._read_each(enumerate(reads), wanted)
 
@@ -283,12 +283,12 @@ class Fetcher:
         return f"{what} {where}; run {self._layout.command('repair --refill')}"
 
 
-def are_worth_sharing(reads: Sequence[Read]) -> bool:
+def two_threads_are_faster(reads: Sequence[Read]) -> bool:
     """Whether two threads do these reads faster than one."""
     return len(reads) > 1 and sum(size for _ref, _start, size, _rows in reads) >= SHARED_BYTES
 
 
-def share_reads(reads: Sequence[Read], read_each: Callable[[Iterator[tuple[int, Read]]], None]) -> None:
+def read_by_two_threads(reads: Sequence[Read], read_each: Callable[[Iterator[tuple[int, Read]]], None]) -> None:
     """Call `read_each` in this thread and in a second one, each of which takes the next of the numbered reads until none is left."""
     turns = enumerate(reads)
 

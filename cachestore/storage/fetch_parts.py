@@ -22,12 +22,12 @@ from cachestore.storage.fetch import (
     DESCRIPTORS,
     Read,
     Verify,
-    are_worth_sharing,
     close_least_used,
     join_buffers,
     new_buffer,
     plan_reads,
-    share_reads,
+    read_by_two_threads,
+    two_threads_are_faster,
 )
 from cachestore.storage.locations import Located, Location, SegmentRef
 
@@ -82,8 +82,8 @@ class PartsFetcher:
         reads = plan_reads(part)
         parts = {ref.digest: self._part(ref) for ref in part.segments}
         wanted = _PartsWork(keys, located, targets, reads, rows, parts, [], iter((True,)))
-        if side_by_side and are_worth_sharing(reads):
-            share_reads(reads, lambda turns: self._read_each(turns, wanted, part))
+        if side_by_side and two_threads_are_faster(reads):
+            read_by_two_threads(reads, lambda turns: self._read_each(turns, wanted, part))
         else:
             self._read_each(enumerate(reads), wanted, part)
         for row, data in sent.items():
