@@ -54,22 +54,22 @@ if TYPE_CHECKING:
     from cachestore.maintain.collect import collect as gc  # noqa: F401  # pyright: ignore[reportUnusedImport]
     from cachestore.maintain.collect import compact as compact
     from cachestore.maintain.collect import drop as drop
-    from cachestore.maintain.recompute import verify as verify
-    from cachestore.maintain.refill import repair as repair
     from cachestore.maintain.relocate import RelocateReport as RelocateReport
     from cachestore.maintain.relocate import relocate as relocate
+    from cachestore.maintain.repair import RepairReport as RepairReport
+    from cachestore.maintain.repair import repair as repair
     from cachestore.maintain.status import StatusReport as StatusReport
     from cachestore.maintain.status import status as status
+    from cachestore.maintain.verify import VerifyReport as VerifyReport
+    from cachestore.maintain.verify import verify as verify
     from cachestore.remote.pull import pull as pull
     from cachestore.remote.push import push as push
     from cachestore.remote.transfer import TransferReport as TransferReport
     from cachestore.storage.findings import DamagedEntry as DamagedEntry
     from cachestore.storage.findings import Finding as Finding
-    from cachestore.storage.repair import RepairReport as RepairReport
     from cachestore.storage.stats import CatalogStats as CatalogStats
     from cachestore.storage.stats import StoreStats as StoreStats
     from cachestore.storage.stats import stats as stats
-    from cachestore.storage.verify import VerifyReport as VerifyReport
     from cachestore.store.writer import Store as Store
     from cachestore.store.writer import open_store as open  # noqa: A004, F401 - public as `cs.open`  # pyright: ignore[reportUnusedImport]
     from cachestore.through.read_through import ModelReadThrough as ModelReadThrough
@@ -99,17 +99,15 @@ _NAMES = {
     "loading.loader": "make_loader",
     "loading.mixed": "MixedDataset",
     "maintain.collect": "CompactReport DropReport GcReport compact drop gc",
-    "maintain.recompute": "verify",
-    "maintain.refill": "repair",
     "maintain.relocate": "RelocateReport relocate",
+    "maintain.repair": "RepairReport repair",
     "maintain.status": "StatusReport status",
+    "maintain.verify": "VerifyReport verify",
     "remote.pull": "pull",
     "remote.push": "push",
     "remote.transfer": "TransferReport",
     "storage.findings": "DamagedEntry Finding",
-    "storage.repair": "RepairReport",
     "storage.stats": "CatalogStats StoreStats stats",
-    "storage.verify": "VerifyReport",
     "store.writer": "Store open",
     "through.read_through": "ModelReadThrough ReadThrough",
     "work.progress": "PassStatus RankStatus",

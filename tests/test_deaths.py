@@ -14,8 +14,8 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.claiming import STUCK_SECONDS
 from cachestore.jobs.pass_loop import _close
 from cachestore.jobs.worker import Worker
+from cachestore.maintain.verify import verify
 from cachestore.storage.snapshot import load_snapshot
-from cachestore.storage.verify import verify
 from cachestore.work.claims import Claims
 from cachestore.work.passes import join_pass, list_rounds, publish_done
 from cachestore.work.workers import SILENT_SECONDS, Heartbeat, Watch, host_name

@@ -178,7 +178,7 @@ def test_a_field_of_a_csv_that_is_too_long_is_an_error_of_its_line(tmp_path):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", ["cachestore.json", "segments", "index", "catalogs", "recipes", "plans", "listings", "condemned"])
+@pytest.mark.parametrize("name", ["cachestore.json", "segments", "index", "catalogs", "recipes", "plans", "listings", "marked"])
 def test_a_fifo_in_the_place_of_anything_in_a_store_is_not_waited_for(tmp_path, name):
     store = stores.make_store(tmp_path / "store", [stores.Row("a.png")], OF_SDXL)
     where = store / name

@@ -1,6 +1,6 @@
 """Stores that were made when a format was new: every later version reads them, and says what it would break if it did not.
 
-`tests/golden/format-<n>.zip` holds one for each number; `tests/golden/make.py` made it. They are never made again.
+`tests/golden/format-<n>.zip` holds one for each number; `tests/golden/make.py` made it. After a release it is never made again.
 """
 
 import json
@@ -14,17 +14,18 @@ import cachestore as cs
 from cachestore.core.keys import Key
 from cachestore.files import marker
 from cachestore.files.paths import Layout, PassFolder
-from cachestore.maintain.collect import collect, look_further
-from cachestore.storage import catalog, catalog_writer, commit, index, marked, model_digests, segment, verify
+from cachestore.maintain.collect import collect
+from cachestore.maintain.repair import repair
+from cachestore.storage import catalog, catalog_writer, commit, index, marked, model_digests, segment
 from cachestore.storage.catalog import read_catalog
 from cachestore.storage.losses import LOST_VERSION, read_lost
 from cachestore.storage.marked import list_marked
-from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.store.reader import Reader
 from cachestore.work import attempts, claims, ledgers, passes, plan, workers
 from cachestore.work.passes import PassRef, read_done, read_round
 from cachestore.work.plan import read_plan
+from tests.golden.make import PROMPTS, make
 
 GOLDEN = Path(__file__).parent / "golden"
 KEPT = sorted(GOLDEN.glob("format-*.zip"))
@@ -34,16 +35,15 @@ PAIRS = {
     "a.png": ["23d17c53c16f7309ccbba0442267fad4", "bc70a53964b9a87250e22f9bdba3baf2"],
     "b.png": ["47186aae2e4b98a098573e093c3ac650", "9d9971d93a8f7645809fa4514f00d2b8"],
 }
-WHOLE = {"format-1": (6, 4, 3, 4), "format-2": (9, 4, 3, 7)}
+WHOLE = {"format-1": (9, 4, 3, 7)}
 """Entries, segments, the number of the index, and units of the pass."""
-PROMPTS = {"format-1": (), "format-2": (("a dog", "blurred"), ("a dog", ""))}
 VERSIONS = {
     "catalog": catalog.VERSION,
     "segment": segment.VERSION,
     "index": index.VERSION,
     "store": marker.VERSION,
     "recipe": commit.RECIPE_VERSION,
-    "condemned": marked.VERSION,
+    "marked": marked.VERSION,
     "lost": LOST_VERSION,
     "digests": model_digests.VERSION,
     "dropped": catalog_writer.DROPPED_VERSION,
@@ -81,12 +81,12 @@ def test_a_golden_store_is_small():
 
 
 def test_a_golden_store_is_whole(golden, layout):
-    report = verify.verify(layout.root, look_further=look_further)
+    report = cs.verify(layout.root)
     assert (report.findings, report.entries, report.segments) == ((), *WHOLE[golden.stem][:2])
 
 
 def test_a_golden_store_needs_no_repair(layout):
-    assert repair_store(layout.root, look_further=look_further).quarantined == ()
+    assert repair(layout.root).quarantined == ()
 
 
 def test_golden_values_are_what_they_were(layout):
@@ -106,13 +106,12 @@ def test_a_golden_index_is_used(golden, layout):
     assert len(list_indexes(layout)) == 1
 
 
-def test_a_golden_catalog_pairs_what_it_did(golden, layout):
+def test_a_golden_catalog_pairs_what_it_did(layout):
     found = read_catalog(layout.catalog("train", 2), generation=2)
     keys = {sample: [str(key) for column in found.columns for key in column.row_keys(row)] for row, sample in enumerate(found.ids)}
     assert {sample: sorted(listed) for sample, listed in keys.items()} == PAIRS
     assert found.digest == "8a28e3717288b603e51bcdac226c101d"
-    assert found.prompts == PROMPTS[golden.stem]
-    assert layout.catalog("train", 2).read_bytes().count(b"cachestore-catalog/%d" % (2 if found.prompts else 1)) == 1
+    assert found.prompts == PROMPTS
     latents = next(column for column in found.columns if column.encoder == "latents")
     assert latents.cell(0).facts["bucket"] == (4, 4)
 
@@ -143,7 +142,7 @@ def test_a_golden_list_of_what_was_lost_is_read(layout):
 
 
 def test_a_golden_catalog_that_is_gone_is_built_again(layout):
-    from cachestore.maintain.refill import repair
+    from cachestore.maintain.repair import repair
 
     path = layout.catalog("train", 2)
     before = path.read_bytes()
@@ -154,8 +153,6 @@ def test_a_golden_catalog_that_is_gone_is_built_again(layout):
 
 def test_the_same_work_still_makes_the_same_keys(tmp_path):
     """Keys, fingerprints and the names of plans are in stores for ever: others would mean that everything is encoded again."""
-    from tests.golden.make import make
-
     make(tmp_path / "store")
     new = Layout(tmp_path / "store")
     with Reader(new.root) as reader:

@@ -21,8 +21,9 @@ from cachestore.files.paths import ClaimName, Layout, LedgerName, Mode, PassFold
 from cachestore.files.publish import make_folder
 from cachestore.files.records import decode_record, encode_record
 from cachestore.files.table import digest_column, encode_table, number_column, read_table
-from cachestore.maintain.collect import collect, drop, verify
-from cachestore.maintain.refill import repair
+from cachestore.maintain.collect import collect, drop
+from cachestore.maintain.repair import repair
+from cachestore.maintain.verify import verify
 from cachestore.storage.catalog import list_generations, read_catalog
 from cachestore.storage.commit import create_store
 from cachestore.storage.findings import HARMLESS
@@ -214,7 +215,7 @@ def test_a_list_of_what_goes_under_another_name_counts_for_nobody(root):
     [path] = layout.marked.iterdir()
     path.rename(layout.marked_list("0" * 32))
     assert list_marked(layout) == []
-    assert wrong(root) == {("bad-list", f"condemned/{'0' * 32}.json")}
+    assert wrong(root) == {("bad-list", f"marked/{'0' * 32}.json")}
 
 
 def test_a_segment_that_lacks_what_the_index_says_is_corrupt(root):

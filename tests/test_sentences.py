@@ -49,7 +49,10 @@ def texts_in(path: Path) -> tuple[str, ...]:
 
 
 def texts_of(source: str) -> Iterator[str]:
-    """Every text in a file that is no docstring; the parts of an f-string are one, with X for its values."""
+    """Every text in a file that is no docstring, and every option that `option(...)` spells.
+
+    The parts of an f-string are one text, with X for its values.
+    """
     tree = ast.parse(source)
     inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -58,6 +61,10 @@ def texts_of(source: str) -> Iterator[str]:
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (inner | docs):
             yield node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "option":
+            name = node.args[0]
+            if isinstance(name, ast.Constant) and name.value != "data":
+                yield f"--{str(name.value).replace('_', '-')}"
 
 
 def named_in(text: str) -> set[str]:
@@ -92,6 +99,7 @@ def test_messages_that_commands_share_name_no_option_that_only_some_of_them_have
 def test_an_option_in_a_shared_message_is_found_and_one_of_a_command_in_backticks_is_not():
     (text,) = texts_of('"""Not this: --store."""\nraise E(f"{root} is full: pass another --store, or run `cachestore gc {root} --apply`")')
     assert named_in(text) == {"store"}
+    assert "--world-size" in texts_of("""raise E(f"pass {option('world_size')}")""")
 
 
 @pytest.fixture(scope="module")

@@ -109,7 +109,7 @@ def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progres
 
     If the same command has made the data set, this process plans: where nothing has to be encoded, none is started.
     """
-    from cachestore.files.opening import look_at
+    from cachestore.files.opening import status_of
     from cachestore.files.paths import Layout
     from cachestore.jobs.launching import run_workers
     from cachestore.jobs.processes import Care
@@ -122,7 +122,7 @@ def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progres
 
     layout = Layout.at(request.store)
     care = Care(look, progress.show, progress.seconds, stop, warn=progress.say, words=progress.words, is_quiet=is_quiet)
-    if look_at(layout.catalog_folder(request.name)) is not None and rank_info.found_in == "single process":
+    if status_of(layout.catalog_folder(request.name)) is not None and rank_info.found_in == "single process":
         from cachestore.jobs.precompute import is_made, precompute_in_processes
         from cachestore.storage.listing_numbers import number_if_there
 
@@ -131,7 +131,7 @@ def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progres
             with number_if_there(layout, request.name) as number:
                 return precompute_in_processes(request, rank_info, care, number, in_memory={}, plans_here=True, say=line, warn=line)
     # Workers of a store that exists must not make a new one if it disappears. Otherwise they make it, once they have listed the source.
-    is_there = look_at(layout.marker) is not None
+    is_there = status_of(layout.marker) is not None
     variables = handed_on(open_for_pass(request.store, access=request.access)) if is_there else {}
     found = run_workers(request, rank_info, launch_of(rank_info), care, variables)
     from cachestore.jobs.pass_loop import Report
@@ -194,11 +194,11 @@ def _remembered(arguments: argparse.Namespace, given: "Mapping[str, Any]") -> "d
 
 def _named(arguments: argparse.Namespace, request: "PrecomputeRequest") -> "PrecomputeRequest":
     """Return the request; if no name was given and the store has other data sets alone, ask or say which one is meant."""
-    from cachestore.files.opening import look_at
+    from cachestore.files.opening import status_of
     from cachestore.files.paths import Layout
 
     layout = Layout.at(request.store)
-    if arguments.name is not None or look_at(layout.marker) is None:
+    if arguments.name is not None or status_of(layout.marker) is None:
         return request
     from cachestore.jobs.ranks import find_rank
     from cachestore.jobs.remembered import name_all

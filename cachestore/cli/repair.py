@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what was done, or would be. Returns 4 if an entry or a data set's newest catalog is still missing."""
     from cachestore.cli.progress import Progress, style_for
     from cachestore.cli.stopping import silence, stopping
-    from cachestore.maintain.refill import repair
+    from cachestore.maintain.repair import repair
 
     given = options_of(arguments, source=source_of(arguments.source))
     store, asked = given.pop("store"), given.pop("progress")

@@ -4,13 +4,14 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.cli import DAMAGE, USAGE, add_moved, add_store, print_error, source_of, tell
+from cachestore.cli import DAMAGE, add_moved, add_store, source_of, tell
 from cachestore.cli.data_sets import add_name, unfinished_in_words
-from cachestore.core.errors import BadInput
+from cachestore.core.errors import BadUsage
+from cachestore.core.spelling import option
 from cachestore.core.words import human_bytes, plural
 
 if TYPE_CHECKING:
-    from cachestore.storage.verify import VerifyReport
+    from cachestore.maintain.verify import VerifyReport
 
 _MAX_LISTED: Final = 20
 _AGAIN: Final = ("seed", "source", "model", "vae", "text_encoder")
@@ -35,29 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings. Returns 4 if there is damage."""
     from cachestore.files.paths import Layout
+    from cachestore.maintain.verify import verify
 
-    if arguments.recompute == 0 and (unused := [name for name in _AGAIN if getattr(arguments, name) is not None]):
-        message = f"--{unused[0].replace('_', '-')} needs --recompute N"
-        print_error(BadInput(message), as_json=arguments.json)
-        return USAGE
-    report = _verify(arguments)
+    again = {name: getattr(arguments, name) for name in _AGAIN if getattr(arguments, name) is not None}
+    if again and arguments.recompute == 0:
+        raise BadUsage(f"{option(next(iter(again)))} needs {option('recompute', 'N')}", option=next(iter(again)))
+    again |= {"source": source_of(arguments.source)}
+    level = "quick" if arguments.quick else "full"
+    report = verify(arguments.store, level, subset=arguments.subset, recompute=arguments.recompute, name=arguments.name, **again)
     unfinished = unfinished_in_words(Layout.at(arguments.store)) if arguments.name is None else []
     lines = [*(f"note: {line}" for line in unfinished), *_in_words(report)]
     return tell(arguments, report.as_json(), lines, is_ok=report.ok, otherwise=DAMAGE)
-
-
-def _verify(arguments: argparse.Namespace) -> "VerifyReport":
-    """Check the store. Only `--recompute` loads the encoders, and with them torch."""
-    level, subset, name = "quick" if arguments.quick else "full", arguments.subset, arguments.name
-    if arguments.recompute == 0:
-        from cachestore.maintain.collect import verify
-
-        return verify(arguments.store, level, subset=subset, name=name)
-    from cachestore.maintain import recompute
-
-    again = {name: getattr(arguments, name) for name in _AGAIN if getattr(arguments, name) is not None}
-    again |= {"source": source_of(arguments.source)}
-    return recompute.verify(arguments.store, level, subset=subset, recompute=arguments.recompute, name=name, **again)
 
 
 def _in_words(report: "VerifyReport") -> Iterator[str]:

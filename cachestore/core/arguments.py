@@ -34,11 +34,15 @@ _PULLED: Final = frozenset({"s3", "gs", "az"})
 
 
 def refuse(argument: str, wanted: str, given: object) -> NoReturn:
-    """Raise BadInput about an argument: `batch_size must be a whole number of at least 1, not '8'`."""
+    """Raise BadInput about an argument: `batch_size must be a whole number of at least 1, not '8'`.
+
+    `argument` may also be `source['a']`, or `dropout of a caption policy`.
+    """
     shown = repr(given)
     if len(shown) > _MAX_CHARS or shown.startswith("<") or "\n" in shown:
         shown = f"a value of the type {type(given).__name__}"
-    raise BadInput(f"{argument} must be {wanted}, not {shown}")
+    name = re.split(r"\[| of ", argument)[0]
+    raise BadInput(f"{argument} must be {wanted}, not {shown}", option=name if name.isidentifier() else "")
 
 
 def as_whole(argument: str, given: object, *, least: int | None = None) -> int:
@@ -88,7 +92,8 @@ def refuse_address(argument: str, path: str) -> None:
         instead = "pass the path only, without the scheme"
     elif scheme in _PULLED:
         instead = f"`cachestore pull {path} FOLDER` copies a store there into a folder; pass that folder's path"
-    raise BadInput(f"{argument} is the address {path!r}, but cachestore reads and writes folders of this machine: {instead}")
+    what = f"{argument} is the address {path!r}, but cachestore reads and writes folders of this machine"
+    raise BadInput(f"{what}: {instead}", option=argument if argument.isidentifier() else "")
 
 
 def as_path_str(argument: str, given: object, wanted: str = "a path (str or pathlib.Path, and not empty)") -> str:

@@ -83,16 +83,16 @@ class CaptionPolicy:
 
     def __post_init__(self) -> None:
         if self.choose not in CHOICES:
-            raise BadInput(f'the field choose of a caption policy must be "first", "random" or "all", not {self.choose!r}')
+            refuse("choose of a caption policy", listed((f'"{choice}"' for choice in CHOICES), "or"), self.choose)
         for name, fitted in _FITTED.items():
             object.__setattr__(self, name, fitted(f"{name} of a caption policy", getattr(self, name)))
-        if not 0 <= self.dropout <= 1:
-            raise BadInput(f"the dropout of a caption policy must be a number from 0 to 1, not {self.dropout!r}")
-        if not 0 <= self.tag_dropout <= 1:
-            raise BadInput(f"the tag_dropout of a caption policy must be a number from 0 to 1, not {self.tag_dropout!r}")
+        for name in ("dropout", "tag_dropout"):
+            if not 0 <= getattr(self, name) <= 1:
+                refuse(f"{name} of a caption policy", "a number from 0 to 1", getattr(self, name))
         given = [name for name in ("tag_dropout", "max_tags", "drop_tags") if getattr(self, name)]
         if len(given) > 1:
-            raise BadInput(f"a caption policy drops tags in one way, but {listed(given)} are given: leave all but one of them out")
+            what = f"a caption policy drops tags in one way, but {listed(given)} are given"
+            raise BadInput(f"{what}: leave all but one of them out", option=given[0])
         if not self.separator:
             refuse("separator of a caption policy", "a text of at least one character", self.separator)
 
@@ -112,7 +112,8 @@ class CaptionPolicy:
             # The exact type: bool is a subclass of int, and True is not a number of variants.
             fits = type(found) is type(default) or (isinstance(default, float) and type(found) is int)
             if name not in defaults or not fits:
-                raise BadInput(f"{name} = {found!r} is not valid in a caption policy: its fields are {', '.join(defaults)}")
+                what = f"{name} = {found!r} is not valid in a caption policy"
+                raise BadInput(f"{what}: its fields are {', '.join(defaults)}", option=name)
         return cls(**given)
 
     def as_json(self) -> dict[str, Json]:
@@ -154,7 +155,7 @@ class CaptionPolicy:
         return tuple(self.prefix + text for caption in chosen for text in self._variants_of(caption))
 
     def _name(self, what: str, *parts: str) -> bytes:
-        """A digest from which draws are made. With the default seed it is the one that older versions had."""
+        """A digest from which draws are made. The default seed adds nothing to it."""
         return digest_parts(f"cachestore-{what}", *parts, *([str(self.seed)] if self.seed else []))
 
     def _variants_of(self, caption: str) -> list[str]:

@@ -66,11 +66,18 @@ class FormatError(CacheStoreError):
     """A file of the store is malformed, or written by a newer version of cachestore."""
 
     what: str | None = None
-    """The message without the command that helps, where it names one: for callers that know a better one."""
+    """The message without `advice`, where there is one: for callers that know a better one."""
+    advice: str = ""
+    """What helps, where the message ends with it."""
 
 
 class NewerFormat(FormatError):
     """A file was written by a newer version of cachestore. It is no damage: nothing mends it, moves it or relies on what it says."""
+
+
+def newer(where: object, written_as: str, newest: str) -> NewerFormat:
+    """Return the error for a file of a newer format; `newest` is the highest that can be read."""
+    return NewerFormat(f"{where} has format {written_as}; this cachestore reads up to {newest}: install a newer one")
 
 
 class ReadFailed(CacheStoreError, OSError):

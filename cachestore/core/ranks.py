@@ -9,6 +9,7 @@ from typing import Final
 
 from cachestore.core.arguments import as_whole
 from cachestore.core.errors import BadInput
+from cachestore.core.spelling import option
 
 _Found = tuple[str, int | None, int | None]
 """(where it was found, rank, world size); None for an unknown number."""
@@ -58,9 +59,9 @@ def discover(
         rank = None if rank is None else as_whole("rank", rank)
         world_size = None if world_size is None else as_whole("world_size", world_size)
         if rank is None or world_size is None or not 0 <= rank < world_size:
-            raise BadInput(
-                f"the rank must be smaller than the world size: got rank {rank}, world size {world_size}; pass both --rank and --world-size"
-            )
+            given = f"got rank {rank}, world size {world_size}"
+            both = f"pass both {option('rank')} and {option('world_size')}"
+            raise BadInput(f"the rank must be smaller than the world size: {given}; {both}", option="rank")
         return replace(here, rank=rank, world_size=world_size, found_in="arguments")
     for found_in, found_rank, found_world in _in_order_of_trust(environment, distributed):
         if found_rank is None and found_world in (None, 1):

@@ -9,6 +9,7 @@ import numpy as np
 from cachestore.core.dtypes import DTYPES, NUMPY_NAMES, RawTensor
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import Json
+from cachestore.core.spelling import option
 
 Raw = RawTensor
 Array = np.ndarray[Any, Any]
@@ -203,7 +204,7 @@ def to_state(raw: Raw, scale: Scale, *, was_scaled: bool, is_scaled: bool) -> Ra
         return raw
     if not scale.is_known:
         raise EncodeFailed(
-            "the scaling constants of these latents are not known, so they cannot be converted; import them again with --model"
+            f"the scaling constants of these latents are not known, so they cannot be converted; import them again with {option('model')}"
         )
     array = numbers(raw)
     return from_array(scale.apply(array) if is_scaled else scale.undo(array))

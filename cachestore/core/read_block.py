@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import NewerFormat
 from cachestore.core.keys import Json, Recipe
 
 FORMAT: Final = 1
@@ -139,7 +139,7 @@ def _reading(recipe: Recipe, kind: str, known: Collection[str]) -> Generator[Map
         yield recipe.read
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         what = error if isinstance(error, _Unknown) else f"a field of {kind} is missing or wrong ({type(error).__name__}: {error})"
-        raise FormatError(
+        raise NewerFormat(
             f"this cachestore cannot read the {recipe.encoder!r} recipe {recipe.fingerprint[:12]}…: {what}; install a newer cachestore"
         ) from error
 

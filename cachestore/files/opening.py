@@ -346,7 +346,7 @@ def names_in(folder: Path, *, is_root: bool = False) -> list[str]:
         refuse_reading(folder, error)
 
 
-def look_at(path: Path) -> os.stat_result | None:
+def status_of(path: Path) -> os.stat_result | None:
     """Return the status of a path, through links; None if nothing is there. Raises ReadFailed."""
     try:
         return path.stat()

@@ -150,7 +150,7 @@ _LEDGER: Final = FileKind("plans/{digest}/{number}/ledgers/{round}.{recipe}.{par
 _ATTEMPT: Final = FileKind("plans/{digest}/{number}/attempts/{worker}.{n}.{unit}", AttemptName)
 _WORKER: Final = FileKind("workers/{worker}.json", str)
 _WORKER_LOCK: Final = FileKind("workers/{worker}.lock", str)
-_MARKED: Final = FileKind("condemned/{digest}.json", str)
+_MARKED: Final = FileKind("marked/{digest}.json", str)
 _LOST: Final = FileKind("quarantine/{digest}.lost.json", str)
 _TEMPORARY: Final = FileKind("tmp/{digest}.tmp", str)
 _PLAN_FOLDER: Final = FileKind("plans/{digest}", str)
@@ -245,7 +245,7 @@ class Layout:
     plans = _Inside("plans")
     workers = _Inside("workers")
     digests = _Inside("digests")
-    marked = _Inside("condemned")
+    marked = _Inside("marked")
     quarantine = _Inside("quarantine")
     temporary = _Inside("tmp")
 
@@ -268,6 +268,10 @@ class Layout:
     def shown(self) -> str:
         """The store's path or address, for messages."""
         return self.address or str(self.root)
+
+    def relative(self, path: Path) -> str:
+        """Return a path in the store, relative to its root, as messages and reports name it."""
+        return path.relative_to(self.root).as_posix()
 
     def segment(self, digest: str) -> Path:
         """The path of a segment with this digest."""
@@ -385,7 +389,7 @@ def to_repair(path: Path) -> str:
 def damaged(what: str, path: Path) -> FormatError:
     """Return the error for a damaged file of a store: what is wrong with it, and the command that repairs the store."""
     error = FormatError(f"{what}; run {to_repair(path)}")
-    error.what = what
+    error.what, error.advice = what, f"run {to_repair(path)}"
     return error
 
 

@@ -29,7 +29,7 @@ from cachestore.files.checksum import Buffer, Checksum, digest_file, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
 from cachestore.files.marker import check_for_writing
-from cachestore.files.opening import is_link, look_at, reason_of
+from cachestore.files.opening import is_link, reason_of, status_of
 from cachestore.files.paths import Layout, Mode
 from cachestore.files.removal import is_older
 
@@ -79,7 +79,7 @@ def make_root(layout: Layout, *, takes_over: bool = False) -> Layout:
 
 
 def _is_shared(folder: Path) -> bool:
-    status = look_at(folder)
+    status = status_of(folder)
     return status is not None and status.st_mode & _SHARED_BITS == _SHARED_BITS
 
 
@@ -172,7 +172,7 @@ def _sync_above(folder: Path) -> None:
 
 
 def _is_folder(path: Path) -> bool:
-    status = look_at(path)
+    status = status_of(path)
     return status is not None and stat.S_ISDIR(status.st_mode)
 
 
@@ -307,7 +307,7 @@ def move(layout: Layout, source: Path, target: Path) -> None:
             in_use.unlink(source, missing_ok=True)
         sync_folder(source.parent)
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and look_at(source) is None:
+        if isinstance(error, FileNotFoundError) and status_of(source) is None:
             return
         _refuse(target, error)
 

@@ -15,13 +15,13 @@ from operator import le
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, overload
 
-from cachestore.core.errors import FormatError, NewerFormat
+from cachestore.core.errors import newer
 from cachestore.core.keys import Json, canonical_text
 from cachestore.files.checksum import Buffer, digest_of
 from cachestore.files.container import ALIGNMENT, TensorInfo, build_header, parse_header, parse_start
 from cachestore.files.container import read_header as read_container_header
 from cachestore.files.opening import let_go, map_whole, open_regular, opened, read_at, read_whole
-from cachestore.files.paths import damaged, to_verify
+from cachestore.files.paths import damaged
 
 TABLE_LIMIT_BYTES: Final = 64 * 1024 * 1024 * 1024
 """Largest table that is read."""
@@ -422,12 +422,12 @@ def _parse_metadata(metadata: Mapping[str, str], kind: str, version: int, *, whe
     found = metadata.get("format", "")
     found_kind, _, number = found.partition("/")
     if found_kind != kind or not (number.isascii() and number.isdecimal() and len(number) < _VERSION_DIGITS):
-        raise FormatError(f"{where} holds {found!r}, but should hold {kind}/{version}; run {to_verify(where)}")
+        raise damaged(f"{where} holds {found!r}, but should hold {kind}/{version}", where)
     header_text, checksums_text, digest = (metadata.get(name, "") for name in ("header", "checksums", "digest"))
-    if int(number) > version and digest != _digest(header_text, checksums_text, f"{kind}/1"):
-        raise NewerFormat(f"{where} has format {found}; this cachestore reads up to {kind}/{version}: install a newer one")
     if digest != _digest(header_text, checksums_text, found):
         raise damaged(f"{where} does not match its checksums", where)
+    if int(number) > version:
+        raise newer(where, found, f"{kind}/{version}")
     try:
         header, checksums = json.loads(header_text), json.loads(checksums_text)
     except (ValueError, RecursionError) as error:
@@ -438,6 +438,6 @@ def _parse_metadata(metadata: Mapping[str, str], kind: str, version: int, *, whe
 
 
 def _digest(header: str, checksums: str, written_as: str) -> str:
-    """Digest a header's two texts. From format 2 on it covers the format too, so a flipped bit in a `/1` never looks like a newer one."""
-    parts = [header.encode("utf-8", "surrogatepass"), b"\0", checksums.encode("utf-8", "surrogatepass")]
-    return digest_of(parts if written_as.endswith("/1") else [*parts, b"\0", written_as.encode()])
+    """Digest a header's two texts, and the format: so a flipped bit in its number never looks like a newer one."""
+    parts = [header.encode("utf-8", "surrogatepass"), b"\0", checksums.encode("utf-8", "surrogatepass"), b"\0", written_as.encode()]
+    return digest_of(parts)

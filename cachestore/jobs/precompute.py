@@ -22,7 +22,7 @@ from cachestore.encode.environment import library_defaults, set_library_defaults
 from cachestore.encode.unit import Encoder
 from cachestore.files import in_use
 from cachestore.files.marker import noticing_its_end
-from cachestore.files.opening import look_at
+from cachestore.files.opening import status_of
 from cachestore.files.paths import Layout
 from cachestore.files.scratch import scratch_folder
 from cachestore.jobs.comparison import Compare
@@ -266,7 +266,7 @@ def precompute_in_processes(
     if plans_here and request.strict:
         needs_of_request(request)  # raises now, before a store is made
     listing = list_before_store(request, in_memory) if plans_here or in_memory else None
-    if plans_here or in_memory or look_at(layout.marker) is not None:  # else workers make the store, once they have listed the source
+    if plans_here or in_memory or status_of(layout.marker) is not None:  # else workers make the store, once they have listed the source
         layout = open_for_pass(request.store, access=request.access, say=lambda line: care.words(f"{line}\n"))
     if plans_here:
         context = Heartbeat(layout, "", 0, launch, rank_info.rank, rank_info.world_size)
@@ -362,7 +362,7 @@ def _with_rows_as_files(layout: Layout, request: PrecomputeRequest, in_memory: I
 
 def list_before_store(request: PrecomputeRequest, in_memory: InMemory | None) -> Listing | None:
     """Return the listing of the sources if there is no store yet, so that none is made for an unusable source; else None."""
-    if look_at(Layout.at(request.store).marker) is not None:
+    if status_of(Layout.at(request.store).marker) is not None:
         return None
     listing = list_request(request, in_memory)
     check_listing(request, listing)

@@ -5,11 +5,11 @@ catalog before it ends, so the catalogs name everything that an ended pass made.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cachestore.core import system
 from cachestore.core.arguments import as_path, as_whole
@@ -17,17 +17,17 @@ from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Json, Key
 from cachestore.core.samples import CAPTION
+from cachestore.core.spelling import option
 from cachestore.core.words import in_short, plural
 from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.opening import reason_of
 from cachestore.files.paths import Layout
 from cachestore.files.removal import remove_file
-from cachestore.storage import verify as storage_verify
+from cachestore.maintain.checks import lost_catalogs
 from cachestore.storage.catalog import list_generations, list_names, no_data_set, read_catalog
 from cachestore.storage.catalog_writer import mark_dropped
 from cachestore.storage.commit import commit
-from cachestore.storage.compact import choose_groups, compact_segments
-from cachestore.storage.findings import Finding, finding_of
+from cachestore.storage.compact import Compacted, choose_groups, compact_segments
 from cachestore.storage.gc import (
     GRACE_SECONDS,
     due_lists,
@@ -46,22 +46,17 @@ from cachestore.storage.marked import MarkedList, list_marked, marked_segments
 from cachestore.storage.segment import SegmentContents, read_contents
 from cachestore.storage.snapshot import Snapshot, list_segments, load_snapshot, open_layout
 from cachestore.storage.usage import Needs, Usage, survey
-from cachestore.storage.verify import VerifyReport
-from cachestore.store.unfinished import check_there, list_data_sets, not_there
+from cachestore.store.unfinished import list_data_sets, not_there
 from cachestore.work.passes import PassRef
-from cachestore.work.plan import is_published, read_plan
 from cachestore.work.retention import (
-    ReportedCatalog,
     at_work,
     forgotten_workers,
     generations_of_passes,
     keys_of_passes,
     keys_of_plans,
-    list_plans,
     open_passes,
     plans_of,
     remove_plan,
-    reported_catalogs,
     spent_plans,
 )
 
@@ -189,51 +184,58 @@ def collect(
         as_whole("keep", keep, least=1)
     layout = open_layout(Layout.at(as_path("path", path)))
     if name is not None and keep is None:
-        raise BadInput("--name needs --keep: what nothing needs belongs to the store, not to a data set")
+        needs = f"{option('name')} needs {option('keep')}"
+        raise BadInput(f"{needs}: what nothing needs belongs to the store, not to a data set", option="name")
     if name is not None and not list_generations(layout, name):
         raise not_there(layout, name, list_data_sets(layout))
-    with noticing_its_end(layout):
-        return _collect(
-            layout, grace_seconds, {} if keep is None else dict.fromkeys(list_names(layout) if name is None else [name], keep), apply=apply
-        )
-
-
-def _collect(layout: Layout, grace_seconds: float, keep: Mapping[str, int], *, apply: bool) -> GcReport:
-    """As `collect`; `keep` is how many generations to keep, by data set."""
     now = time.time()
-    lists = due_lists(layout, now=now, grace_seconds=grace_seconds)
-    with closing(load_snapshot(layout, for_planning=True)) as snapshot:
-        found = _find_needs(layout, now, keep)
-        lists, remarks = _not_held_back(layout, lists, now)
-        removals, stays = plan_removal(layout, lists, found.needs)
-        waiting = _waiting(layout, without=frozenset(removal.digest for removal in removals))
-        files = _spent_files(layout, found, lists, now)
-        plans = spent_plans(layout, found.kept, now=now)
-        usages = survey(layout, snapshot, found.needs)
-        idle, partly = _amounts(usages)
-        held, held_partly = _held(layout, snapshot, found, (idle, partly), now)
-    freed = sum(removal.contents.size_bytes for removal in removals) + sum(map(_size_of, files))
-    if apply:
-        commit(layout).close()  # before the lists are removed that explain why segments are missing
-        freed = remove_marked(layout, removals) + remove_files(layout, files) + sum(remove_plan(layout, plan) for plan in plans)
-        mark(layout, [usage.ref.digest for usage in usages if usage.is_idle])
-    check_for_reading(layout)
+    with noticing_its_end(layout):
+        counts = {} if keep is None else dict.fromkeys(list_names(layout) if name is None else [name], keep)
+        lists = due_lists(layout, now=now, grace_seconds=grace_seconds)
+        with closing(load_snapshot(layout, for_planning=True)) as snapshot:
+            found = _find_needs(layout, now, counts)
+            lists, remarks = _not_held_back(layout, lists, now)
+            removals, stays = plan_removal(layout, lists, found.needs)
+            waiting = _waiting(layout, without=frozenset(removal.digest for removal in removals))
+            files = [
+                *stale_temporaries(layout, now=now),
+                *(layout.catalog(each, generation) for each, generations in found.old.items() for generation in generations),
+                *old_indexes(layout, now=now),
+                *forgotten_workers(layout, now=now),
+                *spent_lists(layout, lists),
+                *spent_numbers(layout, now=now),
+            ]
+            plans = spent_plans(layout, found.kept, now=now)
+            usages = survey(layout, snapshot, found.needs)
+            idle, partly = _amounts(usages)
+            held, held_partly = _held(layout, snapshot, found, (idle, partly), now)
+        freed = sum(removal.contents.size_bytes for removal in removals) + sum(map(_size_of, files))
+        if apply:
+            commit(layout).close()  # before the lists are removed that explain why segments are missing
+            freed = remove_marked(layout, removals) + remove_files(layout, files) + sum(remove_plan(layout, plan) for plan in plans)
+            mark(layout, [usage.ref.digest for usage in usages if usage.is_idle])
+        there = list_segments(layout)
+        ends = [each.written + grace_seconds for each in list_marked(layout) if each.segments & there]
+        check_for_reading(layout)
+    if found.unfinished:
+        unfinished = plural(len(found.unfinished), "unfinished run")
+        stays.append(f"the values of {unfinished} stay: run the same `cachestore precompute` again to finish")
     return GcReport(
         applied=apply,
         condemned=idle,
         waiting=waiting,
-        removable_from=_removable_from(layout, now, grace_seconds),
+        removable_from=max((end for end in ends if end > now), default=None),
         removed=_amount_of(removal.contents for removal in removals),
         copied=sum(len(removal.to_copy) for removal in removals),
         partly=partly,
-        generations={name: len(generations) for name, generations in sorted(found.kept.items()) if generations},
+        generations={each: len(generations) for each, generations in sorted(found.kept.items()) if generations},
         held=held,
         held_partly=held_partly,
-        held_catalog_bytes=sum(_size_of(layout.catalog(name, n)) for name, kept in found.kept.items() for n in kept[:-1]),
-        files=tuple(path.relative_to(layout.root).as_posix() for path in files),
+        held_catalog_bytes=sum(_size_of(layout.catalog(each, n)) for each, kept in found.kept.items() for n in kept[:-1]),
+        files=tuple(map(layout.relative, files)),
         plans=tuple(plans),
         freed_bytes=freed,
-        remarks=(*remarks, *stays, *_unfinished(found.unfinished)),
+        remarks=(*remarks, *stays),
     )
 
 
@@ -256,20 +258,6 @@ def _held(layout: Layout, snapshot: Snapshot, found: _Found, now_free: tuple[Amo
     return idle - now_free[0], partly - now_free[1]
 
 
-def _removable_from(layout: Layout, now: float, grace_seconds: float) -> float | None:
-    """Return when the grace period of the last list whose segments are still there is over; None if it is over for all."""
-    there = list_segments(layout)
-    ends = [each.written + grace_seconds for each in list_marked(layout) if each.segments & there]
-    return max((end for end in ends if end > now), default=None)
-
-
-def _unfinished(passes: frozenset[PassRef]) -> list[str]:
-    """Return a remark on passes whose entries stay because they may still be finished."""
-    if not passes:
-        return []
-    return [f"the values of {plural(len(passes), 'unfinished run')} stay: run the same `cachestore precompute` again to finish"]
-
-
 def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
     """Copy the needed entries of small segments, and of those with much that is not needed, into few new ones (see `storage.compact`).
 
@@ -278,24 +266,15 @@ def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
     """
     layout = open_layout(Layout.at(as_path("path", path)))
     with noticing_its_end(layout):
-        return _compact(layout, apply=apply)
-
-
-def _compact(layout: Layout, *, apply: bool) -> CompactReport:
-    with closing(load_snapshot(layout, for_planning=True)) as snapshot:
-        needs = _find_needs(layout, time.time()).needs
-        groups = choose_groups(layout, snapshot, needs)
-    usages = [usage for group in groups for usage in group.usages]
-    loose = sum(usage.loose_bytes for usage in usages)
-    if not apply:
+        with closing(load_snapshot(layout, for_planning=True)) as snapshot:
+            needs = _find_needs(layout, time.time()).needs
+            groups = choose_groups(layout, snapshot, needs)
+        usages = [usage for group in groups for usage in group.usages]
+        loose = sum(usage.loose_bytes for usage in usages)
         entries = sum(usage.ref.entries - len(usage.loose) for usage in usages)
+        done = compact_segments(layout, groups, needs) if apply else Compacted(len(usages), 0, entries, ())
         check_for_reading(layout)
-        return CompactReport(applied=False, segments=len(usages), written=0, entries=entries, loose_bytes=loose)
-    done = compact_segments(layout, groups, needs)
-    check_for_reading(layout)
-    return CompactReport(
-        applied=True, segments=done.segments, written=done.written, entries=done.entries, loose_bytes=loose, remarks=done.remarks
-    )
+    return CompactReport(apply, done.segments, done.written, done.entries, loose, done.remarks)
 
 
 def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
@@ -324,17 +303,6 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         freed += sum(remove_file(layout, layout.catalog(name, generation)) for generation in generations)
     check_for_reading(layout)
     return DropReport(apply, name, tuple(generations), tuple(plans), freed)
-
-
-def _spent_files(layout: Layout, found: _Found, lists: list[MarkedList], now: float) -> list[Path]:
-    return [
-        *stale_temporaries(layout, now=now),
-        *(layout.catalog(name, generation) for name, generations in found.old.items() for generation in generations),
-        *old_indexes(layout, now=now),
-        *forgotten_workers(layout, now=now),
-        *spent_lists(layout, lists),
-        *spent_numbers(layout, now=now),
-    ]
 
 
 def _waiting(layout: Layout, *, without: frozenset[str]) -> Amount:
@@ -374,7 +342,13 @@ def _find_needs(layout: Layout, now: float, keep: Mapping[str, int] | None = Non
 
 def _needs_now(layout: Layout, now: float, keep: Mapping[str, int]) -> _Found:
     passes = open_passes(layout, now=now)
-    _refuse_lost_catalogs(layout)
+    for reported in lost_catalogs(layout):
+        missing = f"generation {reported.generation} of the data set {reported.name!r} is missing, though a pass published it"
+        drop_it = layout.command(f"drop {system.quoted(reported.name)}")
+        raise FormatError(
+            f"{missing}, so cachestore cannot tell which entries are needed: run {layout.command('repair')}, or {drop_it} to remove the"
+            " data set"
+        )
     used = generations_of_passes(layout, passes)
     behind = old_generations(layout, now=now, keep=keep)
     old = {name: [n for n in generations if (name, n) not in used] for name, generations in behind.items()}
@@ -407,64 +381,10 @@ def _keys_of(layout: Layout, name: str, generation: int) -> Iterator[Key]:
             yield caption_key(column.fingerprint, "")
 
 
-def lost_catalogs(layout: Layout) -> list[ReportedCatalog]:
-    """Return the catalogs that are missing although a pass names them as the newest of their data set, with the first such pass."""
-    reported: dict[str, list[ReportedCatalog]] = {}
-    for each in reported_catalogs(layout):
-        reported.setdefault(each.name, []).append(each)
-    lost: list[ReportedCatalog] = []
-    for name, passes in sorted(reported.items()):
-        last = max(passes, key=lambda each: (each.generation, each.ended))
-        if last.generation > max(list_generations(layout, name), default=0):
-            same = [each for each in passes if (each.generation, each.digest) == (last.generation, last.digest)]
-            lost.append(min(same, key=lambda each: (each.ended, each.ref.number)))
-    return lost
-
-
-def look_further(layout: Layout) -> Iterator[Finding]:
-    """Yield findings that need plans and passes: catalogs that are missing although a pass published them, and unreadable plans."""
-    for reported in lost_catalogs(layout):
-        where = layout.catalog(reported.name, reported.generation).relative_to(layout.root).as_posix()
-        message = f"{where} is missing, though a pass published it; run {layout.command('repair')} to rebuild it"
-        yield Finding("bad-catalog", where, message)
-    for plan in list_plans(layout):
-        path = layout.plan(plan)
-        where = path.relative_to(layout.root).as_posix()
-        try:
-            if is_published(layout, plan):
-                read_plan(layout, plan, io="pread")
-        except FormatError as error:
-            yield finding_of("bad-plan", where, error)
-        except OSError as error:
-            yield Finding("unreadable", where, f"{where}: {error.strerror or error}")
-
-
-def verify(
-    path: str | Path,
-    level: Literal["full", "quick"] = "full",
-    *,
-    subset: tuple[int, int] | None = None,
-    on_finding: Callable[[Finding], None] | None = None,
-    name: str | None = None,
-) -> VerifyReport:
-    """Verify as `storage.verify`, with the findings of `look_further`. Raises as that does."""
-    check_there(open_layout(Layout.at(as_path("path", path))), name)
-    return storage_verify.verify(path, level, subset=subset, on_finding=on_finding, look_further=look_further, name=name)
-
-
-def _refuse_lost_catalogs(layout: Layout) -> None:
-    for reported in lost_catalogs(layout):
-        raise FormatError(
-            f"generation {reported.generation} of the data set {reported.name!r} is missing, though a pass published it, so cachestore"
-            f" cannot tell which entries are needed: run {layout.command('repair')}, or"
-            f" {layout.command(f'drop {system.quoted(reported.name)}')} to remove the data set"
-        )
-
-
 def _not_held_back(layout: Layout, lists: list[MarkedList], now: float) -> tuple[list[MarkedList], list[str]]:
     """Return the lists that are older than all running workers, and remarks on the others.
 
-    Waiting is not needed for safety. It avoids encoding again, and older versions do not read the lists.
+    Waiting is not needed for safety. It avoids encoding again.
     """
     free: list[MarkedList] = []
     remarks: list[str] = []

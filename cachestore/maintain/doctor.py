@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,6 +27,7 @@ from cachestore.core import system
 from cachestore.core.errors import how_to_install
 from cachestore.core.keys import Json
 from cachestore.core.ranks import discover
+from cachestore.core.spelling import option
 from cachestore.core.words import plural
 from cachestore.files import in_use
 from cachestore.files.locks import LifeLock
@@ -34,7 +36,7 @@ from cachestore.files.opening import descriptor_limit
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder, sync_folder
 from cachestore.jobs.processes import gpu_count, processors
-from cachestore.maintain.collect import lost_catalogs
+from cachestore.maintain.checks import lost_catalogs
 from cachestore.storage.snapshot import open_layout
 
 State = Literal["ok", "note", "problem"]
@@ -69,7 +71,7 @@ class Check:
         return asdict(self)
 
 
-def _look(name: str, found: str, advice: str, *, is_bad: bool, state: State = NOTE) -> Check:
+def _check(name: str, found: str, advice: str, *, is_bad: bool, state: State = NOTE) -> Check:
     return Check(name, state, found, advice) if is_bad else Check(name, OK, found)
 
 
@@ -90,8 +92,13 @@ def _versions() -> Iterator[Check]:
     needed, encoding = _installed(_NEEDED), _installed(_ENCODING)
     missing = [name for name, number in needed.items() if number is None]
     advice = f"install {', '.join(missing)}: `pip install .` in a clone of cachestore brings them"
-    yield _look("packages", _named(needed), advice, is_bad=bool(missing), state=PROBLEM)
-    yield _encoding(encoding)
+    yield _check("packages", _named(needed), advice, is_bad=bool(missing), state=PROBLEM)
+    if encoding["torch"] is None or encoding["transformers"] is None:
+        yield Check("encoding", NOTE, _named(encoding), f"{how_to_install('encode')}; reading as numpy does not need it")
+        return
+    without = [name for name in _CLEANERS if encoding[name] is None]
+    advice = f"without {' and '.join(without)} some pipelines silently compute other embeddings. {how_to_install('encode')}"
+    yield _check("encoding", _named(encoding), advice, is_bad=bool(without), state=PROBLEM)
 
 
 def _installed(names: tuple[str, ...]) -> dict[str, str | None]:
@@ -105,14 +112,6 @@ def _installed(names: tuple[str, ...]) -> dict[str, str | None]:
     return found
 
 
-def _encoding(found: Mapping[str, str | None]) -> Check:
-    without = [name for name in _CLEANERS if found[name] is None]
-    if found["torch"] is None or found["transformers"] is None:
-        return Check("encoding", NOTE, _named(found), f"{how_to_install('encode')}; reading as numpy does not need it")
-    advice = f"without {' and '.join(without)} some pipelines silently compute other embeddings. {how_to_install('encode')}"
-    return _look("encoding", _named(found), advice, is_bad=bool(without), state=PROBLEM)
-
-
 def _named(found: Mapping[str, str | None]) -> str:
     return ", ".join(f"{name} {number or '-'}" for name, number in found.items())
 
@@ -122,19 +121,19 @@ def _process(environment: Mapping[str, str], modules: Mapping[str, ModuleType]) 
     forks = method == "fork"
     start = f"DataLoader workers start by {method} by default; this process has {plural(threads, 'thread')}"
     advice = "end these threads before workers are forked, or pass `multiprocessing_context='forkserver'` to the DataLoader"
-    yield _look("start method", start, advice, is_bad=forks and threads > 1)
+    yield _check("start method", start, advice, is_bad=forks and threads > 1)
     loaded = {name: "loaded here" if name in modules else "not loaded here" for name in ("tokenizers", "jax")}
     parallel = environment.get("TOKENIZERS_PARALLELISM", "")
     is_risky = forks and "tokenizers" in modules and parallel.lower() not in {"", "false", "0", "off", "no"}
     advice = "set TOKENIZERS_PARALLELISM=false: otherwise a worker hangs if it is forked after a tokenizer was used"
-    yield _look("tokenizers", f"{loaded['tokenizers']}, TOKENIZERS_PARALLELISM={parallel or 'unset'}", advice, is_bad=is_risky)
+    yield _check("tokenizers", f"{loaded['tokenizers']}, TOKENIZERS_PARALLELISM={parallel or 'unset'}", advice, is_bad=is_risky)
     advice = "reading in a forked worker is safe, but JAX hangs there once it has computed: use nothing of it in a worker, or pass"
     advice += " `multiprocessing_context='forkserver'` to the DataLoader"
-    yield _look("jax", loaded["jax"], advice, is_bad=forks and "jax" in modules)
+    yield _check("jax", loaded["jax"], advice, is_bad=forks and "jax" in modules)
     rank_info = discover(environment)
     rank = "no preferred rank" if rank_info.rank is None else f"rank {rank_info.rank} of {rank_info.world_size}"
-    advice = f"{rank_info.conflict}: pass --rank and --world-size"
-    yield _look("rank", f"{rank} ({rank_info.found_in})", advice, is_bad=bool(rank_info.conflict))
+    advice = f"{rank_info.conflict}: pass {option('rank')} and {option('world_size')}"
+    yield _check("rank", f"{rank} ({rank_info.found_in})", advice, is_bad=bool(rank_info.conflict))
 
 
 def default_start_method(system: str, python: tuple[int, ...]) -> str:
@@ -147,17 +146,17 @@ def default_start_method(system: str, python: tuple[int, ...]) -> str:
 def _machine() -> Iterator[Check]:
     yield Check("processors", OK, f"{processors()} usable")
     gpus = gpu_count()
-    yield _look("gpu", f"{plural(gpus, 'NVIDIA GPU')} usable", "encoding runs on the CPU (`--device cpu`)", is_bad=not gpus)
+    yield _check("gpu", f"{plural(gpus, 'NVIDIA GPU')} usable", "encoding runs on the CPU (`--device cpu`)", is_bad=not gpus)
     limit = descriptor_limit()
     held = f"{limit} at once; at most {max(1, min(_FILES, limit // 4))} segments are held open"
     advice = "raise `ulimit -n` to 1024 or more: otherwise segments are opened again and again"
-    yield _look("open files", held, advice, is_bad=limit < 4 * _FILES)
+    yield _check("open files", held, advice, is_bad=limit < 4 * _FILES)
     too_long = system.too_long_for_workers()
     advice = "set TMPDIR to a shorter one, such as /tmp, before a training that has workers"
-    yield _look("temporary files", too_long or tempfile.gettempdir(), advice, is_bad=bool(too_long))
+    yield _check("temporary files", too_long or tempfile.gettempdir(), advice, is_bad=bool(too_long))
     has_wall = wall.is_available()
     found = f"files with pickles are read behind {'a filter of system calls' if has_wall else 'limits on memory and open files alone'}"
-    yield _look("wall", found, "import such files of people whom you do not trust on Linux (x86-64 or ARM)", is_bad=not has_wall)
+    yield _check("wall", found, "import such files of people whom you do not trust on Linux (x86-64 or ARM)", is_bad=not has_wall)
 
 
 def _ask_torch() -> Check:
@@ -174,14 +173,24 @@ def _ask_torch() -> Check:
 
 
 def _store(layout: Layout) -> Iterator[Check]:
-    kind = file_system_of(layout.root, _mounts())
+    mounts = ""
+    with suppress(OSError):
+        mounts = Path("/proc/self/mounts").read_text(errors="replace")
+    kind = file_system_of(layout.root, mounts)
     found = f"{layout.root} is on {kind}, mode {layout.mode.value}"
     shared = "ranks on several machines may share it; a reader sees new entries after `refresh()`, and locks may not work between machines"
-    yield _look("file system", found, shared, is_bad=kind in _SHARED)
-    yield from _room(layout)
+    yield _check("file system", found, shared, is_bad=kind in _SHARED)
+    free = shutil.disk_usage(layout.root).free
+    advice = f"make room, or run {layout.command('gc --apply')}"
+    yield _check("free space", f"{free} bytes", advice, is_bad=free < _ROOM_BYTES)
+    if hasattr(os, "statvfs"):
+        status = os.statvfs(layout.root)
+        is_low = status.f_files > 0 and status.f_favail < _ROOM_FILES
+        left = f"{status.f_favail}" if status.f_files else "not limited"
+        yield _check("free files", left, f"a pass makes a few small files for each partition: {advice}", is_bad=is_low)
     try:
         make_folder(layout, layout.temporary)
-        yield from [_probe(layout, look) for look in (_probe_publish, _probe_rename, _probe_locks, _probe_clock)]
+        yield from [_probe(layout, probe) for probe in (_probe_publish, _probe_rename, _probe_locks, _probe_clock)]
     except OSError as error:
         can = "reading works; to write, use an account that may write, or mount it writable"
         yield Check("publish", PROBLEM, f"nothing can be written there: {error.strerror or error}", can)
@@ -191,13 +200,6 @@ def _store(layout: Layout) -> Iterator[Check]:
         yield Check(
             "catalogs", PROBLEM, f"generation {reported.generation} of {reported.name!r} is missing", f"run {layout.command('repair')}"
         )
-
-
-def _mounts() -> str:
-    try:
-        return Path("/proc/self/mounts").read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def file_system_of(path: Path, mounts: str) -> str:
@@ -213,23 +215,12 @@ def file_system_of(path: Path, mounts: str) -> str:
     return kind
 
 
-def _room(layout: Layout) -> Iterator[Check]:
-    free = shutil.disk_usage(layout.root).free
-    advice = f"make room, or run {layout.command('gc --apply')}"
-    yield _look("free space", f"{free} bytes", advice, is_bad=free < _ROOM_BYTES)
-    if hasattr(os, "statvfs"):
-        status = os.statvfs(layout.root)
-        is_low = status.f_files > 0 and status.f_favail < _ROOM_FILES
-        found = f"{status.f_favail}" if status.f_files else "not limited"
-        yield _look("free files", found, f"a pass makes a few small files for each partition: {advice}", is_bad=is_low)
-
-
-def _probe(layout: Layout, look: Callable[[Layout, Path, Path], Check]) -> Check:
+def _probe(layout: Layout, probe: Callable[[Layout, Path, Path], Check]) -> Check:
     """Run a check with two paths in `tmp/`, the first of which exists, and remove both."""
     one, other = layout.new_temporary(), layout.new_temporary()
     try:
         one.write_bytes(b"cachestore doctor")
-        return look(layout, one, other)
+        return probe(layout, one, other)
     finally:
         for path in (one, other):
             in_use.unlink(path, missing_ok=True)
@@ -282,4 +273,4 @@ def _probe_locks(layout: Layout, one: Path, _other: Path) -> Check:
 def _probe_clock(_layout: Layout, one: Path, _other: Path) -> Check:
     skew = one.stat().st_mtime - time.time()
     advice = "set both clocks: pictures modified just now may be read again, and `gc` computes ages from these clocks"
-    return _look("clock", f"the file system's is {skew:+.1f} s from this machine's", advice, is_bad=abs(skew) > _SKEW_SECONDS)
+    return _check("clock", f"the file system's is {skew:+.1f} s from this machine's", advice, is_bad=abs(skew) > _SKEW_SECONDS)

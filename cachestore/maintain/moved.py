@@ -49,7 +49,7 @@ def check_names(catalogs: Iterable[Catalog], source: Moved | None) -> None:
     known = {label for one in listed for label in labels_of([Source(**one)])}
     if unknown := sorted(set(source) - known):
         sources = ", ".join(sorted(known)) or "not named"
-        raise BadInput(f"no data set here was made from a source called {unknown[0]!r}; sources are {sources}")
+        raise BadInput(f"no data set here was made from a source called {unknown[0]!r}; sources are {sources}", option="source")
 
 
 def request_at(request: PrecomputeRequest, moved: NewPaths) -> PrecomputeRequest:

@@ -89,7 +89,7 @@ def meet(layout: Layout, seconds: float = PEER_SECONDS) -> list[Check]:
                 if not made or time.monotonic() - made[-1] >= _STEP_SECONDS:
                     note(layout, _file(layout, heartbeat.worker, len(made)), b"")
                     made.append(time.monotonic())
-                _look(layout, heartbeat, made, peers)
+                _read_others(layout, heartbeat, made, peers)
                 time.sleep(_POLL_SECONDS)
         finally:
             for number in range(len(made)):
@@ -115,7 +115,7 @@ def _file(layout: Layout, worker: str, number: int) -> Path:
     return layout.new_temporary(f"{number:08x}{worker[8:]}")
 
 
-def _look(layout: Layout, heartbeat: Heartbeat, made: Sequence[float], peers: dict[str, _Peer]) -> None:
+def _read_others(layout: Layout, heartbeat: Heartbeat, made: Sequence[float], peers: dict[str, _Peer]) -> None:
     """Read the heartbeats and files of the others once, and confirm them in this side's heartbeat."""
     names = {*names_in(layout.temporary)}
     for shown in read_heartbeats(layout):

@@ -20,6 +20,7 @@ from cachestore.core.inputs import PIXELS as READ_AS
 from cachestore.core.keys import Json, Key, digest_parts
 from cachestore.core.raw_tensors import Raw
 from cachestore.core.samples import IMAGE, VIDEO, Sample
+from cachestore.core.spelling import option
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import plural
 from cachestore.encode.batches import Batches
@@ -298,7 +299,8 @@ def _compare_texts(
 
     family = encoder.setup.family
     if family.called:
-        why = f"text: --encode asks for {', '.join(family.called)} alone, and encode_prompt of {family.pipeline} calls all text encoders"
+        why = f"text: {option('encode')} asks for {', '.join(family.called)} alone"
+        why += f", and encode_prompt of {family.pipeline} calls all text encoders"
         findings.not_compared[why] = None
         return
     given = {name: encoder.setup.args[name] for name in request.encode_arg if name in encoder.setup.args}
@@ -358,7 +360,7 @@ def _compare_pixels(encoder: "LatentsEncoder", values: Sequence[_Value], finding
         if not isinstance(value.item, Still):
             findings.not_compared["pixels of videos: docs/numerics.md compares them with what FFmpeg decodes"] = None
         elif name == "area":
-            findings.not_compared["pixels: --resample area is OpenCV's own filter, which diffusers does not use"] = None
+            findings.not_compared[f"pixels: {option('resample', 'area')} is OpenCV's own filter, which diffusers does not use"] = None
         elif is_decorated(value.item.data):
             why = "pixels of pictures with a profile or transparency: diffusers takes neither into account"
             findings.not_compared[why] = None

@@ -1,54 +1,43 @@
-"""Verify a store; with `recompute`, encode some entries again and compare them with the stored ones."""
+"""`verify --recompute`: encode some entries again, and compare them with the stored ones."""
 
 import json
-import logging
 import os
 import random
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
-from cachestore.core.arguments import as_whole
 from cachestore.core.dtypes import RawTensor
-from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch, naming_extras
+from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch
 from cachestore.core.forked import in_one_thread
 from cachestore.core.inputs import cells_each, combined_digest, options_for, own_captions, request_for
 from cachestore.core.keys import Json, Key, Recipe, canonical
 from cachestore.core.samples import CAPTION, images_of
+from cachestore.core.spelling import option
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import first_of, plural
 from cachestore.encode.batches import Batches
 from cachestore.encode.environment import library_defaults
 from cachestore.encode.unit import Encoder, Resolved
-from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout
 from cachestore.jobs.declared_model import declared_encoder, find_declared_difference, is_imported
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.planning import encoders_of, files_of_request
-from cachestore.maintain import collect as upkeep
-from cachestore.maintain.moved import NewPaths, check_names, new_paths, request_at
-from cachestore.source.combined import Moved, files_of
+from cachestore.maintain.checks import StoreToCheck
+from cachestore.maintain.moved import NewPaths, check_names, request_at
+from cachestore.source.combined import files_of
 from cachestore.source.files import Files
 from cachestore.storage.catalog import NO_INPUT, Catalog, KeyColumn, list_names, newest_catalog
 from cachestore.storage.findings import HARMLESS, DamagedEntry, Finding, one_each
 from cachestore.storage.model_digests import load_digests
-from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
-from cachestore.storage.verify import VerifyReport
+from cachestore.storage.snapshot import Snapshot
 from cachestore.store.reader import Reader
 from cachestore.store.unfinished import list_unfinished
 from cachestore.work.workers import host_name
 
 T = TypeVar("T")
-
-SEED: Final = 0
-
-_log = logging.getLogger("cachestore")
-
-OnFinding = Callable[[Finding], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +105,7 @@ class _Tally:
 
     def remarks(self) -> list[str]:
         reasons = [
-            (self.gone, f", as their source is missing ({first_of(self.gone)}); pass --source with its new path"),
+            (self.gone, f", as their source is missing ({first_of(self.gone)}); pass {option('source')} with its new path"),
             (self.changed, f", as their file has changed ({first_of(self.changed)})"),
             (self.refused, f" ({first_of(self.refused)}): {self.why_refused}"),
         ]
@@ -127,86 +116,53 @@ class _Tally:
         self.why_refused = self.why_refused or why
 
 
-@naming_extras()
-def verify(
-    path: str | Path,
-    level: Literal["full", "quick"] = "full",
-    *,
-    subset: tuple[int, int] | None = None,
-    on_finding: OnFinding | None = None,
-    recompute: int = 0,
-    seed: int = SEED,
-    source: Moved | None = None,
-    model: str | Path | None = None,
-    vae: str | Path | None = None,
-    text_encoder: str | Path | None = None,
-    name: str | None = None,
-) -> VerifyReport:
-    """Check a store for damage. Changes nothing.
+class Recomputation:
+    """Encodes some entries again, as a check of `verify`."""
 
-    Args:
-        path: the store.
-        level: "full" reads every byte; "quick" reads names, sizes and headers.
-        subset: (n, t) reads all bytes of the n-th of t parts of the segments, 1 <= n <= t; the rest is checked as by "quick".
-        on_finding: called with each finding as soon as it is made.
-        recompute: encode this many entries again, in this process, and compare them with the stored ones, up to rounding. They are
-            chosen evenly from data sets, encoders and segments.
-        seed: the seed of that choice.
-        source: the new path of the source, as for `repair`.
-        model: the new path of the model; it must have the fingerprint of the data set.
-        vae: the new path of the VAE.
-        text_encoder: the new path of the text encoder.
-        name: read the bytes of this data set's values alone, and encode only these again; the rest is checked as by "quick".
+    def __init__(self, layout: Layout, name: str | None, moved: NewPaths, count: int, seed: int) -> None:
+        """Find the models, but load no weights. Raises RecipeMismatch if one has changed, and BadInput if one is not found."""
+        self._count, self._seed = count, seed
+        self.counts: dict[str, Json] = {}
+        """What became of the chosen entries, for the report."""
+        with library_defaults(os.environ):
+            names = [each for each in list_names(layout) if name in (None, each)]
+            self._catalogs = [catalog for each in names if (catalog := newest_catalog(layout, each)) is not None]
+            check_names(self._catalogs, moved.source)
+            self._makers, self._unknown = _find_makers(layout, self._catalogs, moved)
 
-    Raises:
-        StoreNotFound: there is no store at this path.
-        FormatError: the store was written by a newer version.
-        BadInput: there is no such part or data set; the model cannot be found (pass its new path); or no entry can be encoded again.
-        RecipeMismatch: the model is not the one of the data set; nothing was read or encoded.
-    """
-    recompute, seed = as_whole("recompute", recompute, least=0), as_whole("seed", seed, least=0)
-    moved = new_paths(source, model=model, vae=vae, text_encoder=text_encoder)
-    if recompute == 0:
-        if given := [*moved.models, *(["source"] if source is not None else [])]:
-            raise BadInput(f"{given[0]} needs recompute=N (`--recompute N`), which encodes N entries again and compares them")
-        return upkeep.verify(path, level, subset=subset, on_finding=on_finding, name=name)
-    started = time.monotonic()
-    layout = open_layout(Layout.at(path))
-    with library_defaults(os.environ):
-        names = [one for one in list_names(layout) if name in (None, one)]
-        catalogs = [catalog for one in names if (catalog := newest_catalog(layout, one)) is not None]
-        check_names(catalogs, source)
-        makers, unknown = _find_makers(layout, catalogs, moved)
-        report = upkeep.verify(path, level, subset=subset, on_finding=on_finding, name=name)
-        with closing(load_snapshot(layout)) as snapshot:
-            wanted = _by_segment(catalogs, snapshot, makers)
-        chosen = choose(wanted, recompute, seed)
-        if not chosen and report.entries and report.ok:
-            why = "; ".join([*unknown, *(one.in_words(layout) for one in list_unfinished(layout))]) or "no data set has them"
-            none = f"none of {plural(report.entries, 'entry')} in {layout.root} can be encoded again and compared"
-            raise BadInput(f"{none}: {why}; without --recompute, `verify` checks the stored bytes")
-        tally = _remake_all(layout, chosen, makers)
-    check_for_reading(layout)
-    damaged = {key for finding in report.findings for key in (finding.key, *(entry.key for entry in finding.entries))}
-    found = one_each(finding for finding in tally.findings if finding.kind == "wrong-value" or finding.key not in damaged)
-    for finding in found:
-        if on_finding:
-            on_finding(finding)
-    findings = (*report.findings, *found)
-    counts: dict[str, Json] = {
-        "asked": recompute,
-        "chosen": len(chosen),
-        "of": len({cell.key for columns in wanted for segments in columns for cells in segments for cell in cells}),
-        "seed": seed,
-        "equal": tally.equal,
-        "wrong": sum(finding.kind == "wrong-value" for finding in tally.findings),
-        "source_gone": len(tally.gone),
-        "source_changed": len(tally.changed),
-        "refused": len(tally.refused),
-        "remarks": [*unknown, *tally.remarks()],
-    }
-    is_ok = all(finding.kind in HARMLESS for finding in findings)
-    return replace(report, ok=is_ok, findings=findings, seconds=round(time.monotonic() - started, 3), recomputed=counts)
+    def check(self, store: StoreToCheck) -> list[Finding]:
+        """Choose entries, encode them again, and compare. Raises BadInput if no entry of a sound store can be encoded again."""
+        groups = [
+            [
+                _segments_of(catalog, column, store.snapshot)
+                for number, column in enumerate(catalog.columns)
+                if (catalog.name, number) in self._makers
+            ]
+            for catalog in self._catalogs
+        ]
+        chosen = choose(groups, self._count, self._seed)
+        entries = sum(segment.entries for segment in store.segments)
+        if not chosen and entries and all(finding.kind in HARMLESS for finding in store.findings):
+            why = [*self._unknown, *(unfinished.in_words(store.layout) for unfinished in list_unfinished(store.layout))]
+            none = f"none of {plural(entries, 'entry')} in {store.layout.root} can be encoded again and compared"
+            without = f"without {option('recompute')}, `verify` checks the stored bytes"
+            raise BadInput(f"{none}: {'; '.join(why) or 'no data set has them'}; {without}", option="recompute")
+        with library_defaults(os.environ):
+            tally = _remake_all(store.layout, chosen, self._makers)
+        self.counts = {
+            "asked": self._count,
+            "chosen": len(chosen),
+            "of": len({cell.key for columns in groups for segments in columns for cells in segments for cell in cells}),
+            "seed": self._seed,
+            "equal": tally.equal,
+            "wrong": sum(finding.kind == "wrong-value" for finding in tally.findings),
+            "source_gone": len(tally.gone),
+            "source_changed": len(tally.changed),
+            "refused": len(tally.refused),
+            "remarks": [*self._unknown, *tally.remarks()],
+        }
+        reported = store.reported_keys()
+        return one_each(finding for finding in tally.findings if finding.kind == "wrong-value" or finding.key not in reported)
 
 
 _ColumnName = tuple[str, int]
@@ -219,26 +175,33 @@ def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: NewPaths) -
     Raises RecipeMismatch if a model has changed, and BadInput if it is not found.
     """
     known = load_digests(layout, host_name())
-    made: dict[bytes, tuple[Encoder, ...]] = {}
+    by_request: dict[bytes, tuple[Encoder, ...]] = {}
     makers: dict[_ColumnName, _Maker] = {}
     unknown: list[str] = []
-    for catalog in catalogs:
-        for number, column in enumerate(catalog.columns):
-            try:
-                if is_imported(catalog.recipes[column.fingerprint]):
-                    makers[catalog.name, number] = _declared_maker(layout, catalog, column, moved, known)
-                    continue
-                request = _request_of(layout, catalog, column.encoder, moved)
-            except RecipeMismatch:
-                raise
-            except BadInput as error:
-                unknown.append(f"{column.encoder} of the data set {catalog.name!r} was not checked: {error}")
+    columns = [(catalog, number, column) for catalog in catalogs for number, column in enumerate(catalog.columns)]
+    for catalog, number, column in columns:
+        what = f"{column.encoder} of the data set {catalog.name!r}"
+        before = catalog.recipes[column.fingerprint]
+        try:
+            if is_imported(before):
+                makers[catalog.name, number] = _declared_maker(layout, catalog, column, moved, known)
                 continue
-            name = canonical(request.hints())
-            if name not in made:
-                made[name] = encoders_of(request, known)
-            encoder = _encoder_of(made[name], catalog, column, request)
-            makers[catalog.name, number] = _Maker(encoder, files_of_request(request))
+            request = PrecomputeRequest.from_hints(catalog.request.get(column.encoder, {}), store=str(layout.root))
+            request = replace(request_at(request, moved), encode=request.made_by([column.encoder]))
+        except RecipeMismatch:
+            raise
+        except BadInput as error:
+            unknown.append(f"{what} was not checked: {error}")
+            continue
+        name = canonical(request.hints())
+        if name not in by_request:
+            by_request[name] = encoders_of(request, known)
+        encoders = {encoder.recipe.fingerprint: encoder for encoder in reversed(by_request[name])}
+        if column.fingerprint not in encoders:
+            of_its_kind = (encoder.recipe for encoder in by_request[name] if encoder.recipe.encoder == column.encoder)
+            now = next(of_its_kind, Recipe(column.encoder))
+            raise _another_model(f"{request.model} is not the model that {what} was made with", before.make, now.make)
+        makers[catalog.name, number] = _Maker(encoders[column.fingerprint], files_of_request(request))
     return makers, unknown
 
 
@@ -253,42 +216,17 @@ def _declared_maker(layout: Layout, catalog: Catalog, column: KeyColumn, moved: 
     return _Maker(encoder, files_of(str(hints["data"])))
 
 
-def _request_of(layout: Layout, catalog: Catalog, encoder: str, moved: NewPaths) -> PrecomputeRequest:
-    """Return the request that made an encoder's columns, limited to them. Raises BadInput if the catalog does not have it."""
-    request = PrecomputeRequest.from_hints(catalog.request.get(encoder, {}), store=str(layout.root))
-    return replace(request_at(request, moved), encode=request.made_by([encoder]))
-
-
-def _encoder_of(encoders: Sequence[Encoder], catalog: Catalog, column: KeyColumn, request: PrecomputeRequest) -> Encoder:
-    found = next((encoder for encoder in encoders if encoder.recipe.fingerprint == column.fingerprint), None)
-    if found is not None:
-        return found
-    now = next((encoder.recipe for encoder in encoders if encoder.recipe.encoder == column.encoder), Recipe(column.encoder))
-    made = f"{column.encoder} of the data set {catalog.name!r} was made with"
-    raise _another_model(f"{request.model} is not the model that {made}", catalog.recipes[column.fingerprint].make, now.make)
-
-
 def _another_model(what: str, before: Mapping[str, Json], now: Mapping[str, Json]) -> RecipeMismatch:
     files = (before.get("files", {}), now.get("files", {}))
     names = [f"other bytes in {name}" for name in sorted({*files[0], *files[1]}) if files[0].get(name) != files[1].get(name)]
     names += [f"another {name}" for name in sorted({*before, *now} - {"files"}) if before.get(name) != now.get(name)]
-    advice = "nothing was encoded; pass --model (or --vae, --text-encoder) with the right one"
-    return RecipeMismatch(f"{what} ({first_of(names)}); {advice}")
-
-
-_Groups = list[list[list[list[_Cell]]]]
-"""Cells by catalog, column and segment."""
-
-
-def _by_segment(catalogs: Sequence[Catalog], snapshot: Snapshot, makers: Mapping[_ColumnName, _Maker]) -> _Groups:
-    """Group the present entries that can be encoded again, each once per column."""
-    return [
-        [_segments_of(catalog, column, snapshot) for number, column in enumerate(catalog.columns) if (catalog.name, number) in makers]
-        for catalog in catalogs
-    ]
+    others = f"{option('vae')}, {option('text_encoder')}"
+    advice = f"nothing was encoded; pass {option('model')} (or {others}) with the right one"
+    return RecipeMismatch(f"{what} ({first_of(names)}); {advice}", option="model")
 
 
 def _segments_of(catalog: Catalog, column: KeyColumn, snapshot: Snapshot) -> list[list[_Cell]]:
+    """Group a column's entries that are present by segment, each once."""
     cells: dict[Key, tuple[int, int]] = {}
     for row in range(len(catalog)):
         for number, key in enumerate(column.row_keys(row)):
@@ -406,11 +344,11 @@ def _compare(cell: _Cell, made: Mapping[str, RawTensor], kind: str, reader: Read
         stored = reader.get_raw([cell.key])[0]
     except (CacheStoreError, OSError) as error:
         entry = DamagedEntry(str(cell.key), cell.sample, has_copy=False)
-        tally.findings.append(Finding("corrupt-entry", _where(cell, reader), str(error), entry.key, entry.sample, (entry,)))
+        tally.findings.append(Finding("corrupt-entry", _where(cell, reader), str(error), "", entry.key, entry.sample, (entry,)))
         return
 
-    def compare(one: Mapping[str, RawTensor], other: Mapping[str, RawTensor]) -> str | None:
-        difference = find_difference(one, other, kind)
+    def compare(before: Mapping[str, RawTensor], now: Mapping[str, RawTensor]) -> str | None:
+        difference = find_difference(before, now, kind)
         return None if difference is None else f"{difference.tensor} {difference.words}"
 
     is_declared = is_imported(cell.recipe)
@@ -422,14 +360,14 @@ def _compare(cell: _Cell, made: Mapping[str, RawTensor], kind: str, reader: Read
     tally.findings.append(_wrong(cell, f"encodes to something else: {words}", advice))
 
 
-def _wrong(cell: _Cell, what: str, advice: str) -> Finding:
+def _wrong(cell: _Cell, why: str, advice: str) -> Finding:
     input_name = "caption" if cell.column.role == CAPTION else cell.column.role
-    message = f"entry {cell.key} does not belong to sample {cell.sample!r} of {cell.catalog.name!r}: its {input_name} {what}; {advice}"
-    return Finding("wrong-value", f"segments/{cell.segment[:2]}/{cell.segment}.safetensors", message, str(cell.key), cell.sample)
+    what = f"entry {cell.key} does not belong to sample {cell.sample!r} of {cell.catalog.name!r}: its {input_name} {why}"
+    return Finding("wrong-value", f"segments/{cell.segment[:2]}/{cell.segment}.safetensors", what, advice, str(cell.key), cell.sample)
 
 
 def _where(cell: _Cell, reader: Reader) -> str:
-    return reader.layout.segment(cell.segment).relative_to(reader.layout.root).as_posix()
+    return reader.layout.relative(reader.layout.segment(cell.segment))
 
 
 def _take_out(cell: _Cell, reader: Reader) -> str:

@@ -13,14 +13,14 @@ from cachestore.core.words import did_you_mean, first_of, in_short
 from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.paths import Layout
 from cachestore.jobs.recorded_paths import is_there, source_paths, with_source_paths
-from cachestore.maintain.collect import lost_catalogs
+from cachestore.maintain.checks import lost_catalogs
 from cachestore.maintain.moved import NewPaths, files_where_they_are
 from cachestore.source.combined import IN_MEMORY
 from cachestore.source.tars import tars_at
-from cachestore.storage.catalog import Catalog, last_generation, list_generations, list_names, read_catalog
+from cachestore.storage.catalog import Catalog, last_generation, list_generations, read_catalog
 from cachestore.storage.catalog_writer import draft_of, publish_draft
 from cachestore.storage.snapshot import open_layout
-from cachestore.store.unfinished import not_there
+from cachestore.store.unfinished import list_data_sets, not_there
 
 _MAX_COMPARED: Final = 1000
 
@@ -63,11 +63,14 @@ def relocate(path: str | Path, source: Mapping[str, str | Path], *, name: str | 
     layout = open_layout(Layout.at(as_path("path", path)))
     given = as_mapping("source", source, "a mapping from old paths to new paths")
     moves = {_absolute(as_path_str("source", old)): _absolute(as_path_str(f"source[{old!r}]", new)) for old, new in given.items()}
-    names = _names(layout, None if name is None else as_text("name", name))
+    names = list_data_sets(layout)
+    check_for_reading(layout)
+    if name is not None and as_text("name", name) not in names:
+        raise not_there(layout, name, names)
     with noticing_its_end(layout):
-        found = [_newest(layout, one) for one in names]
-        paths = _new_paths(layout, found, moves)
-        concerned = [catalog for catalog in found if not paths.keys().isdisjoint(source_paths(catalog.request))]
+        catalogs = [_newest(layout, each) for each in (names if name is None else [name])]
+        paths = _new_paths(layout, catalogs, moves)
+        concerned = [catalog for catalog in catalogs if not paths.keys().isdisjoint(source_paths(catalog.request))]
         for catalog in concerned:
             _check_pictures(layout, catalog, paths)
         generations = {catalog.name: _publish(layout, catalog.name, paths) for catalog in concerned}
@@ -77,16 +80,6 @@ def relocate(path: str | Path, source: Mapping[str, str | Path], *, name: str | 
 
 def _absolute(path: str) -> str:
     return os.path.abspath(Path(path).expanduser())  # noqa: PTH100 - Path's resolves links
-
-
-def _names(layout: Layout, name: str | None) -> list[str]:
-    names = [one for one in list_names(layout) if list_generations(layout, one)]
-    check_for_reading(layout)
-    if name is None:
-        return sorted(names)
-    if name not in names:
-        raise not_there(layout, name, names)
-    return [name]
 
 
 def _newest(layout: Layout, name: str) -> Catalog:
@@ -108,9 +101,10 @@ def _new_paths(layout: Layout, catalogs: list[Catalog], moves: Mapping[str, str]
         below = {path: str(Path(new, os.path.relpath(path, old))) for path in recorded if _is_below(path, old)}
         if not below and not any(_is_below(path, new) for path in recorded):
             sources = first_of(map(repr, recorded)) or "not known"
-            raise BadInput(f"no data set in {layout.root} was made from {old}; its sources are {sources}{did_you_mean(old, recorded)}")
+            made = f"no data set in {layout.root} was made from {old}"
+            raise BadInput(f"{made}; its sources are {sources}{did_you_mean(old, recorded)}", option="source")
         if missing := next((path for path in below.values() if not is_there(path)), None):
-            raise BadInput(f"there is nothing at {missing}: pass the path at which the source is now")
+            raise BadInput(f"there is nothing at {missing}: pass the path at which the source is now", option="source")
         paths |= below
     return {old: new for old, new in paths.items() if old != new}
 
@@ -126,7 +120,8 @@ def _check_pictures(layout: Layout, catalog: Catalog, paths: Mapping[str, str]) 
     chosen = references[:: max(1, len(references) // _MAX_COMPARED)]
     if chosen and all(files.stat(reference) is None for reference in chosen):
         where = first_of(paths.values())
-        raise BadInput(f"{where} has none of the pictures of {catalog.name!r}, such as {chosen[0]}: pass the path at which they are now")
+        none = f"{where} has none of the pictures of {catalog.name!r}, such as {chosen[0]}"
+        raise BadInput(f"{none}: pass the path at which they are now", option="source")
 
 
 def _is_below(path: str, folder: str) -> bool:

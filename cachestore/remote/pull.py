@@ -15,7 +15,7 @@ from cachestore.core.errors import FormatError
 from cachestore.core.keys import Recipe
 from cachestore.files.checksum import digest_file
 from cachestore.files.marker import check_for_writing
-from cachestore.files.opening import look_at, names_in, open_foreign
+from cachestore.files.opening import names_in, open_foreign, status_of
 from cachestore.files.paths import MARKER, Access, Layout, Mode
 from cachestore.files.publish import publish, publish_pieces
 from cachestore.files.records import decode_record
@@ -42,13 +42,13 @@ from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, cre
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.store.outline import (
     KEYS,
+    ask_again,
     catalog_digest,
+    digesting,
     draw_segments,
     fetch_catalog,
     fetch_index,
-    hearing,
     key_of,
-    look_again,
     remote_header,
     remote_start,
     require_store,
@@ -111,7 +111,7 @@ def pull_from(client: Client, root: Path, request: TransferRequest) -> TransferR
         with working_folder() as scratch:
             return _Pull(client, root, request, scratch).run(began)
 
-    return look_again(look)
+    return ask_again(look)
 
 
 @dataclass(slots=True)
@@ -198,7 +198,7 @@ class _Pull:
         present: list[Path] = []
         for digest in digests:
             file = FileRef(key_of(KEYS.segment(digest)), self._inventory.segments[digest])
-            status = look_at(self._layout.segment(digest))
+            status = status_of(self._layout.segment(digest))
             if status is None:
                 plan.segments.append(file)
                 continue
@@ -244,13 +244,13 @@ class _Pull:
 
     def _receive_segment(self, mover: Mover, file: FileRef) -> None:
         path = Path(file.key)
-        with hearing(self._client, path) as heard:
-            publish_pieces(self._layout, self._layout.root / path, pieces_of_remote(heard, file, mover), digest=path.stem)
+        with digesting(self._client, path) as digested:
+            publish_pieces(self._layout, self._layout.root / path, pieces_of_remote(digested, file, mover), digest=path.stem)
 
     def _receive_recipe(self, mover: Mover, file: FileRef) -> None:
         path = Path(file.key)
-        with hearing(self._client, path) as heard:
-            raw = heard.get(file.key)
+        with digesting(self._client, path) as digested:
+            raw = digested.get(file.key)
             recipe = Recipe.from_json(decode_record(RECIPE_FORMAT, RECIPE_VERSION, raw, where=path))
             if recipe.fingerprint != path.stem:
                 raise FormatError(f"{path} holds the recipe {recipe.fingerprint}")

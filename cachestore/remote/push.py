@@ -17,7 +17,7 @@ from cachestore.core.errors import CacheStoreError, FormatError, MissingEntry, R
 from cachestore.files import in_use
 from cachestore.files.checksum import digest_file, digest_of, read_blocks
 from cachestore.files.marker import FORMAT, VERSION, check_for_reading
-from cachestore.files.opening import look_at, names_in, opened, read_at, read_whole
+from cachestore.files.opening import names_in, opened, read_at, read_whole, status_of
 from cachestore.files.paths import MARKER, Layout, parse_recipe
 from cachestore.files.records import RECORD_LIMIT_BYTES, encode_record
 from cachestore.files.table import TABLE_LIMIT_BYTES
@@ -47,11 +47,11 @@ from cachestore.storage.marked import marked_segments
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot, open_layout
 from cachestore.store.outline import (
     KEYS,
+    ask_again,
     catalog_digest,
     draw_segments,
     fetch_index,
     key_of,
-    look_again,
     read_remote_marker,
     remote_header,
     remote_start,
@@ -114,7 +114,7 @@ def push_to(client: Client, layout: Layout, request: TransferRequest) -> Transfe
             return _Push(client, layout, request, scratch).run(began)
 
     try:
-        return look_again(look)  # if `gc` or `compact` has removed a file, what it held is elsewhere by now
+        return ask_again(look)  # if `gc` or `compact` has removed a file, what it held is elsewhere by now
     except FileNotFoundError as error:
         if isinstance(error, CacheStoreError):
             raise
@@ -217,7 +217,7 @@ class _Push:
 
     def _file(self, path: Path) -> FileRef:
         """Return the key and size of a file of the store; `path` is one of KEYS. Raises FileNotFoundError."""
-        status = look_at(self._layout.root / path)
+        status = status_of(self._layout.root / path)
         if status is None:
             raise FileNotFoundError(2, "No such file", str(self._layout.root / path))
         return FileRef(key_of(path), status.st_size)

@@ -19,7 +19,7 @@ from cachestore.files.paths import Layout
 from cachestore.files.publish import write_outside
 from cachestore.files.records import read_record
 from cachestore.jobs.forecast import TRAINING_BATCH
-from cachestore.maintain.collect import verify
+from cachestore.maintain.verify import VerifyReport, verify
 from cachestore.objects.address import is_address
 from cachestore.report.counting import count_buckets, kind_of, measure_captions, sizes_of
 from cachestore.report.document import make_page
@@ -41,7 +41,6 @@ from cachestore.report.numbers import (
 from cachestore.source.combined import Moved
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.snapshot import Snapshot
-from cachestore.storage.verify import VerifyReport
 from cachestore.store.reader import Reader
 from cachestore.store.remote_reader import open_whole
 from cachestore.store.unfinished import list_data_sets, list_unfinished, not_there, several_there

@@ -16,7 +16,7 @@ from cachestore.core.errors import BadInput, CacheStoreError, FormatError
 from cachestore.core.keys import Json, Key
 from cachestore.files.checksum import digest_file
 from cachestore.files.failpoints import failpoint
-from cachestore.files.opening import look_at
+from cachestore.files.opening import status_of
 from cachestore.files.paths import Layout
 from cachestore.files.publish import publish
 from cachestore.storage.entry import Entry, make_entry
@@ -272,6 +272,6 @@ def write_segment(layout: Layout, draft: SegmentDraft, *, origin: str, edition: 
 
 def _is_whole(path: Path, digest: str, file_bytes: int) -> bool:
     with suppress(FormatError, OSError):
-        status = look_at(path)
+        status = status_of(path)
         return status is not None and status.st_size == file_bytes and digest_file(path) == digest
     return False

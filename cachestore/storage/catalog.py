@@ -20,8 +20,7 @@ from cachestore.files.paths import Layout, damaged, decode_name, encode_name, pa
 from cachestore.files.table import Table, check_table, never_falls, offsets_of, open_table, parse_table_start, read_table
 
 FORMAT: Final = "cachestore-catalog"
-VERSION: Final = 2
-"""The highest number that is read. A catalog with prompts has it, so that no older `gc` removes their values; others have 1."""
+VERSION: Final = 1
 
 NO_KEY: Final = bytes(KEY_BYTES)
 NO_INPUT: Final = bytes(INPUT_BYTES)
@@ -137,7 +136,7 @@ class Catalog:
     """(prompt, negative prompt) of each prompt for validation whose texts were encoded. Not in the digest: rows stay the same."""
     generation: int = 0
     listing: int = 0
-    """The listing number of its rows (`storage/listing_numbers`); 0 in stores made before there were listing numbers."""
+    """The listing number of its rows (`storage/listing_numbers`); 0 if there was no store yet when they were listed."""
     digest: str = ""
     """Covers the rows and recipes, but not the request, times or the files' stat records."""
     checksums: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -176,16 +175,15 @@ class Catalog:
 
 def read_catalog(path: Path, *, generation: int, io: Literal["pread", "mmap"] = "pread") -> Catalog:
     """Read and check a catalog; `io` as in `read_table`. Raises FormatError or FileNotFoundError."""
-    catalog = _parse(read_table(path, FORMAT, VERSION, io=io), path, generation)
+    catalog = _parse(read_table(path, FORMAT, VERSION, io=io), path)
     _check_home(catalog, path, generation)
     _check_shape(catalog, path)
     return catalog
 
 
 def read_stray(path: Path) -> Catalog:
-    """Read and check a catalog outside its folder. Its generation is the recorded one, else 0. Raises FormatError, FileNotFoundError."""
-    table = read_table(path, FORMAT, VERSION)
-    catalog = _parse(table, path, table.header.get("generation", 0))
+    """Read and check a catalog outside its folder. Raises FormatError, FileNotFoundError."""
+    catalog = _parse(read_table(path, FORMAT, VERSION), path)
     _check_shape(catalog, path)
     return catalog
 
@@ -196,7 +194,7 @@ def open_catalog(path: Path, *, generation: int, digest: str) -> Catalog:
     Takes next to no memory, however many rows there are. Raises as `read_catalog`, and FormatError for another catalog. Reading a row later
     raises FormatError if the file was cut short meanwhile.
     """
-    catalog = _parse(open_table(path, FORMAT, VERSION), path, generation)
+    catalog = _parse(open_table(path, FORMAT, VERSION), path)
     _check_home(catalog, path, generation)
     if catalog.digest != digest:
         raise FormatError(f"{path} is not the catalog that was opened before; run {to_verify(path)}")
@@ -218,7 +216,7 @@ def parse_catalog_start(start: bytes, size_bytes: int, name: str, generation: in
     """Return what the start of this generation's file says; the file has this size. Raises FormatError, also for another generation."""
     table = parse_table_start(start, size_bytes, FORMAT, VERSION, where=where)
     try:
-        named, number = _text(table.header["name"]), table.header.get("generation", generation)
+        named, number = _text(table.header["name"]), table.header["generation"]
         [rows] = table.checksums["ids.offsets"][1]
         found = CatalogStart(max(rows - 1, 0), _text(table.header["digest"]), table.digest)
         is_home = (encode_name(named), number) == (encode_name(name), generation)
@@ -235,7 +233,7 @@ def check_catalog_copy(path: Path, expected: CatalogStart) -> None:
         raise FormatError(f"{path} is a copy of another catalog")
 
 
-def _parse(table: Table, path: Path, generation: int) -> Catalog:
+def _parse(table: Table, path: Path) -> Catalog:
     header = table.header
     try:
         recipes = [Recipe.from_json(recipe) for recipe in header["recipes"]]
@@ -251,8 +249,8 @@ def _parse(table: Table, path: Path, generation: int) -> Catalog:
             columns=tuple(_read_column(table, f"key/{number}", column) for number, column in enumerate(header["columns"])),
             texts=dict(header.get("texts", {})),
             prompts=tuple((_text(prompt), _text(negative)) for prompt, negative in header.get("prompts", ())),
-            generation=header.get("generation", generation),
-            listing=header.get("listing", 0),
+            generation=header["generation"],
+            listing=header["listing"],
             digest=_text(header["digest"]),
             checksums=table.checksums,
         )
@@ -309,7 +307,8 @@ def no_data_set(layout: Layout, name: str, names: Collection[str]) -> BadInput:
     """Return the error for a name that no data set has; `names` are those that there are."""
     there = first_of(map(repr, sorted(names))) or "none"
     lists = layout.command("stats")
-    return BadInput(f"{layout.root} has no data set {name!r}; it has {there} ({lists} lists them){did_you_mean(name, names)}")
+    none = f"{layout.root} has no data set {name!r}"
+    return BadInput(f"{none}; it has {there} ({lists} lists them){did_you_mean(name, names)}", option="name")
 
 
 def list_generations(layout: Layout, name: str) -> list[int]:

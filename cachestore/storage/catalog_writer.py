@@ -32,8 +32,8 @@ class Draft:
 
     def chunks(self, generation: int) -> list[Buffer]:
         """The bytes of the file. They contain the generation as the name does, so that a renamed file is noticed."""
-        known = {name: number for name, number in (("generation", generation), ("listing", self.catalog.listing)) if number}
-        return encode_table(FORMAT, VERSION if self.catalog.prompts else 1, {**self.header, **known}, self.columns)
+        header = {**self.header, "generation": generation, "listing": self.catalog.listing}
+        return encode_table(FORMAT, VERSION, header, self.columns)
 
     def is_same_as(self, other: Catalog) -> bool:
         """Whether another catalog has the same rows, recipes, prompts and stat records."""

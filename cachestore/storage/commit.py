@@ -11,11 +11,12 @@ from typing import Final
 
 from cachestore.core.errors import BadInput, LockTimeout, StoreNotFound
 from cachestore.core.keys import Recipe
+from cachestore.core.spelling import option
 from cachestore.core.words import first_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.locks import locked
 from cachestore.files.marker import FORMAT, VERSION, noticing_its_end
-from cachestore.files.opening import look_at, names_in
+from cachestore.files.opening import names_in, status_of
 from cachestore.files.paths import FOLDERS, Layout, Mode
 from cachestore.files.publish import make_folder, make_root, publish, publish_file
 from cachestore.files.records import encode_record
@@ -23,8 +24,6 @@ from cachestore.storage.index import build, check
 from cachestore.storage.snapshot import Snapshot, list_indexes, load_snapshot, open_layout, ref_of
 
 _log = logging.getLogger("cachestore")
-
-_TAKEN_OVER: Final = ", as the folder's group and your umask say (--access private keeps it to you)"
 
 RECIPE_FORMAT: Final = "cachestore-recipe"
 RECIPE_VERSION: Final = 1
@@ -48,13 +47,14 @@ def create_store(root: Path, *, mode: Mode | None = None, say: Callable[[str], N
     if layout.marker.name in names:
         return _as_asked(_open_listed(layout), mode)
     foreign = [name for name in names if name not in FOLDERS]
-    status = look_at(root)
+    status = status_of(root)
     if foreign or (status is not None and not stat.S_ISDIR(status.st_mode)):
         raise BadInput(f"{root} is not a store and not an empty folder (it holds {first_of(foreign) or 'a file'}): pass another folder")
     publish_marker(make_root(layout, takes_over=mode is None))
     made = _as_asked(_open_listed(layout), mode)
     if made.mode is Mode.GROUP:
-        say(f"{made.root} is shared with the group {_group_of(made.root)}: its members may write it{'' if mode else _TAKEN_OVER}")
+        why = "" if mode else f", as the folder's group and your umask say ({option('access', 'private')} keeps it to you)"
+        say(f"{made.root} is shared with the group {_group_of(made.root)}: its members may write it{why}")
     return made
 
 
@@ -62,8 +62,9 @@ def _as_asked(layout: Layout, mode: Mode | None) -> Layout:
     if mode is None or mode is layout.mode:
         return layout
     raise BadInput(
-        f"{layout.root} is a {layout.mode.value} store, and stays one: leave out --access, or make another store with it, by `cachestore"
-        " precompute`, or by `cachestore push` and `cachestore pull` from this one"
+        f"{layout.root} is a {layout.mode.value} store, and stays one: leave out {option('access')}, or make another store with it, by"
+        " `cachestore precompute`, or by `cachestore push` and `cachestore pull` from this one",
+        option="access",
     )
 
 

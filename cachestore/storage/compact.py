@@ -5,9 +5,8 @@ published. Only then are the old segments marked for deletion. They stay readabl
 crash leaves only copies, which are harmless. Safe beside readers, a running pass and other collectors, as `gc` is.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from cachestore.core.errors import FormatError, WriteFailed
@@ -17,7 +16,7 @@ from cachestore.files.failpoints import failpoint
 from cachestore.files.marker import check_for_writing
 from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
-from cachestore.storage.append import Acknowledged, Appender
+from cachestore.storage.append import Appender
 from cachestore.storage.commit import commit
 from cachestore.storage.entry import Entry
 from cachestore.storage.gc import mark
@@ -100,54 +99,43 @@ def compact_segments(layout: Layout, groups: Sequence[Group], needs: Needs) -> C
             f"about {human_bytes(need)} are needed in {layout.root} until the old segments are removed, but {human_bytes(free)} are free;"
             " make room, then run it again"
         )
-    copying = _Copying(layout, needs)
-    written: set[str] = set()
-    entries = 0
-    for acknowledged in chain.from_iterable(map(copying.copy, groups)):
-        written.add(acknowledged.digest)
-        entries += len(acknowledged.contents.entries)
-    failpoint("compact.before_index")
-    if copying.sources:
-        commit(layout).close()
-    old = sorted(copying.sources - written)  # a segment whose copy is identical stays
-    mark(layout, old)
-    return Compacted(len(old), len(written - copying.sources), entries, tuple(copying.remarks))
-
-
-@dataclass(slots=True)
-class _Copying:
-    layout: Layout
-    needs: Needs
-    sources: set[str] = field(default_factory=set[str])
-    """Segments whose needed entries have all been copied."""
-    remarks: list[str] = field(default_factory=list[str])
-
-    def copy(self, group: Group) -> Iterator[Acknowledged]:
-        """Copy the needed entries of a group. If several segments have a key, the one with the smallest name counts."""
-        appender = Appender(self.layout, origin=group.origin)
+    copied: set[str] = set()
+    """Segments of which every needed entry was copied."""
+    new_segments: dict[str, int] = {}
+    """The number of entries of each segment that was written."""
+    remarks: list[str] = []
+    for group in groups:
+        appender = Appender(layout, origin=group.origin)
         seen = set[Key]()
-        for usage in group.usages:
-            good = self._sound(usage)
+        for usage in group.usages:  # if several segments have a key, the one with the smallest name counts
+            good = _needed_entries(layout, usage, needs, remarks)
             for entry in good or ():
                 if entry.key not in seen:
                     seen.add(entry.key)
-                    yield from appender.add(entry)
+                    new_segments.update({new.digest: len(new.contents.entries) for new in appender.add(entry)})
             if good is not None:
-                self.sources.add(usage.ref.digest)
-        yield from appender.close_segment()
+                copied.add(usage.ref.digest)
+        new_segments.update({new.digest: len(new.contents.entries) for new in appender.close_segment()})
+    failpoint("compact.before_index")
+    if copied:
+        commit(layout).close()
+    old = sorted(copied - new_segments.keys())  # a segment whose copy is identical stays
+    mark(layout, old)
+    return Compacted(len(old), len(new_segments.keys() - copied), sum(new_segments.values()), tuple(remarks))
 
-    def _sound(self, usage: Usage) -> list[Entry] | None:
-        """The needed entries of a segment. None, and a remark, if not all of them are sound."""
-        digest = usage.ref.digest
-        try:
-            contents = read_contents(self.layout.segment(digest))
-            needed = [entry for entry in contents.entries if self.needs.hold(contents.origin, entry)]
-            good = good_entries(self.layout.segment(digest), needed)
-        except (FormatError, OSError) as error:
-            self.remarks.append(f"segment {digest} was not rewritten: {error}")
-            return None
-        if len(good) < len({entry.key for entry in needed}):
-            damaged = f"{len(needed) - len(good)} of its entries are damaged; run {self.layout.command('repair')}"
-            self.remarks.append(f"segment {digest} was not rewritten: {damaged}")
-            return None
-        return good
+
+def _needed_entries(layout: Layout, usage: Usage, needs: Needs, remarks: list[str]) -> list[Entry] | None:
+    """The needed entries of a segment. None, and a remark, if not all of them are sound."""
+    digest = usage.ref.digest
+    try:
+        contents = read_contents(layout.segment(digest))
+        needed = [entry for entry in contents.entries if needs.hold(contents.origin, entry)]
+        good = good_entries(layout.segment(digest), needed)
+    except (FormatError, OSError) as error:
+        remarks.append(f"segment {digest} was not rewritten: {error}")
+        return None
+    if len(good) < len({entry.key for entry in needed}):
+        damaged = f"{len(needed) - len(good)} of its entries are damaged; run {layout.command('repair')}"
+        remarks.append(f"segment {digest} was not rewritten: {damaged}")
+        return None
+    return good

@@ -172,21 +172,11 @@ class Fetcher:
         # Do few steps for each entry, and nothing that can be done before: reading a large entry empties the CPU cache, after which each
         # step takes several times as long.
         reads = plan_reads(located)
-        turns = enumerate(reads)
         wanted = _Wanted(keys, located, targets, reads, self._doubted(located), first_wait=iter((True,)))
-
-        def read() -> None:
-            """Read until nothing is left. If one of two threads fails, both stop."""
-            try:
-                self._read_each(turns, wanted)
-            finally:
-                for _turn in turns:
-                    pass
-
-        if side_by_side and len(reads) > 1 and sum(size for _ref, _start, size, _rows in reads) >= SHARED_BYTES:
-            run_side_by_side(read)
+        if side_by_side and two_threads_are_faster(reads):
+            read_by_two_threads(reads, lambda turns: self._read_each(turns, wanted))
         else:
-            read()
+            self._read_each(enumerate(reads), wanted)
 
     def _read_each(self, turns: Iterator[tuple[int, Read]], wanted: _Wanted) -> None:
         located, targets = wanted.located, wanted.targets
@@ -291,6 +281,25 @@ class Fetcher:
     def _complain(self, what: str, ref: SegmentRef) -> str:
         where = self._layout.segment(ref.digest).relative_to(self._layout.root)
         return f"{what} {where}; run {self._layout.command('repair --refill')}"
+
+
+def two_threads_are_faster(reads: Sequence[Read]) -> bool:
+    """Whether two threads do these reads faster than one."""
+    return len(reads) > 1 and sum(size for _ref, _start, size, _rows in reads) >= SHARED_BYTES
+
+
+def read_by_two_threads(reads: Sequence[Read], read_each: Callable[[Iterator[tuple[int, Read]]], None]) -> None:
+    """Call `read_each` in this thread and in a second one, each of which takes the next of the numbered reads until none is left."""
+    turns = enumerate(reads)
+
+    def read() -> None:
+        try:
+            read_each(turns)
+        finally:  # if one of the two fails, both stop
+            for _turn in turns:
+                pass
+
+    run_side_by_side(read)
 
 
 def close_least_used(files: dict[str, OpenFile], limit: int) -> None:

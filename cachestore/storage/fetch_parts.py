@@ -18,11 +18,20 @@ from cachestore.files.opening import READ_FLAGS, ask_for, descriptor_limit, is_o
 from cachestore.objects.cache import TOUCH_SECONDS
 from cachestore.objects.parts import EntrySpan, OpenPart, PartsSource
 from cachestore.storage.entry import checksum_of
-from cachestore.storage.fetch import DESCRIPTORS, SHARED_BYTES, Read, Verify, close_least_used, join_buffers, new_buffer, plan_reads
+from cachestore.storage.fetch import (
+    DESCRIPTORS,
+    Read,
+    Verify,
+    close_least_used,
+    join_buffers,
+    new_buffer,
+    plan_reads,
+    read_by_two_threads,
+    two_threads_are_faster,
+)
 from cachestore.storage.locations import Located, Location, SegmentRef
-from cachestore.storage.side_by_side import run_side_by_side
 
-_LOOKS: Final = 3
+_CALLS: Final = 3
 """How often an entry is fetched again, at most."""
 
 
@@ -73,19 +82,10 @@ class PartsFetcher:
         reads = plan_reads(part)
         parts = {ref.digest: self._part(ref) for ref in part.segments}
         wanted = _PartsWork(keys, located, targets, reads, rows, parts, [], iter((True,)))
-        turns = enumerate(reads)
-
-        def read() -> None:
-            try:
-                self._read_each(turns, wanted, part)
-            finally:
-                for _turn in turns:
-                    pass
-
-        if side_by_side and len(reads) > 1 and sum(size for _ref, _start, size, _rows in reads) >= SHARED_BYTES:
-            run_side_by_side(read)
+        if side_by_side and two_threads_are_faster(reads):
+            read_by_two_threads(reads, lambda turns: self._read_each(turns, wanted, part))
         else:
-            read()
+            self._read_each(enumerate(reads), wanted, part)
         for row, data in sent.items():
             _spread(data, targets[row])
             if not _matches(keys[row], located, row, targets[row]):
@@ -159,7 +159,7 @@ class PartsFetcher:
         Raises CorruptEntry for those of which the same wrong bytes come twice, and RemoteFailed if others come each time.
         """
         wrong, before = list(wanted.wrong), dict[int, bytes]()
-        for _look in range(_LOOKS):
+        for _call in range(_CALLS):
             for row in wrong:
                 self._source.clear(_span(wanted.located, row))
                 self._open.pop(wanted.located.segments[row].digest, None)  # another file may have its name now

@@ -1,13 +1,14 @@
 """Findings: the problems that `verify` reports, one by one. Reads no file."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final, Literal, TypeVar
 
 from cachestore.core.errors import FormatError, NewerFormat
+from cachestore.core.keys import Json
 from cachestore.files.opening import reason_of
 
-Found = TypeVar("Found")
+Read = TypeVar("Read")
 
 Kind = Literal[
     "corrupt-segment",
@@ -44,7 +45,10 @@ class Finding:
     kind: Kind
     path: str
     """Relative to the store."""
-    message: str
+    what: str
+    """What is wrong."""
+    advice: str = ""
+    """What to do about it; empty if nothing is to be done."""
     key: str | None = None
     sample: str | None = None
     """The id of the first sample that needs the entry."""
@@ -53,6 +57,16 @@ class Finding:
     its entries, as far as the index knows them."""
     is_newer: bool = False
     """Whether the file is of a newer format, so that it is no damage of this version's to mend."""
+
+    @property
+    def message(self) -> str:
+        """What is wrong, and what to do about it."""
+        return f"{self.what}; {self.advice}" if self.advice else self.what
+
+    def as_json(self) -> dict[str, Json]:
+        """Return the object that commands print with `--json`."""
+        fields = asdict(self) | {"message": self.message}
+        return {name: value for name, value in fields.items() if name not in {"what", "advice"}}
 
 
 def missing_keys(findings: Iterable[Finding]) -> set[str]:
@@ -64,23 +78,23 @@ def missing_keys(findings: Iterable[Finding]) -> set[str]:
 
 def one_each(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings with all corrupt entries of a segment as one."""
-    found: dict[object, Finding] = {}
+    merged: dict[object, Finding] = {}
     for number, finding in enumerate(findings):
         which = finding.path if finding.kind == "corrupt-entry" else number
-        earlier = found.get(which)
-        found[which] = finding if earlier is None else replace(earlier, entries=(*earlier.entries, *finding.entries))
-    return list(found.values())
+        earlier = merged.get(which)
+        merged[which] = finding if earlier is None else replace(earlier, entries=(*earlier.entries, *finding.entries))
+    return list(merged.values())
 
 
 def finding_of(kind: Kind, where: str, error: FormatError) -> Finding:
     """Return the finding for a file that cannot be read as what it should be."""
-    return Finding(kind, where, str(error), is_newer=isinstance(error, NewerFormat))
+    return Finding(kind, where, error.what or str(error), error.advice, is_newer=isinstance(error, NewerFormat))
 
 
-def tried(kind: Kind, where: str, look: Callable[[], Found]) -> Found | Finding:
-    """Return what `look` returns, or a finding: `kind` for a damaged file, `unreadable` if the file cannot be read."""
+def tried(kind: Kind, where: str, read: Callable[[], Read]) -> Read | Finding:
+    """Return what `read` returns, or a finding: `kind` for a damaged file, `unreadable` if the file cannot be read."""
     try:
-        return look()
+        return read()
     except FormatError as error:
         return finding_of(kind, where, error)
     except OSError as error:

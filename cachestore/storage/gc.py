@@ -32,7 +32,7 @@ from cachestore.storage.fetch import Checked, Fetcher
 from cachestore.storage.locations import Location
 from cachestore.storage.marked import FORMAT, VERSION, MarkedList, list_marked
 from cachestore.storage.segment import SegmentContents, StoredEntry, read_contents
-from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot
+from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.storage.soundness import good_entries
 from cachestore.storage.usage import Needs
 
@@ -75,44 +75,39 @@ def plan_removal(layout: Layout, lists: Sequence[MarkedList], needs: Needs) -> t
 
     A segment stays if it cannot be read, or if a needed entry has no sound copy at all: `repair` deals with it.
     """
-    named = frozenset[str]().union(*(each.segments for each in lists))
+    going = frozenset[str]().union(*(each.segments for each in lists))
     removals: list[Removal] = []
     remarks: list[str] = []
     with closing(load_snapshot(layout, for_planning=True)) as snapshot, closing(Fetcher(layout, Checked([]), verify="always")) as fetcher:
-        for digest in sorted(list_segments(layout) & named):
+
+        def has_copy(entry: StoredEntry, copies: Iterable[Location]) -> bool:
+            """Whether another segment has a sound copy, of which every byte was read.
+
+            Those in `going` do not count, even if the snapshot did not see yet that they are marked.
+            """
+            for copy in copies:
+                if copy.segment.digest not in going:
+                    with suppress(CorruptEntry, FormatError, OSError):
+                        fetcher.fetch(entry.key, copy)
+                        return True
+            return False
+
+        for digest in sorted(list_segments(layout) & going):
             try:
                 contents = read_contents(layout.segment(digest))
-                needed = tuple(entry for entry in contents.entries if needs.hold(contents.origin, entry))
-                to_copy = tuple(_without_copy(snapshot, fetcher, needed, named))
+                needed = [entry for entry in contents.entries if needs.hold(contents.origin, entry)]
+                copies = snapshot.find([entry.key for entry in needed])
+                to_copy = tuple(entry for entry, its_copies in zip(needed, copies, strict=True) if not has_copy(entry, its_copies))
                 sound = len(good_entries(layout.segment(digest), to_copy))
             except (FormatError, OSError) as error:
                 remarks.append(f"segment {digest} was not removed: {error}")
                 continue
             if sound < len(to_copy):
-                remarks.append(
-                    f"segment {digest} was not removed: {plural(len(to_copy) - sound, 'needed entry is', 'needed entries are')} damaged;"
-                    f" run {layout.command('repair')}"
-                )
+                lost = plural(len(to_copy) - sound, "needed entry is", "needed entries are")
+                remarks.append(f"segment {digest} was not removed: {lost} damaged; run {layout.command('repair')}")
                 continue
             removals.append(Removal(digest, contents, to_copy))
     return removals, remarks
-
-
-def _without_copy(snapshot: Snapshot, fetcher: Fetcher, entries: Sequence[StoredEntry], going: frozenset[str]) -> Iterable[StoredEntry]:
-    """The entries without a sound copy in an unmarked segment. Every byte of the copies is read.
-
-    Copies in the `going` segments do not count, even if the snapshot did not see yet that they are marked.
-    """
-    for entry, locations in zip(entries, snapshot.find([entry.key for entry in entries]), strict=True):
-        if not any(location.segment.digest not in going and _is_sound(fetcher, entry, location) for location in locations):
-            yield entry
-
-
-def _is_sound(fetcher: Fetcher, entry: StoredEntry, location: Location) -> bool:
-    with suppress(CorruptEntry, FormatError, OSError):
-        fetcher.fetch(entry.key, location)
-        return True
-    return False
 
 
 def remove_marked(layout: Layout, removals: Sequence[Removal]) -> int:

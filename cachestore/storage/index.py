@@ -107,9 +107,8 @@ _STRANGE: Final = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.NotFoundError, V
 """What only the file's bytes can cause, so that trying again is useless. Failing to open the file is not among these."""
 
 
-def is_no_index(error: FormatError) -> bool:
-    """Whether a file that matches its digest is not an index at all. Otherwise it only cannot be opened right now."""
-    return isinstance(error.__cause__, _STRANGE)
+class NoIndex(FormatError):
+    """A file that matches its digest is no index at all. Any other error means that it cannot be opened right now."""
 
 
 class Index:
@@ -161,7 +160,8 @@ class Index:
             raise self._complaint(error) from error
 
     def _complaint(self, error: Exception) -> FormatError:
-        return FormatError(f"{self._path} is not an index that can be read ({error}); run {to_repair(self._path)} to rebuild it")
+        kind = NoIndex if isinstance(error, _STRANGE) else FormatError
+        return kind(f"{self._path} is not an index that can be read ({error}); run {to_repair(self._path)} to rebuild it")
 
     def _read_segments(self) -> dict[int, SegmentRef]:
         with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"segments"]) as cursor:

@@ -1,8 +1,7 @@
 """Which entries are needed, and which of those are lost: by catalogs, by the lists of `repair`, by an index that shows missing segments."""
 
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +12,6 @@ from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, damaged, parse_lost
 from cachestore.files.records import read_record
 from cachestore.storage.catalog import Catalog, list_names, newest_catalog
-from cachestore.storage.findings import Finding, tried
 from cachestore.storage.marked import marked_segments
 from cachestore.storage.snapshot import Snapshot
 
@@ -39,7 +37,7 @@ def needed_entries(layout: Layout) -> dict[Key, tuple[str, str]]:
     needed: dict[Key, tuple[str, str]] = {}
     for name in list_names(layout):
         if (catalog := newest_catalog(layout, name)) is not None:
-            where = layout.catalog(name, catalog.generation).relative_to(layout.root).as_posix()
+            where = layout.relative(layout.catalog(name, catalog.generation))
             for key, sample in needed_by(catalog):
                 needed.setdefault(key, (where, sample))
     return needed
@@ -61,7 +59,7 @@ def wanted_keys(layout: Layout, snapshot: Snapshot) -> set[Key]:
     wanted = set(needed_entries(layout))
     for name in filter(parse_lost, names_in(layout.quarantine)):
         with suppress(FormatError, OSError):
-            wanted.update(key for key, _sample in _not_forgotten(layout, read_lost(layout.quarantine / name)))
+            wanted.update(key for key, _sample in still_wanted(layout, read_lost(layout.quarantine / name)))
     return wanted.union(*vanished_keys(layout, snapshot).values())
 
 
@@ -78,7 +76,7 @@ def read_lost(path: Path) -> dict[Key, Sample | None]:
     return keys
 
 
-def _not_forgotten(layout: Layout, keys: Mapping[Key, Sample | None]) -> Iterator[tuple[Key, Sample | None]]:
+def still_wanted(layout: Layout, keys: Mapping[Key, Sample | None]) -> Iterator[tuple[Key, Sample | None]]:
     """Leave out lost entries that are not wanted any more.
 
     An entry of a sample is wanted if the newest catalog lists the sample, has an empty cell for it, and does not name the entry. Otherwise
@@ -108,44 +106,3 @@ def vanished_keys(layout: Layout, snapshot: Snapshot) -> dict[str, list[Key]]:
             if location.segment.digest in lost and key not in snapshot:
                 found.setdefault(location.segment.digest, []).append(key)
     return found
-
-
-def missing(layout: Layout, needed: Mapping[Key, tuple[str, str]], good: frozenset[Key]) -> Iterator[Finding]:
-    """Findings for needed entries without a good copy."""
-    for key, (where, sample) in needed.items():
-        if key not in good:
-            message = f"entry {key}, which sample {sample!r} needs, has no valid copy; run {layout.command('repair --refill')}"
-            yield Finding("missing-entry", where, message, str(key), sample)
-
-
-def lost(layout: Layout, good: frozenset[Key]) -> Iterator[Finding]:
-    """Findings for lost entries that are still wanted and have no good copy, and for lists that cannot be read."""
-    for name in names_in(layout.quarantine):
-        if parse_lost(name) is None:
-            continue
-        where = f"quarantine/{name}"
-        keys = tried("bad-list", where, partial(read_lost, layout.root / where))
-        if isinstance(keys, Finding):
-            yield keys
-            continue
-        for key, sample in _not_forgotten(layout, keys):
-            message = (
-                f"entry {key} was lost with a damaged segment and not made again; run `cachestore precompute` again, or write it again"
-            )
-            if sample is not None:
-                message = (
-                    f"entry {key} of sample {sample[1]!r} of {sample[0]!r} was lost and could not be made again: fix its source"
-                    f" and run {layout.command('repair --refill')}, or take the sample out of the source and run `cachestore"
-                    " precompute` again"
-                )
-            if key not in good:
-                yield Finding("missing-entry", where, message, str(key), sample[1] if sample is not None else None)
-
-
-def vanished(layout: Layout, snapshot: Snapshot, needed: Container[Key]) -> Iterator[Finding]:
-    """Findings for a writer's values that were lost with their segment. The `needed` ones are left to `missing`."""
-    for digest, keys in vanished_keys(layout, snapshot).items():
-        where = layout.segment(digest).relative_to(layout.root).as_posix()
-        for key in keys:
-            if key not in needed:
-                yield Finding("missing-entry", where, f"entry {key} was lost with {where}, which is missing; write it again", str(key))

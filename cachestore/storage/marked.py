@@ -15,7 +15,7 @@ from cachestore.files.opening import names_in, read_whole
 from cachestore.files.paths import Layout, parse_marked, to_repair
 from cachestore.files.records import RECORD_LIMIT_BYTES, decode_record
 
-FORMAT: Final = "cachestore-condemned"
+FORMAT: Final = "cachestore-marked"
 VERSION: Final = 1
 
 

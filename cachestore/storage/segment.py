@@ -11,12 +11,12 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachestore.core.errors import FormatError, NewerFormat
+from cachestore.core.errors import FormatError, newer
 from cachestore.core.keys import Json, Key
 from cachestore.files.checksum import digest_of
 from cachestore.files.container import ALIGNMENT, Header, field_start, join_header, read_header
 from cachestore.files.opening import opened
-from cachestore.files.paths import damaged, to_verify
+from cachestore.files.paths import damaged
 from cachestore.storage.entry import CHECKSUM_BYTES, EMPTY, Buffer, Entry, Specs, TensorSpec, specs_of
 
 FORMAT: Final = "cachestore-segment"
@@ -323,9 +323,9 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
 def _check_format(found: str, where: Path) -> None:
     kind, _, version = found.partition("/")
     if kind != FORMAT or not version.isdecimal():
-        raise FormatError(f"{where} is a safetensors file, but not a segment of cachestore; run {to_verify(where)}")
+        raise damaged(f"{where} is a safetensors file, but not a segment of cachestore", where)
     if int(version) > VERSION:
-        raise NewerFormat(f"{where} has format {found}; this cachestore reads up to {FORMAT}/{VERSION}: install a newer one")
+        raise newer(where, found, f"{FORMAT}/{VERSION}")
 
 
 def _parse_row(row: Json) -> tuple[bytes, dict[str, Json]]:

@@ -13,7 +13,7 @@ from cachestore.core import system
 from cachestore.core.errors import FormatError, NewerFormat, ReadFailed, StoreNotFound
 from cachestore.core.keys import Key
 from cachestore.files.marker import check_for_reading, read_marker
-from cachestore.files.opening import is_link, is_of_a_signal, look_at, names_in
+from cachestore.files.opening import is_link, is_of_a_signal, names_in, status_of
 from cachestore.files.paths import IndexName, Layout, Mode, parse_index, parse_segment
 from cachestore.objects.cache import CACHE_MARKER
 from cachestore.storage.index import Index, Verdict, check
@@ -246,7 +246,7 @@ def snapshot_of(layout: Layout, given: Handover) -> Snapshot:
 
 
 def _has_its_size(layout: Layout, ref: SegmentRef) -> bool:
-    status = look_at(layout.segment(ref.digest))
+    status = status_of(layout.segment(ref.digest))
     return status is not None and status.st_size == ref.size_bytes
 
 

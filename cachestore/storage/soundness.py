@@ -43,7 +43,7 @@ def check_segment(layout: Layout, digest: str, *, every_byte: bool) -> SegmentCh
 
 def _check_once(layout: Layout, digest: str, *, every_byte: bool) -> SegmentCheck:
     path = layout.segment(digest)
-    where = path.relative_to(layout.root).as_posix()
+    where = layout.relative(path)
     try:
         contents = read_contents(path)
         keys = frozenset(contents.entries.keys)
@@ -65,7 +65,7 @@ def _check_once(layout: Layout, digest: str, *, every_byte: bool) -> SegmentChec
         which = (
             f"{len(bad)} of {plural(len(keys), 'entry')} {noun(len(bad), 'does not match its checksum', 'do not match their checksums')}"
         )
-    found = Finding("corrupt-entry", where, f"{which} in {where}", str(bad[0].key))
+    found = Finding("corrupt-entry", where, f"{which} in {where}", key=str(bad[0].key))
     damaged = tuple(entry.key for entry in bad)
     return SegmentCheck(digest, contents.size_bytes, len(keys), [found], keys - {*damaged}, bad=damaged)
 

@@ -7,8 +7,10 @@ pass), what `fill` made (its entries have no digest of their input), and all unc
 import re
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
+from operator import not_
 from typing import Final
 
 from cachestore.core.errors import FormatError
@@ -72,25 +74,19 @@ def survey(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Usage]:
 
     A segment whose header cannot be read counts as needed: `repair` deals with it.
     """
-    loose = _with_unnamed_keys(snapshot, needs)
-    return [_look_into(layout, ref, needs) if ref.digest in loose else Usage(ref) for ref in snapshot.segments()]
-
-
-def _with_unnamed_keys(snapshot: Snapshot, needs: Needs) -> frozenset[str]:
-    """Digests of segments that may be removed by their origin, and that are empty or hold a key that nothing names."""
     candidates = [ref for ref in snapshot.segments() if needs.may_go(ref.origin)]
-    found = {ref.digest for ref in candidates if ref.entries == 0}
+    unneeded = {ref.digest for ref in candidates if ref.entries == 0}
     for key, locations in chain(snapshot.index.items() if snapshot.index is not None else (), snapshot.tail.items()):
         if key not in needs.keys:
-            found.update(location.segment.digest for location in locations)
-    return frozenset(found.intersection(ref.digest for ref in candidates))
-
-
-def _look_into(layout: Layout, ref: SegmentRef, needs: Needs) -> Usage:
-    try:
-        entries = read_contents(layout.segment(ref.digest)).entries
-    except (FormatError, OSError):
-        return Usage(ref)
-    needed = tuple(entry for entry in entries if needs.hold(ref.origin, entry))
-    held = {entry.ordinal for entry in needed}
-    return Usage(ref, needed, tuple(entry for entry in entries if entry.ordinal not in held))
+            unneeded.update(location.segment.digest for location in locations)
+    unneeded.intersection_update(ref.digest for ref in candidates)
+    usages: list[Usage] = []
+    for ref in snapshot.segments():
+        usage = Usage(ref)
+        if ref.digest in unneeded:
+            with suppress(FormatError, OSError):
+                entries = read_contents(layout.segment(ref.digest)).entries
+                held = [needs.hold(ref.origin, entry) for entry in entries]
+                usage = Usage(ref, tuple(compress(entries, held)), tuple(compress(entries, map(not_, held))))
+        usages.append(usage)
+    return usages

@@ -4,7 +4,7 @@ An outline has one index, and for each segment a sparse file of the right size w
 not cover it. So `load_snapshot` and `commit` work on it as on a store, and it takes next to no disk. It is no store: it has no marker.
 
 Any answer may be wrong: damaged on its way, cut, of another object, or from an old listing. So what an answer says against an object or a
-store is believed only when two looks say the same (`look_again`).
+store is believed only when two calls say the same (`ask_again`).
 """
 
 import errno
@@ -30,8 +30,8 @@ from cachestore.objects.client import PIECE_BYTES, ObjectRef, ReadingClient
 from cachestore.storage.catalog import FORMAT, VERSION, Catalog, CatalogStart, parse_catalog_start, read_catalog
 from cachestore.storage.index import Index, check
 
-LOOKS: Final = 3
-"""How often something is looked at, at most, before an error about it is raised."""
+CALLS: Final = 3
+"""How often an object store is asked, at most, before an error about its answer is raised."""
 
 T = TypeVar("T")
 
@@ -91,8 +91,8 @@ def read_remote_marker(client: ReadingClient) -> dict[str, Any] | None:
     """Return the body of a store's marker; None if there is no store. Raises WrongAnswer, FormatError for a newer format, RemoteFailed."""
     path = Path(MARKER)
     try:
-        with hearing(client, path) as heard:
-            return decode_record(MARKER_FORMAT, MARKER_VERSION, heard.get(MARKER), where=path)
+        with digesting(client, path) as digested:
+            return decode_record(MARKER_FORMAT, MARKER_VERSION, digested.get(MARKER), where=path)
     except RemoteFailed as error:
         if error.errno == errno.ENOENT:
             return None
@@ -110,54 +110,48 @@ def require_store(client: ReadingClient) -> dict[str, Any]:
 
 
 class WrongAnswer(FormatError):
-    """What came for an object is not what the object should hold. Equal texts: the same wrong bytes came."""
+    """What came for an object is not what the object should hold."""
 
     where = ""
     """The object's address."""
+    digest = ""
+    """Of the bytes that came."""
 
 
-def look_again(look: Callable[[], T]) -> T:
-    """Return what `look` returns. It is called again, twice at most, if it raises what a wrong answer or a vanished file may cause.
+def ask_again(ask: Callable[[], T]) -> T:
+    """Return what `ask` returns. It is called again, twice at most, if it raises what a wrong answer or a vanished file may cause.
 
     Raises its error once two calls raise the same. Wrong bytes are a FormatError then; a RemoteFailed if they differ each time.
     """
-    reported = set[str]()
-    for looks_left in reversed(range(LOOKS)):
+    claims = set[object]()
+    """What the calls so far raised: wrong bytes of an object, or a class of error."""
+    for calls_left in reversed(range(CALLS)):
         try:
-            return look()
-        except (CacheStoreError, FileNotFoundError) as error:
-            found = _to_raise(error, is_reported_again=str(error) in reported, is_last=not looks_left)
-            if found is error:
+            return ask()
+        except WrongAnswer as error:
+            claim: object = (error.where, error.digest)
+            if claim in claims:
+                damaged = f"{error.where} is damaged: two reads brought the same wrong bytes"
+                raise FormatError(f"{damaged}; remove it there, then push it again from a store that has it") from error
+            if not calls_left:
+                others = f"{plural(CALLS, 'read')} of {error.where} brought wrong bytes, and other ones each time"
+                raise RemoteFailed(f"{others}: something on the way there damages data; run the same command again") from error
+        except (BadInput, StoreNotFound) as error:
+            claim = type(error)
+            if claim in claims or not calls_left:
                 raise
-            if found is not None:
-                raise found from error
-            reported.add(str(error))
-    raise AssertionError  # the last look returns or raises
+        except (CacheStoreError, FileNotFoundError) as error:
+            # It may be about something that was replaced or removed meanwhile, or that a wrong listing named.
+            is_absent = isinstance(error, RemoteFailed) and error.errno == errno.ENOENT
+            is_absent = is_absent or isinstance(error, MissingEntry) or not isinstance(error, CacheStoreError)
+            if not is_absent or not calls_left:
+                raise
+            continue
+        claims.add(claim)
+    raise AssertionError  # the last call returns or raises
 
 
-def _to_raise(error: Exception, *, is_reported_again: bool, is_last: bool) -> Exception | None:
-    """Return what to raise for an error of a look; None to look again."""
-    match error:
-        case WrongAnswer() if is_reported_again:
-            damaged = "is damaged: two reads brought the same wrong bytes"
-            return FormatError(f"{error.where} {damaged}; remove it there, then push it again from a store that has it")
-        case WrongAnswer():
-            others = f"{plural(LOOKS, 'read')} of {error.where} brought wrong bytes, and other ones each time"
-            help_text = "something on the way there damages data; run the same command again"
-            return RemoteFailed(f"{others}: {help_text}") if is_last else None
-        case BadInput() | StoreNotFound():
-            return error if is_reported_again or is_last else None
-        case _:
-            return None if _has_vanished(error) and not is_last else error
-
-
-def _has_vanished(error: Exception) -> bool:
-    """Whether an error is about something that may have been replaced or removed meanwhile, or that a wrong listing named."""
-    is_absent = isinstance(error, RemoteFailed) and error.errno == errno.ENOENT
-    return is_absent or isinstance(error, MissingEntry) or not isinstance(error, CacheStoreError)
-
-
-class _HeardClient:
+class _DigestingClient:
     """A client for the reads of one object, which digests all that comes."""
 
     def __init__(self, client: ReadingClient) -> None:
@@ -183,17 +177,17 @@ class _HeardClient:
 
 
 @contextmanager
-def hearing(client: ReadingClient, path: Path) -> Generator[ReadingClient]:
+def digesting(client: ReadingClient, path: Path) -> Generator[ReadingClient]:
     """Give the block a client for all reads of one object, whose `path` is one of KEYS. Damage that it finds raises WrongAnswer."""
-    heard = _HeardClient(client)
+    digested = _DigestingClient(client)
     try:
-        yield heard
+        yield digested
     except NewerFormat as error:
         raise NewerFormat(f"{client.address.of(key_of(path))} was written by a newer cachestore: install a newer one") from error
     except FormatError as error:
         where = client.address.of(key_of(path))
-        wrong = WrongAnswer(f"what came for {where} is not what it should hold (digest {heard.checksum.hexdigest()})")
-        wrong.where = where
+        wrong = WrongAnswer(f"what came for {where} is not what it should hold")
+        wrong.where, wrong.digest = where, digested.checksum.hexdigest()
         raise wrong from error
 
 
@@ -224,7 +218,7 @@ def fetch_index(client: ReadingClient, inventory: Inventory, outline: Layout) ->
     """Bring the newest good index of a store into an outline, if there is one. One that came damaged is brought once more."""
     for name, size in inventory.indexes.items():
         path = outline.index(name)
-        for _look in range(2):
+        for _time in range(2):
             try:
                 fetch_file(client, key_of(KEYS.index(name)), size, path)
                 check(outline, name)
@@ -267,7 +261,7 @@ def remote_header(client: ReadingClient) -> Callable[[str, int], bytes]:
     def header_of(digest: str, size: int) -> bytes:
         key = key_of(KEYS.segment(digest))
         found = [_start_of_object(client, key, size)]
-        for _look in range(LOOKS):
+        for _call in range(CALLS):
             found.append(_start_of_object(client, key, size))
             if found[-1] == found[-2]:
                 return found[-1]
@@ -284,16 +278,16 @@ def _start_of_object(client: ReadingClient, key: str, size: int) -> bytes:
 def fetch_catalog(client: ReadingClient, inventory: Inventory, name: str, generation: int, outline: Layout) -> Catalog:
     """Bring a catalog into an outline, read and check it. Raises WrongAnswer, RemoteFailed."""
     path, key = outline.catalog(name, generation), KEYS.catalog(name, generation)
-    with hearing(client, key) as heard:
-        fetch_file(heard, key_of(key), inventory.catalogs[name][generation], path)
+    with digesting(client, key) as digested:
+        fetch_file(digested, key_of(key), inventory.catalogs[name][generation], path)
         return read_catalog(path, generation=generation)
 
 
 def remote_start(client: ReadingClient, name: str, generation: int, size: int) -> CatalogStart:
     """Read the header of a catalog of this size in an object store. Raises WrongAnswer, RemoteFailed."""
     key = KEYS.catalog(name, generation)
-    with hearing(client, key) as heard:
-        return parse_catalog_start(_start_of_object(heard, key_of(key), size), size, name, generation, where=key)
+    with digesting(client, key) as digested:
+        return parse_catalog_start(_start_of_object(digested, key_of(key), size), size, name, generation, where=key)
 
 
 def catalog_digest(path: Path) -> str:

@@ -123,9 +123,9 @@ class Reader:
 
     def refresh(self) -> None:
         """Take a new snapshot, to see what was published since the last one."""
-        self._look_again({})
+        self._take_newer({})
 
-    def _look_again(self, known: Mapping[str, SegmentContents]) -> None:
+    def _take_newer(self, known: Mapping[str, SegmentContents]) -> None:
         """As `refresh`, without reading the headers of `known` segments."""
         with _lock:
             self._replace(lambda before: self._load(replace(before, uncovered={**before.uncovered, **known})))
@@ -172,17 +172,17 @@ class Reader:
         entries = {n: self._read(keys[n], found[n], self._fetch) for n in order}
         return [entries[n] for n in range(len(keys))]
 
-    def missing(self, keys: Sequence[AnyKey], *, look_again: bool = True) -> list[Key]:
+    def missing(self, keys: Sequence[AnyKey], *, refresh: bool = True) -> list[Key]:
         """Return which of these keys are not in the store, each once and in order. Reads no entry.
 
-        With `look_again` it also looks into a newer snapshot, and raises ReadFailed if the store is no longer at its path.
+        With `refresh` it also asks a newer snapshot, and raises ReadFailed if the store is no longer at its path.
         """
         asked = list(dict.fromkeys(map(Key.parse, keys)))
         absent = [key for key, locations in zip(asked, self._find(asked), strict=True) if not locations]
-        if look_again and absent:
+        if refresh and absent:
             self.refresh()
             return [key for key, locations in zip(absent, self._find(absent), strict=True) if not locations]
-        if look_again:
+        if refresh:
             check_for_reading(self.layout)
         return absent
 
@@ -257,15 +257,15 @@ class Reader:
             )
         return found
 
-    def _read(self, key: Key, locations: list[Location], look: Callable[[Key, Location], T]) -> T:
+    def _read(self, key: Key, locations: list[Location], use: Callable[[Key, Location], T]) -> T:
         """Read one entry: its first copy, else another, else once more by a newer snapshot."""
         try:
-            return _look_at_any(key, locations, look)
+            return _try_copies(key, locations, use)
         except (CorruptEntry, FormatError, OSError) as error:
             if not is_gone(error):
                 raise
         self.refresh()
-        return _look_at_any(key, self._find_all([key])[0], look)
+        return _try_copies(key, self._find_all([key])[0], use)
 
     def _fetch(self, key: Key, location: Location) -> dict[str, RawTensor]:
         return split(location.specs, self._fetcher.fetch(key, location))
@@ -324,13 +324,13 @@ def _ends_here(error: Exception) -> bool:
     return is_of_a_signal(error) or (isinstance(error, RemoteFailed) and error.errno != errno.ENOENT)
 
 
-def _look_at_any(key: Key, locations: list[Location], look: Callable[[Key, Location], T]) -> T:
+def _try_copies(key: Key, locations: list[Location], use: Callable[[Key, Location], T]) -> T:
     """Return what the first copy gives that is not gone, damaged or unreadable. Raises the last copy's error if there is none."""
     *others, last = locations
     for location in others:
         try:
-            return look(key, location)
+            return use(key, location)
         except (CorruptEntry, FormatError, OSError) as error:
             if _ends_here(error):
                 raise
-    return look(key, last)
+    return use(key, last)

@@ -49,10 +49,10 @@ from cachestore.storage.stats import StoreStats, count_snapshot, newest_catalogs
 from cachestore.store.outline import (
     KEYS,
     Inventory,
+    ask_again,
+    digesting,
     fetch_file,
-    hearing,
     key_of,
-    look_again,
     remote_header,
     remote_start,
     require_store,
@@ -145,7 +145,7 @@ class RemoteReader(Reader):
         client = HelperClient(address)
         self = cls.__new__(cls)
         downloads().hold(self)
-        store_id = look_again(lambda: require_store(client)).get("store_id")
+        store_id = ask_again(lambda: require_store(client)).get("store_id")
         if not is_store_id(store_id):
             raise FormatError(f"the marker of {address} has no valid id: remove it there, then push the store again")
         cache = StoreCache(folder, str(store_id))
@@ -182,7 +182,7 @@ class RemoteReader(Reader):
         self._set_up(parse_address("path", state["address"]), cache, state["limit"], state["verify"])
         self._show(self._take_over(state["given"]))
         for (name, generation), (size, start) in state["catalogs"].items():
-            look_again(partial(self._copy_catalog, name, generation, size, start))
+            ask_again(partial(self._copy_catalog, name, generation, size, start))
 
     def _take_over(self, given: Handover) -> Snapshot:
         try:
@@ -194,7 +194,7 @@ class RemoteReader(Reader):
 
     def _load(self, earlier: Snapshot | None) -> Snapshot:
         """Take a snapshot by the store's listing, the newest good index and the headers of the segments that it does not cover."""
-        return look_again(lambda: self._take_snapshot(earlier))
+        return ask_again(lambda: self._take_snapshot(earlier))
 
     def _take_snapshot(self, earlier: Snapshot | None) -> Snapshot:
         inventory = self.inventory = take_inventory(self._client)
@@ -215,7 +215,7 @@ class RemoteReader(Reader):
         """Return the newest index that can be read, from its copy. What came damaged is brought once more."""
         for name, size in inventory.indexes.items():
             path, key = self.layout.index(name), KEYS.index(name)
-            for _look in range(2):
+            for _time in range(2):
                 try:
                     index = self._copy(path, key, size, lambda name=name: Index(self.layout, check(self.layout, name)))
                 except FormatError:
@@ -236,8 +236,8 @@ class RemoteReader(Reader):
         except (FormatError, OSError) as error:
             if is_of_a_signal(error):
                 raise
-        with hearing(self._client, key) as heard:
-            copy_file(path, self._cache.temporary, partial(fetch_file, heard, key_of(key), size), instead_of=here)
+        with digesting(self._client, key) as digested:
+            copy_file(path, self._cache.temporary, partial(fetch_file, digested, key_of(key), size), instead_of=here)
             return check()
 
     def _remove_old_indexes(self, inventory: Inventory) -> None:
@@ -255,10 +255,10 @@ class RemoteReader(Reader):
 
     def bring_catalog(self, name: str, generation: int | None) -> int:
         """Bring a catalog into the cache and return its generation: the given or the newest. Raises BadInput for an unknown one."""
-        looks = count()
+        calls = count()
 
-        def look() -> int:
-            if next(looks):
+        def bring() -> int:
+            if next(calls):
                 self.inventory = take_inventory(self._client)
             found = self._find_generation(name, generation)
             size = self.inventory.catalogs[name][found]
@@ -266,7 +266,7 @@ class RemoteReader(Reader):
             self._copy_catalog(name, found, size, start)
             return found
 
-        return look_again(look)
+        return ask_again(bring)
 
     def _find_generation(self, name: str, generation: int | None) -> int:
         there = self.inventory.catalogs

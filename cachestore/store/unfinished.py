@@ -9,6 +9,7 @@ from typing import Any
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
+from cachestore.core.spelling import option
 from cachestore.core.words import listed
 from cachestore.files.paths import Layout
 from cachestore.storage.catalog import list_generations, list_names, no_data_set
@@ -71,9 +72,10 @@ def check_there(layout: Layout, name: str | None) -> None:
 def not_there(layout: Layout, name: str, names: Collection[str]) -> BadInput:
     """Return the error for a name that no data set has: one of this name may be unfinished. `names` are those that there are."""
     found = next((one for one in list_unfinished(layout) if one.name == name), None)
-    return no_data_set(layout, name, names) if found is None else BadInput(f"{layout.root}: {found.in_words(layout)}")
+    return no_data_set(layout, name, names) if found is None else BadInput(f"{layout.root}: {found.in_words(layout)}", option="name")
 
 
 def several_there(layout: Layout, names: Collection[str]) -> BadInput:
     """Return the error for a command on one data set that does not say which of several."""
-    return BadInput(f"{layout.shown} has {len(names)} data sets: add --name with {listed(names, 'or')}")
+    add = f"add {option('name')} with {listed(names, 'or')}"
+    return BadInput(f"{layout.shown} has {len(names)} data sets: {add}", option="name")

@@ -27,10 +27,10 @@ class Writer:
     If the block raises, values that are not yet published are discarded. Published ones stay.
     """
 
-    def __init__(self, store: "Store", look_again: Callable[[Mapping[str, SegmentContents]], None]) -> None:
-        """`look_again` refreshes the store, given the contents of segments that were published here."""
+    def __init__(self, store: "Store", take_newer: Callable[[Mapping[str, SegmentContents]], None]) -> None:
+        """`take_newer` refreshes the store, given the contents of segments that were published here."""
         self._store = store
-        self._look_again = look_again
+        self._take_newer = take_newer
         self._appender = Appender(store.layout)
         self._published: list[Acknowledged] = []
 
@@ -57,7 +57,7 @@ class Writer:
                 self._appender.discard()
         finally:
             self._appender.__exit__(kind, error, trace)
-        self._look_again({segment.digest: segment.contents for segment in self._published})
+        self._take_newer({segment.digest: segment.contents for segment in self._published})
 
 
 class Store(Reader):
@@ -86,7 +86,7 @@ class Store(Reader):
     def writer(self) -> Writer:
         """Return a context manager in which you put values. Raises CacheStoreError if this process did not open the store to write."""
         self._check_writable()
-        return Writer(self, self._look_again)
+        return Writer(self, self._take_newer)
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
         """Store one value, as `Writer.put` takes it. When this returns, it is durable, acknowledged and readable here.

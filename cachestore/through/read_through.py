@@ -130,7 +130,7 @@ class ReadThrough:
             items.setdefault(keys[-1], item)
         asked = [key for key in items if key not in self._pending]
         # Before encoding or raising, look for what others have published since.
-        missing = self._store.missing(asked, look_again=self._on_miss != "skip")
+        missing = self._store.missing(asked, refresh=self._on_miss != "skip")
         if missing and self._on_miss == "raise":
             raise MissingEntry(
                 f"{len(missing)} of {plural(len(items), 'key')} {noun(len(missing), 'is', 'are')} not in"

@@ -216,7 +216,7 @@ def _bench_get_many(path: Path, raw: Path, keys: list[Any], verify: Any) -> Row:
 
 def bench_verify(folder: Path, megabytes: int) -> list[Row]:
     """Verifying every byte of several segments, against `cat` and against reading them."""
-    from cachestore.storage.verify import verify
+    from cachestore.maintain.verify import verify
 
     path, _keys = _make_store(folder / "to verify", megabytes * 1024 * 1024 // ENTRY_BYTES)
     files = sorted(path.glob("segments/*/*.safetensors"))

@@ -14,7 +14,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.cli import ERROR, FAILURES, OK, SUPERSEDED, USAGE, main
-from cachestore.storage.verify import verify
+from cachestore.maintain.verify import verify
 from tests import fakes
 from tests.fakes import Gate, command, is_running
 from tests.shares import share

@@ -16,7 +16,7 @@ from cachestore.cli import OK, main
 from cachestore.cli.stopping import interrupting, silence, stopping
 from cachestore.core.errors import Incomplete
 from cachestore.core.signals import STOPPING, heard
-from cachestore.storage.verify import verify
+from cachestore.maintain.verify import verify
 from tests import fakes
 from tests.fakes import Gate, is_running
 from tests.shares import share
@@ -111,7 +111,7 @@ def test_a_worker_is_stopped_by_a_signal_that_it_does_not_ignore():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_command_that_only_reads_ends_with_the_signals_number_too(root, capsys, monkeypatch, number):
     cs.open(root, mode="a").close()
-    monkeypatch.setattr("cachestore.storage.verify.verify", lambda *_given, **_named: signal.raise_signal(number))
+    monkeypatch.setattr("cachestore.maintain.verify.verify", lambda *_given, **_named: signal.raise_signal(number))
     assert main(["verify", str(root)]) == 128 + number
     assert f"verify {root}" in capsys.readouterr().err.splitlines()[-1]
 

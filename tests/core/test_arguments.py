@@ -11,6 +11,7 @@ import cachestore as cs
 from cachestore.cli import OK, USAGE, main
 from cachestore.core.arguments import as_many, as_number, as_pairs, as_path, as_switch, as_whole, refuse
 from tests.fakes import encode, raising
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_a_whole_number_of_numpy_is_one_of_python(given):
 
 @pytest.mark.parametrize("given", [2, -1, True, np.True_, 3.0, np.float32(3), "3", None])
 def test_what_is_no_whole_number_or_too_small_is_refused(given):
-    with pytest.raises(cs.BadInput, match="n must be a whole number of at least 3"):
+    with refused("n"):
         as_whole("n", given, least=3)
 
 
@@ -56,7 +57,7 @@ def test_a_switch_is_a_bool_of_python_or_numpy_or_a_bit(given, meant):
 
 @pytest.mark.parametrize("given", ["no", None, 2, 0.0])
 def test_a_switch_is_nothing_else(given):
-    with pytest.raises(cs.BadInput, match="shuffle must be True or False"):
+    with refused("shuffle"):
         as_switch("shuffle", given)
 
 
@@ -67,7 +68,7 @@ def test_a_path_is_a_text_or_a_path(given):
 
 @pytest.mark.parametrize("given", [None, "", b"a", 5])
 def test_nothing_else_is_a_path_nor_is_the_empty_text_the_current_folder(given):
-    with pytest.raises(cs.BadInput, match="path must be a path"):
+    with refused("path"):
         as_path("path", given)
 
 
@@ -78,7 +79,7 @@ def test_pairs_come_from_a_list_or_a_generator_and_none_at_all_is_fine():
 
 @pytest.mark.parametrize("given", ["text", b"bytes", {"a": 1}, None, 5])
 def test_what_is_not_several_is_refused(given):
-    with pytest.raises(cs.BadInput, match="keys must be several keys"):
+    with refused("keys"):
         as_many("keys", given, "several keys")
 
 
@@ -89,7 +90,7 @@ def test_what_is_not_several_is_refused(given):
 @pytest.mark.parametrize("call", [cs.open, cs.stats, cs.verify, cs.repair])
 def test_what_is_no_path_of_a_store_is_an_error_that_says_so(call, given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(cs.BadInput, match="path must be a path"):
+    with refused("path"):
         call(given)
 
 
@@ -97,35 +98,35 @@ def test_no_store_is_made_under_the_name_of_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     nothing: Any = None
     for given in (nothing, ""):
-        with pytest.raises(cs.BadInput, match="path must be a path"):
+        with refused("path"):
             cs.open(given, mode="a")
-        with pytest.raises(cs.BadInput, match="store must be a path"):
+        with refused("store"):
             cs.precompute("prompts.txt", model="model", store=given)
-        with pytest.raises(cs.BadInput, match="store must be a path"):
+        with refused("store"):
             cs.import_cache("sd-scripts", "cache", store=given, data="data")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    "options",
     [
-        ({"mode": "w"}, 'mode must be "r" or "a", not \'w\''),
-        ({"mode": ["r"]}, 'mode must be "r" or "a"'),
-        ({"verify": None}, 'verify must be "first", "always" or "never", not None'),
-        ({"io": "read"}, 'io must be "pread" or "mmap"'),
-        ({"access": "all"}, 'access must be "private" or "group"'),
+        {"mode": "w"},
+        {"mode": ["r"]},
+        {"verify": None},
+        {"io": "read"},
+        {"access": "all"},
     ],
     ids=str,
 )
-def test_a_store_is_opened_with_options_that_are_known(options: Any, says, store):
-    with pytest.raises(cs.BadInput, match=says):
+def test_a_store_is_opened_with_options_that_are_known(options: Any, store):
+    with refused(next(iter(options))):
         cs.open(store.layout.root, **options)
 
 
 @pytest.mark.parametrize("given", [None, 5, ["a"], np.int64(5)])
 def test_a_key_is_made_of_texts_and_bytes(given):
     """bytes(5) would be five zeros: the key of another value."""
-    with pytest.raises(cs.BadInput, match="a part of a key must be a text or bytes"):
+    with pytest.raises(cs.BadInput):
         cs.key("clip", given)
 
 
@@ -136,55 +137,54 @@ def test_a_path_is_a_part_of_a_key_by_its_text():
 @pytest.mark.parametrize("given", [None, 5, ("a",)])
 def test_what_is_no_key_is_refused_by_every_call_that_takes_one(given, store):
     for call in [cs.Key, cs.Key.parse, store.get, store.describe, store.__contains__, lambda key: store.get_many([key])]:
-        with pytest.raises(cs.BadInput, match="key"):
+        with pytest.raises(cs.BadInput):
             call(given)
 
 
 @pytest.mark.parametrize("keys", [None, 5, "ab"])
 def test_several_keys_are_no_single_one(keys, store):
-    with pytest.raises(cs.BadInput, match="keys must be several keys"):
+    with refused("keys"):
         store.get_many(keys)
 
 
 @pytest.mark.parametrize(
-    ("tensors", "meta", "says"),
+    ("tensors", "meta", "option"),
     [
-        (None, None, "tensors must be a mapping"),
-        (np.zeros(2), None, "tensors must be a mapping"),
-        ({1: np.zeros(2)}, None, "the name of a tensor must be a text, not 1"),
-        ({"a": np.zeros(2)}, ["note"], "meta must be a mapping"),
+        (None, None, "tensors"),
+        (np.zeros(2), None, "tensors"),
+        ({1: np.zeros(2)}, None, ""),
+        ({"a": np.zeros(2)}, ["note"], "meta"),
     ],
     ids=str,
 )
-def test_what_is_put_is_named_tensors_and_a_small_value(tensors, meta, says, store):
-    with store.writer() as writer, pytest.raises(cs.BadInput, match=says):
+def test_what_is_put_is_named_tensors_and_a_small_value(tensors, meta, option, store):
+    with store.writer() as writer, refused(option):
         writer.put(cs.key("a"), tensors, meta)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    "options",
     [
-        ({"store": "cache/"}, "store must be what cs.open(path, mode=\"a\") returned, not 'cache/'"),
-        ({"wanted": [1, 2]}, "wanted[0] must be a (key, item) pair, not 1"),
-        ({"wanted": [(cs.key("a"), 1), "ab"]}, "wanted[1] must be a (key, item) pair, not 'ab'"),
-        ({"wanted": {"a": 1}}, "for a mapping, pass its items()"),
-        ({"wanted": None}, "wanted must be (key, item) pairs, not None"),
-        ({"encode": None}, "encode must be a function, not None"),
-        ({"group_by": "size"}, "group_by must be a function"),
-        ({"batch_size": "8"}, "batch_size must be a whole number of at least 1, not '8'"),
-        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
-        ({"rank": "0", "world_size": 1}, "rank must be a whole number, not '0'"),
-        ({"strict": "no"}, "strict must be True or False"),
-        ({"on_progress": 5}, "on_progress must be a function"),
-        ({"cancel": True}, "cancel must be an object with is_set()"),
+        {"store": "cache/"},
+        {"wanted": [1, 2]},
+        {"wanted": [(cs.key("a"), 1), "ab"]},
+        {"wanted": {"a": 1}},
+        {"wanted": None},
+        {"encode": None},
+        {"group_by": "size"},
+        {"batch_size": "8"},
+        {"batch_size": 0},
+        {"rank": "0", "world_size": 1},
+        {"strict": "no"},
+        {"on_progress": 5},
+        {"cancel": True},
     ],
     ids=str,
 )
-def test_what_fill_cannot_use_is_refused_before_anything_is_done(options: Any, says, store):
+def test_what_fill_cannot_use_is_refused_before_anything_is_done(options: Any, store):
     asked: Any = {"store": store, "wanted": [(cs.key("a"), 1)], "encode": raising(AssertionError("it was called")), **options}
-    with pytest.raises(cs.BadInput) as refused:
+    with refused(next(iter(options))):
         cs.fill(**asked)
-    assert says in str(refused.value)
 
 
 @pytest.mark.parametrize("answer", [None, [1]])
@@ -203,28 +203,28 @@ def test_an_answer_that_leaves_a_key_out_costs_that_one_alone(store):
 
 
 def test_an_answer_under_what_is_no_key_ends_the_run(store):
-    with pytest.raises(cs.BadInput, match="encode returned something that is not a key"):
+    with pytest.raises(cs.BadInput):
         cs.fill(store, [(cs.key("a"), 1)], lambda _batch: {1: {"value": np.zeros(1)}})
 
 
 def test_what_a_read_through_cannot_use_is_refused(store):
     wrong: Any = (("cache/", encode), (store, 5), (store, encode, ["raise"]))
     for arguments in wrong:
-        with pytest.raises(cs.BadInput, match=r"store must be|encode|on_miss must be"):
+        with pytest.raises(cs.BadInput):
             cs.ReadThrough(*arguments)
     answer: Any = None
     with cs.ReadThrough(store, lambda _batch: answer, on_miss="encode") as read:
         unusable: Any = (None, [1])
         for wanted in unusable:
-            with pytest.raises(cs.BadInput, match="wanted"):
+            with refused("wanted"):
                 read(wanted)
-        with pytest.raises(cs.EncodeFailed, match="of the type NoneType"):
+        with pytest.raises(cs.EncodeFailed):
             read([(cs.key("a"), 1)])
 
 
 @pytest.mark.parametrize("files", ["model.safetensors", None, [None]])
 def test_a_fingerprint_is_of_several_files(files):
-    with pytest.raises(cs.BadInput, match=r"files must be a list of paths|a file must be a path"):
+    with pytest.raises(cs.BadInput):
         cs.fingerprint(files=files)
 
 
@@ -232,25 +232,24 @@ def test_a_fingerprint_is_of_several_files(files):
 def test_a_sample_of_something_else_is_named(options: Any, tmp_path):
     given: Any = {"id": "a", "captions": ("a cat",), **options}
     samples = [cs.Sample(**given)]
-    with pytest.raises(cs.BadInput, match=rf"sample 0 \('a'\): {next(iter(options))} must be "):
+    with pytest.raises(cs.BadInput, match="sample 0"):
         cs.precompute(samples, model="model", store=tmp_path / "store", encode=("text",))
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    "options",
     [
-        ({"data": ""}, "data must be a path"),
-        ({"rank": "0", "world_size": 1}, "rank must be a whole number"),
-        ({"on_progress": 5}, "on_progress must be a function"),
-        ({"cancel": 5}, "cancel must be an object with is_set()"),
+        {"data": ""},
+        {"rank": "0", "world_size": 1},
+        {"on_progress": 5},
+        {"cancel": 5},
     ],
     ids=str,
 )
-def test_what_precompute_cannot_use_is_refused_before_anything_is_looked_at(options: Any, says, tmp_path):
+def test_what_precompute_cannot_use_is_refused_before_anything_is_looked_at(options: Any, tmp_path):
     asked: Any = {"data": tmp_path / "gone", "model": "model", "store": tmp_path / "store", "inline": True, **options}
-    with pytest.raises(cs.BadInput) as refused:
+    with pytest.raises(cs.BadInput, match=next(iter(options))):
         cs.precompute(**asked)
-    assert says in str(refused.value)
     assert not (tmp_path / "store").exists()
 
 
@@ -272,20 +271,20 @@ def test_numbers_of_numpy_are_options_too(options: Any, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    "options",
     [
-        ({"level": "fast"}, 'level must be "full" or "quick"'),
-        ({"subset": "1/2"}, "subset must be \\(n, t\\)"),
-        ({"subset": (1.0, 2)}, "a number of subset must be a whole number"),
-        ({"recompute": "3"}, "recompute must be a whole number of at least 0"),
-        ({"source": "data"}, "source needs recompute=N"),
-        ({"model": "model"}, "model needs recompute=N"),
-        ({"on_finding": 5}, "on_finding must be a function"),
+        {"level": "fast"},
+        {"subset": "1/2"},
+        {"subset": (1.0, 2)},
+        {"recompute": "3"},
+        {"source": "data"},
+        {"model": "model"},
+        {"on_finding": 5},
     ],
     ids=str,
 )
-def test_what_verify_cannot_use_is_refused(options: Any, says, store):
-    with pytest.raises(cs.BadInput, match=says):
+def test_what_verify_cannot_use_is_refused(options: Any, store):
+    with refused(next(iter(options))):
         cs.verify(store.layout.root, **options)
 
 
@@ -294,13 +293,13 @@ def test_of_a_model_for_a_repair_that_encodes_nothing_it_is_reported_that_nothin
     moved: Any = {name: "elsewhere"}
     with caplog.at_level(logging.WARNING):
         assert cs.repair(store.layout.root, **moved).missing == 0
-    assert f"{name} needs `--refill`" in caplog.text
+    assert f"{name} needs refill=True" in caplog.text
 
 
 def test_a_source_for_a_repair_without_refill_counts_for_lost_catalogs_alone_and_that_is_reported(store, caplog):
     with caplog.at_level(logging.WARNING):
         assert cs.repair(store.layout.root, source="elsewhere").missing == 0
-    assert "--source without `--refill`" in caplog.text
+    assert "source without refill=True" in caplog.text
 
 
 @pytest.mark.parametrize("option", [["--seed", "1"], ["--source", "x"], ["--model", "m"]], ids=str)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import FormatError, NewerFormat
 from cachestore.core.keys import Recipe
 from cachestore.core.read_block import Constant, Form, Padding, parse_latents, parse_text
 from cachestore.encode import families
@@ -59,40 +59,40 @@ def test_factors_that_a_vae_does_not_have_change_nothing():
 
 
 @pytest.mark.parametrize(
-    ("changes", "what"),
+    "changes",
     [
-        ({"format": 2}, "it has format 2, this version reads 1"),
-        ({"rotate": 90}, "it has the unknown fields rotate"),
-        ({"outputs": {"x": {"from": "x", "widen": 9}}}, "it makes an output by from, widen"),
-        ({"outputs": {"x": {"join": [], "dim": -1}}}, "it joins an empty list"),
-        ({"outputs": None}, "is missing or wrong"),
-        ({"pad": {"prompt_embeds": {"side": "right"}}}, "is missing or wrong"),
-        ({"pad": {"prompt_embeds": {"twice": 1}}}, "it has the unknown fields twice"),
-        ({"pad": {"prompt_embeds": {"dim": -2, "side": "top", "length": None, "mask": None}}}, "it pads on the side 'top'"),
-        ({"outputs": {"x": {"join": ["x"], "dim": -1, "widen": "text_encoder_3"}}}, "is missing or wrong"),
-        ({"constants": {"c": {"kind": "ones", "shape": [], "like": "prompt_embeds"}}}, "a constant of kind 'ones'"),
-        ({"constants": {"c": {"kind": "positions", "shape": ["S"], "like": "prompt_embeds"}}}, "it counts along the shape"),
-        ({"constants": {"c": {"kind": "zeros", "shape": ["T"], "like": "prompt_embeds"}}}, r"and shape \['T'\]"),
-        ({"constants": {"c": {"kind": "zeros", "shape": [], "like": "other"}}}, "it refers to other"),
+        {"format": 2},
+        {"rotate": 90},
+        {"outputs": {"x": {"from": "x", "widen": 9}}},
+        {"outputs": {"x": {"join": [], "dim": -1}}},
+        {"outputs": None},
+        {"pad": {"prompt_embeds": {"side": "right"}}},
+        {"pad": {"prompt_embeds": {"twice": 1}}},
+        {"pad": {"prompt_embeds": {"dim": -2, "side": "top", "length": None, "mask": None}}},
+        {"outputs": {"x": {"join": ["x"], "dim": -1, "widen": "text_encoder_3"}}},
+        {"constants": {"c": {"kind": "ones", "shape": [], "like": "prompt_embeds"}}},
+        {"constants": {"c": {"kind": "positions", "shape": ["S"], "like": "prompt_embeds"}}},
+        {"constants": {"c": {"kind": "zeros", "shape": ["T"], "like": "prompt_embeds"}}},
+        {"constants": {"c": {"kind": "zeros", "shape": [], "like": "other"}}},
     ],
 )
-def test_a_text_recipe_that_is_not_known_whole_is_refused_with_what_is_unknown(changes, what):
-    with pytest.raises(FormatError, match=f"{what}.*install a newer cachestore"):
+def test_a_text_recipe_that_is_not_known_whole_is_refused(changes):
+    with pytest.raises(NewerFormat):
         parse_text(text(**changes))
 
 
 @pytest.mark.parametrize(
-    ("changes", "what"),
+    "changes",
     [
-        ({"format": None}, "it has format None"),
-        ({"rotate": 90}, "it has the unknown fields rotate"),
-        ({"stored": "codes"}, "it keeps 'codes'"),
-        ({"latents_mean": [0.5]}, "latents_mean"),
-        ({"patchify": "two"}, "is missing or wrong"),
+        {"format": None},
+        {"rotate": 90},
+        {"stored": "codes"},
+        {"latents_mean": [0.5]},
+        {"patchify": "two"},
     ],
 )
-def test_a_latents_recipe_that_is_not_known_whole_is_refused_with_what_is_unknown(changes, what):
-    with pytest.raises(FormatError, match=f"{what}.*install a newer cachestore"):
+def test_a_latents_recipe_that_is_not_known_whole_is_refused(changes):
+    with pytest.raises(NewerFormat):
         parse_latents(latents(**changes))
 
 
@@ -100,5 +100,5 @@ def test_latents_that_were_normalised_already_say_so_and_moments_cannot_be():
     assert parse_latents(latents(stored="sample", scaled=True)).is_scaled
     assert not parse_latents(latents(stored="sample")).is_scaled
     for wrong in (latents(stored="moments", scaled=True), latents(stored="sample", scaled="yes")):
-        with pytest.raises(FormatError, match="scaled: "):
+        with pytest.raises(FormatError):
             parse_latents(wrong)

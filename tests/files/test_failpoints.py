@@ -15,14 +15,14 @@ from cachestore.core.keys import key
 from cachestore.files import failpoints
 from cachestore.files.failpoints import VARIABLE, failpoint
 from cachestore.maintain.collect import collect, compact
+from cachestore.maintain.repair import repair
+from cachestore.maintain.verify import verify
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, make_column, newest_catalog
 from cachestore.storage.commit import create_store
 from cachestore.storage.entry import make_entry
 from cachestore.storage.findings import HARMLESS
 from cachestore.storage.gc import mark
-from cachestore.storage.repair import repair_store
-from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
 from tests.fakes import publish_catalog
 from tests.shares import share
@@ -58,10 +58,10 @@ def work(root, say):
 """Three segments of two entries, an index after the first and the last, then a catalog; says what was acknowledged."""
 
 REPAIR = """
-from cachestore.storage.repair import repair_store
+from cachestore.maintain.repair import repair
 
 def work(root, say):
-    repair_store(root)
+    repair(root)
     say(100)
 """
 
@@ -175,7 +175,7 @@ def test_after_dying_while_repairing_no_valid_entry_is_lost_and_repair_goes_on(t
     valid = [0, 2, 3, 4, 5]
     for root, _reported in lives(REPAIR, tmp_path / "lives", point, template):
         assert values_in(root, valid) == values_of(valid)
-        repair_store(root)
+        repair(root)
         assert values_in(root, valid) == values_of(valid)
         left = [finding for finding in verify(root).findings if finding.kind not in HARMLESS]
         assert {(finding.kind, finding.key) for finding in left} == {("missing-entry", str(key("1")))}

@@ -52,7 +52,7 @@ def test_a_pipe_that_ends_within_a_frame_is_an_early_end(sent, data):
 )
 def test_what_is_no_frame_is_refused(line, monkeypatch):
     monkeypatch.setattr(frames, "HEAD_BYTES", 100 if line.startswith(b"x") else 1 << 20)
-    with pytest.raises(ValueError, match=" "):
+    with pytest.raises(ValueError):
         read_frame(io.BytesIO(line), limit_bytes=40)
-    with pytest.raises(ValueError, match=" "):
+    with pytest.raises(ValueError):
         list(Frames().take(line))

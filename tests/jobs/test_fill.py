@@ -7,7 +7,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
-from cachestore.storage.verify import verify
+from cachestore.maintain.verify import verify
 from tests import fakes
 from tests.fakes import FakeEncoder, asks_for, captions, encode, fill_with, holds, names
 

@@ -22,8 +22,8 @@ from cachestore.files.failpoints import VARIABLE
 from cachestore.files.paths import Layout
 from cachestore.jobs.pass_loop import Report, run_pass
 from cachestore.jobs.worker import Worker
+from cachestore.maintain.verify import verify
 from cachestore.storage.snapshot import list_segments, load_snapshot
-from cachestore.storage.verify import verify
 from cachestore.work.passes import list_passes
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder, Gate, Pictures, adds_up, captions, examples, fill_with, holds, names, overtaken, pictures

@@ -23,11 +23,11 @@ from cachestore.jobs.forecast import _seconds, in_words
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import forecast_of, precompute_here
 from cachestore.jobs.processes import Child
+from cachestore.maintain.verify import verify
 from cachestore.source.combined import list_in_memory
 from cachestore.storage.catalog import list_generations, list_names
 from cachestore.storage.commit import create_store
 from cachestore.storage.snapshot import list_segments
-from cachestore.storage.verify import verify
 from cachestore.work.stages import STAGES
 from cachestore.work.workers import Heartbeat
 from tests import fakes

@@ -20,7 +20,7 @@ from cachestore.core.errors import BadInput, BadUsage, CacheStoreError, Incomple
 from cachestore.jobs import processes
 from cachestore.jobs.parent_watch import PARENT, watch_parent
 from cachestore.jobs.processes import Care, Child, hangs, how_it_ended, joined_report, run_child, run_children
-from cachestore.storage.verify import verify
+from cachestore.maintain.verify import verify
 from cachestore.work.progress import RankStatus
 from tests import fakes
 from tests.fakes import asks_for, is_running, raising

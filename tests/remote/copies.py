@@ -4,11 +4,11 @@ from contextlib import closing
 
 from cachestore.core.errors import MissingEntry
 from cachestore.files.paths import Layout
+from cachestore.maintain.verify import verify
 from cachestore.remote.transfer import TransferRequest, segments_of
 from cachestore.storage.catalog import list_generations, list_names, read_catalog
 from cachestore.storage.commit import commit, create_store, publish_recipe
 from cachestore.storage.snapshot import load_snapshot
-from cachestore.storage.verify import verify
 from tests.fakes import publish_catalog
 from tests.storage.stores import RECIPE, catalog_of, put
 

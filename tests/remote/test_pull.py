@@ -218,7 +218,7 @@ def test_an_old_listing_changes_nothing(root, bucket, pushed, lost):
 
 
 def test_a_damaged_segment_of_the_folder_is_named_and_repair_helps(root, bucket, pushed):
-    from cachestore.maintain.refill import repair
+    from cachestore.maintain.repair import repair
 
     pull_from(bucket.client(), root, request())
     path = Layout(root).segment(min(list_segments(Layout(root))))

@@ -7,7 +7,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.files.failpoints import VARIABLE
-from cachestore.storage.verify import verify
+from cachestore.maintain.verify import verify
 
 pytestmark = pytest.mark.processes
 

@@ -96,7 +96,7 @@ class TestWriting:
             come_back(root)
             write(store, KEYS[1])
             assert store.missing(KEYS[:2]) == []
-        assert upkeep.verify(root).ok
+        assert cs.verify(root).ok
 
     def test_a_file_that_was_published_just_as_the_store_went_away_is_not_acknowledged(self, root, leave, monkeypatch):
         link = publishing._link
@@ -198,12 +198,12 @@ class TestReading:
     @pytest.mark.parametrize(
         ("command", "step"),
         [
-            (upkeep.verify, "cachestore.storage.verify.load_snapshot"),
+            (cs.verify, "cachestore.maintain.verify.load_snapshot"),
             (upkeep.collect, "cachestore.maintain.collect.survey"),
             (upkeep.compact, "cachestore.maintain.collect.choose_groups"),
             (lambda root: upkeep.drop(root, "train", apply=False), "cachestore.maintain.collect.plans_of"),
-            (cs.repair, "cachestore.storage.repair.good_entries"),
-            (cs.repair, "cachestore.storage.repair._broken_files"),
+            (cs.repair, "cachestore.maintain.repair.good_entries"),
+            (cs.repair, "cachestore.maintain.repair._find_damage"),
             (cs.stats, "cachestore.storage.stats.list_names"),
             (doctor.examine, "cachestore.maintain.doctor.lost_catalogs"),
         ],

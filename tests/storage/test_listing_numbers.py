@@ -4,8 +4,8 @@ import os
 import threading
 
 from cachestore.files.paths import Layout
+from cachestore.maintain.verify import verify
 from cachestore.storage.listing_numbers import listing_number, listing_numbers, number_if_there, spent_numbers
-from cachestore.storage.verify import verify
 from tests.fakes import publish_catalog
 from tests.storage.test_catalog import small
 

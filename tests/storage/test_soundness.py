@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cachestore.files import checksum
+from cachestore.maintain.verify import verify
 from cachestore.storage.append import publish_segment
 from cachestore.storage.entry import make_entry
-from cachestore.storage.verify import verify
 from tests.storage.stores import damage, entry_of, flip, found, key_of, put, segment_of, where
 
 

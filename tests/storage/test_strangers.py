@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cachestore.maintain.verify import verify
 from cachestore.storage import strangers
 from cachestore.storage.strangers import STALE_SECONDS
-from cachestore.storage.verify import verify
 from tests.storage.stores import found, segment_of, where
 
 NAMES = (

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 import cachestore as cs
-from cachestore.core.errors import BadInput, CacheStoreError, CorruptEntry, FormatError, StoreNotFound, WriteFailed
+from cachestore.core.errors import BadInput, CacheStoreError, CorruptEntry, NewerFormat, StoreNotFound, WriteFailed
 from cachestore.files.marker import FORMAT
 from cachestore.files.records import encode_record
 from cachestore.storage.snapshot import list_segments
 from tests.fakes import refusing
+from tests.refusals import refused
 from tests.storage.stores import flip
 
 A, B, C = cs.key("a"), cs.key("b"), cs.key("c")
@@ -44,7 +45,7 @@ def got(store, *keys):
 
 class TestOpening:
     def test_to_read_where_there_is_nothing_is_reported_and_makes_nothing(self, tmp_path):
-        with pytest.raises(StoreNotFound, match="no store at"):
+        with pytest.raises(StoreNotFound):
             cs.open(tmp_path / "store")
         assert list(tmp_path.iterdir()) == []
 
@@ -56,7 +57,7 @@ class TestOpening:
 
     def test_a_folder_that_holds_something_else_is_refused(self, tmp_path):
         (tmp_path / "photo.jpg").touch()
-        with pytest.raises(BadInput, match=r"photo\.jpg"):
+        with pytest.raises(BadInput):
             cs.open(tmp_path, mode="a")
 
     @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ class TestOpening:
     def test_a_newer_store_is_refused_and_left_alone(self, store, mode):
         newer = encode_record(FORMAT, 2, {"mode": "private"})
         store.layout.marker.write_bytes(newer)
-        with pytest.raises(FormatError, match="install a newer one"):
+        with pytest.raises(NewerFormat):
             cs.open(store.layout.root, mode=mode)
         assert store.layout.marker.read_bytes() == newer
 
@@ -86,12 +87,12 @@ class TestOpening:
     def test_a_store_keeps_who_may_write_it_and_another_access_is_refused(self, tmp_path, made, asked):
         with cs.open(tmp_path / "store", mode="a", access=made) as store:
             put(store, a=1)
-        with pytest.raises(BadInput, match="leave out"):
+        with refused("access"):
             cs.open(tmp_path / "store", mode="a", access=asked)
         for same in (made, None):
             with cs.open(tmp_path / "store", mode="a", access=same) as store:
                 assert store.layout.mode.value == made
-        with pytest.raises(BadInput, match='"private" or "group"'):
+        with refused("access"):
             cs.open(tmp_path / "other", mode="a", access="all")  # pyright: ignore[reportArgumentType] - what callers without types pass
 
     def test_a_path_may_be_relative(self, tmp_path, monkeypatch):
@@ -184,7 +185,7 @@ class TestWriting:
         put(store, a=1)
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", refusing(errno.ENOSPC))
-            with pytest.raises(WriteFailed, match="make room") as caught:
+            with pytest.raises(WriteFailed) as caught:
                 put(store, b=2)
         assert caught.value.errno == errno.ENOSPC
         assert got(store, A) == [1]
@@ -203,7 +204,7 @@ class TestWriting:
         [digest] = list_segments(store.layout)
         path = store.layout.segment(digest)
         flip(path, path.stat().st_size - 1)
-        with pytest.raises(CorruptEntry, match="cachestore repair"):
+        with pytest.raises(CorruptEntry):
             store.get(A)
 
 

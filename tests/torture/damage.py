@@ -39,8 +39,8 @@ from cachestore.files.paths import (
     parse_worker,
     parse_worker_lock,
 )
-from cachestore.maintain.collect import verify
-from cachestore.maintain.refill import repair
+from cachestore.maintain.repair import repair
+from cachestore.maintain.verify import verify
 from cachestore.storage.findings import HARMLESS
 from cachestore.storage.snapshot import list_segments
 from cachestore.store.reader import Reader
@@ -64,14 +64,14 @@ KINDS: Final[Mapping[str, Callable[[str], bool]]] = {
     "worker": lambda path: _is(path, "workers", parse_worker),
     "lock": lambda path: _is(path, "workers", parse_worker_lock) or path.startswith("locks/"),
     "digests": lambda path: path.startswith("digests/"),
-    "condemned": lambda path: _is(path, "condemned", parse_marked),
+    "marked": lambda path: _is(path, "marked", parse_marked),
     "lost": lambda path: _is(path, "quarantine", parse_lost),
     "quarantined": lambda path: path.startswith("quarantine/") and not _is(path, "quarantine", parse_lost),
     "temporary": lambda path: path.startswith("tmp/"),
 }
 CHECKED: Final = frozenset({"segment", "index"})
 """Of these every byte is under a checksum that `verify` looks at, spaces too."""
-FOUND: Final = frozenset({*CHECKED, "catalog", "recipe", "condemned", "plan", "lost"})
+FOUND: Final = frozenset({*CHECKED, "catalog", "recipe", "marked", "plan", "lost"})
 """Of these `verify` tells what is not as it was, where it says something else now."""
 WAYS: Final = ("flip", "flips", "zero", "noise", "cut", "empty", "grow", "swap", "copy", "rename", "delete")
 STRANGE: Final = ("link", "dangling link", "fifo", "folder", "socket")

@@ -270,7 +270,7 @@ PARSERS: Final[Mapping[str, Callable[[Layout, Path], object]]] = {
     "worker": _read_worker,
     "recipe": _read_recipe,
     "digests": lambda layout, _path: load_digests(layout, "host"),
-    "condemned": lambda _layout, path: read_marked.__wrapped__(path),
+    "marked": lambda _layout, path: read_marked.__wrapped__(path),
     "lost": lambda _layout, path: read_lost(path),
 }
 

@@ -24,7 +24,7 @@ from cachestore.core.keys import Key
 from cachestore.files.paths import MARKER
 from cachestore.jobs import precompute as run
 from cachestore.maintain import collect as upkeep
-from cachestore.storage import repair
+from cachestore.maintain import repair as repairing
 from cachestore.storage.commit import create_store
 from cachestore.storage.findings import HARMLESS
 from tests.torture import jobs
@@ -154,7 +154,7 @@ def _every_job() -> dict[str, Job]:
         "precompute": _opening(run, "open_for_pass", jobs.job("precompute").act),
         "precompute-again": _opening(run, "open_for_pass", jobs.job("precompute-again").act),
         "commit": _commit,
-        "repair": _opening(repair, "_load", jobs.job("repair").act),
+        "repair": _opening(repairing, "_load", jobs.job("repair").act),
         "gc": _opening(upkeep, "open_layout", jobs.job("gc").act),
         "compact": _opening(upkeep, "open_layout", jobs.job("compact").act),
     }

@@ -21,12 +21,12 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.options import PrecomputeRequest
 from cachestore.jobs.precompute import precompute_here
 from cachestore.maintain.collect import collect, drop
+from cachestore.maintain.repair import repair
+from cachestore.maintain.verify import verify
 from cachestore.storage.catalog import list_generations, list_names, read_catalog
 from cachestore.storage.model_digests import publish_digests
-from cachestore.storage.repair import repair_store
 from cachestore.storage.segment import read_contents
 from cachestore.storage.snapshot import list_segments, load_snapshot
-from cachestore.storage.verify import verify
 from cachestore.store.reader import Reader
 from cachestore.work.attempts import Attempts
 from cachestore.work.retention import open_passes
@@ -155,7 +155,7 @@ def _lose_and_put_again(root: Path) -> None:
                 with closing(load_snapshot(Layout(root))) as snapshot:
                     [[location]] = snapshot.find([key])
                 flip(Layout(root).segment(location.segment.digest), location.offset)
-                repair_store(root)
+                repair(root)
 
 
 def _leave_a_pass_unfinished(folder: Path) -> None:

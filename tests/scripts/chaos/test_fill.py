@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import cachestore as cs
 from cachestore.files.paths import Layout
+from cachestore.maintain.verify import verify
 from cachestore.storage.snapshot import list_segments
-from cachestore.storage.verify import verify
 from tests.fakes import ROOT
 from tests.shares import share
 

@@ -1,4 +1,6 @@
-"""Repair: make a store consistent without a GPU. Good entries are copied before a file is moved, and no damaged file is deleted.
+"""`repair`: make a store consistent, and with `refill` complete.
+
+Good entries are copied before a file is moved, and no damaged file is deleted.
 
 The good entries of a damaged segment are copied into a new one, which is published first. So are entries that only segments with a wrong
 name hold; those files stay where they are. Then the damaged file is moved to `quarantine/`, with a list of the keys that could not be
@@ -8,18 +10,21 @@ A file that cannot be read (an I/O error) stays where it is. A second run change
 in a newer snapshot, and beside a running pass, whose reconcile checks what is really there.
 """
 
+import logging
 import os
 import stat
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import chain, count
 from pathlib import Path
 
-from cachestore.core.errors import FormatError, NewerFormat, ReadFailed, StoreNotFound
-from cachestore.core.keys import Json, Key, canonical
+from cachestore.core.arguments import as_switch, check_calls
+from cachestore.core.errors import BadInput, FormatError, NewerFormat, ReadFailed, StoreNotFound, naming_extras
+from cachestore.core.keys import Json, Key
+from cachestore.core.spelling import option
 from cachestore.core.words import in_short
-from cachestore.files.checksum import digest_file, digest_of
+from cachestore.files.checksum import digest_file
 from cachestore.files.failpoints import failpoint
 from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.opening import is_link, names_in, read_whole
@@ -27,18 +32,26 @@ from cachestore.files.paths import MARKER, Layout, Mode, parse_lost, parse_segme
 from cachestore.files.publish import make_folder, move, publish
 from cachestore.files.records import encode_record
 from cachestore.files.table import TABLE_LIMIT_BYTES
+from cachestore.jobs.task import Cancel, OnProgress
+from cachestore.maintain.checks import lost_catalogs
+from cachestore.maintain.moved import NewPaths, check_names, new_paths
+from cachestore.maintain.refill import check_refill, newest_catalogs, rebuild_catalog, refill_catalog
+from cachestore.maintain.verify import verify
+from cachestore.source.combined import Moved
 from cachestore.storage.append import publish_segment
 from cachestore.storage.catalog import read_stray
 from cachestore.storage.commit import commit, has_news, publish_marker
 from cachestore.storage.entry import Entry
 from cachestore.storage.findings import HARMLESS, Finding, missing_keys
-from cachestore.storage.index import Index, check, is_no_index
+from cachestore.storage.index import Index, NoIndex, check
 from cachestore.storage.losses import LOST_FORMAT, LOST_VERSION, Sample, needed_samples, vanished_keys, wanted_keys
 from cachestore.storage.segment import StoredEntries, StoredEntry, read_contents
 from cachestore.storage.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
 from cachestore.storage.soundness import check_segment, good_entries
 from cachestore.storage.usage import is_own_value
-from cachestore.storage.verify import LookFurther, verify
+from cachestore.store.unfinished import check_there
+
+_log = logging.getLogger("cachestore")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -62,11 +75,13 @@ class RepairReport:
 
     def as_json(self) -> dict[str, Json]:
         """The object that `cachestore repair --json` prints."""
-        return asdict(self)
+        return asdict(self) | {"findings": [finding.as_json() for finding in self.findings]}
 
 
 @dataclass(frozen=True, slots=True)
 class _Damaged:
+    """A damaged segment."""
+
     digest: str
     entries: tuple[StoredEntry, ...]
     """Where each entry may lie: as the header says, then as the index says."""
@@ -76,78 +91,133 @@ class _Damaged:
     """The pass that wrote it, if known. Else empty, as for a writer, so that nothing treats its entries as unneeded."""
 
 
-def repair_store(path: str | Path, *, dry_run: bool = False, look_further: LookFurther | None = None) -> RepairReport:
-    """Make a store consistent, as the module's text says. `look_further` as in `verify`.
+@naming_extras()
+def repair(
+    path: str | Path,
+    *,
+    refill: bool = False,
+    source: Moved | None = None,
+    model: str | Path | None = None,
+    vae: str | Path | None = None,
+    text_encoder: str | Path | None = None,
+    dry_run: bool = False,
+    on_progress: OnProgress | None = None,
+    cancel: Cancel | None = None,
+    name: str | None = None,
+) -> RepairReport:
+    """Make a store consistent, and with `refill` complete.
 
-    Raises StoreNotFound, FormatError for a newer store, ReadFailed, WriteFailed.
+    Args:
+        path: the store.
+        refill: encode again the entries that data sets need and that have no valid copy, with the same source and model. Samples and
+            captions of a data set stay as they are: a source that lists others is refused.
+        source: the new path of a source that was moved; for several sources a mapping from name to path. Without `refill` it is only
+            used to build a lost catalog again.
+        model: with `refill`, the new path of the model; it must have the fingerprint of the data set.
+        vae: with `refill`, the new path of the VAE.
+        text_encoder: with `refill`, the new path of the text encoder.
+        dry_run: report what would be done and change nothing. With `refill`, the sources and models that would be needed are checked.
+        on_progress: with `refill`, called about once a second with the counts that `precompute` gives.
+        cancel: with `refill`, anything with `is_set()`. Once it is set, the work ends after the current batch: what is encoded is
+            published, and Incomplete is raised.
+        name: with `refill`, encode only what this data set lacks.
+
+    Raises:
+        Incomplete: cancelled; the same call continues from there.
+        StoreNotFound: there is no store at this path.
+        FormatError: the store was written by a newer version; nothing was changed.
+        RecipeMismatch: the model is not the one of the data set.
+        BadInput: the source or model cannot be found (pass its new path), or the source lists other samples or captions now.
     """
-    if dry_run:
-        return foresee_repair(path, look_further=look_further)[0]
+    refill, dry_run = as_switch("refill", refill), as_switch("dry_run", dry_run)
+    check_calls(on_progress, cancel)
+    moved = new_paths(source, model=model, vae=vae, text_encoder=text_encoder)
     root = Layout.at(path).root
+    if not refill:
+        _check_unused(moved, name)
+    elif name is not None:
+        check_there(open_layout(Layout(root)), name)
+    if dry_run:
+        return _foresee(root, moved, name, refill=refill)
+    rebuilt: list[str] = []
     if is_marker_broken(root):
         _mend_marker(root)
-        report = repair_store(root, look_further=look_further)
-        return replace(report, rebuilt=(MARKER, *report.rebuilt))
+        rebuilt.append(MARKER)
     layout = open_layout(Layout(root))
     with noticing_its_end(layout):
-        return _repair(layout, look_further)
-
-
-def foresee_repair(path: str | Path, *, look_further: LookFurther | None = None) -> tuple[RepairReport, frozenset[Key]]:
-    """Return what `repair_store` would do, and the needed keys that would have no valid copy then. Changes nothing; raises as it does."""
-    root = Layout.at(path).root
-    if is_marker_broken(root):
-        moved = (MARKER,) if os.path.lexists(root / MARKER) else ()
-        return RepairReport(0, moved, (MARKER,), 0, dry_run=True), frozenset()  # the missing entries are not known before
-    layout = open_layout(Layout(root))
-    with noticing_its_end(layout):
-        damaged, _broken, quarantined = _find_damage(layout, look_further)
-        with closing(load_snapshot(layout)) as snapshot:
-            lacking = [entry.key for _origin, good in _lacking(layout, snapshot) for entry in good]
-            missing = _missing_then(layout, snapshot, damaged, lacking)
-            rebuilt = ("index",) if quarantined or lacking or has_news(snapshot) else ()
+        damaged, broken = _find_damage(layout)
+        salvaged = _salvage(layout, damaged) + _save_misnamed(layout)
+        _note_vanished(layout)
+        aside = [_put_aside(layout, layout.root / where) for where in broken]
+        back = [returned for path in aside if (returned := _put_back(layout, path))]
+        with closing(load_snapshot(layout)) as before, closing(commit(layout, snapshot=before)) as after:
+            rebuilt += ["index", *back] if after.generation != before.generation else back
         check_for_reading(layout)
-    salvaged = sum(len(one.good) for one in damaged) + len(lacking)
-    return RepairReport(salvaged, tuple(quarantined), rebuilt, len(missing), dry_run=True), missing
+    check_names(newest_catalogs(layout), source)
+    rebuilt += [lost.name for lost in lost_catalogs(layout) if rebuild_catalog(layout, lost, moved)]
+    refilled = 0
+    for catalog in newest_catalogs(layout, name) if refill else ():
+        refilled += refill_catalog(layout, catalog, moved, on_progress, cancel)
+    left = tuple(finding for finding in verify(layout.root, "quick").findings if finding.kind not in HARMLESS)
+    check_for_reading(layout)
+    quarantined = (*(layout.relative(layout.segment(segment.digest)) for segment in damaged), *broken)
+    return RepairReport(salvaged, quarantined, tuple(rebuilt), len(missing_keys(left)), refilled, findings=left)
 
 
-def _find_damage(layout: Layout, look_further: LookFurther | None) -> tuple[list[_Damaged], list[str], list[str]]:
-    """Return the damaged segments, other broken files, and the paths of both."""
+def _check_unused(moved: NewPaths, name: str | None) -> None:
+    """Refuse a name, and warn of new paths, that mean something with `refill` alone."""
+    if name is not None:
+        why = "damaged files belong to the store, not to a data set"
+        raise BadInput(f"{option('name')} needs {option('refill', value=True)}: {why}", option="name")
+    refill = option("refill", value=True)
+    if moved.models:
+        needs = f"{option(next(iter(moved.models)))} needs {refill}"
+        _log.warning("%s, which encodes again what was lost: without it no model is used", needs)
+    if moved.source is not None:
+        unused = f"{option('source')} without {refill}"
+        _log.warning("%s is only used to rebuild a data set's lost catalog: nothing is encoded again", unused)
+
+
+def _foresee(root: Path, moved: NewPaths, name: str | None, *, refill: bool) -> RepairReport:
+    """Return what `repair` would do. With `refill` this raises what it would raise about the sources and models; encodes nothing."""
+    if is_marker_broken(root):  # nothing else can be checked without the marker
+        aside = (MARKER,) if os.path.lexists(root / MARKER) else ()
+        return RepairReport(0, aside, (MARKER,), 0, dry_run=True)
+    layout = open_layout(Layout(root))
+    with noticing_its_end(layout):
+        damaged, broken = _find_damage(layout)
+        quarantined = (*(layout.relative(layout.segment(segment.digest)) for segment in damaged), *broken)
+        with closing(load_snapshot(layout)) as snapshot:
+            misnamed = [entry.key for _origin, entries in _misnamed(layout, snapshot) for entry in entries]
+            missing = _missing_then(layout, snapshot, damaged, misnamed)
+            rebuilt = ["index"] if quarantined or misnamed or has_news(snapshot) else []
+        check_for_reading(layout)
+    check_names(newest_catalogs(layout), moved.source)
+    for catalog in newest_catalogs(layout, name) if refill else ():
+        check_refill(layout, catalog, moved, missing)
+    rebuilt += [lost.name for lost in lost_catalogs(layout)]
+    salvaged = sum(len(segment.good) for segment in damaged) + len(misnamed)
+    return RepairReport(salvaged, quarantined, tuple(rebuilt), len(missing), dry_run=True)
+
+
+def _find_damage(layout: Layout) -> tuple[list[_Damaged], list[str]]:
+    """Return the damaged segments, and the paths of other broken files. What is of a newer format is not damaged."""
     with closing(_load(layout)) as snapshot:
         damaged = [found for digest in sorted(snapshot.listed) if (found := _examine(layout, snapshot, digest))]
-    broken = _broken_files(layout, look_further)
-    return damaged, broken, [layout.segment(one.digest).relative_to(layout.root).as_posix() for one in damaged] + broken
+    check_for_reading(layout)  # `verify` would open any store at this path
+    kinds = {"bad-index", "bad-catalog", "bad-plan", "bad-recipe", "bad-list"}
+    found = {finding.path for finding in verify(layout.root, "quick").findings if finding.kind in kinds and not finding.is_newer}
+    return damaged, sorted(path for path in found if os.path.lexists(layout.root / path))
 
 
-def _repair(layout: Layout, look_further: LookFurther | None) -> RepairReport:
-    damaged, broken, quarantined = _find_damage(layout, look_further)
-    salvaged = sum(len(one.good) for one in damaged)
-    needed = needed_samples(layout, {entry.key for one in damaged for entry in one.entries if entry.key not in one.good})
-    for one in damaged:
-        with suppress(FileNotFoundError):  # another repair just moved it, and saved its entries
-            _salvage(layout, one, needed)
-    with closing(load_snapshot(layout)) as snapshot:
-        for origin, good in _lacking(layout, snapshot):
-            publish_segment(layout, good, origin=origin)
-            salvaged += len(good)
-    with closing(load_snapshot(layout)) as snapshot:
-        _note_vanished(layout, snapshot)
-    aside = [_put_aside(layout, layout.root / where) for where in broken]
-    back = tuple(name for path in aside if (name := _put_back(layout, path)))
-    with closing(load_snapshot(layout)) as before, closing(commit(layout, snapshot=before)) as after:
-        rebuilt = ("index", *back) if after.generation != before.generation else back
-    check_for_reading(layout)
-    return finish_report(layout.root, RepairReport(salvaged, tuple(quarantined), rebuilt, 0), look_further=look_further)
-
-
-def _missing_then(layout: Layout, snapshot: Snapshot, damaged: Sequence[_Damaged], lacking: Iterable[Key]) -> frozenset[Key]:
-    """The needed or lost keys that will have no valid copy after the salvage."""
-    saved = {*lacking, *(key for one in damaged for key in one.good)}
-    gone = {one.digest for one in damaged}
+def _missing_then(layout: Layout, snapshot: Snapshot, damaged: Sequence[_Damaged], misnamed: Iterable[Key]) -> frozenset[Key]:
+    """Return the needed or lost keys that will have no valid copy after the salvage."""
+    saved = {*misnamed, *(key for segment in damaged for key in segment.good)}
+    gone = {segment.digest for segment in damaged}
     wanted = wanted_keys(layout, snapshot)
-    asked = wanted.union(*(_to_report(one.origin, one.entries, wanted) for one in damaged)) - saved
-    found = zip(sorted(asked), snapshot.find(sorted(asked)), strict=True)
-    return frozenset(key for key, locations in found if all(location.segment.digest in gone for location in locations))
+    asked = sorted(wanted.union(*(_to_report(segment.origin, segment.entries, wanted) for segment in damaged)) - saved)
+    copies = zip(asked, snapshot.find(asked), strict=True)
+    return frozenset(key for key, locations in copies if all(location.segment.digest in gone for location in locations))
 
 
 def _load(layout: Layout) -> Snapshot:
@@ -170,9 +240,9 @@ def _load(layout: Layout) -> Snapshot:
         try:
             with closing(Index(layout, verdict)):  # stays open, so that it is not opened a second time
                 return load_snapshot(layout, verdict=verdict)
+        except NoIndex:
+            continue
         except FormatError as error:
-            if is_no_index(error):
-                continue
             raise ReadFailed(
                 f"the index {layout.index(name)} is intact, but cannot be opened ({error.__cause__}); nothing was moved: run the"
                 " same command again"
@@ -207,12 +277,6 @@ def _mend_marker(root: Path) -> None:
     publish_marker(layout)
 
 
-def finish_report(root: Path, report: RepairReport, *, look_further: LookFurther | None = None) -> RepairReport:
-    """Return the report with what is still wrong now."""
-    left = tuple(finding for finding in verify(root, "quick", look_further=look_further).findings if finding.kind not in HARMLESS)
-    return replace(report, missing=len(missing_keys(left)), findings=left)
-
-
 def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None:
     """What can be saved from a segment. None if it is intact, or cannot be read (nothing is moved then)."""
     checked = check_segment(layout, digest, every_byte=True)
@@ -233,14 +297,16 @@ def _origin_of(layout: Layout, snapshot: Snapshot, digest: str) -> str:
 
 
 def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[StoredEntry, ...]:
-    """The entries of a damaged segment, by its header, then by the index. Raises FormatError for an intact one of a newer format."""
+    """The entries of a damaged segment, by its header, then by the index. Raises NewerFormat for an intact one of a newer format."""
     path = layout.segment(digest)
     in_header = StoredEntries()
     try:
         in_header = read_contents(path, is_whole=False).entries
-    except FormatError as error:
-        if isinstance(error, NewerFormat) and digest_file(path) == digest:
+    except NewerFormat:
+        if digest_file(path) == digest:
             raise
+    except FormatError:  # only the index knows its entries
+        pass
     values = {entry.key: entry.meta for entry in in_header}  # the others are lost
     in_index = (
         StoredEntry(key, location.ordinal, location.offset, location.specs, location.checksum, values.get(key, {"salvaged_from": digest}))
@@ -251,16 +317,21 @@ def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[Stored
     return (*in_header, *in_index)
 
 
-def _salvage(layout: Layout, damaged: _Damaged, needed: Mapping[Key, Sample]) -> None:
-    """Copy the good entries, list the lost keys in `quarantine/`, then move the damaged file there."""
-    good = good_entries(layout.segment(damaged.digest), damaged.entries)
-    if good:
-        publish_segment(layout, good, origin=damaged.origin)
-    failpoint("repair.after_salvage")
-    saved = {entry.key for entry in good}
-    lost = [entry for entry in damaged.entries if entry.key not in saved]
-    _note_lost(layout, damaged.digest, _to_report(damaged.origin, lost, needed), needed)
-    _quarantine(layout, layout.segment(damaged.digest))
+def _salvage(layout: Layout, damaged: Sequence[_Damaged]) -> int:
+    """Copy the good entries, list the lost keys in `quarantine/`, then move the damaged file there. Returns how many were saved."""
+    needed = needed_samples(layout, {entry.key for segment in damaged for entry in segment.entries if entry.key not in segment.good})
+    for segment in damaged:
+        path = layout.segment(segment.digest)
+        with suppress(FileNotFoundError):  # another repair just moved it, and saved its entries
+            good = good_entries(path, segment.entries)
+            if good:
+                publish_segment(layout, good, origin=segment.origin)
+            failpoint("repair.after_salvage")
+            saved = {entry.key for entry in good}
+            lost = [entry for entry in segment.entries if entry.key not in saved]
+            _note_lost(layout, segment.digest, _to_report(segment.origin, lost, needed), needed)
+            _quarantine(layout, path)
+    return sum(len(segment.good) for segment in damaged)
 
 
 def _to_report(origin: str, lost: Iterable[StoredEntry], needed: Container[Key]) -> dict[Key, None]:
@@ -278,21 +349,7 @@ def _note_lost(layout: Layout, digest: str, keys: Iterable[Key], needed: Mapping
         publish(layout, layout.lost_list(digest), [encode_record(LOST_FORMAT, LOST_VERSION, body)])
 
 
-def note_unmade(layout: Layout, unmade: Mapping[Key, Sample]) -> None:
-    """List entries of samples that could not be made again, unless a list has them already. No entries make no file."""
-    with closing(load_snapshot(layout)) as snapshot:
-        needed = wanted_keys(layout, snapshot)
-    unmade = {key: sample for key, sample in unmade.items() if key not in needed}
-    body: dict[str, Json] = {
-        "keys": [str(key) for key in sorted(unmade)],
-        "needed": {str(key): list(sample) for key, sample in sorted(unmade.items())},
-    }
-    digest = digest_of([canonical(body)])
-    if unmade:
-        publish(layout, layout.lost_list(digest), [encode_record(LOST_FORMAT, LOST_VERSION, {"segment": digest, **body})])
-
-
-def _lacking(layout: Layout, snapshot: Snapshot) -> Iterator[tuple[str, list[Entry]]]:
+def _misnamed(layout: Layout, snapshot: Snapshot) -> Iterator[tuple[str, list[Entry]]]:
     """Yield (origin, good entries) of segments with a wrong name, such as after a rename by hand, if the store lacks these entries.
 
     Leaves the files as they are, and skips all other files.
@@ -311,10 +368,21 @@ def _lacking(layout: Layout, snapshot: Snapshot) -> Iterator[tuple[str, list[Ent
                 yield contents.origin, good
 
 
-def _note_vanished(layout: Layout, snapshot: Snapshot) -> None:
+def _save_misnamed(layout: Layout) -> int:
+    """Copy the entries that only segments with a wrong name hold. Returns how many."""
+    saved = 0
+    with closing(load_snapshot(layout)) as snapshot:
+        for origin, good in _misnamed(layout, snapshot):
+            publish_segment(layout, good, origin=origin)
+            saved += len(good)
+    return saved
+
+
+def _note_vanished(layout: Layout) -> None:
     """List the lost keys of segments that are gone without having been marked. The next index will not show them any more."""
-    for digest, keys in vanished_keys(layout, snapshot).items():
-        _note_lost(layout, digest, keys, needed_samples(layout, set(keys)))
+    with closing(load_snapshot(layout)) as snapshot:
+        for digest, keys in vanished_keys(layout, snapshot).items():
+            _note_lost(layout, digest, keys, needed_samples(layout, set(keys)))
 
 
 def _put_aside(layout: Layout, path: Path) -> Path:
@@ -359,15 +427,3 @@ def _quarantine(layout: Layout, path: Path, name: str = "") -> Path:
 
 def _flat(layout: Layout, path: Path) -> str:
     return path.relative_to(layout.root).as_posix().replace("/", "_")
-
-
-def _broken_files(layout: Layout, look_further: LookFurther | None) -> list[str]:
-    """Paths of indexes, catalogs, plans, recipes and lists with a wrong checksum. Newer formats are left out."""
-    check_for_reading(layout)  # `verify` would open any store at this path
-    kinds = {"bad-index", "bad-catalog", "bad-plan", "bad-recipe", "bad-list"}
-    found = {
-        finding.path
-        for finding in verify(layout.root, "quick", look_further=look_further).findings
-        if finding.kind in kinds and not finding.is_newer
-    }
-    return sorted(path for path in found if os.path.lexists(layout.root / path))
