@@ -22,6 +22,7 @@ from cachestore.core.errors import BadInput, RanksDiffer
 from cachestore.core.keys import canonical, digest_parts
 from cachestore.core.words import first_of, listed, plural
 from cachestore.loading.callers import package_of
+from cachestore.loading.seats import Seat
 
 _log = logging.getLogger(__name__)
 
@@ -40,15 +41,6 @@ _KEPT: Final = 64
 """So many of its latest records a rank leaves in the store."""
 _NAMED: Final = 3
 """So many differences a message names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """Which batches a rank takes: those of number `rank` of `replicas`. With `is_joint`, others are meant to take the same (a mesh)."""
-
-    rank: int
-    replicas: int
-    is_joint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +252,7 @@ def _seat_problem(records: Mapping[int, _Record], *, is_complete: bool) -> str |
     for rank, record in sorted(records.items()):
         if record.seat is None:
             return None
-        held.setdefault(record.seat.rank, []).append(rank)
+        held.setdefault(record.seat.first, []).append(rank)
     replicas = max(record.seat.replicas for record in records.values() if record.seat is not None)
     hosts = {rank: f"{rank} (host {record.host})" for rank, record in records.items()}
     number, first = max(held.items(), key=lambda one: len(one[1]))

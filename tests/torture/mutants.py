@@ -101,7 +101,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "loading/batches.py", "        if not self._is_compared:\n", "        if self._is_compared is None:\n", *_TRAINING
     ),
     "epoch of a loader": Mutant("loading/epoch.py", "return self.get() if own is None else own\n", "return self.get()\n", *_TRAINING),
-    "one who deals": Mutant("loading/batches.py", "    if shard.step > 1:\n", "    if shard.step < 1:\n", *_TRAINING),
+    "one who deals": Mutant("loading/seats.py", "    if not seat.yields_all:\n", "    if seat.step < 1:\n", *_TRAINING),
     "account of rows": Mutant(
         "source/remarks.py",
         "            for one in refused:\n                remarks.refused.append(one)\n",
