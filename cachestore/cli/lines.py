@@ -13,7 +13,7 @@ from cachestore.core.inputs import is_trained_on
 from cachestore.core.read_block import LatentsBlock, TextBlock, parse_latents, parse_text, stored_parts
 from cachestore.core.samples import IMAGE, MASK, VIDEO, Source
 from cachestore.jobs.forecast import TRAINING_BATCH
-from cachestore.report.counting import count_buckets
+from cachestore.loading.facts import count_buckets
 from cachestore.storage.catalog import Catalog, KeyColumn, newest_catalog
 from cachestore.store.reader import Reader
 
@@ -86,7 +86,7 @@ def _opened(report: "Report", sizes: Sequence[int], *, has_policy: bool, has_wei
 def _bucket_counts(catalog: Catalog) -> list[int]:
     """Return how many samples each bucket has, by a data set's first 4,096 rows. A batch as large as the fullest one can be filled."""
     rows = [row for row in range(min(len(catalog), _MAX_ROWS)) if catalog.is_complete(row)]
-    return [bucket.samples for one in count_buckets(catalog, rows, 1) for bucket in one.buckets] or [len(rows)]
+    return [count for one in count_buckets(catalog, rows) for count in one.samples.values()] or [len(rows)]
 
 
 def _tensors(reader: Reader, catalog: Catalog, size: int, *, is_one_size: bool) -> dict[str, tuple[str, Shape | None]]:

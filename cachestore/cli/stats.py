@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the counts."""
-    from cachestore.objects.address import is_address
+    from cachestore.store.opener import is_address
 
     found, unfinished = (_of_address if is_address(arguments.store) else _of_folder)(arguments.store, arguments.name)
     lines = [f"{plural(found.entries, 'value')} in {plural(found.segments, 'file')}, {human_bytes(found.bytes)}"]

@@ -32,8 +32,8 @@ from cachestore.loading.selection import DataOptions, Selection, called, index_i
 from cachestore.loading.wanted import check_variants, chosen_resolution
 from cachestore.storage.catalog import list_generations, read_catalog
 from cachestore.storage.fetch import Io, Verify
+from cachestore.store.opener import open_reader
 from cachestore.store.reader import Reader
-from cachestore.store.remote_reader import RemoteReader, open_reader
 from cachestore.store.unfinished import list_data_sets, list_unfinished, not_there
 
 
@@ -365,12 +365,16 @@ class _Naming:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, CacheStoreError):
-            raise type(error)(f"{self.called}: {error}") from error
+            named = type(error)(f"{self.called}: {error}")
+            if isinstance(named, BadInput) and isinstance(error, BadInput):
+                named.option = error.option
+            raise named from error
 
 
 def _find_generation(reader: Reader, name: str, generation: int | None) -> int:
-    if isinstance(reader, RemoteReader):
-        return reader.bring_catalog(name, generation)
+    brought = reader.bring_catalog(name, generation)
+    if brought is not None:
+        return brought
     layout = reader.layout
     generations = list_generations(layout, name)
     if not generations:

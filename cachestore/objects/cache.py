@@ -27,10 +27,9 @@ from cachestore.core.keys import Json
 from cachestore.core.words import in_short
 from cachestore.files import in_use
 from cachestore.files.opening import FileIdentity, free_bytes, is_link, names_in, read_whole, reason_of
-from cachestore.files.paths import MARKER, decode_name, parse_catalog
+from cachestore.files.paths import CACHE_MARKER, MARKER, decode_name, parse_catalog
 from cachestore.files.records import decode_record, encode_record
 
-CACHE_MARKER: Final = "cachestore-cache.json"
 FORMAT: Final = "cachestore-cache"
 ORIGIN_FORMAT: Final = "cachestore-origin"
 VERSION: Final = 1

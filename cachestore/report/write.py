@@ -20,8 +20,7 @@ from cachestore.files.publish import write_outside
 from cachestore.files.records import read_record
 from cachestore.jobs.forecast import TRAINING_BATCH
 from cachestore.maintain.collect import verify
-from cachestore.objects.address import is_address
-from cachestore.report.counting import count_buckets, kind_of, measure_captions, sizes_of
+from cachestore.report.counting import kind_of, measure_buckets, measure_captions, sizes_of
 from cachestore.report.document import make_page
 from cachestore.report.gallery import make_gallery
 from cachestore.report.numbers import (
@@ -42,8 +41,8 @@ from cachestore.source.combined import Moved
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.snapshot import Snapshot
 from cachestore.storage.verify import VerifyReport
+from cachestore.store.opener import is_address, open_whole
 from cachestore.store.reader import Reader
-from cachestore.store.remote_reader import open_whole
 from cachestore.store.unfinished import list_data_sets, list_unfinished, not_there, several_there
 from cachestore.work.passes import ROUND_FORMAT, VERSION, PassRef, list_passes, read_done
 from cachestore.work.plan import read_outline
@@ -140,7 +139,7 @@ def _count_all(reader: Reader, catalog: Catalog | None, found: VerifyReport | No
         generation=catalog.generation,
         samples=len(catalog),
         complete=len(rows),
-        buckets=count_buckets(catalog, rows, batch_size),
+        buckets=measure_buckets(catalog, rows, batch_size),
         captions=measure_captions(catalog),
         kinds=tuple(kind_of(catalog, column, sizes) for column in catalog.columns),
         passes=passes,

@@ -13,17 +13,18 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 from cachestore.core.arguments import as_path, as_whole, as_word, refuse
 from cachestore.core.errors import BadInput, FormatError, RemoteFailed
 from cachestore.core.keys import Key
+from cachestore.core.spelling import option
 from cachestore.core.words import did_you_mean, first_of, human_bytes
 from cachestore.files import in_use
 from cachestore.files.container import parse_start
 from cachestore.files.opening import is_of_a_signal
 from cachestore.files.paths import Layout, parse_index
-from cachestore.objects.address import Address, is_address, parse_address
+from cachestore.objects.address import Address, parse_address
 from cachestore.objects.cache import (
     LOCAL,
     Room,
@@ -73,46 +74,38 @@ _BATCHES_REQUESTED: Final = 2
 """How many batches are requested before they are needed, whatever their size."""
 
 
-def open_reader(path: str | Path, *, verify: Verify, io: Io, local: str | Path | None, limit: int | str | None) -> Reader:
-    """Return a reader of the store at a path or address. `local` and `limit` are for addresses. Raises as `Reader`; RemoteFailed."""
-    if not is_address(path):
-        if local is not None or limit is not None:
-            raise BadInput(f"local and limit are for a store at an address, such as s3://bucket/cache, but {str(path)!r} is a folder")
-        return Reader(path, verify=verify, io=io)
-    as_word("verify", verify, ("first", "always", "never"))
-    as_word("io", io, ("pread", "mmap"))
+def open_address(path: str, *, verify: Verify, io: Io, local: str | Path | None, limit: int | str | None) -> "RemoteReader":
+    """As `store.opener.open_reader`, for an address."""
+    as_word("verify", verify, get_args(Verify))
+    as_word("io", io, get_args(Io))
     if io == "mmap":
-        raise BadInput('io="mmap" is for a store in a folder: parts of a local cache may be cut while they are mapped; leave io out')
+        cannot = "is for a store in a folder: parts of a local cache may be cut while they are mapped; leave it out"
+        raise BadInput(f"{option('io', 'mmap')} {cannot}", option="io")
     folder = os.environ.get(LOCAL, "") if local is None else local
     if not folder:
-        raise BadInput(f"{path} is an address: pass local=, a folder of this machine for copies of what is read, or set {LOCAL}")
+        raise BadInput(
+            f"{path} is an address: pass {option('local')}, a folder of this machine for copies of what is read, or set {LOCAL}",
+            option="local",
+        )
     return RemoteReader.open(parse_address("path", path), as_path("local", folder).absolute(), as_limit(limit), verify)
 
 
 @contextmanager
-def open_whole(path: str | Path, name: str | None = None) -> Generator[Reader]:
-    """Yield a reader of the store at a path or address, with the newest catalog of each data set, or only of the named one.
-
-    What it brings from an address lies in a temporary folder, and goes with it. Raises as `open_reader`; BadInput for an unknown name.
-    """
-    if not is_address(path):
-        with Reader(path) as here:
-            yield here
-        return
+def open_whole_address(path: str, name: str | None) -> "Generator[RemoteReader]":
+    """As `store.opener.open_whole`, for an address."""
     with (
         tempfile.TemporaryDirectory(prefix="cachestore-", ignore_cleanup_errors=True) as folder,
-        RemoteReader.open(parse_address("path", path), Path(folder), None, "first") as there,
+        RemoteReader.open(parse_address("path", path), Path(folder), None, "first") as reader,
     ):
-        for one in there.inventory.catalogs if name is None else (name,):
-            there.bring_catalog(one, None)
-        yield there
+        for one in reader.inventory.catalogs if name is None else (name,):
+            reader.bring_catalog(one, None)
+        yield reader
 
 
 def stats_of(address: str, name: str | None = None) -> StoreStats:
-    """Count what is in the store at an address, as `stats` does in a folder; with a `name`, only that data set. Raises as `open_whole`."""
-    with open_whole(address, name) as reader:
-        recipes = reader.inventory.recipes if isinstance(reader, RemoteReader) else ()
-        return count_snapshot(reader.snapshot, newest_catalogs(reader.layout), recipes)
+    """Count what is in the store at an address; with a `name`, only that data set. Raises as `store.opener.open_whole`."""
+    with open_whole_address(address, name) as reader:
+        return count_snapshot(reader.snapshot, newest_catalogs(reader.layout), reader.inventory.recipes)
 
 
 def as_limit(given: int | str | None) -> int | None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from cachestore.core.errors import BadInput, FormatError, WriteFailed
+from cachestore.files.paths import CACHE_MARKER
 from cachestore.files.records import encode_record
 from cachestore.objects.cache import (
-    CACHE_MARKER,
     FORMAT,
     Room,
     StoreCache,
