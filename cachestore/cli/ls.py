@@ -57,7 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list_address(arguments: argparse.Namespace) -> int:
-    """Print the generations of the data sets at an address."""
     from cachestore.cli.transfer import say_whom
     from cachestore.remote.listing import list_address
 

@@ -238,7 +238,6 @@ class _Bar:
         self._safely(self._live.stop)
 
     def _safely(self, act: Callable[[], object]) -> None:
-        """Draw; ignore that stderr is closed."""
         with suppress(OSError, ValueError):
             act()
 
@@ -251,7 +250,6 @@ def _at_work(seen: LaunchStatus) -> list[RankStatus]:
 
 
 def _drawn(seen: LaunchStatus, pace: Pace, idle: str, *, width: int, rows: int) -> "RenderableType":
-    """The bar, once there is a pass, and at most `rows` rows of ranks; `idle` if no rank works."""
     from rich.console import Group
 
     ranks = _at_work(seen)
@@ -267,7 +265,6 @@ def _drawn(seen: LaunchStatus, pace: Pace, idle: str, *, width: int, rows: int) 
 
 
 def _bar(status: PassStatus, pace: Pace, width: int) -> "RenderableType":
-    """One line: bar, percentage, time left, rate and counts, as many of these as fit."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
@@ -316,7 +313,6 @@ def _of_launch(seen: LaunchStatus) -> list[RankStatus]:
 
 
 def _summed(doings: Sequence[str]) -> str:
-    """Count what ranks do, such as "54 encoding latents, 2 loading vae"; for a single rank just say it."""
     if len(doings) == 1:
         return doings[0]
     return ", ".join(f"{count} {doing}" for doing, count in Counter(doings).most_common())

@@ -57,7 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show_commands(arguments: argparse.Namespace) -> int:
-    """Print the commands of the named data set, or of all. With several, the line before names the data set."""
     from cachestore.files.paths import Layout
     from cachestore.jobs.remembered import name_all, remember
     from cachestore.storage.snapshot import open_layout
@@ -83,7 +82,6 @@ def _show_commands(arguments: argparse.Namespace) -> int:
 
 
 def _find(reader: "Reader", what: str, name: str | None) -> dict[str, Any]:
-    """Return an entry by its key, else a sample. Raises BadInput if `what` is neither."""
     from cachestore.core.keys import Key
 
     with suppress(BadInput):
@@ -94,7 +92,6 @@ def _find(reader: "Reader", what: str, name: str | None) -> dict[str, Any]:
 
 
 def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write a sample's picture. Raises BadInput if no data set has latents of it."""
     from cachestore.core.arguments import as_path
     from cachestore.files.publish import write_outside
     from cachestore.report.png import encode_png
@@ -110,7 +107,6 @@ def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _samples(reader: "Reader", sample: str, name: str | None) -> list[dict[str, Any]]:
-    """Return the sample in every data set that lists it, or only in the named one. Raises BadInput if none does."""
     from cachestore.core.samples import CAPTION
     from cachestore.jobs.columns import images_in, own_inputs
 
@@ -152,7 +148,6 @@ def _paths(catalog: "Catalog", references: Iterable[str]) -> list[str]:
 
 
 def _of_sample(found: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines about a sample in one data set: its files and how they were cut, its captions, then the keys of its values."""
     yield f"data set {found['name']} (generation {found['generation']})"
     facts: dict[str, list[dict[str, list[int]]]] = found["facts"]
     for role, paths in sorted(found["images"].items(), key=lambda one: one[0] not in {IMAGE, VIDEO}):
@@ -182,7 +177,6 @@ def _role_of(column: str) -> str:
 
 
 def _fit(facts: dict[str, list[int]]) -> str:
-    """Return how a picture or clip fits its bucket: its size, how it was scaled and what was cut off."""
     if "weight" in facts:
         return ("nothing of it counts", "a part counts", "all of it counts")[facts["weight"][0]]
     if not {"size", "crop", "resized", "bucket"} <= {*facts} or min(*facts["size"], *facts["resized"]) < 1:  # or nonsense, of an import

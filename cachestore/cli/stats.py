@@ -37,7 +37,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _of_folder(store: str, name: str | None) -> "tuple[StoreStats, dict[Unfinished, str]]":
-    """Return the counts, and what is unfinished, with a line on each. With a `name`, of that data set alone."""
     from cachestore.files.paths import Layout
     from cachestore.storage.stats import stats
     from cachestore.store.unfinished import list_unfinished

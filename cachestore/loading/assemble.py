@@ -339,7 +339,6 @@ def _lay_out_straight(draft: _Draft, part: TextPart, name: str, stored: str) -> 
 
 
 def _read_aside(draft: _Draft, keys: Sequence[Key], names: set[str], under: str) -> dict[str, list[torch.Tensor]]:
-    """Plan to read these tensors into scratch memory. Returns by name the tensors that will be read, in sample order."""
     parts = {name: draft.find(keys, name) for name in sorted(names)}
     room = sum(sum(spec.size_bytes for spec in column.specs) + _ALIGNMENT for column in parts.values())
     flat, view = draft.memory.take(under, (room,), torch.uint8, pin=False)

@@ -304,7 +304,6 @@ class BucketBatchSampler:
         return self._told or find_seat(self._split)
 
     def _compare(self, callers: Callers, seat: Seat, rounds: Indices) -> None:
-        """Check that the ranks agree. Raises RanksDiffer, or BadInput if there is no process group."""
         if self._check_ranks is not False:
             content: Mapping[str, Any] = getattr(self._data, "content", None) or {"digest": self._data.digest}
             common = {f"the data set's {name}": value for name, value in content.items()} | self._settings()

@@ -164,7 +164,6 @@ def make_loader(
 
 
 def _split_of(framework: Framework) -> Split | None:
-    """Return who deals the batches; None if every process takes all of them."""
     match framework:
         case "single":
             return None
@@ -188,7 +187,6 @@ def _split_of(framework: Framework) -> Split | None:
 
 
 def _refuse_unpinned(data: Batched) -> None:
-    """Raise BadInput for a data set that this rank opened without a generation: another rank may have found a newer catalog."""
     if getattr(data, "is_pinned", True):
         return
     raise BadInput(

@@ -126,7 +126,6 @@ class MixedDataset(Dataset[SampleDict]):
             self._append(number, turns.of_epoch(0), {bucket: range(count)})
 
     def _say_what_never_comes(self, number: int, data: CachedDataset, weight: float) -> None:
-        """Log which samples never come in any epoch: those in buckets that are too small for a weight below 1."""
         if not 0 < weight < 1:
             return
         sizes = [len(indices) for _bucket, indices in sorted(data.buckets.items())]
@@ -218,7 +217,6 @@ class MixedDataset(Dataset[SampleDict]):
             yield number, wanted.tolist(), same_epoch(inner[wanted].tolist(), indices)
 
     def _at(self, indices: Sequence[int], epoch: int) -> Indices:
-        """Return the index in its data set of each of these samples in an epoch."""
         found = self._samples[indices]
         wanted = np.asarray(indices, dtype=np.int64)
         for turns in self._turns:

@@ -177,7 +177,6 @@ def compare(origin: str, turn: str, common: Mapping[str, Any], seat: Seat | None
 
 
 def _find_group(name: str) -> _ProcessGroup | None:
-    """The process group with its store, or None if there is none."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -191,7 +190,6 @@ def _find_group(name: str) -> _ProcessGroup | None:
 
 
 def _exchange(group: _ProcessGroup, ours: _Record, origin: str) -> tuple[dict[int, _Record], list[int]]:
-    """Say what this rank reads, and wait for the others. Returns the records by rank, and the ranks that say nothing."""
     group.say("record", ours.encode())
     _posted.append(group.key("record", group.rank))
     if len(_posted) > _KEPT:  # all have read it: loaders that are made anew in each epoch do not fill the store

@@ -88,7 +88,6 @@ class Rows:
         return cast(found, self._selection.options.dtype)
 
     def _parts(self, chosen: Chosen, epoch: int) -> list[Part]:
-        """What each column adds to the batch. A column without cells in these rows adds nothing."""
         selection, (rows, ids, texts, variants) = self._selection, chosen
         parts: list[Part] = []
         if (latents := selection.latents) is not None:
@@ -118,7 +117,6 @@ class Rows:
         return ControlsPart(shown.name, shown.block, shown.form, cells)
 
     def _mask_part(self, masks: MaskColumn, rows: Sequence[int], variants: Sequence[int]) -> MaskPart | None:
-        """Masks, and the shape of the missing ones if it is the same for all. None if no sample has a picture."""
         keys = iter(variant_keys(masks.column, rows, variants))
         cells = [next(keys) if masks.column.count(row) else None for row in rows]
         shapes = {self._empty_mask(masks, row) for row, key in zip(rows, cells, strict=True) if key is None}
@@ -129,7 +127,6 @@ class Rows:
     def _sample(
         self, row: int, sample_id: str, text: int | None, variant: int, stored: Sequence[Mapping[str, torch.Tensor] | None], *, epoch: int
     ) -> SampleDict:
-        """Make a sample. `stored` has the entries of the keys that `Selection.row_keys` gives for this row."""
         selection, rest = self._selection, iter(stored[len(self._selection.texts) :])
         sample: SampleDict = {}
         sizes: dict[str, torch.Tensor] = {}

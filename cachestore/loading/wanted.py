@@ -101,7 +101,6 @@ def check_variants(catalog: Catalog) -> None:
 
 
 def _image_columns(catalog: Catalog, resolution: int | None) -> list[KeyColumn]:
-    """The columns made from images, at the chosen resolution."""
     columns = (column for column in catalog.columns if column.role != CAPTION)
     return [column for column in columns if resolution is None or column.options.get("resolution") == resolution]
 

@@ -254,7 +254,6 @@ class StoreCache:
 
 
 def _names(folder: Path) -> list[str]:
-    """The names in a folder of a cache; none where something else is in its place."""
     try:
         return names_in(folder)
     except (FormatError, ReadFailed):
@@ -262,7 +261,6 @@ def _names(folder: Path) -> list[str]:
 
 
 def _address_in(root: Path) -> str:
-    """The address of the store whose copies are in a folder; empty if that is not known."""
     with suppress(FormatError, OSError):
         found = decode_record(ORIGIN_FORMAT, VERSION, read_whole(root / "origin.json", limit_bytes=_LIMIT_BYTES), where=root)
         return str(found.get("address", ""))

@@ -220,7 +220,6 @@ class _ObstoreClient:
         return self._call("read", key, read)
 
     def _readable(self, key: str) -> str:
-        """Return where an object lies. Raises RemoteFailed for a file that obstore would wait for, such as a fifo."""
         whole = self._address.key(key)
         if self._address.scheme == "file" and _would_wait(Path("/") / whole):
             raise RemoteFailed(f"{self._address.of(key)} is a fifo, a socket or a device, not a regular file: move it away")
@@ -264,7 +263,6 @@ class _ObstoreClient:
                 raise
 
     def _call(self, verb: str, key: str, act: Callable[[], T]) -> T:
-        """Send a request, again while it may help. Raises RemoteFailed."""
         if os.getpid() != self._pid:
             raise BadInput(
                 f"the client of {self._address} was made in process {self._pid}, and this is its forked child, where it cannot work:"
@@ -306,7 +304,6 @@ class _Reading:
 
 
 def _store_of(address: Address, limits: ClientLimits) -> Any:
-    """Return obstore's store. Endpoint and credentials come from the environment. Raises BadInput for settings that it refuses."""
     from obstore import exceptions
     from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 

@@ -201,7 +201,6 @@ class Downloads:
         return answers is not None
 
     def _start(self) -> None:
-        """Start a helper, in place of one that ended, and send it all open requests."""
         while True:
             reason = self.end()
             self._starts += 1
@@ -225,7 +224,6 @@ class Downloads:
         self._helper.send(line)
 
     def _give_up(self, reason: str) -> None:
-        """Answer all open requests with an error, and start anew with the next one."""
         self.end()
         self._starts = 0
         for request in list(self._open.values()):
@@ -253,7 +251,6 @@ def downloads() -> Downloads:
 
 
 def _renew() -> None:
-    """In a forked child: forget the parent's helper, and locks that a thread of the parent may have held."""
     global _current, _making
     if _current is not None:
         _current.abandon()

@@ -119,7 +119,6 @@ class _Server:
 
 
 def _range(client: Client, request: Mapping[str, Any]) -> Answer:
-    """Bring a range piece by piece: into the part, as the answer's bytes, or both."""
     part: Mapping[str, Any] | None = request.get("part")
     if part is None:
         return {}, b"".join(data for _at, data in _pieces(client, request))

@@ -156,7 +156,6 @@ class _Ranks:
             raise Incomplete(f"Ray started no rank within {waited:.0f} s: {self._in_words(_nodes())}; ask for less, or see `ray status`")
 
     def _in_words(self, nodes: Sequence[Mapping[str, float]]) -> str:
-        """Say what the ranks wait for, and what the cluster has."""
         asks, largest = self.asks, {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in self.asks}
         has = ", ".join(f"{name}={number:g}" for name, number in largest.items())
         each = f"each of {len(self.works)} ranks asks for num_gpus={asks['GPU']:g} and num_cpus={asks['CPU']:g} on one node"
@@ -210,12 +209,10 @@ def _answered(asked: Mapping[Any, int]) -> list[Any]:
 
 
 def _made(counts: Mapping[str, Any]) -> int:
-    """Return how many units are in the store or have failed."""
     return sum(counts.get(name, 0) for name in ("reused", "encoded", "failed"))
 
 
 def _gpus_if_any() -> int:
-    """Return 1 if the cluster has a GPU; else 0, which is logged."""
     if ray.cluster_resources().get("GPU", 0):
         return 1
     _log.warning("the cluster has no GPU, so the ranks encode on CPUs; pass num_gpus=1 to wait for nodes that have one")
@@ -228,7 +225,6 @@ def fits(asks: Mapping[str, float], nodes: Iterable[Mapping[str, float]]) -> boo
 
 
 def _nodes() -> list[Mapping[str, float]]:
-    """The resources of each node that lives."""
     found: list[Mapping[str, Any]] = ray.nodes()
     return [node["Resources"] for node in found if node["Alive"]]
 

@@ -7,7 +7,7 @@ from cachestore.core.words import in_short
 from cachestore.objects.address import parse_address
 from cachestore.objects.client import ReadingClient
 from cachestore.remote.call import call_helper
-from cachestore.store.outline import look_again, remote_start, require_store, take_inventory
+from cachestore.store.outline import ask_until_sure, remote_start, require_store, take_inventory
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def list_address(address: str) -> RemoteStats:
 
 def list_client(client: ReadingClient) -> RemoteStats:
     """`list_address` with a client."""
-    return look_again(lambda: _list(client))
+    return ask_until_sure(lambda: _list(client))
 
 
 def _list(client: ReadingClient) -> RemoteStats:

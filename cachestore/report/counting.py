@@ -79,13 +79,11 @@ def measure_captions(catalog: Catalog) -> Captions:
 
 
 def _limit_of(recipe: Recipe | None) -> int | None:
-    """Return how many tokens of a caption an encoder reads, if its recipe says so."""
     limit: Json = recipe.make.get("max_tokens") if recipe is not None else None
     return limit if type(limit) is int and limit >= 0 else None
 
 
 def _tokens_of(catalog: Catalog, column: KeyColumn) -> dict[str, int]:
-    """Return the number of tokens of each distinct caption that was encoded."""
     known, found = column.facts["tokens"], dict[str, int]()
     for row in range(len(catalog)):
         captions = range(catalog.captions_at[row], catalog.captions_at[row + 1])
@@ -96,7 +94,6 @@ def _tokens_of(catalog: Catalog, column: KeyColumn) -> dict[str, int]:
 
 
 def _bins_of(ordered: Sequence[int], limit: int | None) -> tuple[Bin, ...]:
-    """Return up to 41 bins of one width over sorted lengths; one of them ends at the limit."""
     if not ordered:
         return ()
     least, most = ordered[0], ordered[-1]
@@ -136,7 +133,6 @@ def kind_of(catalog: Catalog, column: KeyColumn, sizes: Mapping[Key, int]) -> Co
 
 
 def _describe(recipe: Recipe | None, column: KeyColumn) -> str:
-    """Return a recipe in a few words; empty if the catalog lacks it."""
     if recipe is None:
         return ""
     make, resolution = recipe.make, column.options.get("resolution")
@@ -158,7 +154,6 @@ def _repeats_of(catalog: Catalog, column: KeyColumn, cells: Counter[bytes]) -> t
 
 
 def _what(catalog: Catalog, column: KeyColumn, key: Key, rows: Sequence[int]) -> str:
-    """Return what an entry was made from: its caption, or the samples that share the picture."""
     captions = catalog.row_captions(rows[0])
     index = column.row_keys(rows[0]).index(key)
     if column.role == CAPTION and index < len(captions):

@@ -139,7 +139,6 @@ def _verify_tile(damage: Damage | None) -> Html:
 
 
 def _named(others: Sequence[str]) -> Html:
-    """Name the store's other data sets, at most `MOST_NAMES`."""
     if not others:
         return NOTHING
     more = len(others) - MOST_NAMES
@@ -190,7 +189,6 @@ def _buckets(numbers: ReportNumbers) -> Html:
 
 
 def _buckets_at(one: Buckets, batch_size: int, where: str) -> Html:
-    """Show the buckets of one resolution; `where` names it if there are several."""
     text = f"{plural(one.samples, 'complete sample')}{where} in {plural(len(one.buckets), 'bucket')}."
     most = one.buckets[0].samples
     rows = [
@@ -391,7 +389,6 @@ def _figure(one: Thumbnail, *, has_originals: bool) -> Html:
 
 
 def _in_words(one: Thumbnail) -> str:
-    """Return what was encoded of a picture or clip: its size and bucket, how it was scaled and cut, and what of its frames and sound."""
     framing, latents = one.framing, one.latents[0]
     bucket = "x".join(map(str, framing.bucket[:2]))
     parts = ["x".join(map(str, framing.size))] if framing.size else []

@@ -92,7 +92,6 @@ def references_of(catalog: Catalog, column: KeyColumn, row: int) -> list[str]:
 
 
 def _files(catalog: Catalog, column: KeyColumn, source: Moved | None) -> Files | None:
-    """Return access to the files of a data set, present or not; None if the catalog does not name its sources. Raises BadInput."""
     found: Json = catalog.request.get(column.encoder)
     hints = cast("dict[str, Json]", found) if isinstance(found, dict) else {}
     listed: Json = hints.get("sources")
@@ -116,7 +115,6 @@ _Decode = Callable[[bytes, SampleLatents], "tuple[list[Image], ClipFile | None]"
 
 
 def _original(files: Files, references: Sequence[str], one: SampleLatents, decode: _Decode) -> Original:
-    """Look for the file of a cell among the files of its row."""
     others: list[Original] = []
     for reference in references:
         data = _read(files, reference)
@@ -127,7 +125,6 @@ def _original(files: Files, references: Sequence[str], one: SampleLatents, decod
 
 
 def _read(files: Files, reference: str) -> bytes | Original:
-    """Return the bytes of a file; if there is none or it cannot be read, an original that says so."""
     try:
         stat = files.stat(reference)
         if stat is None:
@@ -153,7 +150,6 @@ def _shown(data: bytes, one: SampleLatents, decode: _Decode) -> Original:
 
 
 def _reduced(picture: "Image", one: SampleLatents) -> tuple[Picture, NDArray[np.float64] | None]:
-    """Return the encoded part of a decoded picture in two sizes."""
     from PIL import Image
 
     box = _box(picture.size, one.cell)
@@ -177,7 +173,6 @@ def longest_side(alone: int, pictures: int) -> int:
 
 
 def _box(size: tuple[int, int], cell: Cell) -> tuple[float, float, float, float] | None:
-    """Return the part of a picture that was encoded, in its pixels; as `crop_of`."""
     found = crop_of(cell)
     if found is None:
         return None
@@ -194,7 +189,6 @@ def _decoded(options: Mapping[str, Json], data: bytes, _one: SampleLatents) -> "
 
 
 def _frames(data: bytes, one: SampleLatents) -> "tuple[list[Image], ClipFile | None]":
-    """Return the frames of the encoded clip beside its latents, whole. Raises EncodeFailed, also if its start is unknown."""
     from PIL import Image
 
     from cachestore.encode import videos

@@ -110,7 +110,6 @@ def _choose_name(layout: Layout, names: Sequence[str], name: str | None) -> str 
 
 
 def _count_all(reader: Reader, catalog: Catalog | None, found: VerifyReport | None, *, batch_size: int, **known: Any) -> ReportNumbers:
-    """Collect the numbers of a report; `known` are the fields that the caller knows."""
     snapshot = reader.snapshot
     sizes, segments = sizes_of(snapshot), snapshot.segments()
     named = {raw for column in catalog.columns for raw in column.keys} if catalog is not None else set[bytes]()
@@ -153,7 +152,6 @@ _Lists = tuple[tuple[Failure, ...], tuple[UnusedFiles, ...]]
 
 
 def _passes_of(layout: Layout, name: str) -> tuple[tuple[Pass, ...], tuple[Failure, ...], tuple[UnusedFiles, ...]]:
-    """Return the passes of a data set, newest first, and what the newest that ended lists. Unreadable passes are left out."""
     heartbeats = read_heartbeats(layout)
     found: list[tuple[Pass, _Lists]] = []
     for plan in list_plans(layout):
@@ -200,14 +198,12 @@ def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, A
 
 
 def _started(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, Any]]) -> float:
-    """Return when a pass began, by the clock of the process that began it."""
     with suppress(FormatError, OSError, KeyError):
         return float(read_record(ref.folder(layout).round(0), ROUND_FORMAT, VERSION)["started"])
     return min((float(heartbeat["started"]) for heartbeat in heartbeats), default=0.0)
 
 
 def _map_damage(snapshot: Snapshot, found: VerifyReport) -> Damage:
-    """Return each segment that is there, or was when the index was made, with what verify found in it."""
     states: dict[str, State] = {}
     for finding in found.findings:
         if finding.kind in {"corrupt-segment", "corrupt-entry"}:

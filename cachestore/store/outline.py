@@ -4,7 +4,7 @@ An outline has one index, and for each segment a sparse file of the right size w
 not cover it. So `load_snapshot` and `commit` work on it as on a store, and it takes next to no disk. It is no store: it has no marker.
 
 Any answer may be wrong: damaged on its way, cut, of another object, or from an old listing. So what an answer says against an object or a
-store is believed only when two looks say the same (`look_again`).
+store is believed only when two looks say the same (`ask_until_sure`).
 """
 
 import errno
@@ -80,7 +80,6 @@ def take_inventory(client: ReadingClient) -> Inventory:
 
 
 def _files(client: ReadingClient, top: str) -> Iterable[tuple[str, str, int]]:
-    """Yield (folder below `top`, name, size) of each object."""
     for page in client.list(top):
         for found in page:
             folder, _slash, file = found.key.removeprefix(f"{top}/").rpartition("/")
@@ -116,7 +115,7 @@ class WrongAnswer(FormatError):
     """The object's address."""
 
 
-def look_again(look: Callable[[], T]) -> T:
+def ask_until_sure(look: Callable[[], T]) -> T:
     """Return what `look` returns. It is called again, twice at most, if it raises what a wrong answer or a vanished file may cause.
 
     Raises its error once two calls raise the same. Wrong bytes are a FormatError then; a RemoteFailed if they differ each time.

@@ -50,10 +50,10 @@ from cachestore.storage.stats import StoreStats, count_snapshot, newest_catalogs
 from cachestore.store.outline import (
     KEYS,
     Inventory,
+    ask_until_sure,
     fetch_file,
     hearing,
     key_of,
-    look_again,
     remote_header,
     remote_start,
     require_store,
@@ -138,7 +138,7 @@ class RemoteReader(Reader):
         client = HelperClient(address)
         self = cls.__new__(cls)
         downloads().hold(self)
-        store_id = look_again(lambda: require_store(client)).get("store_id")
+        store_id = ask_until_sure(lambda: require_store(client)).get("store_id")
         if not is_store_id(store_id):
             raise FormatError(f"the marker of {address} has no valid id: remove it there, then push the store again")
         cache = StoreCache(folder, str(store_id))
@@ -175,7 +175,7 @@ class RemoteReader(Reader):
         self._set_up(parse_address("path", state["address"]), cache, state["limit"], state["verify"])
         self._show(self._take_over(state["given"]))
         for (name, generation), (size, start) in state["catalogs"].items():
-            look_again(partial(self._copy_catalog, name, generation, size, start))
+            ask_until_sure(partial(self._copy_catalog, name, generation, size, start))
 
     def _take_over(self, given: Handover) -> Snapshot:
         try:
@@ -186,8 +186,7 @@ class RemoteReader(Reader):
             return self._load(None)
 
     def _load(self, earlier: Snapshot | None) -> Snapshot:
-        """Take a snapshot by the store's listing, the newest good index and the headers of the segments that it does not cover."""
-        return look_again(lambda: self._take_snapshot(earlier))
+        return ask_until_sure(lambda: self._take_snapshot(earlier))
 
     def _take_snapshot(self, earlier: Snapshot | None) -> Snapshot:
         inventory = self.inventory = take_inventory(self._client)
@@ -205,7 +204,6 @@ class RemoteReader(Reader):
         return snapshot_of(self.layout, given)
 
     def _index_of(self, inventory: Inventory) -> Index | None:
-        """Return the newest index that can be read, from its copy. What came damaged is brought once more."""
         for name, size in inventory.indexes.items():
             path, key = self.layout.index(name), KEYS.index(name)
             for _look in range(2):
@@ -222,7 +220,6 @@ class RemoteReader(Reader):
         return None
 
     def _copy(self, path: Path, key: Path, size: int, check: Callable[[], T]) -> T:
-        """Return what `check` makes of a copy in the cache. One that is missing or damaged is brought first. Raises WrongAnswer."""
         here = identity_of(path)
         try:
             return check()
@@ -241,7 +238,6 @@ class RemoteReader(Reader):
                     in_use.unlink(path, seconds=0.0)
 
     def _contents(self, digest: str, size: int) -> SegmentContents:
-        """Read the header of a segment by range."""
         start = remote_header(self._client)(digest, size)
         where = KEYS.segment(digest)
         return parse_contents(parse_start(start, size, where=where), size, where=where)
@@ -259,7 +255,7 @@ class RemoteReader(Reader):
             self._copy_catalog(name, found, size, start)
             return found
 
-        return look_again(look)
+        return ask_until_sure(look)
 
     def _find_generation(self, name: str, generation: int | None) -> int:
         there = self.inventory.catalogs
@@ -274,7 +270,6 @@ class RemoteReader(Reader):
         return found
 
     def _copy_catalog(self, name: str, generation: int, size: int, start: CatalogStart) -> None:
-        """See to it that the cache has a whole copy of a catalog. Raises WrongAnswer, WriteFailed, RemoteFailed."""
         with suppress(OSError):
             make_folder(self.layout.catalog_folder(name))
         path = self.layout.catalog(name, generation)
@@ -320,7 +315,6 @@ class RemoteReader(Reader):
 
 
 def _bytes_by_segment(catalog: Catalog, snapshot: Snapshot) -> dict[str, int]:
-    """The bytes of a catalog's values, each once, by segment."""
     found: dict[str, int] = {}
     for keys in _chunks({key for column in catalog.columns for key in column.keys if key != NO_KEY}):
         for locations in snapshot.find(keys):

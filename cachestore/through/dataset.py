@@ -227,7 +227,6 @@ class EncodingDataset(CachedDataset):
         return state.report
 
     def _catch_up(self) -> None:
-        """Show the published data set once there is one; a cast may have published it."""
         report = self._state.report
         if report is None or self._selection.options.generation == report.generation:
             return
@@ -238,7 +237,6 @@ class EncodingDataset(CachedDataset):
         self._show(self._reader, Selection(catalog, complete_rows(catalog), options, self._selection.epoch))
 
     def _encoded(self, indices: Sequence[SupportsIndex]) -> Sequence[SupportsIndex]:
-        """Encode these samples, and return them with others of them in the place of failed ones."""
         state = self._state
         if state.report is not None:
             return indices
@@ -284,7 +282,6 @@ class EncodingDataset(CachedDataset):
         state.checked.update(wanted)
 
     def _note_failures(self, rows: Sequence[int]) -> None:
-        """Find out which of these rows lack a value."""
         joined, failed = self._state.joined, self._state.failed
         keys = {unit: joined.key(unit) for row in rows for unit in joined.units_of([row])}
         missing = set(self._reader.missing([key for key in keys.values() if key is not None]))

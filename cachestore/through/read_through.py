@@ -148,7 +148,6 @@ class ReadThrough:
         return [convert(raw) if raw is not None else None for raw in _handed_out(keys, here, read)]
 
     def _make(self, missing: list[tuple[Key, Any]]) -> dict[Key, dict[str, RawTensor]]:
-        """Encode these with the caller's function, and collect the values. All are checked before the first is kept."""
         assert self._encode is not None
         self._appender.check_process()
         answer = by_key(self._encode(list(missing)))

@@ -73,16 +73,16 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "order of push": Mutant(
         "remote/push.py",
-        '            mover.each("sending segments", plan.segments, lambda file: self._send_segment(mover, file))\n',
-        "            for _name, _generation, file in plan.catalogs:\n"
-        "                self._send_new(mover, file, TABLE_LIMIT_BYTES)\n"
-        '            mover.each("sending segments", plan.segments, lambda file: self._send_segment(mover, file))\n',
+        '        mover.each("sending segments", plan.segments, lambda file: self._send_segment(mover, file))\n',
+        "        for _name, _generation, file in plan.catalogs:\n"
+        "            self._send_new(mover, file, TABLE_LIMIT_BYTES)\n"
+        '        mover.each("sending segments", plan.segments, lambda file: self._send_segment(mover, file))\n',
         *_TRANSFERS,
     ),
     "order of pull": Mutant(
         "remote/pull.py",
         '        mover.each("receiving segments", plan.segments, lambda file: self._receive_segment(mover, file))\n',
-        "        for name, generation in plan.catalogs:\n"
+        "        for name, generation, _file in plan.catalogs:\n"
         "            path = self._outline.catalog(name, generation)\n"
         "            path.exists() or self._fetch_catalog(name, generation)\n"
         "            publish(layout, layout.catalog(name, generation), [path.read_bytes()])\n"
