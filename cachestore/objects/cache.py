@@ -358,7 +358,7 @@ class Room:
         self._pending -= size + _EDGES
 
 
-def look_into_cache(folder: Path, *, clear: bool = False) -> CacheReport:
+def read_cache(folder: Path, *, clear: bool = False) -> CacheReport:
     """Return what is in a cache; with `clear`, after its copies were removed. Raises BadInput for a folder that is none, ReadFailed."""
     names = names_in(folder, is_root=True)
     if CACHE_MARKER not in names:
@@ -371,8 +371,16 @@ def look_into_cache(folder: Path, *, clear: bool = False) -> CacheReport:
         for store in filter(is_store_id, names):
             _clear(folder / store)
         freed = before - used_bytes(folder)
-    stores = tuple(_look_at_store(folder, store) for store in names_in(folder, is_root=True) if is_store_id(store))
-    return CacheReport(str(folder), stores, used_bytes(folder), freed)
+    stores: list[CachedStore] = []
+    for store in filter(is_store_id, names_in(folder, is_root=True)):
+        catalogs, datasets = folder / store / "catalogs", dict[str, list[int]]()
+        for encoded in _names(catalogs):
+            numbers = sorted(number for number in map(parse_catalog, _names(catalogs / encoded)) if number is not None)
+            if numbers and (name := decode_name(encoded)) is not None:
+                datasets[name] = numbers
+        sizes = [part.bytes for part in parts_in(folder) if part.store == store]
+        stores.append(CachedStore(store, _address_in(folder / store), datasets, len(sizes), sum(sizes)))
+    return CacheReport(str(folder), tuple(stores), used_bytes(folder), freed)
 
 
 def _clear(root: Path) -> None:
@@ -387,14 +395,3 @@ def _clear(root: Path) -> None:
             path.rmdir()
     with suppress(OSError):
         root.rmdir()
-
-
-def _look_at_store(folder: Path, store: str) -> CachedStore:
-    root, address = folder / store, _address_in(folder / store)
-    datasets: dict[str, list[int]] = {}
-    for encoded in _names(root / "catalogs"):
-        numbers = sorted(number for number in map(parse_catalog, _names(root / "catalogs" / encoded)) if number is not None)
-        if numbers and (name := decode_name(encoded)) is not None:
-            datasets[name] = numbers
-    parts = [part for part in parts_in(folder) if part.store == store]
-    return CachedStore(store, address, datasets, len(parts), sum(part.bytes for part in parts))

@@ -1,4 +1,4 @@
-"""The client of an object store: seven verbs, with retries. The only module that imports obstore.
+"""The client of an object store: six verbs, with retries. The only module that imports obstore.
 
 A request is tried again if the server is busy (409, 429, 5xx), resets the connection or does not answer. The pauses are random and grow,
 and `ClientLimits` ends all of it. What the server refuses (401, 403, 404, other 4xx) raises at once. Every error is a RemoteFailed that
@@ -111,10 +111,6 @@ class Client(ReadingClient, Protocol):
 
     def put(self, key: str, file: Readable, size: int) -> None:
         """Upload a file of this size from its start, replacing an object of that key. Holds `PIECE_BYTES` of it at a time in memory."""
-        ...
-
-    def delete(self, key: str) -> None:
-        """Remove an object; a missing one is fine."""
         ...
 
 
@@ -254,13 +250,6 @@ class _ObstoreClient:
                 raise
 
         self._call("write", key, upload)
-
-    def delete(self, key: str) -> None:
-        try:
-            self._call("remove", key, lambda: self._obstore.delete(self._store, self._address.key(key)))
-        except RemoteFailed as error:
-            if error.errno != 2:
-                raise
 
     def _call(self, verb: str, key: str, act: Callable[[], T]) -> T:
         if os.getpid() != self._pid:

@@ -206,7 +206,7 @@ class RemoteReader(Reader):
     def _index_of(self, inventory: Inventory) -> Index | None:
         for name, size in inventory.indexes.items():
             path, key = self.layout.index(name), KEYS.index(name)
-            for _look in range(2):
+            for _try in range(2):
                 try:
                     index = self._copy(path, key, size, lambda name=name: Index(self.layout, check(self.layout, name)))
                 except FormatError:
@@ -244,10 +244,10 @@ class RemoteReader(Reader):
 
     def bring_catalog(self, name: str, generation: int | None) -> int:
         """Bring a catalog into the cache and return its generation: the given or the newest. Raises BadInput for an unknown one."""
-        looks = count()
+        tries = count()
 
-        def look() -> int:
-            if next(looks):
+        def bring() -> int:
+            if next(tries):
                 self.inventory = take_inventory(self._client)
             found = self._find_generation(name, generation)
             size = self.inventory.catalogs[name][found]
@@ -255,7 +255,7 @@ class RemoteReader(Reader):
             self._copy_catalog(name, found, size, start)
             return found
 
-        return ask_until_sure(look)
+        return ask_until_sure(bring)
 
     def _find_generation(self, name: str, generation: int | None) -> int:
         there = self.inventory.catalogs

@@ -81,13 +81,6 @@ def test_what_was_created_is_never_replaced_by_put_new(client):
     assert client.get("a") == b"third"
 
 
-def test_deleting_twice_is_fine(client):
-    client.put_new("a", b"x")
-    client.delete("a")
-    client.delete("a")
-    assert client.head("a") is None
-
-
 def test_a_large_file_goes_up_in_pieces(client, tmp_path):
     size = 2 * PIECE_BYTES + 17
     data = os.urandom(1024) * (size // 1024) + bytes(size % 1024)

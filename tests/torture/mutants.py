@@ -96,7 +96,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "answers",
         450,
     ),
-    "second look at an object": Mutant("store/outline.py", "LOOKS: Final = 3\n", "LOOKS: Final = 1\n", *_ANSWERS),
+    "second try at an object": Mutant("store/outline.py", "TRIES: Final = 3\n", "TRIES: Final = 1\n", *_ANSWERS),
     "comparison of ranks": Mutant(
         "loading/batches.py", "        if not self._is_compared:\n", "        if self._is_compared is None:\n", *_TRAINING
     ),

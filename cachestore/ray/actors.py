@@ -98,7 +98,7 @@ class _Ranks:
         actor = self.actors[rank] = self.start()
         self.running[actor.run.remote(self.works[rank])] = rank
 
-    def look(self) -> bool:
+    def follow(self) -> bool:
         """Wait up to a second for ranks to end, and ask the others for their counts. Returns whether the counts have changed."""
         done, _ = ray.wait(list(self.running), timeout=LOOK_SECONDS)
         for ref in done:
@@ -189,7 +189,7 @@ def run_ranks(works: Sequence[Work], *, num_gpus: float | None, num_cpus: float,
         for rank in range(len(works)):
             ranks.begin(rank)
         while ranks.running and not any(child.is_well for child in ranks.ended):
-            if ranks.look() and on_progress is not None:
+            if ranks.follow() and on_progress is not None:
                 on_progress(ranks.newest)
             ranks.check_bounds()
     except BaseException as error:
