@@ -264,13 +264,15 @@ class BucketBatchSampler:
         as_mapping("state", state, "what the state_dict() of a BucketBatchSampler gave")
         missing = sorted({"epoch", "consumed", "digest", *self._settings()} - set(state))
         if missing:
-            raise BadInput(f"this is not the state of a BucketBatchSampler: it lacks {', '.join(missing)}; pass what state_dict() returned")
+            lacks = f"it lacks {', '.join(missing)}; pass what state_dict() returned"
+            raise BadInput(f"this is not the state of a BucketBatchSampler: {lacks}", option="state")
         for name, ours in {"digest": self._data.digest, **self._settings()}.items():
             if state[name] != ours:
                 what = "catalog's digest" if name == "digest" else name
                 raise BadInput(
                     f"the {what} was {state[name]!r} when the state was saved, but is {ours!r} now: the saved position means"
-                    " nothing in the new order. Pass the same as then, or begin the epoch anew"
+                    " nothing in the new order. Pass the same as then, or begin the epoch anew",
+                    option="state" if name == "digest" else name,
                 )
         self._resume_at(*(as_whole(f"{name} of the state", state[name], least=0) for name in ("epoch", "consumed")))
 
@@ -338,7 +340,8 @@ def _end_iterations() -> None:
 def check_buckets(data: object) -> None:
     """Raise BadInput if this is not a data set with buckets."""
     if not hasattr(data, "buckets"):
-        raise BadInput(f"a {type(data).__name__} has no buckets; pass a CachedDataset (for a torch Subset: data.select(part.indices))")
+        help_text = "pass a CachedDataset (for a torch Subset: data.select(part.indices))"
+        raise BadInput(f"a {type(data).__name__} has no buckets; {help_text}", option="data")
 
 
 def _refuse_no_batch(data: Bucketed, order: Order, world: int) -> None:
@@ -356,7 +359,8 @@ def _refuse_no_batch(data: Bucketed, order: Order, world: int) -> None:
     raise BadInput(
         f"an epoch has no batch of {order.size}{each}: {plural(total, 'sample is', 'samples are')} in {plural(len(sizes), 'bucket')}"
         f" ({_listed(sizes)}), and a"
-        f' batch comes from one bucket; {advice}, or fill batches up with tail="pad" or "wrap"'
+        f' batch comes from one bucket; {advice}, or fill batches up with tail="pad" or "wrap"',
+        option="batch_size",
     )
 
 

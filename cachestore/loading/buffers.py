@@ -34,7 +34,7 @@ class BatchBuffers:
             pin: use page-locked memory, from which a device copies while the CPU goes on. Raises BadInput without an accelerator.
         """
         if pin and not torch.accelerator.is_available():
-            raise BadInput("pinned memory is for copying to an accelerator, and torch finds none here; leave out pin=True")
+            raise BadInput("pinned memory is for copying to an accelerator, and torch finds none here; leave out pin=True", option="pin")
         self._pin = pin
         self._flat: dict[str, Taken] = {}
         self._made: dict[str, Taken] = {}

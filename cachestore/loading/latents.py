@@ -30,12 +30,14 @@ def check_form(block: LatentsBlock | None, wanted: LatentsAs) -> None:
     if (wanted == "moments" and block.stored != "moments") or (wanted == "mean" and block.stored == "sample"):
         raise BadInput(
             f"the store has only the {block.stored} of these latents, which is not enough for {wanted}; run `cachestore"
-            " precompute --latents moments`"
+            " precompute --latents moments`",
+            option="latents",
         )
     if block.is_scaled and wanted == "raw":
         raise BadInput(
             "these latents were imported as another trainer normalised them, and are returned like that; to get raw ones, run"
-            " `cachestore precompute` with their VAE"
+            " `cachestore precompute` with their VAE",
+            option="latents",
         )
 
 

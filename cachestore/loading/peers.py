@@ -170,10 +170,25 @@ def compare(origin: str, turn: str, common: Mapping[str, Any], seat: Seat | None
     if problem := _seat_problem(records, is_complete=not silent):
         _linger(group, records)
         raise RanksDiffer(problem)
-    if silent:
-        _report_silent(silent, origin, is_required=is_required)
-    elif group.rank == reference:
+    if silent and is_required:
+        raise RanksDiffer(
+            f"{_named(silent)} did not begin this loader within {DEADLINE_SECONDS:g} s of this rank: make and begin it on every rank, at"
+            " the same lines of the script, or leave check_ranks=True out"
+        )
+    if silent and origin not in _silent:
+        _silent.add(origin)
+        _log.warning(
+            "%s did not begin this loader within %g s of this rank, so what they read was not compared; for a loader that belongs to some"
+            " ranks alone, pass check_ranks=False, which does not wait",
+            _named(silent),
+            DEADLINE_SECONDS,
+        )
+    if not silent and group.rank == reference:
         _remark_shared(records)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {first_of(ranks)}"
 
 
 def _find_group(name: str) -> _ProcessGroup | None:
@@ -268,23 +283,6 @@ def _seat_problem(records: Mapping[int, _Record], *, is_complete: bool) -> str |
             " together; pass the num_replicas= of the ranks that are there, or leave rank and num_replicas out"
         )
     return None
-
-
-def _report_silent(silent: Sequence[int], origin: str, *, is_required: bool) -> None:
-    ranks = f"{'rank' if len(silent) == 1 else 'ranks'} {first_of(silent)}"
-    if is_required:
-        raise RanksDiffer(
-            f"{ranks} did not begin this loader within {DEADLINE_SECONDS:g} s of this rank: make and begin it on every rank, at the same"
-            " lines of the script, or leave check_ranks=True out"
-        )
-    if origin not in _silent:
-        _silent.add(origin)
-        _log.warning(
-            "%s did not begin this loader within %g s of this rank, so what they read was not compared; for a loader that belongs to some"
-            " ranks alone, pass check_ranks=False, which does not wait",
-            ranks,
-            DEADLINE_SECONDS,
-        )
 
 
 def _remark_shared(records: Mapping[int, _Record]) -> None:

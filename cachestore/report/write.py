@@ -82,13 +82,18 @@ def write_report(
         RemoteFailed: the address cannot be read.
     """
     if batch_size < 1:
-        raise BadInput(f"a batch must have at least one sample, not {batch_size}")
+        raise BadInput(f"a batch must have at least one sample, not {batch_size}", option="batch_size")
     target, is_here = as_path("output", output).absolute(), not is_address(path)
     if level == "full" and not is_here:
-        raise BadInput(f"what lies at {path} is not checked: leave --full out, or run `cachestore pull {path} FOLDER` first")
+        help_text = f"leave --full out, or run `cachestore pull {path} FOLDER` first"
+        raise BadInput(f"what lies at {path} is not checked: {help_text}", option="full")
     with open_whole(path, name) as reader:
         names = list_data_sets(reader.layout)
-        chosen = _choose_name(reader.layout, names, name)
+        if name is None and len(names) > 1:
+            raise several_there(reader.layout, names)
+        if name is not None and name not in names:
+            raise not_there(reader.layout, name, names)
+        chosen = next(iter(names), None) if name is None else name
         found = verify(path, level) if is_here else None
         catalog = newest_catalog(reader.layout, chosen) if chosen is not None else None
         others = tuple(one for one in names if one != chosen)
@@ -99,14 +104,6 @@ def write_report(
     page = make_page(numbers, gallery)
     write_outside(target, page)
     return asdict(numbers) | {"output": str(output), "page_bytes": len(page), "thumbnails": dict(gallery.about)}
-
-
-def _choose_name(layout: Layout, names: Sequence[str], name: str | None) -> str | None:
-    if name is None and len(names) > 1:
-        raise several_there(layout, names)
-    if name is not None and name not in names:
-        raise not_there(layout, name, names)
-    return next(iter(names), None) if name is None else name
 
 
 def _count_all(reader: Reader, catalog: Catalog | None, found: VerifyReport | None, *, batch_size: int, **known: Any) -> ReportNumbers:

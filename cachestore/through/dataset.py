@@ -42,6 +42,9 @@ AT_ONCE: Final = 64
 """About so many samples are encoded together, also of the next batches: segments are then not tiny, and batches of the encoders full."""
 
 
+_HERE_ALONE: Final = "it is not encoded yet, and is encoded in the process that opened it: use num_workers=0 in the first epoch"
+
+
 @dataclass(frozen=True, slots=True)
 class SeenAs:
     """The arguments of CachedDataset with which a data set is read."""
@@ -176,7 +179,7 @@ class EncodingDataset(CachedDataset):
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process gets the finished CachedDataset. Raises BadInput until the data set is complete."""
         if self._state.report is None:
-            raise BadInput(_here_alone())
+            raise BadInput(_HERE_ALONE, option="num_workers")
         return _cached, (self.__getstate__(),)
 
     def _show(self, reader: Reader, selection: Selection) -> CachedDataset:
@@ -241,7 +244,7 @@ class EncodingDataset(CachedDataset):
         if state.report is not None:
             return indices
         if os.getpid() != state.pid:
-            raise BadInput(_here_alone())
+            raise BadInput(_HERE_ALONE, option="num_workers")
         with state.lock:
             rows = self._selection.rows_at(indices)
             if not state.checked.issuperset(rows):
@@ -299,10 +302,6 @@ class EncodingDataset(CachedDataset):
     def _why(self, rows: Sequence[int]) -> str:
         ids = self._selection.catalog.ids
         return first_of(f"{ids[row]!r} ({self._state.failed[row]})" for row in rows)
-
-
-def _here_alone() -> str:
-    return "it is not encoded yet, and is encoded in the process that opened it: use num_workers=0 in the first epoch"
 
 
 def _cached(state: dict[str, Any]) -> CachedDataset:

@@ -178,7 +178,7 @@ def test_no_credential_is_in_a_message_a_repr_or_a_pickle(server):
         assert error.__cause__ is None
         assert error.__suppress_context__
         said.append(f"{error} {error!r} {error.args}")
-    with pytest.raises(TypeError, match="cannot be pickled"):
+    with pytest.raises(TypeError):
         pickle.dumps(client)
     assert not re.search("AKIDKEY|hush", " ".join(said))
 
