@@ -118,7 +118,7 @@ def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progres
     def look(pids: "Collection[int]") -> "LaunchStatus":
         import_module("cachestore.cli.lines")  # what the end needs takes a third of a second: it is loaded while the workers start
 
-        return progress.look(pids)
+        return progress.read(pids)
 
     if look_at(Layout.at(request.store).catalog_folder(request.name)) is not None and rank_info.found_in == "single process":
         from cachestore.jobs.precompute import report_if_made

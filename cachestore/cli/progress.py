@@ -126,7 +126,7 @@ class Progress:
                 again = sum(max(0, one.failures_seen - one.failed) for one in status.ranks if one.worker in self._failures)
                 self.say(f"{counts_in_words(status)}{f'; {again} more failed, and the next run tries them again' if again else ''}")
 
-    def look(self, pids: Collection[int]) -> LaunchStatus:
+    def read(self, pids: Collection[int]) -> LaunchStatus:
         """Return what the processes with these pids do."""
         return self._observer.look_at(pids)
 
@@ -146,7 +146,7 @@ class Progress:
         """Show what this process does itself; an `on_progress` for commands that start no workers."""
         if time.monotonic() - self._followed_at >= self.seconds:
             self._followed_at = time.monotonic()
-            self.show(self.look([os.getpid()]))
+            self.show(self.read([os.getpid()]))
 
     def words(self, text: str) -> None:
         """Print what a worker has written."""

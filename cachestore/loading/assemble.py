@@ -15,7 +15,7 @@ from cachestore.core.batch_shapes import LatentsAs, batch_shape, is_as_stored
 from cachestore.core.keys import Key
 from cachestore.core.read_block import MASK_BITS, Form, LatentsBlock, TextBlock, stored_parts
 from cachestore.core.tensors import are_bools, torch_dtype
-from cachestore.loading.buffers import BatchBuffers, Rows
+from cachestore.loading.buffers import BatchBuffers, RowBytes
 from cachestore.loading.latents import mask_shape, read_latents, read_latents_into, read_masks_into
 from cachestore.loading.texts import fill_mask, fill_padding, pad_rows, padded_length, read_outputs, start_of
 from cachestore.storage.entry import Specs, TensorSpec
@@ -184,7 +184,7 @@ class _Draft:
         self.batch[name] = tensor = self.memory.take(name, shape, dtype)[0]
         return tensor
 
-    def take_rows(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, Rows]:
+    def take_rows(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, RowBytes]:
         taken = self.memory.take_rows(name, shape, dtype)
         self.batch[name] = taken[0]
         return taken

@@ -27,7 +27,7 @@ from cachestore.loading.collate import SampleDict, collate, refuse_foreign
 from cachestore.loading.columns import Bucket, complete_rows
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.features import Feature, features_of
-from cachestore.loading.rows import Rows
+from cachestore.loading.rows import RowReader
 from cachestore.loading.selection import DataOptions, Selection, called, index_in
 from cachestore.loading.wanted import check_variants, chosen_resolution
 from cachestore.storage.catalog import list_generations, read_catalog
@@ -131,7 +131,7 @@ class CachedDataset(Dataset[SampleDict]):
 
     def _show(self, reader: Reader, selection: Selection) -> "CachedDataset":
         self._reader, self._selection = reader, selection
-        self._read, self._named = Rows(reader, selection), _Naming(selection.options.called)
+        self._read, self._named = RowReader(reader, selection), _Naming(selection.options.called)
         return self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from cachestore.loading.wanted import CAPTION, LATENTS, LatentsColumn, MaskColum
 from cachestore.store.reader import Reader
 
 
-class Rows:
+class RowReader:
     """Reads rows of a selection."""
 
     def __init__(self, reader: Reader, selection: Selection) -> None:

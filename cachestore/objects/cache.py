@@ -107,7 +107,7 @@ def open_cache(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         names = names_in(folder, is_root=True)
         if MARKER in names:
-            raise BadInput(f"{folder} is a store, not a folder for copies of other stores: pass another folder as local")
+            raise BadInput(f"{folder} is a store, not a folder for copies of other stores: pass another folder as local", option="local")
         marker = folder / CACHE_MARKER
         here = identity_of(marker)
         if here is None or not _is_whole(marker):
@@ -273,15 +273,10 @@ def parts_in(folder: Path) -> Iterator[CachedPart]:
         for digest in filter(_DIGEST.fullmatch, _names(folder / store / "parts")):
             with suppress(OSError):
                 status = (folder / store / "parts" / digest).stat()
-                used_at = max(status.st_mtime, _time_of(folder / store / "have" / digest))
+                used_at = status.st_mtime
+                with suppress(OSError):
+                    used_at = max(used_at, (folder / store / "have" / digest).stat().st_mtime)
                 yield CachedPart(store, digest, _blocks(status), used_at)
-
-
-def _time_of(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _blocks(status: os.stat_result) -> int:

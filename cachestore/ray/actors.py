@@ -106,20 +106,17 @@ class _Ranks:
         for rank in {*self.running.values()} - {*self.asked.values()}:
             self.asked[self.actors[rank].counts.remote()] = rank
         before = self.newest
-        for ref in _answered(self.asked):
+        for ref in ray.wait(list(self.asked), num_returns=len(self.asked), timeout=0)[0] if self.asked else ():
             del self.asked[ref]
-            self._note_counts(ref)
+            try:
+                counts: Mapping[str, Json] = ray.get(ref)
+            except ray.exceptions.RayError:
+                continue  # the actor died; its `run` reports that
+            if not self.has_started:
+                self.has_started, self.moved_at = True, time.monotonic()
+            if _made(counts) > _made(self.newest):
+                self.newest, self.moved_at, self.deaths = counts, time.monotonic(), 0
         return self.newest != before
-
-    def _note_counts(self, ref: Any) -> None:
-        try:
-            counts: Mapping[str, Json] = ray.get(ref)
-        except ray.exceptions.RayError:
-            return  # the actor died; its `run` reports that
-        if not self.has_started:
-            self.has_started, self.moved_at = True, time.monotonic()
-        if _made(counts) > _made(self.newest):
-            self.newest, self.moved_at, self.deaths = counts, time.monotonic(), 0
 
     def _note_end(self, rank: int, ref: Any) -> None:
         try:
@@ -202,10 +199,6 @@ def run_ranks(works: Sequence[Work], *, num_gpus: float | None, num_cpus: float,
     if on_progress is not None and ranks.newest:
         on_progress(ranks.newest)
     return Report.from_json(joined_report(ranks.ended))
-
-
-def _answered(asked: Mapping[Any, int]) -> list[Any]:
-    return ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []
 
 
 def _made(counts: Mapping[str, Any]) -> int:
