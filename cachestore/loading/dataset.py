@@ -368,10 +368,13 @@ class _Naming:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, CacheStoreError):
-            named = type(error)(f"{self.called}: {error}")
-            if isinstance(named, BadInput) and isinstance(error, BadInput):
-                named.option = error.option
-            raise named from error
+            raise self._named(error) from error  # no local holds it: its traceback would keep the batch's memory until a collection
+
+    def _named(self, error: CacheStoreError) -> CacheStoreError:
+        named = type(error)(f"{self.called}: {error}")
+        if isinstance(named, BadInput) and isinstance(error, BadInput):
+            named.option = error.option
+        return named
 
 
 def _find_generation(reader: Reader, name: str, generation: int | None) -> int:

@@ -262,11 +262,12 @@ class RemoteReader(Reader):
         sizes = there.get(name)
         if not sizes:
             names = first_of(map(repr, there)) or "none"
-            raise BadInput(f"{self.layout.shown} has no data set {name!r}; it has {names}{did_you_mean(name, there)}")
+            raise BadInput(f"{self.layout.shown} has no data set {name!r}; it has {names}{did_you_mean(name, there)}", option="name")
         found = max(sizes) if generation is None else generation
         if found not in sizes:
             some = first_of(map(str, sorted(sizes, reverse=True)))
-            raise BadInput(f"{self.layout.shown} has no generation {found} of the data set {name!r}; it has {some}")
+            has = f"it has {some}"
+            raise BadInput(f"{self.layout.shown} has no generation {found} of the data set {name!r}; {has}", option="generation")
         return found
 
     def _copy_catalog(self, name: str, generation: int, size: int, start: CatalogStart) -> None:
