@@ -114,10 +114,10 @@ class BucketBatchSampler:
         if split is not None:
             as_word("split", split, get_args(Split))
         if mesh is None:
-            self._told = numbered_seat(rank, num_replicas, split)
+            self._fixed_seat = numbered_seat(rank, num_replicas, split)
         elif rank is None and num_replicas is None:
             seat = seat_in(mesh)
-            self._told = replace(seat, yields_all=split == "outside" and seat.replicas > 1)
+            self._fixed_seat = replace(seat, yields_all=split == "outside" and seat.replicas > 1)
         else:
             raise BadInput("mesh says which batches this rank takes: pass it without rank and num_replicas", option="mesh")
         self._split: Split | None = split
@@ -303,7 +303,7 @@ class BucketBatchSampler:
     @property
     def _seat(self) -> Seat:
         """Found anew at each use, if it was not told: a launcher may set it late. Raises as `find_seat`."""
-        return self._told or find_seat(self._split)
+        return self._fixed_seat or find_seat(self._split)
 
     def _compare(self, callers: Callers, seat: Seat, rounds: Indices) -> None:
         if self._check_ranks is not False:

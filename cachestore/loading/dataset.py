@@ -378,9 +378,9 @@ class _Naming:
 
 
 def _find_generation(reader: Reader, name: str, generation: int | None) -> int:
-    brought = reader.bring_catalog(name, generation)
-    if brought is not None:
-        return brought
+    found = reader.bring_catalog(name, generation)
+    if found is not None:
+        return found
     layout = reader.layout
     generations = list_generations(layout, name)
     if not generations:

@@ -26,7 +26,7 @@ from cachestore.remote.transfer import (
     Mover,
     Moves,
     Shown,
-    Transfer,
+    StoreTransfer,
     TransferReport,
     TransferRequest,
     choose,
@@ -101,7 +101,7 @@ def pull_from(client: Client, root: Path, request: TransferRequest) -> TransferR
     return run_transfer(_Pull, client, Layout(root.absolute()), request)
 
 
-class _Pull(Transfer):
+class _Pull(StoreTransfer):
     def __init__(self, client: Client, layout: Layout, request: TransferRequest, scratch: Path) -> None:
         require_store(client)
         super().__init__(client, layout, request, scratch)

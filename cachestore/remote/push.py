@@ -29,7 +29,7 @@ from cachestore.remote.transfer import (
     Mover,
     Moves,
     Shown,
-    Transfer,
+    StoreTransfer,
     TransferReport,
     TransferRequest,
     UploadedFile,
@@ -110,7 +110,7 @@ def push_to(client: Client, layout: Layout, request: TransferRequest) -> Transfe
         raise ReadFailed(f"{error.filename} existed a moment ago and is missing now; run the same command again") from error
 
 
-class _Push(Transfer):
+class _Push(StoreTransfer):
     def __init__(self, client: Client, layout: Layout, request: TransferRequest, scratch: Path) -> None:
         check_for_reading(layout)
         super().__init__(client, layout, request, scratch)

@@ -141,7 +141,7 @@ class Moves:
         return [*self.segments, *self.recipes, *(file for _name, _generation, file in self.catalogs)]
 
 
-class Transfer:
+class StoreTransfer:
     """One push or pull: it plans what moves, moves it, and reports. A subclass says in which direction."""
 
     def __init__(self, client: Client, layout: Layout, request: TransferRequest, scratch: Path) -> None:
@@ -192,7 +192,7 @@ class Transfer:
             )
 
 
-def run_transfer(direction: type[Transfer], client: Client, layout: Layout, request: TransferRequest) -> TransferReport:
+def run_transfer(direction: type[StoreTransfer], client: Client, layout: Layout, request: TransferRequest) -> TransferReport:
     """Push or pull with a client: again, as long as it fails by what a wrong answer or a vanished file may cause."""
     began = time.monotonic()
 
