@@ -84,7 +84,7 @@ def open_address(path: str, *, verify: Verify, io: Io, local: str | Path | None,
     folder = os.environ.get(LOCAL, "") if local is None else local
     if not folder:
         raise BadInput(
-            f"{path} is an address: pass {option('local')}, a folder of this machine for copies of what is read, or set {LOCAL}",
+            f"{path} is an address: pass local=, a folder of this machine for copies of what is read, or set {LOCAL}",
             option="local",
         )
     return RemoteReader.open(parse_address("path", path), as_path("local", folder).absolute(), as_limit(limit), verify)
