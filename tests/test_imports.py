@@ -52,7 +52,7 @@ def modules() -> list[str]:
     """Every module of the package by name, found as files: nothing is imported, `__main__` would run, and Ray may not be there."""
     root = Path(cachestore.__path__[0])
     names = (".".join(("cachestore", *file.relative_to(root).with_suffix("").parts)) for file in root.rglob("*.py"))
-    left_out = (".__main__",) if find_spec("ray") else (".__main__", ".ray.__init__", ".ray.ranks")
+    left_out = (".__main__",) if find_spec("ray") else (".__main__", ".ray.__init__", ".ray.actors")
     return sorted(name.removesuffix(".__init__") for name in names if not name.endswith(left_out))
 
 

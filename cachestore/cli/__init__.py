@@ -256,7 +256,7 @@ def _path(text: str) -> str:
 
 def _path_or_address(text: str) -> str:
     from cachestore.cli.transfer import address
-    from cachestore.objects.address import is_address
+    from cachestore.store.opener import is_address
 
     return address(text) if is_address(text) else _path(text)
 

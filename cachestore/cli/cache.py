@@ -17,9 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is there, by store."""
-    from cachestore.objects.cache import look_into_cache
+    from cachestore.objects.cache import read_cache
 
-    report = look_into_cache(Path(arguments.folder), clear=arguments.clear)
+    report = read_cache(Path(arguments.folder), clear=arguments.clear)
     lines: list[str] = []
     for store in report.stores:
         names = (

@@ -13,7 +13,7 @@ from cachestore.core.inputs import is_trained_on
 from cachestore.core.read_block import LatentsBlock, TextBlock, parse_latents, parse_text, stored_parts
 from cachestore.core.samples import IMAGE, MASK, VIDEO, Source
 from cachestore.jobs.forecast import TRAINING_BATCH
-from cachestore.report.counting import count_buckets
+from cachestore.loading.facts import count_buckets
 from cachestore.storage.catalog import Catalog, KeyColumn, newest_catalog
 from cachestore.store.reader import Reader
 
@@ -73,7 +73,6 @@ def _fitting(buckets: Sequence[int], most: int) -> int:
 
 
 def _opened(report: "Report", sizes: Sequence[int], *, has_policy: bool, has_weights: bool) -> str:
-    """Return the expression that opens the data set, at every resolution and with the weights of its sources."""
     one = f"cs.CachedDataset({str(Path(report.store))!r}, name={report.name!r}, generation={report.generation}"
     one += ", captions=captions" if has_policy else ""
     several = len(sizes) > 1
@@ -86,7 +85,7 @@ def _opened(report: "Report", sizes: Sequence[int], *, has_policy: bool, has_wei
 def _bucket_counts(catalog: Catalog) -> list[int]:
     """Return how many samples each bucket has, by a data set's first 4,096 rows. A batch as large as the fullest one can be filled."""
     rows = [row for row in range(min(len(catalog), _MAX_ROWS)) if catalog.is_complete(row)]
-    return [bucket.samples for one in count_buckets(catalog, rows, 1) for bucket in one.buckets] or [len(rows)]
+    return [count for one in count_buckets(catalog, rows) for count in one.samples.values()] or [len(rows)]
 
 
 def _tensors(reader: Reader, catalog: Catalog, size: int, *, is_one_size: bool) -> dict[str, tuple[str, Shape | None]]:
@@ -114,7 +113,6 @@ def _tensors(reader: Reader, catalog: Catalog, size: int, *, is_one_size: bool) 
 def _latents(
     block: LatentsBlock, stored: Mapping[str, tuple[str, Sequence[int]]], column: KeyColumn, size: int, *, is_one_size: bool
 ) -> dict[str, tuple[str, Shape | None]]:
-    """Return dtype and shape of what is made from pictures or videos, by name."""
     dtype, shape = stored[block.stored]
     if block.name is None and column.role not in (IMAGE, VIDEO):
         return {f"{column.role}_latents": (DTYPES[dtype].torch, None)}
@@ -128,7 +126,6 @@ def _latents(
 
 
 def _texts(block: TextBlock, stored: Mapping[str, tuple[str, Sequence[int]]], size: int) -> dict[str, tuple[str, Shape | None]]:
-    """Return dtype and shape of what is made from captions, by name."""
     dtypes = {name: DTYPES[stored[next(stored_parts(form))][0]].torch for name, form in block.outputs.items()}
     dtypes |= {name: dtypes[constant.like] for name, constant in block.constants.items() if constant.kind == "zeros"}
     shapes = text_shapes(block, {name: shape for name, (_dtype, shape) in stored.items()}, size)

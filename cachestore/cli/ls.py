@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the entries, sorted by key; with `--samples` the samples, in the order of their data set."""
-    from cachestore.objects.address import is_address
     from cachestore.storage.losses import needed_by
+    from cachestore.store.opener import is_address
     from cachestore.store.reader import Reader
     from cachestore.store.unfinished import list_unfinished
 
@@ -57,7 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list_address(arguments: argparse.Namespace) -> int:
-    """Print the generations of the data sets at an address."""
     from cachestore.cli.transfer import say_whom
     from cachestore.remote.listing import list_address
 
@@ -73,7 +72,7 @@ def _samples(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
     from cachestore.core.samples import CAPTION, IMAGE, VIDEO
     from cachestore.jobs.columns import own_inputs
     from cachestore.jobs.presence import ready_rows
-    from cachestore.report.originals import fit_of
+    from cachestore.loading.facts import fit_of
 
     ready = ready_rows(catalog, reader.snapshot)
     pictures = [column for column in catalog.columns if column.role in {IMAGE, VIDEO} and "bucket" in column.facts]

@@ -118,7 +118,7 @@ def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progres
     def look(pids: "Collection[int]") -> "LaunchStatus":
         import_module("cachestore.cli.lines")  # what the end needs takes a third of a second: it is loaded while the workers start
 
-        return progress.look(pids)
+        return progress.read(pids)
 
     layout = Layout.at(request.store)
     care = Care(look, progress.show, progress.seconds, stop, warn=progress.say, words=progress.words, is_quiet=is_quiet)

@@ -126,7 +126,7 @@ class Progress:
                 again = sum(max(0, one.failures_seen - one.failed) for one in status.ranks if one.worker in self._failures)
                 self.say(f"{counts_in_words(status)}{f'; {again} more failed, and the next run tries them again' if again else ''}")
 
-    def look(self, pids: Collection[int]) -> LaunchStatus:
+    def read(self, pids: Collection[int]) -> LaunchStatus:
         """Return what the processes with these pids do."""
         return self._observer.look_at(pids)
 
@@ -146,7 +146,7 @@ class Progress:
         """Show what this process does itself; an `on_progress` for commands that start no workers."""
         if time.monotonic() - self._followed_at >= self.seconds:
             self._followed_at = time.monotonic()
-            self.show(self.look([os.getpid()]))
+            self.show(self.read([os.getpid()]))
 
     def words(self, text: str) -> None:
         """Print what a worker has written."""
@@ -238,7 +238,6 @@ class _Bar:
         self._safely(self._live.stop)
 
     def _safely(self, act: Callable[[], object]) -> None:
-        """Draw; ignore that stderr is closed."""
         with suppress(OSError, ValueError):
             act()
 
@@ -251,7 +250,6 @@ def _at_work(seen: LaunchStatus) -> list[RankStatus]:
 
 
 def _drawn(seen: LaunchStatus, pace: Pace, idle: str, *, width: int, rows: int) -> "RenderableType":
-    """The bar, once there is a pass, and at most `rows` rows of ranks; `idle` if no rank works."""
     from rich.console import Group
 
     ranks = _at_work(seen)
@@ -267,7 +265,6 @@ def _drawn(seen: LaunchStatus, pace: Pace, idle: str, *, width: int, rows: int) 
 
 
 def _bar(status: PassStatus, pace: Pace, width: int) -> "RenderableType":
-    """One line: bar, percentage, time left, rate and counts, as many of these as fit."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
@@ -316,7 +313,6 @@ def _of_launch(seen: LaunchStatus) -> list[RankStatus]:
 
 
 def _summed(doings: Sequence[str]) -> str:
-    """Count what ranks do, such as "54 encoding latents, 2 loading vae"; for a single rank just say it."""
     if len(doings) == 1:
         return doings[0]
     return ", ".join(f"{count} {doing}" for doing, count in Counter(doings).most_common())

@@ -45,6 +45,5 @@ def _is_terminal(stream: object) -> bool:
 
 
 def _line() -> str | None:
-    """Return what was typed; None if nothing was in time, or the input has ended."""
     found = os.read(_INPUT, 1024) if system.is_readable(_INPUT, _SECONDS) else b""  # Python's own stdin may hold back what was typed
     return found.decode(errors="replace") if found else None

@@ -3,7 +3,7 @@
 import argparse
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one entry or sample."""
+    from cachestore.core.keys import Key
     from cachestore.store.reader import Reader
 
     if arguments.source is not None and arguments.png is None:
@@ -46,10 +47,20 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.what is None:
         raise BadUsage("say what to show: a key, a sample's id, or --command")
     with Reader(arguments.store) as reader:
-        shown = _find(reader, arguments.what, arguments.name)
+        shown: dict[str, Any] = {}
+        with suppress(BadInput):  # it is no key, so it may be a sample
+            if (key := Key.parse(arguments.what)) in reader:
+                shown = reader.describe(key).as_json()
+        if not shown:
+            sample = unicodedata.normalize("NFC", arguments.what)
+            shown = {"sample": sample, "in": _samples(reader, sample, arguments.name)}
         if arguments.png is not None:
             shown["png"] = _draw(reader, arguments)
-    lines = [line for found in shown["in"] for line in _of_sample(found)] if "in" in shown else _of_entry(shown)
+    if "in" in shown:
+        lines = [line for one in shown["in"] for line in _of_sample(one)]
+    else:
+        lines = [f"{shown['key']}  {human_bytes(shown['bytes'])}  {shown['segment']}", *(f"  {line}" for line in _tensors(shown))]
+        lines += [f"  {name}: {value}" for name, value in shown["meta"].items()]
     if "png" in shown:
         width, height = shown["png"]["size"]
         lines += [f"{shown['png']['path']}: {width}x{height} pixels. {shown['png']['colours']}"]
@@ -57,7 +68,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show_commands(arguments: argparse.Namespace) -> int:
-    """Print the commands of the named data set, or of all. With several, the line before names the data set."""
     from cachestore.files.paths import Layout
     from cachestore.jobs.remembered import name_all, remember
     from cachestore.storage.snapshot import open_layout
@@ -82,19 +92,7 @@ def _show_commands(arguments: argparse.Namespace) -> int:
     return tell(arguments, {"data_sets": found}, lines)
 
 
-def _find(reader: "Reader", what: str, name: str | None) -> dict[str, Any]:
-    """Return an entry by its key, else a sample. Raises BadInput if `what` is neither."""
-    from cachestore.core.keys import Key
-
-    with suppress(BadInput):
-        if (key := Key.parse(what)) in reader:
-            return reader.describe(key).as_json()
-    sample = unicodedata.normalize("NFC", what)
-    return {"sample": sample, "in": _samples(reader, sample, name)}
-
-
 def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write a sample's picture. Raises BadInput if no data set has latents of it."""
     from cachestore.core.arguments import as_path
     from cachestore.files.publish import write_outside
     from cachestore.report.png import encode_png
@@ -110,7 +108,6 @@ def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _samples(reader: "Reader", sample: str, name: str | None) -> list[dict[str, Any]]:
-    """Return the sample in every data set that lists it, or only in the named one. Raises BadInput if none does."""
     from cachestore.core.samples import CAPTION
     from cachestore.jobs.columns import images_in, own_inputs
 
@@ -125,7 +122,10 @@ def _samples(reader: "Reader", sample: str, name: str | None) -> list[dict[str, 
             name: [reader.describe(key).as_json() if key and key in reader else None for key in column.row_keys(row)]
             for name, column in columns.items()
         }
-        facts = {name: [_numbers(cell.facts) for cell in column.row_cells(row)] for name, column in columns.items()}
+        facts = {
+            name: [{fact: [*numbers] for fact, numbers in cell.facts.items()} for cell in column.row_cells(row)]
+            for name, column in columns.items()
+        }
         images = {role: _paths(catalog, images_in(catalog, row, role)) for role in catalog.images}
         about = {"name": catalog.name, "generation": catalog.generation, "captions": catalog.row_captions(row)}
         own = own_inputs(catalog, row, CAPTION)
@@ -140,10 +140,6 @@ def _samples(reader: "Reader", sample: str, name: str | None) -> list[dict[str, 
     return found
 
 
-def _numbers(facts: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    return {name: [*numbers] for name, numbers in facts.items()}
-
-
 def _paths(catalog: "Catalog", references: Iterable[str]) -> list[str]:
     """Return where the files with these references are: under the folder that was given as DATA, else as the source names them."""
     hints = [dict(one) for one in catalog.request.values()]
@@ -152,7 +148,6 @@ def _paths(catalog: "Catalog", references: Iterable[str]) -> list[str]:
 
 
 def _of_sample(found: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines about a sample in one data set: its files and how they were cut, its captions, then the keys of its values."""
     yield f"data set {found['name']} (generation {found['generation']})"
     facts: dict[str, list[dict[str, list[int]]]] = found["facts"]
     for role, paths in sorted(found["images"].items(), key=lambda one: one[0] not in {IMAGE, VIDEO}):
@@ -172,7 +167,14 @@ def _of_sample(found: dict[str, Any]) -> Iterator[str]:
     for column, entries in found["entries"].items():
         by_key = {entry["key"] if entry else None: entry for entry in entries}
         for key, count in Counter(entry["key"] if entry else None for entry in entries).items():
-            yield f"  {column}{shared_by(count, column) if key else ''}: {_value(by_key[key])}"
+            entry, value = by_key[key], "no value, run `cachestore why`"
+            if entry is not None:
+                value = f"{entry['key']}  {human_bytes(entry['bytes'])}  {', '.join(_tensors(entry))}"
+            yield f"  {column}{shared_by(count, column) if key else ''}: {value}"
+
+
+def _tensors(entry: dict[str, Any]) -> list[str]:
+    return [f"{name} {tensor['dtype']} {tensor['shape']}" for name, tensor in entry["tensors"].items()]
 
 
 def _role_of(column: str) -> str:
@@ -182,7 +184,6 @@ def _role_of(column: str) -> str:
 
 
 def _fit(facts: dict[str, list[int]]) -> str:
-    """Return how a picture or clip fits its bucket: its size, how it was scaled and what was cut off."""
     if "weight" in facts:
         return ("nothing of it counts", "a part counts", "all of it counts")[facts["weight"][0]]
     if not {"size", "crop", "resized", "bucket"} <= {*facts} or min(*facts["size"], *facts["resized"]) < 1:  # or nonsense, of an import
@@ -199,18 +200,3 @@ def _fit(facts: dict[str, list[int]]) -> str:
         long = f" at {rate:g} a second ({frames[0] / rate:.2f} s)" if rate else ""
         words += [f"{plural(frames[0], 'frame')}{long} from frame {facts.get('start', [0])[0]} on"]
     return ", ".join(words)
-
-
-def _value(entry: dict[str, Any] | None) -> str:
-    if entry is None:
-        return "no value, run `cachestore why`"
-    tensors = (f"{name} {tensor['dtype']} {tensor['shape']}" for name, tensor in entry["tensors"].items())
-    return f"{entry['key']}  {human_bytes(entry['bytes'])}  {', '.join(tensors)}"
-
-
-def _of_entry(entry: dict[str, Any]) -> list[str]:
-    return [
-        f"{entry['key']}  {human_bytes(entry['bytes'])}  {entry['segment']}",
-        *(f"  {name} {tensor['dtype']} {tensor['shape']}" for name, tensor in entry["tensors"].items()),
-        *(f"  {name}: {value}" for name, value in entry["meta"].items()),
-    ]

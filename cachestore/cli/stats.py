@@ -23,9 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the counts."""
-    from cachestore.objects.address import is_address
+    from cachestore.store.opener import is_address
 
-    found, unfinished = (_of_address if is_address(arguments.store) else _of_folder)(arguments.store, arguments.name)
+    if is_address(arguments.store):  # only what is finished is pushed to one
+        from cachestore.store.remote_reader import stats_of
+
+        found, unfinished = stats_of(arguments.store, arguments.name), {}
+    else:
+        found, unfinished = _of_folder(arguments.store, arguments.name)
     lines = [f"{plural(found.entries, 'value')} in {plural(found.segments, 'file')}, {human_bytes(found.bytes)}"]
     for catalog in found.catalogs:
         columns = ", ".join(catalog.columns) or "no encoder"
@@ -37,7 +42,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _of_folder(store: str, name: str | None) -> "tuple[StoreStats, dict[Unfinished, str]]":
-    """Return the counts, and what is unfinished, with a line on each. With a `name`, of that data set alone."""
     from cachestore.files.paths import Layout
     from cachestore.storage.stats import stats
     from cachestore.store.unfinished import list_unfinished
@@ -47,10 +51,3 @@ def _of_folder(store: str, name: str | None) -> "tuple[StoreStats, dict[Unfinish
         return found, {one: one.in_words(layout) for one in list_unfinished(layout)}
     chosen = choose(layout, name)
     return replace(found, catalogs=tuple(one for one in found.catalogs if one.name == chosen)), {}
-
-
-def _of_address(address: str, name: str | None) -> "tuple[StoreStats, dict[Unfinished, str]]":
-    """As `_of_folder`. Only what is finished is pushed to an address."""
-    from cachestore.store.remote_reader import stats_of
-
-    return stats_of(address, name), {}

@@ -128,6 +128,5 @@ class _Progress:
         self._shown_at = now
 
     def _safely(self, act: Callable[[], object]) -> None:
-        """Draw; ignore that stderr is closed."""
         with suppress(OSError, ValueError):
             act()

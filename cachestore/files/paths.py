@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MARKER: Final = "cachestore.json"
 """The file that makes a folder a store."""
+CACHE_MARKER: Final = "cachestore-cache.json"
+"""The file that makes a folder a place for local copies of stores at addresses."""
 
 _FILE_CHARACTERS: Final = 24
 """A number of 9 digits, the longest ending, and two separators."""

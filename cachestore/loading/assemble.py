@@ -15,7 +15,7 @@ from cachestore.core.batch_shapes import LatentsAs, batch_shape, is_as_stored
 from cachestore.core.keys import Key
 from cachestore.core.read_block import MASK_BITS, Form, LatentsBlock, TextBlock, stored_parts
 from cachestore.core.tensors import are_bools, torch_dtype
-from cachestore.loading.buffers import BatchBuffers, Rows
+from cachestore.loading.buffers import BatchBuffers, RowBytes
 from cachestore.loading.latents import mask_shape, read_latents, read_latents_into, read_masks_into
 from cachestore.loading.texts import fill_mask, fill_padding, pad_rows, padded_length, read_outputs, start_of
 from cachestore.storage.entry import Specs, TensorSpec
@@ -184,7 +184,7 @@ class _Draft:
         self.batch[name] = tensor = self.memory.take(name, shape, dtype)[0]
         return tensor
 
-    def take_rows(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, Rows]:
+    def take_rows(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, RowBytes]:
         taken = self.memory.take_rows(name, shape, dtype)
         self.batch[name] = taken[0]
         return taken
@@ -339,7 +339,6 @@ def _lay_out_straight(draft: _Draft, part: TextPart, name: str, stored: str) -> 
 
 
 def _read_aside(draft: _Draft, keys: Sequence[Key], names: set[str], under: str) -> dict[str, list[torch.Tensor]]:
-    """Plan to read these tensors into scratch memory. Returns by name the tensors that will be read, in sample order."""
     parts = {name: draft.find(keys, name) for name in sorted(names)}
     room = sum(sum(spec.size_bytes for spec in column.specs) + _ALIGNMENT for column in parts.values())
     flat, view = draft.memory.take(under, (room,), torch.uint8, pin=False)

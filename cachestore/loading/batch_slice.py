@@ -111,13 +111,11 @@ def join_slices(slices: Sequence[BatchSlice], indices: Sequence[Sequence[int]]) 
 
 
 def _spread(values: Sequence[Sequence[T]], indices: Sequence[Sequence[int]]) -> list[T]:
-    """Put the values of several data sets into the order of the batch."""
     found = {index: value for some, where in zip(values, indices, strict=True) for index, value in zip(where, some, strict=True)}
     return [found[index] for index in range(len(found))]
 
 
 def _join_parts(parts: Sequence[Part], indices: Sequence[Sequence[int]]) -> Part | None:
-    """Join the same part of several data sets. Returns None if they read it differently."""
     if any(_without_samples(part) != _without_samples(parts[0]) for part in parts):
         return None
     own = {one.name for one in fields(parts[0])} & _OF_SAMPLES

@@ -3,26 +3,23 @@
 import atexit
 import inspect
 import logging
-import os
-import sys
 import threading
 from bisect import bisect_left
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 from weakref import WeakKeyDictionary
 
 from cachestore.core.arguments import as_mapping, as_switch, as_whole, as_word
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_parts
-from cachestore.core.ranks import RankInfo, discover
 from cachestore.core.words import first_of, noun, plural
 from cachestore.loading import peers
 from cachestore.loading.callers import Callers, find_callers, refuse_options
-from cachestore.loading.mesh import seat_in
 from cachestore.loading.order import Indices, Order, Tail, count_batches, count_even, even_out, order_batches
 from cachestore.loading.planned import PlannedBatch
+from cachestore.loading.seats import Seat, Split, check_dealing, find_seat, numbered_seat, seat_among, seat_in
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,9 +29,6 @@ _log = logging.getLogger(__name__)
 _NAMED_BUCKETS: Final = 5
 _UPCOMING: Final = 2
 """How many of its next batches a worker of a DataLoader knows."""
-
-Split = Literal["outside", "found"]
-"""How ranks share the batches if they are not given: the trainer splits them ("outside"), or the sampler finds the ranks ("found")."""
 
 
 class Bucketed(Protocol):
@@ -55,17 +49,6 @@ class Bucketed(Protocol):
     def digest(self) -> str:
         """Equal for equal samples in the same order."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Shard:
-    """The batches that this process yields: number `first` and every `step`-th after it. `world` is the number of ranks."""
-
-    first: int
-    step: int
-    world: int
-    rank: int | None
-    """The number of this process among the ranks, for any `split`. None if unknown."""
 
 
 class BucketBatchSampler:
@@ -130,11 +113,14 @@ class BucketBatchSampler:
         as_word("tail", tail, get_args(Tail))
         if split is not None:
             as_word("split", split, get_args(Split))
-        if mesh is not None and (rank is not None or num_replicas is not None):
-            raise BadInput("mesh says which batches this rank takes: pass it without rank and num_replicas")
-        self._given = _given_ranks(rank, num_replicas, split) if mesh is None else seat_in(mesh)
-        self._is_mesh = mesh is not None
-        self._split = split
+        if mesh is None:
+            self._fixed_seat = numbered_seat(rank, num_replicas, split)
+        elif rank is None and num_replicas is None:
+            seat = seat_in(mesh)
+            self._fixed_seat = replace(seat, yields_all=split == "outside" and seat.replicas > 1)
+        else:
+            raise BadInput("mesh says which batches this rank takes: pass it without rank and num_replicas", option="mesh")
+        self._split: Split | None = split
         self._check_ranks = None if check_ranks is None else as_switch("check_ranks", check_ranks)
         self._origin = peers.origin_of(inspect.currentframe())
         self._number = peers.next_number(self._origin)
@@ -157,15 +143,15 @@ class BucketBatchSampler:
         self._is_resumed = False
         self._epochs_before = 0
         """Added to the epochs that a trainer sets, if it counts from 0 again after it resumed."""
-        shard = self._shard()
-        _refuse_no_batch(data, self._order, shard.world)
-        if shard.rank == 0:
-            _report_left_out(data, self._order, shard.world)
+        seat = self._seat
+        _refuse_no_batch(data, self._order, seat.replicas)
+        if seat.rank == 0:
+            _report_left_out(data, self._order, seat.replicas)
 
     def __len__(self) -> int:
         """Number of batches of a whole epoch on this rank; with `split="outside"`, on all ranks."""
-        shard = self._shard()
-        return count_even(count_batches(self._data.buckets, self._order), shard.world, self._order.tail) * (shard.world // shard.step)
+        seat = self._seat
+        return count_even(count_batches(self._data.buckets, self._order), seat.replicas, self._order.tail) * (seat.replicas // seat.step)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the batches of this rank, for the epoch that was set or resumed, else the next one. Raises BadInput as the class."""
@@ -174,8 +160,8 @@ class BucketBatchSampler:
         return iteration
 
     def _iterate(self) -> Generator[list[int]]:
-        shard = self._shard()
-        _refuse_no_batch(self._data, self._order, shard.world)
+        seat = self._seat
+        _refuse_no_batch(self._data, self._order, seat.replicas)
         if self._is_finished:
             self._go_to(self._epoch + 1, 0)
         self._yielded = 0
@@ -183,17 +169,17 @@ class BucketBatchSampler:
         self._tell_data()
         epoch = self._epoch
         batches = order_batches(self._data.buckets, self._order, epoch)
-        rounds = even_out(batches[self._start :], shard.world, self._order.tail, whole=batches)
+        rounds = even_out(batches[self._start :], seat.replicas, self._order.tail, whole=batches)
         callers = find_callers(inspect.currentframe())
-        _check_dealing(callers, shard, is_mesh=self._is_mesh)
+        check_dealing(callers, seat)
         if not self._is_compared:
-            self._compare(callers, shard, rounds)
-        ours = rounds[shard.first :: shard.step]
+            self._compare(callers, seat, rounds)
+        ours = rounds[seat.first :: seat.step]
         announce: Any = getattr(self._data, "announce", nullcontext)
         reading: Any = getattr(self._data, "reading", None)
-        own = rounds[shard.rank :: shard.world] if shard.rank is not None else rounds[:0]
+        own = rounds[seat.rank :: seat.replicas] if seat.rank is not None else rounds[:0]
         # A worker gets the batches of this rank that are so far apart in `ours`.
-        turn = getattr(self._data, "workers", 0) * (shard.world // shard.step)
+        turn = getattr(self._data, "workers", 0) * (seat.replicas // seat.step)
         with nullcontext() if reading is None else reading(rounds, own), announce(own):
             for number, batch in enumerate(ours):
                 self._yielded += 1
@@ -226,7 +212,7 @@ class BucketBatchSampler:
             return 0
         batches = count_batches(self._data.buckets, self._order)
         unbatched = sum(map(len, self._data.buckets.values())) - batches * self._order.size
-        return unbatched + max(batches - self._start, 0) % self._shard().world * self._order.size
+        return unbatched + max(batches - self._start, 0) % self._seat.replicas * self._order.size
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration and of the data set. Setting the same epoch again changes nothing.
@@ -247,7 +233,7 @@ class BucketBatchSampler:
 
     def resume(self, epoch: int, step: int) -> None:
         """Continue with the rest of an epoch of which each rank has had `step` batches."""
-        self._resume_at(as_whole("epoch", epoch, least=0), as_whole("step", step, least=0) * self._shard().world)
+        self._resume_at(as_whole("epoch", epoch, least=0), as_whole("step", step, least=0) * self._seat.replicas)
 
     def count_delivered(self, batches: int | None) -> None:
         """Set how many batches of this iteration reached the trainer here. None means all, and also the end.
@@ -263,14 +249,14 @@ class BucketBatchSampler:
         and with torchdata's StatefulDataLoader. With any other loader, and with accelerate, pass `batches_consumed`: how many batches the
         trainer has had in this process since the present iteration began.
         """
-        shard = self._shard()
+        seat = self._seat
         delivered = self._delivered if batches_consumed is None else as_whole("batches_consumed", batches_consumed, least=0)
         if delivered is not None:
-            epoch, consumed = self._epoch, self._start + delivered * shard.world
+            epoch, consumed = self._epoch, self._start + delivered * seat.replicas
         elif self._is_over:
             epoch, consumed = self._epoch + 1, 0
         else:
-            epoch, consumed = self._epoch, self._start + self._yielded * shard.step
+            epoch, consumed = self._epoch, self._start + self._yielded * seat.step
         return {"epoch": epoch, "consumed": consumed, "digest": self._data.digest, **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -278,13 +264,15 @@ class BucketBatchSampler:
         as_mapping("state", state, "what the state_dict() of a BucketBatchSampler gave")
         missing = sorted({"epoch", "consumed", "digest", *self._settings()} - set(state))
         if missing:
-            raise BadInput(f"this is not the state of a BucketBatchSampler: it lacks {', '.join(missing)}; pass what state_dict() returned")
+            lacks = f"it lacks {', '.join(missing)}; pass what state_dict() returned"
+            raise BadInput(f"this is not the state of a BucketBatchSampler: {lacks}", option="state")
         for name, ours in {"digest": self._data.digest, **self._settings()}.items():
             if state[name] != ours:
                 what = "catalog's digest" if name == "digest" else name
                 raise BadInput(
                     f"the {what} was {state[name]!r} when the state was saved, but is {ours!r} now: the saved position means"
-                    " nothing in the new order. Pass the same as then, or begin the epoch anew"
+                    " nothing in the new order. Pass the same as then, or begin the epoch anew",
+                    option="state" if name == "digest" else name,
                 )
         self._resume_at(*(as_whole(f"{name} of the state", state[name], least=0) for name in ("epoch", "consumed")))
 
@@ -294,11 +282,11 @@ class BucketBatchSampler:
         self._is_compared = False
         self._epochs_before = 0
         self._tell_data()
-        shard = self._shard()
+        seat = self._seat
         batches = count_batches(self._data.buckets, self._order)
-        rest = max(batches - consumed, 0) % shard.world
-        if self._order.tail == "drop" and shard.rank == 0 and rest not in {0, batches % shard.world}:
-            left = epoch, rest, self._order.size, shard.world
+        rest = max(batches - consumed, 0) % seat.replicas
+        if self._order.tail == "drop" and seat.rank == 0 and rest not in {0, batches % seat.replicas}:
+            left = epoch, rest, self._order.size, seat.replicas
             _log.warning(
                 "the rest of epoch %d leaves out %d batches of %d samples at its end, which cannot be divided among %d ranks", *left
             )
@@ -312,34 +300,23 @@ class BucketBatchSampler:
         self._delivered = None
         self._is_finished = self._is_over = self._is_resumed = False
 
-    def _shard(self) -> _Shard:
-        """The batches of this process. Raises BadInput if several ranks are found, but not how they share batches."""
-        if self._given is not None:
-            rank, world = self._given
-            return _Shard(0, 1, world, rank) if self._split == "outside" else _Shard(rank, world, world, rank)
-        found = find_ranks()
-        if self._split == "outside":
-            return _Shard(0, 1, found.world_size, found.rank)
-        if found.world_size > 1 and (self._split is None or found.rank is None):
-            reason = "was not told how they share batches" if self._split is None else f"cannot tell which rank it is ({found.conflict})"
-            raise BadInput(
-                f"{found.world_size} processes train together ({found.found_in}), but this sampler {reason}: pass rank=... and"
-                ' num_replicas=... (Fabric, plain torchrun), or split="outside" (accelerate, which splits them itself)'
-            )
-        return _Shard(found.rank or 0, found.world_size, found.world_size, found.rank)
+    @property
+    def _seat(self) -> Seat:
+        """Found anew at each use, if it was not told: a launcher may set it late. Raises as `find_seat`."""
+        return self._fixed_seat or find_seat(self._split)
 
-    def _compare(self, callers: Callers, shard: _Shard, rounds: Indices) -> None:
-        """Check that the ranks agree. Raises RanksDiffer, or BadInput if there is no process group."""
+    def _compare(self, callers: Callers, seat: Seat, rounds: Indices) -> None:
         if self._check_ranks is not False:
             content: Mapping[str, Any] = getattr(self._data, "content", None) or {"digest": self._data.digest}
             common = {f"the data set's {name}": value for name, value in content.items()} | self._settings()
             common |= {"epoch": self._epoch, "batches read before": self._start, "batches to come": len(rounds)}
-            common |= {"num_replicas": shard.world, "dealt by": _dealer(callers, shard)}
-            common |= {"the first batches": digest_parts(rounds[: shard.world].tobytes()).hex()}
+            dealer = "accelerate" if callers.dealt is not None else "the caller" if seat.yields_all else "each rank itself"
+            common |= {"num_replicas": seat.replicas, "dealt by": dealer}
+            common |= {"the first batches": digest_parts(rounds[: seat.replicas].tobytes()).hex()}
             turn = f"{self._number}/{self._comparisons}"
             self._comparisons += 1
-            seat, about = _seat(callers, shard, is_mesh=self._is_mesh), repr(self._data)
-            peers.compare(self._origin, turn, common, seat, about, is_required=bool(self._check_ranks))
+            about = repr(self._data)
+            peers.compare(self._origin, turn, common, seat_among(callers, seat), about, is_required=bool(self._check_ranks))
         self._is_compared = True
 
     def _tell_data(self) -> None:
@@ -360,74 +337,11 @@ def _end_iterations() -> None:
             iteration.close()
 
 
-def _dealer(callers: Callers, shard: _Shard) -> str:
-    if callers.dealt is not None:
-        return "accelerate"
-    return "each rank itself" if shard.step == shard.world else "the caller"
-
-
-def _seat(callers: Callers, shard: _Shard, *, is_mesh: bool) -> peers.Seat | None:
-    """Which batches this process takes. None if the caller deals them in a way that is not known."""
-    if callers.dealt is not None:
-        return peers.Seat(*callers.dealt, is_joint=True)  # accelerate has a mesh of its own
-    if shard.step != shard.world or shard.rank is None:
-        return None
-    return peers.Seat(shard.rank, shard.world, is_joint=is_mesh)
-
-
-def _check_dealing(callers: Callers, shard: _Shard, *, is_mesh: bool) -> None:
-    """Raise BadInput if the batches are dealt to ranks twice, by nobody, or among other ranks than was said."""
-    if shard.world == 1:
-        return
-    if callers.dealt is None:
-        if shard.step == 1 and callers.is_direct:
-            raise BadInput(
-                f"this loader yields the batches of all {shard.world} ranks, and nothing deals them: pass it to `accelerator.prepare`, and"
-                ' iterate over what that returns. Without accelerate, leave split="outside" (framework="accelerate") out'
-            )
-        return
-    if shard.step > 1:
-        raise BadInput(
-            f"the batches are dealt to {shard.world} ranks twice, by this sampler and by accelerate, so most of the samples would be left"
-            ' out: pass split="outside" instead of ranks (make_loader: framework="accelerate"), or do not pass the loader to'
-            " `accelerator.prepare`"
-        )
-    if callers.dealt[1] != shard.world:
-        named = "its mesh has" if is_mesh else "it found"
-        raise BadInput(
-            f"accelerate deals the batches to {callers.dealt[1]} ranks, but this sampler expects {shard.world}, as {named}: pass"
-            " mesh=accelerator.torch_device_mesh, so that both count the same"
-        )
-
-
 def check_buckets(data: object) -> None:
     """Raise BadInput if this is not a data set with buckets."""
     if not hasattr(data, "buckets"):
-        raise BadInput(f"a {type(data).__name__} has no buckets; pass a CachedDataset (for a torch Subset: data.select(part.indices))")
-
-
-def _given_ranks(rank: int | None, world: int | None, split: Split | None) -> tuple[int, int] | None:
-    """Check the given (rank, number of ranks); None if they were not given. Raises BadInput."""
-    if rank is None and world is None:
-        return None
-    rank = None if rank is None else as_whole("rank", rank)
-    world = None if world is None else as_whole("num_replicas", world)
-    if rank is None or world is None or split is not None or not 0 <= rank < world:
-        raise BadInput(
-            f"rank and num_replicas go together, rank from 0 up, and without split; got rank {rank}, num_replicas {world}, split {split!r}"
-        )
-    return rank, world
-
-
-def find_ranks() -> RankInfo:
-    """Find the processes that train together: by torch.distributed if initialised, else by the launcher's environment, else one process.
-
-    Tasks of a job array, and processes numbered by CACHESTORE_RANK, only encode together. They need not train together.
-    """
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return RankInfo(int(distributed.get_rank()), int(distributed.get_world_size()), found_in="torch.distributed")
-    return discover({name: text for name, text in os.environ.items() if not name.startswith(("CACHESTORE_", "SLURM_ARRAY_"))})
+        help_text = "pass a CachedDataset (for a torch Subset: data.select(part.indices))"
+        raise BadInput(f"a {type(data).__name__} has no buckets; {help_text}", option="data")
 
 
 def _refuse_no_batch(data: Bucketed, order: Order, world: int) -> None:
@@ -445,7 +359,8 @@ def _refuse_no_batch(data: Bucketed, order: Order, world: int) -> None:
     raise BadInput(
         f"an epoch has no batch of {order.size}{each}: {plural(total, 'sample is', 'samples are')} in {plural(len(sizes), 'bucket')}"
         f" ({_listed(sizes)}), and a"
-        f' batch comes from one bucket; {advice}, or fill batches up with tail="pad" or "wrap"'
+        f' batch comes from one bucket; {advice}, or fill batches up with tail="pad" or "wrap"',
+        option="batch_size",
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from cachestore.core.errors import BadInput
 from cachestore.files.container import ALIGNMENT
 
-Rows = Sequence[memoryview]
+RowBytes = Sequence[memoryview]
 
 Taken = tuple[torch.Tensor, memoryview]
 """A contiguous tensor, and its bytes as a writable view."""
@@ -34,7 +34,7 @@ class BatchBuffers:
             pin: use page-locked memory, from which a device copies while the CPU goes on. Raises BadInput without an accelerator.
         """
         if pin and not torch.accelerator.is_available():
-            raise BadInput("pinned memory is for copying to an accelerator, and torch finds none here; leave out pin=True")
+            raise BadInput("pinned memory is for copying to an accelerator, and torch finds none here; leave out pin=True", option="pin")
         self._pin = pin
         self._flat: dict[str, Taken] = {}
         self._made: dict[str, Taken] = {}
@@ -63,7 +63,7 @@ class BatchBuffers:
         made = self._made[name] = flat[:size].view(dtype).view(tuple(shape)), view[:size]
         return made
 
-    def take_rows(self, name: str, shape: Sequence[int], dtype: torch.dtype, *, pin: bool | None = None) -> tuple[torch.Tensor, Rows]:
+    def take_rows(self, name: str, shape: Sequence[int], dtype: torch.dtype, *, pin: bool | None = None) -> tuple[torch.Tensor, RowBytes]:
         """As `take`, with the bytes of each row."""
         tensor, view = self.take(name, shape, dtype, pin=pin)
         held = self._rows.get(name)

@@ -38,23 +38,23 @@ def differing_files(
     given = {"model": model, "vae": vae, "text_encoder": text_encoder}
     paths = {name: as_path(name, path) for name, path in given.items() if path is not None}
     if not paths:
-        raise BadInput("pass the model's folder: data.check(model=...)")
+        raise BadInput("pass the model's folder: data.check(model=...)", option="model")
     for name, path in paths.items():
         if not path.exists():
-            raise BadInput(f"{name} {path} does not exist; of a hub model pass the folder that huggingface_hub.snapshot_download returns")
-    return [words for encoder, recipe in sorted(recipes.items()) for words in _differences(encoder, recipe, paths)]
-
-
-def _differences(encoder: str, recipe: Recipe, paths: Mapping[str, Path]) -> Iterator[str]:
-    files: dict[str, str] | None = recipe.make.get("files")
-    if files is None:
-        raise BadInput(f"{encoder} was not made from the files of a model, so `check` cannot compare it: leave the call out")
-    for name, digest in files.items():
-        found = [path for path in _candidates(name, paths) if path.is_file()]
-        if not found:
-            yield f"{name} ({encoder}) is missing"
-        elif not any(digest_file(path, _remembered) == digest for path in found):
-            yield f"{found[0]} ({encoder}) has other contents"
+            help_text = "of a hub model pass the folder that huggingface_hub.snapshot_download returns"
+            raise BadInput(f"{name} {path} does not exist; {help_text}", option=name)
+    differences: list[str] = []
+    for encoder, recipe in sorted(recipes.items()):
+        files: dict[str, str] | None = recipe.make.get("files")
+        if files is None:
+            raise BadInput(f"{encoder} was not made from the files of a model, so `check` cannot compare it: leave the call out")
+        for name, digest in files.items():
+            there = [path for path in _candidates(name, paths) if path.is_file()]
+            if not there:
+                differences.append(f"{name} ({encoder}) is missing")
+            elif not any(digest_file(path, _remembered) == digest for path in there):
+                differences.append(f"{there[0]} ({encoder}) has other contents")
+    return differences
 
 
 def _candidates(name: str, paths: Mapping[str, Path]) -> Iterator[Path]:

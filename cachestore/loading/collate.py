@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch.utils.data._utils.collate import default_collate_fn_map  # pyright: ignore[reportUnknownVariableType] - torch's docs tell to extend it
@@ -45,12 +45,20 @@ def collate(samples: Sequence[SampleDict], blocks: Sequence[TextBlock]) -> dict[
         if not any(isinstance(value, torch.Tensor) for value in values):
             batch[name] = values
             continue
-        rows, wanted = _all_rows(name, values, samples), padding.get(name)
-        if wanted is None:
-            batch[name] = _stacked(name, rows, samples)
+        lacking = [sample for sample, value in zip(samples, values, strict=True) if not isinstance(value, torch.Tensor)]
+        if lacking:
+            has = next(sample for sample in samples if isinstance(sample.get(name), torch.Tensor))
+            raise BadInput(f"{_named(has)} has {name}, but {_named(lacking[0])} has none; {_ADVICE}")
+        rows, wanted = cast("list[torch.Tensor]", values), padding.get(name)
+        if wanted is not None:
+            batch[name], mask = pad_rows(rows, wanted)
+            batch |= {wanted.mask: mask} if wanted.mask is not None else {}
             continue
-        batch[name], mask = pad_rows(rows, wanted)
-        batch |= {wanted.mask: mask} if wanted.mask is not None else {}
+        for row, sample in zip(rows, samples, strict=True):
+            if row.shape != rows[0].shape:
+                shapes = f"has the shape {list(rows[0].shape)}, but that of {_named(sample)} has {list(row.shape)}"
+                raise BadInput(f"{name} of {_named(samples[0])} {shapes}; {_ADVICE}")
+        batch[name] = torch.stack(rows)
     return batch | constants_of(batch, blocks)
 
 
@@ -89,24 +97,6 @@ def constants_of(batch: Mapping[str, Any], blocks: Sequence[TextBlock]) -> dict[
     """Tensors that belong to a batch but are never stored, such as position ids."""
     constants = ((name, constant) for block in blocks for name, constant in block.constants.items())
     return {name: make_constant(constant, batch[constant.like]) for name, constant in constants if constant.like in batch}
-
-
-def _all_rows(name: str, values: Sequence[Any], samples: Sequence[SampleDict]) -> list[torch.Tensor]:
-    rows = [value for value in values if isinstance(value, torch.Tensor)]
-    if len(rows) == len(values):
-        return rows
-    has, lacks = (next(sample for sample in samples if isinstance(sample.get(name), torch.Tensor) is found) for found in (True, False))
-    raise BadInput(f"{_named(has)} has {name}, but {_named(lacks)} has none; {_ADVICE}")
-
-
-def _stacked(name: str, rows: Sequence[torch.Tensor], samples: Sequence[SampleDict]) -> torch.Tensor:
-    for row, sample in zip(rows, samples, strict=True):
-        if row.shape != rows[0].shape:
-            raise BadInput(
-                f"{name} of {_named(samples[0])} has the shape {list(rows[0].shape)}, but that of {_named(sample)} has"
-                f" {list(row.shape)}; {_ADVICE}"
-            )
-    return torch.stack(list(rows))
 
 
 def _named(sample: Mapping[str, Any]) -> str:

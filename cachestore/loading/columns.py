@@ -103,7 +103,6 @@ def joined(pictures: KeyColumn, videos: KeyColumn) -> KeyColumn:
 
 
 def _fact(column: KeyColumn, name: str) -> NDArray[np.int64]:
-    """A fact of each cell as a writable array; -1 if it is unknown."""
     known = column.facts.get(name)
     unknown = np.full((len(column.keys), FACTS[name]), -1, np.int64)
     return unknown if known is None else np.array(known, np.int64).reshape(unknown.shape)

@@ -27,13 +27,13 @@ from cachestore.loading.collate import SampleDict, collate, refuse_foreign
 from cachestore.loading.columns import Bucket, complete_rows
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.features import Feature, features_of
-from cachestore.loading.rows import Rows
+from cachestore.loading.rows import RowReader
 from cachestore.loading.selection import DataOptions, Selection, called, index_in
 from cachestore.loading.wanted import check_variants, chosen_resolution
 from cachestore.storage.catalog import list_generations, read_catalog
 from cachestore.storage.fetch import Io, Verify
+from cachestore.store.opener import open_reader
 from cachestore.store.reader import Reader
-from cachestore.store.remote_reader import RemoteReader, open_reader
 from cachestore.store.unfinished import list_data_sets, list_unfinished, not_there
 
 
@@ -116,11 +116,14 @@ class CachedDataset(Dataset[SampleDict]):
         seed, dtype = as_whole("seed", seed, least=0), as_dtype(dtype)
         found = _find_generation(reader, as_text("name", name), generation)
         policy = None if captions is None else CaptionPolicy.parse(captions)
+        if isinstance(fields, str):
+            raise BadInput(f"fields must be a set of names: fields={{{fields!r}}}", option="fields")
+        names = None if fields is None else frozenset(as_text("a field", one) for one in as_many("fields", fields, "a set of names"))
         with _Naming(called(reader.layout, name)):
             catalog = read_catalog(reader.layout.catalog(name, found), generation=found)
             chosen = chosen_resolution(catalog, resolution)
             check_variants(catalog)
-            is_pinned, names = generation is not None, _as_names(fields)
+            is_pinned = generation is not None
             options = DataOptions(reader.layout, name, found, latents, seed, is_pinned, policy, names, chosen, dtype=dtype)
             self._show(reader, Selection(catalog, complete_rows(catalog), options, Epoch()))
             self._selection.check_captions(reader.__contains__)
@@ -128,7 +131,7 @@ class CachedDataset(Dataset[SampleDict]):
 
     def _show(self, reader: Reader, selection: Selection) -> "CachedDataset":
         self._reader, self._selection = reader, selection
-        self._read, self._named = Rows(reader, selection), _Naming(selection.options.called)
+        self._read, self._named = RowReader(reader, selection), _Naming(selection.options.called)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -223,7 +226,7 @@ class CachedDataset(Dataset[SampleDict]):
         A sample named twice comes twice in an epoch; the list may be empty. The part has its own epoch. Raises IndexError, or as `index`.
         """
         if isinstance(samples, str):
-            raise BadInput(f"select takes several samples; for one sample: data.select([{samples!r}])")
+            raise BadInput(f"select takes several samples; for one sample: data.select([{samples!r}])", option="samples")
         listed = as_many("samples", samples, "several indices or ids")
         indices = [self.index(one) if isinstance(one, str) else index_in(one, len(self._selection.rows)) for one in listed]
         chosen = self._selection.only(np.asarray(indices, dtype=np.int64))
@@ -365,12 +368,19 @@ class _Naming:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, CacheStoreError):
-            raise type(error)(f"{self.called}: {error}") from error
+            raise self._named(error) from error  # no local holds it: its traceback would keep the batch's memory until a collection
+
+    def _named(self, error: CacheStoreError) -> CacheStoreError:
+        named = type(error)(f"{self.called}: {error}")
+        if isinstance(named, BadInput) and isinstance(error, BadInput):
+            named.option = error.option
+        return named
 
 
 def _find_generation(reader: Reader, name: str, generation: int | None) -> int:
-    if isinstance(reader, RemoteReader):
-        return reader.bring_catalog(name, generation)
+    found = reader.bring_catalog(name, generation)
+    if found is not None:
+        return found
     layout = reader.layout
     generations = list_generations(layout, name)
     if not generations:
@@ -380,16 +390,12 @@ def _find_generation(reader: Reader, name: str, generation: int | None) -> int:
         names = ", ".join(map(repr, there)) or "none"
         raise BadInput(
             f"{layout.root} has no data set {name!r}; it has {names} (`cachestore precompute --name` makes one, and"
-            f" {layout.command('status')} shows whether a pass is unfinished){did_you_mean(name, there)}"
+            f" {layout.command('status')} shows whether a pass is unfinished){did_you_mean(name, there)}",
+            option="name",
         )
     if generation is None:
         return generations[-1]
     if generation not in generations:
-        raise BadInput(f"{called(layout, name)} has no generation {generation}; it has {', '.join(map(str, generations[-8:]))}")
+        has = ", ".join(map(str, generations[-8:]))
+        raise BadInput(f"{called(layout, name)} has no generation {generation}; it has {has}", option="generation")
     return generation
-
-
-def _as_names(fields: Collection[str] | None) -> frozenset[str] | None:
-    if isinstance(fields, str):
-        raise BadInput(f"fields must be a set of names: fields={{{fields!r}}}")
-    return None if fields is None else frozenset(as_text("a field", name) for name in as_many("fields", fields, "a set of names"))

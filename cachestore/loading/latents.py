@@ -30,12 +30,14 @@ def check_form(block: LatentsBlock | None, wanted: LatentsAs) -> None:
     if (wanted == "moments" and block.stored != "moments") or (wanted == "mean" and block.stored == "sample"):
         raise BadInput(
             f"the store has only the {block.stored} of these latents, which is not enough for {wanted}; run `cachestore"
-            " precompute --latents moments`"
+            " precompute --latents moments`",
+            option="latents",
         )
     if block.is_scaled and wanted == "raw":
         raise BadInput(
             "these latents were imported as another trainer normalised them, and are returned like that; to get raw ones, run"
-            " `cachestore precompute` with their VAE"
+            " `cachestore precompute` with their VAE",
+            option="latents",
         )
 
 
@@ -83,7 +85,6 @@ def read_latents_into(
 
 
 def _behind_marks(block: LatentsBlock, out: torch.Tensor) -> torch.Tensor:
-    """Write into a batch's first channels which frames are given, and return the others."""
     if not block.marks:
         return out
     marks = out[:, : block.temporal_factor].zero_()
@@ -94,7 +95,6 @@ def _behind_marks(block: LatentsBlock, out: torch.Tensor) -> torch.Tensor:
 
 
 def _beside_mask(block: LatentsBlock, masks: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-    """Write masks into a batch's last channels, and return the others."""
     if not block.mask_channels:
         return out
     for row, bits in zip(out[:, -block.mask_channels :], masks, strict=True):
@@ -122,7 +122,6 @@ def _statistics(numbers: Sequence[float], latents: torch.Tensor) -> torch.Tensor
 
 
 def _fold(latents: torch.Tensor, patch: int, *, patches_first: bool) -> torch.Tensor:
-    """Fold patch x patch neighbours of a batch into channels, as FLUX.2 does, or Ideogram 4; a patch of 1 changes nothing."""
     if patch == 1:
         return latents
     size, channels, *between, height, width = latents.shape

@@ -11,9 +11,11 @@ from torch.utils.data import DataLoader
 from cachestore.core import system
 from cachestore.core.arguments import as_switch, as_whole, as_word
 from cachestore.core.errors import BadInput
-from cachestore.loading.batches import BucketBatchSampler, Split, check_buckets, find_ranks
+from cachestore.core.spelling import option
+from cachestore.loading.batches import BucketBatchSampler, check_buckets
 from cachestore.loading.order import Tail
 from cachestore.loading.prefetch import Batch, Batched, Prefetcher
+from cachestore.loading.seats import Split, find_ranks
 
 _log = logging.getLogger(__name__)
 
@@ -39,18 +41,16 @@ class Loader(DataLoader[Any]):
         if self._is_shared and find_ranks().world_size > 1:
             _refuse_unpinned(self._cached)
         sampler = self.batch_sampler
-        batches: Iterator[Batch] = super().__iter__() if not self._encodes_here() else map(self._read_here, sampler)
+        batches: Iterator[Batch]
+        if self.num_workers and getattr(self._cached, "not_encoded", ""):  # it is encoded in this process, so no worker reads it
+            source: Any = self.dataset
+            batches = (source.collate(source.__getitems__(indices)) for indices in sampler)
+        else:
+            batches = super().__iter__()
         for number, batch in enumerate(batches, 1):
             sampler.count_delivered(number)
             yield batch
         sampler.count_delivered(None)
-
-    def _encodes_here(self) -> bool:
-        """Whether this process reads instead of its workers, as the data set is still to be encoded in it."""
-        return self.num_workers > 0 and bool(getattr(self._cached, "not_encoded", ""))
-
-    def _read_here(self, indices: list[int]) -> Batch:
-        return cast("Any", self.dataset).collate(cast("Any", self.dataset).__getitems__(indices))
 
     def __repr__(self) -> str:
         return f"Loader({self._cached!r}, num_workers={self.num_workers})"
@@ -127,64 +127,70 @@ def make_loader(
         RanksDiffer: by the iteration, on every rank: the ranks are about to read batches that do not belong together.
     """
     check_buckets(data)
-    data = data if dtype is None else _with_dtype(data, dtype)
-    as_word("framework", framework, get_args(Framework))
+    if dtype is not None:
+        if not hasattr(data, "with_dtype"):
+            raise BadInput(
+                f"dtype= casts a CachedDataset or a MixedDataset, not a {type(data).__name__}: let its `collate` cast instead",
+                option="dtype",
+            )
+        data = cast("Any", data).with_dtype(dtype)
     ahead, num_workers = as_whole("ahead", ahead, least=0), as_whole("num_workers", num_workers, least=0)
-    pin_memory = as_switch("pin_memory", pin_memory)
     if num_workers and torch.multiprocessing.get_sharing_strategy() == "file_descriptor" and (too_long := system.too_long_for_workers()):
-        raise BadInput(f"{too_long}, so they would wait for ever: set TMPDIR to a shorter one, such as /tmp, or leave num_workers out")
-    if not_encoded := getattr(data, "not_encoded", ""):
-        _log.warning("%s", not_encoded)
+        leave = "set TMPDIR to a shorter one, such as /tmp, or leave num_workers out"
+        raise BadInput(f"{too_long}, so they would wait for ever: {leave}", option="num_workers")
+    as_word("framework", framework, get_args(Framework))
     is_numbered = rank is not None or num_replicas is not None
     if (is_numbered and framework not in {"auto", "ddp"}) or (mesh is not None and framework == "single"):
-        raise BadInput(f'framework="{framework}" says itself which batches a rank takes: leave rank, num_replicas and mesh out')
-    split = None if is_numbered else _choose_split(framework)
-    is_shared = is_numbered or framework != "single"
+        deals = f"{option('framework', framework)} says itself which batches a rank takes"
+        raise BadInput(f"{deals}: leave rank, num_replicas and mesh out", option="framework")
+    split = None if is_numbered else _split_of(framework)
     if mesh is not None and split == "found":
         split = None
-    if is_shared and find_ranks().world_size > 1:
+    seats: dict[str, Any] = {"rank": rank, "num_replicas": num_replicas, "mesh": mesh, "split": split, "check_ranks": check_ranks}
+    is_shared = is_numbered or framework != "single"
+    if not is_shared:  # every process takes all batches, and may have a data set of its own
+        seats |= {"rank": 0, "num_replicas": 1, "check_ranks": bool(check_ranks)}
+    elif find_ranks().world_size > 1:
         _refuse_unpinned(data)
-    pins = pin_memory and torch.accelerator.is_available()
+
+    pins = as_switch("pin_memory", pin_memory) and torch.accelerator.is_available()
     if pin_memory and not pins:
         _log.warning("pin_memory=True has no effect without an accelerator: leave it out")
+    if not_encoded := getattr(data, "not_encoded", ""):
+        _log.warning("%s", not_encoded)
     source = Prefetcher(data, batches=0 if num_workers else ahead, pin_memory=pins and num_workers == 0, workers=num_workers)
-    options: dict[str, Any] = {"rank": rank, "num_replicas": num_replicas, "mesh": mesh, "check_ranks": check_ranks}
-    if not is_shared:  # every process takes all batches, and may have a data set of its own
-        options |= {"rank": 0, "num_replicas": 1, "check_ranks": bool(check_ranks)}
-    sampler = BucketBatchSampler(source, batch_size, shuffle=shuffle, seed=seed, tail=tail, split=split, **options)
+    sampler = BucketBatchSampler(source, batch_size, shuffle=shuffle, seed=seed, tail=tail, **seats)
     return Loader(data, source, sampler, is_shared=is_shared, num_workers=num_workers, pin_memory=pins and num_workers > 0)
 
 
-def _choose_split(framework: Framework) -> Split | None:
-    """Return who deals the batches; None if every process takes all of them."""
-    if framework == "single":
-        return None
-    if framework != "auto":
-        return "outside" if framework == "accelerate" else "found"
-    state: Any = sys.modules.get("accelerate.state")
-    if state is not None and state.is_initialized():
-        return "outside"
-    found = find_ranks()
-    if state is not None and found.world_size > 1 and found.found_in != "torch.distributed":
-        raise BadInput(
-            f"{found.world_size} processes train together ({found.found_in}) and accelerate is imported, but nothing says yet whether"
-            ' it will deal the batches: make the Accelerator first, or pass framework="accelerate" or framework="ddp"'
-        )
-    return "found"
-
-
-def _with_dtype(data: Batched, dtype: torch.dtype) -> Batched:
-    """The data set cast to a dtype. Raises BadInput for one of the caller's own class."""
-    if not hasattr(data, "with_dtype"):
-        raise BadInput(f"dtype= casts a CachedDataset or a MixedDataset, not a {type(data).__name__}: let its `collate` cast instead")
-    return cast("Any", data).with_dtype(dtype)
+def _split_of(framework: Framework) -> Split | None:
+    match framework:
+        case "single":
+            return None
+        case "accelerate":
+            return "outside"
+        case "ddp" | "fabric" | "lightning":
+            return "found"
+        case "auto":
+            state: Any = sys.modules.get("accelerate.state")
+            if state is not None and state.is_initialized():
+                return "outside"
+            found = find_ranks()
+            if state is not None and found.world_size > 1 and found.found_in != "torch.distributed":
+                raise BadInput(
+                    f"{found.world_size} processes train together ({found.found_in}) and accelerate is imported, but nothing says yet"
+                    f" whether it will deal the batches: make the Accelerator first, or pass {option('framework', 'accelerate')} or"
+                    f" {option('framework', 'ddp')}",
+                    option="framework",
+                )
+            return "found"
 
 
 def _refuse_unpinned(data: Batched) -> None:
-    """Raise BadInput for a data set that this rank opened without a generation: another rank may have found a newer catalog."""
     if getattr(data, "is_pinned", True):
         return
     raise BadInput(
         "several processes train together, and each one opened the newest catalog, which may differ: open the data set with"
-        f" generation=... on every rank, such as generation={getattr(data, 'generation', 'report.generation')}; got {data!r}"
+        f" generation=... on every rank, such as generation={getattr(data, 'generation', 'report.generation')}; got {data!r}",
+        option="generation",
     )

@@ -72,11 +72,13 @@ class MixedDataset(Dataset[SampleDict]):
         self.datasets: tuple[CachedDataset, ...] = tuple(as_many("datasets", datasets, "a list of CachedDatasets"))
         for data in self.datasets:
             if not isinstance(data, CachedDataset):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
-                raise BadInput(f"MixedDataset takes CachedDatasets and parts of them (`select`), not a {type(data).__name__}")
+                kind = type(data).__name__
+                raise BadInput(f"MixedDataset takes CachedDatasets and parts of them (`select`), not a {kind}", option="datasets")
         given = [1.0] * len(self.datasets) if weights is None else as_many("weights", weights, "a list of numbers, one for each data set")
         self._weights = [float(as_number("a weight", weight)) for weight in given]
         if len(self._weights) != len(self.datasets) or not all(math.isfinite(weight) and weight >= 0 for weight in self._weights):
-            raise BadInput(f"pass one weight of at least 0 for each of the {len(self.datasets)} data sets; got {weights!r}")
+            each = f"one weight of at least 0 for each of the {len(self.datasets)} data sets"
+            raise BadInput(f"pass {each}; got {weights!r}", option="weights")
         first = next((data for data in self.datasets if len(data)), None)
         for data in self.datasets:
             _check_alike(self.datasets[0] if first is None else first, data)
@@ -112,21 +114,16 @@ class MixedDataset(Dataset[SampleDict]):
         for number, (data, weight) in enumerate(zip(self.datasets, self._weights, strict=True)):
             for _time in range(int(weight)):
                 self._append(number, np.arange(len(data), dtype=np.int64), data.buckets)
-            self._lay_out_fraction(number, data, weight - int(weight))
-
-    def _lay_out_fraction(self, number: int, data: CachedDataset, fraction: float) -> None:
-        buckets = sorted(data.buckets.items())
-        counts = _apportion([len(indices) for _bucket, indices in buckets], fraction)
-        for (bucket, indices), count in zip(buckets, counts, strict=True):
-            if not count:
-                continue
-            order = permutation(len(indices), "mixed", str(self._seed), str(number), *map(str, bucket))
-            turns = _Turns(len(self), count, np.asarray(indices, dtype=np.int64)[order])
-            self._turns.append(turns)
-            self._append(number, turns.of_epoch(0), {bucket: range(count)})
+            buckets = sorted(data.buckets.items())
+            counts = _apportion([len(indices) for _bucket, indices in buckets], weight - int(weight))
+            for (bucket, indices), count in zip(buckets, counts, strict=True):
+                if count:
+                    order = permutation(len(indices), "mixed", str(self._seed), str(number), *map(str, bucket))
+                    turns = _Turns(len(self), count, np.asarray(indices, dtype=np.int64)[order])
+                    self._turns.append(turns)
+                    self._append(number, turns.of_epoch(0), {bucket: range(count)})
 
     def _say_what_never_comes(self, number: int, data: CachedDataset, weight: float) -> None:
-        """Log which samples never come in any epoch: those in buckets that are too small for a weight below 1."""
         if not 0 < weight < 1:
             return
         sizes = [len(indices) for _bucket, indices in sorted(data.buckets.items())]
@@ -218,7 +215,6 @@ class MixedDataset(Dataset[SampleDict]):
             yield number, wanted.tolist(), same_epoch(inner[wanted].tolist(), indices)
 
     def _at(self, indices: Sequence[int], epoch: int) -> Indices:
-        """Return the index in its data set of each of these samples in an epoch."""
         found = self._samples[indices]
         wanted = np.asarray(indices, dtype=np.int64)
         for turns in self._turns:
@@ -283,19 +279,20 @@ def _apportion(sizes: Sequence[int], fraction: float) -> list[int]:
 
 
 def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
-    names = f"{one!r} and {other!r}"
+    why, differing = "", ""
     if one.fields != other.fields or one.latents_form != other.latents_form:
         what = [f"{', '.join(sorted(data.fields)) or 'nothing'} (latents={data.latents_form!r})" for data in (one, other)]
-        raise BadInput(f"{names} cannot be mixed: one returns {what[0]}, the other {what[1]}; pass both the same fields= and latents=")
-    if len(one) and len(other) and one.has_control_lists != other.has_control_lists:
+        why, differing = f"one returns {what[0]}, the other {what[1]}; pass both the same fields= and latents=", "fields"
+    elif len(one) and len(other) and one.has_control_lists != other.has_control_lists:
         counts = "the samples of one have exactly one control image each, those of the other have lists of them"
-        raise BadInput(f"{names} cannot be mixed: {counts}. Encode both with one for each sample, or train on them one after the other")
-    if one.dtype != other.dtype:
-        raise BadInput(
-            f"{names} cannot be mixed: one was opened with dtype={one.dtype}, the other with dtype={other.dtype}; pass both the same"
-        )
-    ours, theirs = one.recipes_in_use, other.recipes_in_use
-    if differing := sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)):
-        raise BadInput(
-            f"{names} cannot be mixed: {differing[0]} was made by another model or with other settings; encode both with the same"
-        )
+        why = f"{counts}. Encode both with one for each sample, or train on them one after the other"
+    elif one.dtype != other.dtype:
+        why, differing = f"one was opened with dtype={one.dtype}, the other with dtype={other.dtype}; pass both the same", "dtype"
+    else:
+        ours, theirs = one.recipes_in_use, other.recipes_in_use
+        for name in sorted({*ours, *theirs}):
+            if ours.get(name) != theirs.get(name):
+                why = f"{name} was made by another model or with other settings; encode both with the same"
+                break
+    if why:
+        raise BadInput(f"{one!r} and {other!r} cannot be mixed: {why}", option=differing)

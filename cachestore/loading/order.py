@@ -64,17 +64,16 @@ def even_out(items: Indices, multiple: int, tail: Tail, *, whole: Indices) -> In
 
 def order_batches(buckets: Mapping[tuple[int, ...], Sequence[int]], order: Order, epoch: int) -> Indices:
     """All batches of an epoch, one per row, each of one bucket and `order.size` indices."""
-    cut = [_cut(bucket, np.asarray(indices, dtype=np.int64), order, epoch) for bucket, indices in sorted(buckets.items())]
-    batches = np.concatenate([np.empty((0, order.size), dtype=np.int64), *cut])
+    cut = [np.empty((0, order.size), dtype=np.int64)]
+    for bucket, numbers in sorted(buckets.items()):
+        indices = np.asarray(numbers, dtype=np.int64)
+        if order.shuffle:
+            indices = indices[permutation(len(indices), "bucket", str(order.seed), str(epoch), *map(str, bucket))]
+        cut.append(even_out(indices, order.size, order.tail, whole=indices).reshape(-1, order.size))
+    batches = np.concatenate(cut)
     if order.shuffle:
         return batches[permutation(len(batches), "batches", str(order.seed), str(epoch))]
     return batches[np.argsort(batches[:, 0], kind="stable")]
-
-
-def _cut(bucket: tuple[int, ...], indices: Indices, order: Order, epoch: int) -> Indices:
-    if order.shuffle:
-        indices = indices[permutation(len(indices), "bucket", str(order.seed), str(epoch), *map(str, bucket))]
-    return even_out(indices, order.size, order.tail, whole=indices).reshape(-1, order.size)
 
 
 def count_batches(buckets: Mapping[tuple[int, ...], Sequence[int]], order: Order) -> int:

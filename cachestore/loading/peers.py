@@ -22,6 +22,7 @@ from cachestore.core.errors import BadInput, RanksDiffer
 from cachestore.core.keys import canonical, digest_parts
 from cachestore.core.words import first_of, listed, plural
 from cachestore.loading.callers import package_of
+from cachestore.loading.seats import Seat
 
 _log = logging.getLogger(__name__)
 
@@ -40,15 +41,6 @@ _KEPT: Final = 64
 """So many of its latest records a rank leaves in the store."""
 _NAMED: Final = 3
 """So many differences a message names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """Which batches a rank takes: those of number `rank` of `replicas`. With `is_joint`, others are meant to take the same (a mesh)."""
-
-    rank: int
-    replicas: int
-    is_joint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +170,28 @@ def compare(origin: str, turn: str, common: Mapping[str, Any], seat: Seat | None
     if problem := _seat_problem(records, is_complete=not silent):
         _linger(group, records)
         raise RanksDiffer(problem)
-    if silent:
-        _report_silent(silent, origin, is_required=is_required)
-    elif group.rank == reference:
+    if silent and is_required:
+        raise RanksDiffer(
+            f"{_named(silent)} did not begin this loader within {DEADLINE_SECONDS:g} s of this rank: make and begin it on every rank, at"
+            " the same lines of the script, or leave check_ranks=True out"
+        )
+    if silent and origin not in _silent:
+        _silent.add(origin)
+        _log.warning(
+            "%s did not begin this loader within %g s of this rank, so what they read was not compared; for a loader that belongs to some"
+            " ranks alone, pass check_ranks=False, which does not wait",
+            _named(silent),
+            DEADLINE_SECONDS,
+        )
+    if not silent and group.rank == reference:
         _remark_shared(records)
 
 
+def _named(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {first_of(ranks)}"
+
+
 def _find_group(name: str) -> _ProcessGroup | None:
-    """The process group with its store, or None if there is none."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -199,7 +205,6 @@ def _find_group(name: str) -> _ProcessGroup | None:
 
 
 def _exchange(group: _ProcessGroup, ours: _Record, origin: str) -> tuple[dict[int, _Record], list[int]]:
-    """Say what this rank reads, and wait for the others. Returns the records by rank, and the ranks that say nothing."""
     group.say("record", ours.encode())
     _posted.append(group.key("record", group.rank))
     if len(_posted) > _KEPT:  # all have read it: loaders that are made anew in each epoch do not fill the store
@@ -260,7 +265,7 @@ def _seat_problem(records: Mapping[int, _Record], *, is_complete: bool) -> str |
     for rank, record in sorted(records.items()):
         if record.seat is None:
             return None
-        held.setdefault(record.seat.rank, []).append(rank)
+        held.setdefault(record.seat.first, []).append(rank)
     replicas = max(record.seat.replicas for record in records.values() if record.seat is not None)
     hosts = {rank: f"{rank} (host {record.host})" for rank, record in records.items()}
     number, first = max(held.items(), key=lambda one: len(one[1]))
@@ -278,23 +283,6 @@ def _seat_problem(records: Mapping[int, _Record], *, is_complete: bool) -> str |
             " together; pass the num_replicas= of the ranks that are there, or leave rank and num_replicas out"
         )
     return None
-
-
-def _report_silent(silent: Sequence[int], origin: str, *, is_required: bool) -> None:
-    ranks = f"{'rank' if len(silent) == 1 else 'ranks'} {first_of(silent)}"
-    if is_required:
-        raise RanksDiffer(
-            f"{ranks} did not begin this loader within {DEADLINE_SECONDS:g} s of this rank: make and begin it on every rank, at the same"
-            " lines of the script, or leave check_ranks=True out"
-        )
-    if origin not in _silent:
-        _silent.add(origin)
-        _log.warning(
-            "%s did not begin this loader within %g s of this rank, so what they read was not compared; for a loader that belongs to some"
-            " ranks alone, pass check_ranks=False, which does not wait",
-            ranks,
-            DEADLINE_SECONDS,
-        )
 
 
 def _remark_shared(records: Mapping[int, _Record]) -> None:

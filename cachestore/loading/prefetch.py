@@ -178,7 +178,6 @@ class Prefetcher(Dataset[Any]):
                     self._guard.release()
 
     def _begin_reads(self, indices: Sequence[int]) -> Future[Batch] | None:
-        """Start reading this batch and the next ones. Returns the read of this one; None if it was not announced, or no thread starts."""
         with self._guard:
             at = self._find(indices) if self._batches else None
             if at is None:
@@ -214,7 +213,6 @@ class Prefetcher(Dataset[Any]):
         return hasattr(data, "can_prefetch") and data.can_prefetch(distance)
 
     def _request(self, batches: Sequence[Sequence[int]], *, distance: int = 0) -> int:
-        """Request batches from an object store, while it is allowed; the first one is needed so many batches later. Returns how many."""
         data: Any = self._data
         for count, indices in enumerate(batches):
             if not self._can_request(distance + count):

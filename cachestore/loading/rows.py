@@ -24,7 +24,7 @@ from cachestore.loading.wanted import CAPTION, LATENTS, LatentsColumn, MaskColum
 from cachestore.store.reader import Reader
 
 
-class Rows:
+class RowReader:
     """Reads rows of a selection."""
 
     def __init__(self, reader: Reader, selection: Selection) -> None:
@@ -88,7 +88,6 @@ class Rows:
         return cast(found, self._selection.options.dtype)
 
     def _parts(self, chosen: Chosen, epoch: int) -> list[Part]:
-        """What each column adds to the batch. A column without cells in these rows adds nothing."""
         selection, (rows, ids, texts, variants) = self._selection, chosen
         parts: list[Part] = []
         if (latents := selection.latents) is not None:
@@ -100,7 +99,12 @@ class Rows:
             parts.append(LatentsPart(one.name, one.block, one.form, variant_keys(one.column, rows, variants), noise))
         if selection.masks is not None and (masks := self._mask_part(selection.masks, rows, variants)) is not None:
             parts.append(masks)
-        parts += [self._shown_part(one, rows, variants) for one in selection.shown]
+        for one in selection.shown:
+            if one.name in selection.stacked:
+                parts.append(LatentsPart(one.name, one.block, one.form, variant_keys(one.column, rows, variants), [0] * len(rows)))
+            else:
+                cells = [control_keys(one.column, row, variant) for row, variant in zip(rows, variants, strict=True)]
+                parts.append(ControlsPart(one.name, one.block, one.form, cells))
         parts += [TextPart(one.block, variant_keys(one.column, rows, variants)) for one in selection.embeds]
         parts += [TextPart(text.block, selection.text_keys(text, rows, texts)) for text in selection.texts]
         return [part for part in parts if part.keys or isinstance(part, MaskPart | ControlsPart)]
@@ -109,16 +113,7 @@ class Rows:
         """The seed of a condition's noise, which is not that of the sample's own latents."""
         return noise_seed(self._selection.options.seed, epoch, f"{sample_id}/{latents.name}")
 
-    def _shown_part(self, shown: LatentsColumn, rows: Sequence[int], variants: Sequence[int]) -> Part:
-        """Control images: stacked if every sample of the data set has exactly one, else a list for each sample."""
-        if shown.name in self._selection.stacked:
-            keys = variant_keys(shown.column, rows, variants)
-            return LatentsPart(shown.name, shown.block, shown.form, keys, [0] * len(rows))
-        cells = [control_keys(shown.column, row, variant) for row, variant in zip(rows, variants, strict=True)]
-        return ControlsPart(shown.name, shown.block, shown.form, cells)
-
     def _mask_part(self, masks: MaskColumn, rows: Sequence[int], variants: Sequence[int]) -> MaskPart | None:
-        """Masks, and the shape of the missing ones if it is the same for all. None if no sample has a picture."""
         keys = iter(variant_keys(masks.column, rows, variants))
         cells = [next(keys) if masks.column.count(row) else None for row in rows]
         shapes = {self._empty_mask(masks, row) for row, key in zip(rows, cells, strict=True) if key is None}
@@ -129,7 +124,6 @@ class Rows:
     def _sample(
         self, row: int, sample_id: str, text: int | None, variant: int, stored: Sequence[Mapping[str, torch.Tensor] | None], *, epoch: int
     ) -> SampleDict:
-        """Make a sample. `stored` has the entries of the keys that `Selection.row_keys` gives for this row."""
         selection, rest = self._selection, iter(stored[len(self._selection.texts) :])
         sample: SampleDict = {}
         sizes: dict[str, torch.Tensor] = {}
@@ -137,8 +131,11 @@ class Rows:
             seed = noise_seed(selection.options.seed, epoch, sample_id)
             sample[LATENTS] = read_latents(selection.latents.block, selection.latents.form, tensors, seed)
             sizes = sizes_of(selection.latents.column, row, variant)
-        if selection.masks is not None and (mask := self._mask(selection.masks, row, next(rest))) is not None:
-            sample[MASK] = mask
+        if (masks := selection.masks) is not None:
+            if (found := next(rest)) is not None:
+                sample[MASK] = read_mask(masks.block, found, masks.patch, has_frames=masks.temporal_factor > 1)
+            elif (shape := self._empty_mask(masks, row)) is not None:
+                sample[MASK] = torch.ones(shape, dtype=torch.float32)
         for one, found in zip(selection.conditions, rest, strict=False):
             sample |= {} if found is None else {one.name: read_latents(one.block, one.form, found, self._noise(one, sample_id, epoch))}
         for one, found in zip(selection.embeds, rest, strict=False):
@@ -154,13 +151,6 @@ class Rows:
         for extras in selection.extras_beside([row], sample):
             sample |= extras
         return sample
-
-    def _mask(self, masks: MaskColumn, row: int, stored: Mapping[str, torch.Tensor] | None) -> torch.Tensor | None:
-        """A sample's mask; ones if it has none; None if it has no picture either."""
-        if stored is not None:
-            return read_mask(masks.block, stored, masks.patch, has_frames=masks.temporal_factor > 1)
-        shape = self._empty_mask(masks, row)
-        return None if shape is None else torch.ones(shape, dtype=torch.float32)
 
     def _empty_mask(self, masks: MaskColumn, row: int) -> tuple[int, ...] | None:
         """The shape of the mask that a sample lacks; None if it has no picture either."""

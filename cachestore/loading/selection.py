@@ -181,7 +181,8 @@ class Selection:
         if difference := policy.differs_from(self.encoded):
             raise BadInput(
                 f"the caption policy needs texts that were not encoded: {difference}; run `cachestore precompute` (or `cs.precompute`)"
-                " again with this policy as captions=, which encodes only what is new"
+                " again with this policy as captions=, which encodes only what is new",
+                option="captions",
             )
         if any(list(text.column.at) != list(self.catalog.captions_at) for text in self.texts):
             raise FormatError("it does not have one entry for each caption; run `cachestore precompute` again")
@@ -282,34 +283,28 @@ class Selection:
         """The ids, captions and variants of these rows in an epoch, by default the data set's."""
         ids = take(self.catalog.ids, rows)
         epoch = self.epoch.get() if epoch is None else epoch
-        return Chosen(rows, ids, self._chosen_texts(rows, ids, epoch), self._chosen_variants(rows, ids, epoch))
-
-    def _chosen_texts(self, rows: Sequence[int], ids: Sequence[str], epoch: int) -> Sequence[int | None]:
-        policy, at = self.options.captions, self.catalog.captions_at
-        if policy is None:
-            return [0] * len(rows)
-        seed = self.options.seed
-        return [
-            policy.index(at[row + 1] - at[row], self.encoded, seed=seed, epoch=epoch, sample_id=sample_id)
-            for row, sample_id in zip(rows, ids, strict=True)
-        ]
-
-    def _chosen_variants(self, rows: Sequence[int], ids: Sequence[str], epoch: int) -> Sequence[int]:
+        policy, at, seed = self.options.captions, self.catalog.captions_at, self.options.seed
+        texts: list[int | None] = [0] * len(rows)
+        if policy is not None:
+            texts = [
+                policy.index(at[row + 1] - at[row], self.encoded, seed=seed, epoch=epoch, sample_id=sample_id)
+                for row, sample_id in zip(rows, ids, strict=True)
+            ]
         if isinstance(self.variants, int) and self.variants == 1:
-            return [0] * len(rows)
+            return Chosen(rows, ids, texts, [0] * len(rows))
         each: list[int] = [self.variants] * len(rows) if isinstance(self.variants, int) else self.variants[list(rows)].tolist()
-        seed = str(self.options.seed)
-        return [turn_of(variants, epoch, "views", seed, sample_id) for variants, sample_id in zip(each, ids, strict=True)]
+        turns = [turn_of(variants, epoch, "views", str(seed), sample_id) for variants, sample_id in zip(each, ids, strict=True)]
+        return Chosen(rows, ids, texts, turns)
 
     def row_keys(self, chosen: Chosen) -> list[list[Key | None]]:
         """For each row, the keys of the returned columns: texts, latents, masks, conditions, embeds, shown images. None without a cell."""
-        return [self._row_keys(row, text, variant) for row, _id, text, variant in zip(*chosen, strict=True)]
-
-    def _row_keys(self, row: int, text: int | None, variant: int) -> list[Key | None]:
         columns = [part.column for part in (self.latents, self.masks, *self.conditions, *self.embeds) if part is not None]
-        keys = [next(iter(variant_keys(column, [row], [variant])), None) for column in columns]
-        texts = [next(iter(self.text_keys(one, [row], [text])), None) for one in self.texts]
-        return [*texts, *keys, *(key for one in self.shown for key in control_keys(one.column, row, variant))]
+        rows: list[list[Key | None]] = []
+        for row, _id, text, variant in zip(*chosen, strict=True):
+            keys = [next(iter(self.text_keys(one, [row], [text])), None) for one in self.texts]
+            keys += [next(iter(variant_keys(column, [row], [variant])), None) for column in columns]
+            rows.append([*keys, *(key for one in self.shown for key in control_keys(one.column, row, variant))])
+        return rows
 
     def text_keys(self, texts: TextColumn, rows: Sequence[int], chosen: Sequence[int | None]) -> list[Key]:
         """The key of the chosen caption of each row, or of the empty caption. Skips rows without captions."""

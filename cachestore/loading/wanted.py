@@ -70,7 +70,7 @@ def chosen_fields(texts: Sequence[TextColumn], images: Collection[str], asked: f
         return frozenset(whole)
     known = whole.union(*(text.block.fields() for text in texts))
     if unknown := sorted(asked - known):
-        raise BadInput(f"it has no field {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}")
+        raise BadInput(f"it has no field {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}", option="fields")
     return asked
 
 
@@ -80,14 +80,15 @@ def chosen_resolution(catalog: Catalog, asked: int | None) -> int | None:
     found: list[int | None] = list(dict.fromkeys(column.options.get("resolution") for column in trained))
     if asked is not None and asked not in found:
         names = ", ".join(map(str, filter(None, found))) or "none"
-        raise BadInput(f"it was not encoded at the resolution {asked!r}; it has {names}")
+        raise BadInput(f"it was not encoded at the resolution {asked!r}; it has {names}", option="resolution")
     if len(found) < 2:
         return None
     if asked is None:
         names = ", ".join(map(str, found))
         raise BadInput(
             f"it was encoded at {len(found)} resolutions: pass resolution=N for one of {names}, or mix them all:"
-            f" MixedDataset([CachedDataset(..., resolution=size) for size in ({names})])"
+            f" MixedDataset([CachedDataset(..., resolution=size) for size in ({names})])",
+            option="resolution",
         )
     return asked
 
@@ -101,7 +102,6 @@ def check_variants(catalog: Catalog) -> None:
 
 
 def _image_columns(catalog: Catalog, resolution: int | None) -> list[KeyColumn]:
-    """The columns made from images, at the chosen resolution."""
     columns = (column for column in catalog.columns if column.role != CAPTION)
     return [column for column in columns if resolution is None or column.options.get("resolution") == resolution]
 
@@ -138,14 +138,13 @@ def condition_columns(catalog: Catalog, resolution: int | None) -> tuple[list[La
     return list(latents.values()), list(embeds.values())
 
 
-def _latents_column(catalog: Catalog, role: str, resolution: int | None, form: LatentsAs) -> LatentsColumn | None:
-    column = _images_column(catalog, LATENTS, role, resolution)
-    return None if column is None else LatentsColumn(LATENTS, column, parse_latents(catalog.recipes[column.fingerprint]), form)
-
-
 def trained_column(catalog: Catalog, resolution: int | None, form: LatentsAs) -> LatentsColumn | None:
     """The column to train on: of pictures, of videos, or both as one."""
-    pictures, videos = (_latents_column(catalog, role, resolution, form) for role in (IMAGE, VIDEO))
+    columns = (_images_column(catalog, LATENTS, role, resolution) for role in (IMAGE, VIDEO))
+    pictures, videos = (
+        None if column is None else LatentsColumn(LATENTS, column, parse_latents(catalog.recipes[column.fingerprint]), form)
+        for column in columns
+    )
     if pictures is None or videos is None:
         return pictures or videos
     if not len(pictures.column.keys) or not len(videos.column.keys):

@@ -39,11 +39,6 @@ class Address:
         return f"{str(self).rstrip('/')}/{where}" if where else str(self)
 
 
-def is_address(given: object) -> bool:
-    """Return whether a text is an address (`scheme://…`) and not a path."""
-    return isinstance(given, str) and _ADDRESS.match(given) is not None
-
-
 def parse_address(argument: str, given: object) -> Address:
     """Return the parts of an address; errors call it `argument`. Raises BadInput, whose message repeats no password."""
     found = _ADDRESS.fullmatch(given) if isinstance(given, str) else None

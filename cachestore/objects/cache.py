@@ -27,10 +27,9 @@ from cachestore.core.keys import Json
 from cachestore.core.words import in_short
 from cachestore.files import in_use
 from cachestore.files.opening import FileIdentity, free_bytes, is_link, names_in, read_whole, reason_of
-from cachestore.files.paths import MARKER, decode_name, parse_catalog
+from cachestore.files.paths import CACHE_MARKER, MARKER, decode_name, parse_catalog
 from cachestore.files.records import decode_record, encode_record
 
-CACHE_MARKER: Final = "cachestore-cache.json"
 FORMAT: Final = "cachestore-cache"
 ORIGIN_FORMAT: Final = "cachestore-origin"
 VERSION: Final = 1
@@ -108,7 +107,7 @@ def open_cache(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         names = names_in(folder, is_root=True)
         if MARKER in names:
-            raise BadInput(f"{folder} is a store, not a folder for copies of other stores: pass another folder as local")
+            raise BadInput(f"{folder} is a store, not a folder for copies of other stores: pass another folder as local", option="local")
         marker = folder / CACHE_MARKER
         here = identity_of(marker)
         if here is None or not _is_whole(marker):
@@ -255,7 +254,6 @@ class StoreCache:
 
 
 def _names(folder: Path) -> list[str]:
-    """The names in a folder of a cache; none where something else is in its place."""
     try:
         return names_in(folder)
     except (FormatError, ReadFailed):
@@ -263,7 +261,6 @@ def _names(folder: Path) -> list[str]:
 
 
 def _address_in(root: Path) -> str:
-    """The address of the store whose copies are in a folder; empty if that is not known."""
     with suppress(FormatError, OSError):
         found = decode_record(ORIGIN_FORMAT, VERSION, read_whole(root / "origin.json", limit_bytes=_LIMIT_BYTES), where=root)
         return str(found.get("address", ""))
@@ -276,15 +273,10 @@ def parts_in(folder: Path) -> Iterator[CachedPart]:
         for digest in filter(_DIGEST.fullmatch, _names(folder / store / "parts")):
             with suppress(OSError):
                 status = (folder / store / "parts" / digest).stat()
-                used_at = max(status.st_mtime, _time_of(folder / store / "have" / digest))
+                used_at = status.st_mtime
+                with suppress(OSError):
+                    used_at = max(used_at, (folder / store / "have" / digest).stat().st_mtime)
                 yield CachedPart(store, digest, _blocks(status), used_at)
-
-
-def _time_of(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _blocks(status: os.stat_result) -> int:
@@ -361,7 +353,7 @@ class Room:
         self._pending -= size + _EDGES
 
 
-def look_into_cache(folder: Path, *, clear: bool = False) -> CacheReport:
+def read_cache(folder: Path, *, clear: bool = False) -> CacheReport:
     """Return what is in a cache; with `clear`, after its copies were removed. Raises BadInput for a folder that is none, ReadFailed."""
     names = names_in(folder, is_root=True)
     if CACHE_MARKER not in names:
@@ -374,8 +366,16 @@ def look_into_cache(folder: Path, *, clear: bool = False) -> CacheReport:
         for store in filter(is_store_id, names):
             _clear(folder / store)
         freed = before - used_bytes(folder)
-    stores = tuple(_look_at_store(folder, store) for store in names_in(folder, is_root=True) if is_store_id(store))
-    return CacheReport(str(folder), stores, used_bytes(folder), freed)
+    stores: list[CachedStore] = []
+    for store in filter(is_store_id, names_in(folder, is_root=True)):
+        catalogs, datasets = folder / store / "catalogs", dict[str, list[int]]()
+        for encoded in _names(catalogs):
+            numbers = sorted(number for number in map(parse_catalog, _names(catalogs / encoded)) if number is not None)
+            if numbers and (name := decode_name(encoded)) is not None:
+                datasets[name] = numbers
+        sizes = [part.bytes for part in parts_in(folder) if part.store == store]
+        stores.append(CachedStore(store, _address_in(folder / store), datasets, len(sizes), sum(sizes)))
+    return CacheReport(str(folder), tuple(stores), used_bytes(folder), freed)
 
 
 def _clear(root: Path) -> None:
@@ -390,14 +390,3 @@ def _clear(root: Path) -> None:
             path.rmdir()
     with suppress(OSError):
         root.rmdir()
-
-
-def _look_at_store(folder: Path, store: str) -> CachedStore:
-    root, address = folder / store, _address_in(folder / store)
-    datasets: dict[str, list[int]] = {}
-    for encoded in _names(root / "catalogs"):
-        numbers = sorted(number for number in map(parse_catalog, _names(root / "catalogs" / encoded)) if number is not None)
-        if numbers and (name := decode_name(encoded)) is not None:
-            datasets[name] = numbers
-    parts = [part for part in parts_in(folder) if part.store == store]
-    return CachedStore(store, address, datasets, len(parts), sum(part.bytes for part in parts))

@@ -1,4 +1,4 @@
-"""The client of an object store: seven verbs, with retries. The only module that imports obstore.
+"""The client of an object store: six verbs, with retries. The only module that imports obstore.
 
 A request is tried again if the server is busy (409, 429, 5xx), resets the connection or does not answer. The pauses are random and grow,
 and `ClientLimits` ends all of it. What the server refuses (401, 403, 404, other 4xx) raises at once. Every error is a RemoteFailed that
@@ -113,10 +113,6 @@ class Client(ReadingClient, Protocol):
         """Upload a file of this size from its start, replacing an object of that key. Holds `PIECE_BYTES` of it at a time in memory."""
         ...
 
-    def delete(self, key: str) -> None:
-        """Remove an object; a missing one is fine."""
-        ...
-
 
 def connect(address: Address, *, limits: ClientLimits = ClientLimits()) -> Client:  # noqa: B008 - immutable
     """Return the client of a store. Sends nothing yet. Raises MissingExtra without the extra [objects], BadInput for wrong settings."""
@@ -220,7 +216,6 @@ class _ObstoreClient:
         return self._call("read", key, read)
 
     def _readable(self, key: str) -> str:
-        """Return where an object lies. Raises RemoteFailed for a file that obstore would wait for, such as a fifo."""
         whole = self._address.key(key)
         if self._address.scheme == "file" and _would_wait(Path("/") / whole):
             raise RemoteFailed(f"{self._address.of(key)} is a fifo, a socket or a device, not a regular file: move it away")
@@ -256,15 +251,7 @@ class _ObstoreClient:
 
         self._call("write", key, upload)
 
-    def delete(self, key: str) -> None:
-        try:
-            self._call("remove", key, lambda: self._obstore.delete(self._store, self._address.key(key)))
-        except RemoteFailed as error:
-            if error.errno != 2:
-                raise
-
     def _call(self, verb: str, key: str, act: Callable[[], T]) -> T:
-        """Send a request, again while it may help. Raises RemoteFailed."""
         if os.getpid() != self._pid:
             raise BadInput(
                 f"the client of {self._address} was made in process {self._pid}, and this is its forked child, where it cannot work:"
@@ -306,7 +293,6 @@ class _Reading:
 
 
 def _store_of(address: Address, limits: ClientLimits) -> Any:
-    """Return obstore's store. Endpoint and credentials come from the environment. Raises BadInput for settings that it refuses."""
     from obstore import exceptions
     from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 

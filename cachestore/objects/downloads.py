@@ -9,33 +9,26 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from cachestore.children.kinds import HELPER
-from cachestore.core import system
 from cachestore.core.arguments import as_whole
 from cachestore.core.errors import RemoteFailed
 from cachestore.core.parent import is_orphan
-from cachestore.files.frames import Frames, frame
+from cachestore.files.frames import Frame, frame
 from cachestore.objects.address import Address
 from cachestore.objects.client import ClientLimits, ObjectRef
-from cachestore.objects.process import close_pipes, end_helper, error_of, start_helper
-
-if TYPE_CHECKING:
-    from cachestore.children.start import ChildProcess
+from cachestore.objects.process import LOOK_SECONDS, SLACK_SECONDS, Helper, HelperEnded, error_of
 
 PARALLEL: Final = "CACHESTORE_IN_FLIGHT"
 """The variable with the number of requests that a helper sends at once."""
 _PARALLEL: Final = 32
 _LIMITS: Final = ClientLimits()
-_SLACK_SECONDS: Final = 30.0
+_SLACK_SECONDS: Final = SLACK_SECONDS
 """A helper that says nothing for so much longer than its own limits does not work."""
 _STARTS: Final = 3
 """How many helpers may end one after the other without an answer."""
-_LOOK_SECONDS: Final = 1.0
-_READ_BYTES: Final = 1 << 20
 _ORPHAN: Final = "the process that started this worker has ended"
 
 
@@ -64,10 +57,6 @@ class HelperRequest:
         return self.body
 
 
-class _HelperEnded(Exception):
-    """The helper has ended, or closed its pipes."""
-
-
 class Downloads:
     """The helper of this process. Several threads may use it; each waits for its own answers."""
 
@@ -78,11 +67,10 @@ class Downloads:
         """Held while anything below changes, and while a request is written."""
         self._is_reading = False
         """Whether a thread reads answers now; the others wait for it."""
-        self._helper: ChildProcess | None = None
+        self._helper: Helper | None = None
         self._environment: dict[str, str] = {}
         """The environment in which the helper was started."""
         self._parallel = _PARALLEL
-        self._answers = Frames()
         self._open: weakref.WeakValueDictionary[int, HelperRequest] = weakref.WeakValueDictionary()
         """What waits for an answer. A request that nothing holds any more, as its data set is gone, is not sent to the next helper."""
         self._numbers = 0
@@ -108,8 +96,7 @@ class Downloads:
     def end(self) -> str:
         """End the helper, and return how it ended, in words. The next request starts another one."""
         helper, self._helper = self._helper, None
-        self._answers = Frames()
-        return end_helper(helper) if helper is not None else ""
+        return helper.end() if helper is not None else ""
 
     def _stop(self) -> None:
         """End the helper. While a thread reads its answers, only its process: the pipes are that thread's to close."""
@@ -121,8 +108,7 @@ class Downloads:
     def abandon(self) -> None:
         """In a forked child: close the inherited pipes. The helper is the parent's."""
         if self._helper is not None:
-            close_pipes(self._helper)
-            self._helper.returncode = 0  # it is not a child of this process
+            self._helper.abandon()
             self._helper = None
 
     @property
@@ -148,7 +134,7 @@ class Downloads:
             else:
                 try:
                     self._write(line)
-                except _HelperEnded:
+                except HelperEnded:
                     self._stop()
                     if not self._is_reading:  # or else the thread that reads starts the next one
                         self._start()
@@ -161,7 +147,7 @@ class Downloads:
             for request in requests:
                 while request.is_open:
                     if self._is_reading:
-                        self._turn.wait(_LOOK_SECONDS)
+                        self._turn.wait(LOOK_SECONDS)
                         continue
                     if request.number not in self._open:  # another thread gave up on all of them
                         request.head, request.error = {}, RemoteFailed("the helper process was given up: run the same command again")
@@ -171,64 +157,50 @@ class Downloads:
     def take(self) -> None:
         """Take the answers that are here already, without waiting."""
         with self._turn:
-            while not self._is_reading and self._open and self._helper is not None and self._is_readable(0):
-                self._read_once(time.monotonic())
+            while not self._is_reading and self._open and self._helper is not None and self._read_once(time.monotonic(), seconds=0.0):
+                pass
 
-    def _read_once(self, since: float) -> None:
-        """Read what comes next, with `_turn` held at both ends. Gives up if nothing came for too long, counted from `since` on."""
-        self._is_reading = True
-        helper = self._helper
+    def _read_once(self, since: float, seconds: float = LOOK_SECONDS) -> bool:
+        """Hand out what comes next, with `_turn` held at both ends. Gives up if nothing came for too long, counted from `since` on.
+
+        Returns whether something came.
+        """
+        self._is_reading, helper = True, self._helper
+        answers: Sequence[Frame] | None = ()
+        has_ended = helper is None
         self._turn.release()
         try:
-            data = self._read()
-        except _HelperEnded:
-            data = b""
+            answers = helper.receive(seconds) if helper is not None else ()
+        except HelperEnded:
+            has_ended = True
         finally:
             self._turn.acquire()
             self._is_reading = False
             self._turn.notify_all()
-        if data is None and is_orphan(self._parent):
+        if has_ended:
+            if self._helper is helper:
+                self._start()
+            return True
+        if answers is None and not seconds:
+            return False
+        if answers is None and is_orphan(self._parent):
             self._give_up(_ORPHAN)
-        elif data is None:
-            seconds = time.monotonic() - max(since, self._heard)
-            if seconds > sum(_LIMITS) + _SLACK_SECONDS:
-                self._give_up(f"the helper process did not answer for {seconds:.0f} s")
-        elif data:
+        elif answers is None:
+            silence = time.monotonic() - max(since, self._heard)
+            if silence > sum(_LIMITS) + _SLACK_SECONDS:
+                self._give_up(f"the helper process did not answer for {silence:.0f} s")
+        else:
             self._heard = time.monotonic()
-            self._settle(data)
-        elif self._helper is helper:
-            self._start()
-
-    def _read(self) -> bytes | None:
-        """Return some of what the helper sends; None if nothing came for a second. Raises _HelperEnded."""
-        if not self._is_readable(_LOOK_SECONDS):
-            return None
-        data = os.read(self._descriptors()[1], _READ_BYTES)
-        if not data:
-            raise _HelperEnded
-        return data
-
-    def _is_readable(self, seconds: float) -> bool:
-        return system.is_readable(self._descriptors()[1], seconds)
-
-    def _descriptors(self) -> tuple[int, int]:
-        helper = self._helper
-        if helper is None or helper.stdin is None or helper.stdout is None:
-            raise _HelperEnded
-        return helper.stdin.fileno(), helper.stdout.fileno()
-
-    def _settle(self, data: bytes) -> None:
-        """Hand out the answers that have arrived whole."""
-        for head, body in self._answers.take(data):
-            request = self._open.pop(head["n"], None)
-            if request is not None:
-                request.body = body
-                request.error = error_of(head)
-                request.head = head
-                self._starts = 0
+            for head, body in answers:
+                request = self._open.pop(head["n"], None)
+                if request is not None:
+                    request.body = body
+                    request.error = error_of(head)
+                    request.head = head
+                    self._starts = 0
+        return answers is not None
 
     def _start(self) -> None:
-        """Start a helper, in place of one that ended, and send it all open requests."""
         while True:
             reason = self.end()
             self._starts += 1
@@ -237,37 +209,21 @@ class Downloads:
                 return
             try:
                 self._environment = dict(os.environ)
-                self._helper = start_helper(HELPER, *_LIMITS, self._parallel)
-                requests, answers = self._descriptors()
-                system.never_block(requests)
-                with suppress(ImportError, AttributeError, OSError):  # Linux only
-                    import fcntl
-
-                    fcntl.fcntl(answers, fcntl.F_SETPIPE_SZ, _READ_BYTES)
+                self._helper = Helper(HELPER, *_LIMITS, self._parallel)
                 for request in list(self._open.values()):
                     self._write(request.line)
-            except _HelperEnded:
+            except HelperEnded:
                 continue
             except OSError as error:
                 self._give_up(f"cannot start the helper process: {error}")
             return
 
     def _write(self, line: bytes) -> None:
-        """Write a request. The helper always reads, so this hardly waits. Raises _HelperEnded."""
-        left, since = memoryview(line), time.monotonic()
-        while left:
-            descriptor = self._descriptors()[0]
-            try:
-                left = left[os.write(descriptor, left) :]
-            except BlockingIOError:
-                if time.monotonic() - since > _SLACK_SECONDS:
-                    raise _HelperEnded from None
-                system.wait_writable(descriptor, _LOOK_SECONDS)
-            except OSError as error:
-                raise _HelperEnded from error
+        if self._helper is None:
+            raise HelperEnded
+        self._helper.send(line)
 
     def _give_up(self, reason: str) -> None:
-        """Answer all open requests with an error, and start anew with the next one."""
         self.end()
         self._starts = 0
         for request in list(self._open.values()):
@@ -295,7 +251,6 @@ def downloads() -> Downloads:
 
 
 def _renew() -> None:
-    """In a forked child: forget the parent's helper, and locks that a thread of the parent may have held."""
     global _current, _making
     if _current is not None:
         _current.abandon()

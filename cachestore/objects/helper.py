@@ -84,13 +84,10 @@ class _Server:
         except Exception as error:  # noqa: BLE001 - every request gets an answer
             head, body = error_as_json(error), b""
             if self._answered < began and time.monotonic() - began >= self._limits.retry_seconds:
-                self._end_waiting(head)
+                with suppress(queue.Empty):
+                    while True:
+                        self._answers.put(({"n": self._requests.get_nowait()[1], **head}, b""))
         self._answers.put(({"n": number, **head}, body))
-
-    def _end_waiting(self, head: Mapping[str, Any]) -> None:
-        with suppress(queue.Empty):
-            while True:
-                self._answers.put(({"n": self._requests.get_nowait()[1], **head}, b""))
 
     def send(self) -> None:
         """Write answers to stdout until the reader is gone."""
@@ -101,14 +98,12 @@ class _Server:
                 write_out(body)
         os._exit(0)
 
-    def _client(self, address: str) -> Client:
+    def _answer(self, request: Mapping[str, Any]) -> Answer:
+        address = request["address"]
         with self._guard:
             if address not in self._clients:
                 self._clients[address] = connect(parse_address("path", address), limits=self._limits)
-            return self._clients[address]
-
-    def _answer(self, request: Mapping[str, Any]) -> Answer:
-        client = self._client(request["address"])
+            client = self._clients[address]
         match request["do"]:
             case "list":
                 return {}, json.dumps([found for page in client.list(request["folder"]) for found in page]).encode()
@@ -119,7 +114,6 @@ class _Server:
 
 
 def _range(client: Client, request: Mapping[str, Any]) -> Answer:
-    """Bring a range piece by piece: into the part, as the answer's bytes, or both."""
     part: Mapping[str, Any] | None = request.get("part")
     if part is None:
         return {}, b"".join(data for _at, data in _pieces(client, request))

@@ -193,7 +193,6 @@ def _key(digest: str) -> str:
 
 
 def _join(spans: Sequence[EntrySpan]) -> list[list[EntrySpan]]:
-    """Group neighbouring entries, each group in the order of its bytes."""
     groups: list[list[EntrySpan]] = []
     for span in sorted(set(spans)):
         last = groups[-1][-1] if groups else None

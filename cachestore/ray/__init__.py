@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 with naming_extras():
-    from cachestore.ray.ranks import run_ranks
+    from cachestore.ray.actors import run_ranks
 
 __all__ = ["fill", "precompute"]
 

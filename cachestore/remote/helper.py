@@ -9,12 +9,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cachestore.core.keys import Json
 from cachestore.core.parent import leave_with
 from cachestore.core.signals import leave_to_starter
 from cachestore.files.frames import frame
@@ -36,54 +34,44 @@ def main(arguments: list[str]) -> None:
     """Do what the process with this pid asks for."""
     leave_to_starter()
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, partial(_interrupt, stop))
+
+    def interrupt(_number: int, _frame: object) -> None:
+        if stop.is_set():  # else the signal is from another process
+            raise KeyboardInterrupt
+
+    def wait_for_more() -> None:
+        next(requests, None)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, interrupt)
     leave_with(int(arguments[0]), seconds=STOP_SECONDS, gone=stop)
     requests = requests_of()
     try:
         call = next(requests, None)
         if call is not None:
-            threading.Thread(target=_wait_for_more, args=(requests, stop), name="stop", daemon=True).start()
-            answer = _answer(call)
+            threading.Thread(target=wait_for_more, name="stop", daemon=True).start()
+            answer = _answer(**call)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            _say(answer)
+            write_out(frame(answer))
     except (KeyboardInterrupt, BrokenPipeError):  # it was stopped, and has cleaned up
         os._exit(1)
     os._exit(0)  # threads may still wait for the network
 
 
-def _answer(call: Mapping[str, Any]) -> Mapping[str, Any]:
+def _answer(do: str, address: str, *, store: str = "", shows: bool = False, **options: Any) -> Mapping[str, Any]:
+    def show(doing: str, done: int, total: int) -> None:
+        write_out(frame({"progress": [doing, done, total]}))
+
     try:
-        return {"result": _act(**call)}
+        client = connect(parse_address("address", address))
+        if do == "ls":
+            return {"result": list_client(client).as_json()}
+        request = TransferRequest(**options, on_progress=show if shows else None)
+        if do == "push":
+            return {"result": push_to(client, open_layout(Layout.at(store, "store")), request).as_json()}
+        return {"result": pull_from(client, Path(store), request).as_json()}
     except Exception as error:  # noqa: BLE001 - the caller gets it
         return error_as_json(error)
-
-
-def _act(do: str, address: str, *, store: str = "", shows: bool = False, **options: Any) -> Json:
-    client = connect(parse_address("address", address))
-    if do == "ls":
-        return list_client(client).as_json()
-    request = TransferRequest(**options, on_progress=_show if shows else None)
-    if do == "push":
-        return push_to(client, open_layout(Layout.at(store, "store")), request).as_json()
-    return pull_from(client, Path(store), request).as_json()
-
-
-def _show(doing: str, done: int, total: int) -> None:
-    _say({"progress": [doing, done, total]})
-
-
-def _say(answer: Mapping[str, Any]) -> None:
-    write_out(frame(answer))
-
-
-def _interrupt(stop: threading.Event, _number: int, _frame: object) -> None:
-    if stop.is_set():  # else the signal is from another process
-        raise KeyboardInterrupt
-
-
-def _wait_for_more(requests: Iterator[Mapping[str, Any]], stop: threading.Event) -> None:
-    next(requests, None)
-    stop.set()
 
 
 if __name__ == "__main__":

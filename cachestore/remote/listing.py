@@ -7,7 +7,7 @@ from cachestore.core.words import in_short
 from cachestore.objects.address import parse_address
 from cachestore.objects.client import ReadingClient
 from cachestore.remote.call import call_helper
-from cachestore.store.outline import ask_again, remote_start, require_store, take_inventory
+from cachestore.store.outline import ask_until_sure, remote_start, require_store, take_inventory
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,15 @@ def list_address(address: str) -> RemoteStats:
 
 def list_client(client: ReadingClient) -> RemoteStats:
     """`list_address` with a client."""
-    return ask_again(lambda: _list(client))
 
+    def list_all() -> RemoteStats:
+        require_store(client)
+        inventory = take_inventory(client)
+        catalogs: list[RemoteCatalog] = []
+        for name, generations in inventory.catalogs.items():
+            for generation, size in generations.items():
+                start = remote_start(client, name, generation, size)
+                catalogs.append(RemoteCatalog(name, generation, start.samples, size, start.digest))
+        return RemoteStats(str(client.address), tuple(catalogs), len(inventory.segments), sum(inventory.segments.values()))
 
-def _list(client: ReadingClient) -> RemoteStats:
-    require_store(client)
-    inventory = take_inventory(client)
-    catalogs = [_look(client, name, *one) for name, some in inventory.catalogs.items() for one in some.items()]
-    return RemoteStats(str(client.address), tuple(catalogs), len(inventory.segments), sum(inventory.segments.values()))
-
-
-def _look(client: ReadingClient, name: str, generation: int, size: int) -> RemoteCatalog:
-    start = remote_start(client, name, generation, size)
-    return RemoteCatalog(name, generation, start.samples, size, start.digest)
+    return ask_until_sure(list_all)

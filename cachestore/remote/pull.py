@@ -4,10 +4,8 @@ It reads catalogs first, then what they name, and publishes in the order of a jo
 visible only when all that it names is. A killed pull leaves files that the same command finds; parts of files lie in `tmp/`.
 """
 
-import time
-from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from cachestore.core.arguments import as_path
@@ -26,33 +24,29 @@ from cachestore.remote.transfer import (
     JOBS,
     FileRef,
     Mover,
+    Moves,
     Shown,
+    StoreTransfer,
     TransferReport,
     TransferRequest,
     choose,
-    other_catalog,
     pieces_of_remote,
-    report_of,
     requests_down,
+    run_transfer,
     segments_of,
-    working_folder,
 )
 from cachestore.storage.catalog import Catalog, read_catalog
 from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, create_store
 from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.store.outline import (
     KEYS,
-    ask_again,
-    catalog_digest,
     digesting,
     draw_segments,
     fetch_catalog,
     fetch_index,
     key_of,
     remote_header,
-    remote_start,
     require_store,
-    take_inventory,
 )
 
 
@@ -104,80 +98,49 @@ def pull(
 
 def pull_from(client: Client, root: Path, request: TransferRequest) -> TransferReport:
     """`pull` with a client."""
-    began = time.monotonic()
+    return run_transfer(_Pull, client, Layout(root.absolute()), request)
 
-    def look() -> TransferReport:
+
+class _Pull(StoreTransfer):
+    def __init__(self, client: Client, layout: Layout, request: TransferRequest, scratch: Path) -> None:
         require_store(client)
-        with working_folder() as scratch:
-            return _Pull(client, root, request, scratch).run(began)
+        super().__init__(client, layout, request, scratch)
+        if MARKER in names_in(layout.root, is_root=True):
+            self._layout = open_layout(layout)
 
-    return ask_again(look)
+    def requests(self, file: FileRef) -> int:
+        return requests_down(file)
 
-
-@dataclass(slots=True)
-class _ToReceive:
-    """What is to be received, in the order of writes."""
-
-    generations: dict[str, list[int]]
-    segments: list[FileRef] = field(default_factory=list[FileRef])
-    recipes: list[FileRef] = field(default_factory=list[FileRef])
-    catalogs: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    skipped: int = 0
-
-
-class _Pull:
-    def __init__(self, client: Client, root: Path, request: TransferRequest, scratch: Path) -> None:
-        self._client = client
-        self._request = request
-        self._layout = Layout(root.absolute())
-        if MARKER in names_in(root, is_root=True):
-            self._layout = open_layout(self._layout)
-        self._remarks: list[str] = []
-        self._outline = Layout(scratch / "outline")
-        self._inventory = take_inventory(client)
-
-    def run(self, began: float) -> TransferReport:
-        plan = self._plan()
-        catalogs = [FileRef(key_of(KEYS.catalog(*one)), self._inventory.catalogs[one[0]][one[1]]) for one in plan.catalogs]
-        files = [*plan.segments, *plan.recipes, *catalogs]
-        if not self._request.dry_run:
-            mover = Mover(self._request.jobs, sum(file.size for file in files), self._request.on_progress)
-            self._receive(plan, mover)
-        report = report_of(
-            self._request,
-            files,
-            requests_down,
-            store=self._layout.root,
-            address=self._client.address,
-            generations=plan.generations,
-            skipped=plan.skipped,
-            began=began,
-        )
-        return replace(report, remarks=tuple(self._remarks))
-
-    def _plan(self) -> _ToReceive:
-        there = self._inventory
-        plan = _ToReceive(choose(there.catalogs, self._request.name, self._request.generation, where=self._client.address))
-        for name, some in plan.generations.items():
-            listed = names_in(self._layout.catalog_folder(name))
-            for generation in some:
-                if self._layout.catalog(name, generation).name in listed:
-                    self._require_same(name, generation)
-                    plan.skipped += 1
-                else:
-                    plan.catalogs.append((name, generation))
-        digests, fingerprints = (set(there.segments), set(there.recipes)) if self._request.name is None else self._of_data_set(plan)
-        self._plan_files(plan, sorted(digests), sorted(fingerprints))
+    def plan(self) -> Moves:
+        layout, there, request = self._layout, self._inventory, self._request
+        plan = Moves(choose(there.catalogs, request.name, request.generation, where=self._client.address))
+        for name, generation in ((name, generation) for name, some in plan.generations.items() for generation in some):
+            size = there.catalogs[name][generation]
+            if layout.catalog(name, generation).name in names_in(layout.catalog_folder(name)):
+                self._require_same(name, generation, size)
+                plan.skipped += 1
+            else:
+                plan.catalogs.append((name, generation, FileRef(key_of(KEYS.catalog(name, generation)), size)))
+        digests, fingerprints = (set(there.segments), set(there.recipes)) if request.name is None else self._of_data_set(plan)
+        present: list[Path] = []
+        for digest in sorted(digests):
+            path, size = layout.segment(digest), there.segments[digest]
+            status = status_of(path)
+            if status is None:
+                plan.segments.append(FileRef(key_of(KEYS.segment(digest)), size))
+            elif status.st_size == size:
+                present.append(path)
+            else:
+                raise self._damaged_here(path)
+        if request.check:
+            Mover(request.jobs, 0, request.on_progress).each("checking what is there", present, self._check_here)
+        listed = names_in(layout.recipes)
+        lacking = [fingerprint for fingerprint in sorted(fingerprints) if layout.recipe(fingerprint).name not in listed]
+        plan.recipes = [FileRef(key_of(KEYS.recipe(fingerprint)), there.recipes[fingerprint]) for fingerprint in lacking]
+        plan.skipped += len(present) + len(fingerprints) - len(lacking)
         return plan
 
-    def _require_same(self, name: str, generation: int) -> None:
-        """Raise BadInput if the folder has other rows under this generation."""
-        there = remote_start(self._client, name, generation, self._inventory.catalogs[name][generation])
-        if catalog_digest(self._layout.catalog(name, generation)) != there.digest:
-            raise other_catalog(name, generation, there=self._layout.root, here=self._client.address)
-
-    def _of_data_set(self, plan: _ToReceive) -> tuple[set[str], set[str]]:
-        """Return the segments and recipes that the chosen generation needs, by the index at the address and the headers it lacks."""
+    def _of_data_set(self, plan: Moves) -> tuple[set[str], set[str]]:
         [(name, [generation])] = plan.generations.items()
         is_here = not plan.catalogs
         path = self._layout.catalog(name, generation)
@@ -194,28 +157,6 @@ class _Pull:
     def _fetch_catalog(self, name: str, generation: int) -> Catalog:
         return fetch_catalog(self._client, self._inventory, name, generation, self._outline)
 
-    def _plan_files(self, plan: _ToReceive, digests: Iterable[str], fingerprints: Iterable[str]) -> None:
-        present: list[Path] = []
-        for digest in digests:
-            file = FileRef(key_of(KEYS.segment(digest)), self._inventory.segments[digest])
-            status = status_of(self._layout.segment(digest))
-            if status is None:
-                plan.segments.append(file)
-                continue
-            if status.st_size != file.size:
-                raise self._damaged_here(self._layout.segment(digest))
-            present.append(self._layout.segment(digest))
-        if self._request.check:
-            mover = Mover(self._request.jobs, 0, self._request.on_progress)
-            mover.each("checking what is there", present, self._check_here)
-        listed = names_in(self._layout.recipes)
-        for fingerprint in fingerprints:
-            if self._layout.recipe(fingerprint).name in listed:
-                plan.skipped += 1
-            else:
-                plan.recipes.append(FileRef(key_of(KEYS.recipe(fingerprint)), self._inventory.recipes[fingerprint]))
-        plan.skipped += len(present)
-
     def _check_here(self, path: Path) -> None:
         if digest_file(path) != path.stem:
             raise self._damaged_here(path)
@@ -223,22 +164,27 @@ class _Pull:
     def _damaged_here(self, path: Path) -> FormatError:
         return FormatError(f"{path} is damaged: {self._layout.command('repair')} moves it aside, and then this command brings it again")
 
-    def _receive(self, plan: _ToReceive, mover: Mover) -> None:
+    def move(self, plan: Moves, mover: Mover) -> None:
         layout = self._layout = create_store(self._layout.root, mode=Mode.asked(self._request.access), say=self._remarks.append)
         mover.each("receiving segments", plan.segments, lambda file: self._receive_segment(mover, file))
         mover.each("receiving recipes", plan.recipes, lambda file: self._receive_recipe(mover, file))
-        for name, generation in plan.catalogs:
+        for name, generation, _file in plan.catalogs:
             if not self._outline.catalog(name, generation).exists():
                 self._fetch_catalog(name, generation)
         mover.show("writing the index")
         with closing(commit(layout)) as snapshot:
-            for name, generation in plan.catalogs:
+            for name, generation, file in plan.catalogs:
                 mover.show("receiving catalogs")
-                self._publish_catalog(name, generation, snapshot)
-                mover.moved(self._inventory.catalogs[name][generation])
+                copy = self._outline.catalog(name, generation)
+                self._require_values(read_catalog(copy, generation=generation), snapshot)
+                with open_foreign(copy) as opened:
+                    pieces = iter(partial(opened.read, 1 << 20), b"")
+                    if not publish_pieces(layout, layout.catalog(name, generation), pieces, digest=digest_file(copy)):
+                        self._require_same(name, generation, file.size)
+                mover.moved(file.size)
         # A `gc` that read the catalogs before these were published may have removed segments since.
         with closing(load_snapshot(layout)) as snapshot:
-            for name, generation in plan.catalogs:
+            for name, generation, _file in plan.catalogs:
                 self._require_values(read_catalog(layout.catalog(name, generation), generation=generation), snapshot)
         check_for_writing(layout)
 
@@ -256,12 +202,3 @@ class _Pull:
                 raise FormatError(f"{path} holds the recipe {recipe.fingerprint}")
         publish(self._layout, self._layout.root / path, [raw])
         mover.moved(len(raw))
-
-    def _publish_catalog(self, name: str, generation: int, snapshot: Snapshot) -> None:
-        """Publish a catalog that was fetched, if all it names is here."""
-        copy, final = self._outline.catalog(name, generation), self._layout.catalog(name, generation)
-        self._require_values(read_catalog(copy, generation=generation), snapshot)
-        with open_foreign(copy) as file:
-            pieces = iter(lambda: file.read(1 << 20), b"")
-            if not publish_pieces(self._layout, final, pieces, digest=digest_file(copy)):
-                self._require_same(name, generation)

@@ -7,10 +7,9 @@ already. A killed push leaves a store that lacks the last catalogs; the same com
 """
 
 import secrets
-import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from cachestore.core.errors import CacheStoreError, FormatError, MissingEntry, ReadFailed
@@ -28,17 +27,17 @@ from cachestore.remote.transfer import (
     JOBS,
     FileRef,
     Mover,
+    Moves,
     Shown,
+    StoreTransfer,
     TransferReport,
     TransferRequest,
     UploadedFile,
     choose,
-    other_catalog,
     pieces_of_remote,
-    report_of,
     requests_up,
+    run_transfer,
     segments_of,
-    working_folder,
 )
 from cachestore.storage.catalog import list_generations, list_names, read_catalog
 from cachestore.storage.commit import commit, has_news
@@ -47,14 +46,11 @@ from cachestore.storage.marked import marked_segments
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot, open_layout
 from cachestore.store.outline import (
     KEYS,
-    ask_again,
-    catalog_digest,
     draw_segments,
     fetch_index,
     key_of,
     read_remote_marker,
     remote_header,
-    remote_start,
     start_of,
     take_inventory,
 )
@@ -106,89 +102,33 @@ def push(
 
 def push_to(client: Client, layout: Layout, request: TransferRequest) -> TransferReport:
     """`push` with a client."""
-    began = time.monotonic()
-
-    def look() -> TransferReport:
-        check_for_reading(layout)
-        with working_folder() as scratch:
-            return _Push(client, layout, request, scratch).run(began)
-
     try:
-        return ask_again(look)  # if `gc` or `compact` has removed a file, what it held is elsewhere by now
+        return run_transfer(_Push, client, layout, request)  # if `gc` or `compact` has removed a file, what it held is elsewhere by now
     except FileNotFoundError as error:
         if isinstance(error, CacheStoreError):
             raise
         raise ReadFailed(f"{error.filename} existed a moment ago and is missing now; run the same command again") from error
 
 
-@dataclass(slots=True)
-class _ToSend:
-    """What is to be sent, in the order of writes."""
-
-    generations: dict[str, list[int]]
-    segments: list[FileRef] = field(default_factory=list[FileRef])
-    recipes: list[FileRef] = field(default_factory=list[FileRef])
-    catalogs: list[tuple[str, int, FileRef]] = field(default_factory=list[tuple[str, int, FileRef]])
-    needed: dict[str, int] = field(default_factory=dict[str, int])
-    """Size of each segment that has to be there before the catalogs are."""
-    skipped: int = 0
-
-    def files(self) -> list[FileRef]:
-        return [*self.segments, *self.recipes, *(file for _name, _generation, file in self.catalogs)]
-
-
-class _Push:
+class _Push(StoreTransfer):
     def __init__(self, client: Client, layout: Layout, request: TransferRequest, scratch: Path) -> None:
-        self._client = client
-        self._layout = layout
-        self._request = request
-        self._outline = Layout(scratch / "outline")
-        self._inventory = take_inventory(client)
+        check_for_reading(layout)
+        super().__init__(client, layout, request, scratch)
+        self._marker = read_remote_marker(client)  # refuses one of a newer format before anything is sent
+        self._needed: dict[str, int] = {}
+        """Size of each segment that has to be there before the catalogs are."""
 
-    def run(self, began: float) -> TransferReport:
-        marker = read_remote_marker(self._client)  # refuses one of a newer format before anything is sent
-        plan = self._plan()
-        files = plan.files()
-        mover = Mover(self._request.jobs, sum(file.size for file in files), self._request.on_progress)
-        if not self._request.dry_run:
-            if marker is None:
-                body = {"store_id": secrets.token_hex(16), "mode": self._layout.mode.value}
-                self._client.put_new(MARKER, encode_record(FORMAT, VERSION, body))
-            mover.each("sending segments", plan.segments, lambda file: self._send_segment(mover, file))
-            mover.each("sending recipes", plan.recipes, lambda file: self._send_new(mover, file, RECORD_LIMIT_BYTES))
-            if plan.segments or plan.catalogs or not self._inventory.indexes:
-                self._send_index(plan)
-            check_for_reading(self._layout)
-            if plan.catalogs:
-                self._require_sent(plan)
-            for name, generation, file in plan.catalogs:
-                mover.show("sending catalogs")
-                if not self._send_new(mover, file, TABLE_LIMIT_BYTES):
-                    self._require_same(name, generation, self._client.head(file.key) or 0)
-        return report_of(
-            self._request,
-            files,
-            requests_up,
-            store=self._layout.root,
-            address=self._client.address,
-            generations=plan.generations,
-            skipped=plan.skipped,
-            began=began,
-        )
+    def requests(self, file: FileRef) -> int:
+        return requests_up(file)
 
-    def _plan(self) -> _ToSend:
-        layout, there = self._layout, self._inventory
-        generations = {name: list_generations(layout, name) for name in list_names(layout)}
-        chosen = choose(
-            {name: some for name, some in generations.items() if some}, self._request.name, self._request.generation, where=layout.root
-        )
-        plan = _ToSend(chosen)
-        digests: set[str] = set()
-        fingerprints: set[str] = set()
+    def plan(self) -> Moves:
+        layout, there, request = self._layout, self._inventory, self._request
+        generations = {name: numbers for name in list_names(layout) if (numbers := list_generations(layout, name))}
+        plan = Moves(choose(generations, request.name, request.generation, where=layout.root))
+        digests, fingerprints = set[str](), set[str]()
         with closing(load_snapshot(layout)) as snapshot:
-            for name, generation in ((name, generation) for name, some in chosen.items() for generation in some):
-                path = layout.catalog(name, generation)
-                catalog = read_catalog(path, generation=generation)
+            for name, generation in ((name, generation) for name, some in plan.generations.items() for generation in some):
+                catalog = read_catalog(layout.catalog(name, generation), generation=generation)
                 digests |= segments_of(catalog, snapshot, where=layout.root, command=f"run {layout.command('repair --refill')}")
                 fingerprints.update(catalog.recipes)
                 if generation in there.catalogs.get(name, ()):
@@ -196,34 +136,49 @@ class _Push:
                     plan.skipped += 1
                 else:
                     plan.catalogs.append((name, generation, self._file(KEYS.catalog(name, generation))))
-            if self._request.name is None:
+            if request.name is None:
                 if snapshot.unreadable:
                     raise FormatError(f"{next(iter(snapshot.unreadable.values()))}; nothing was sent")
                 digests |= list_segments(layout) - marked_segments(layout)
                 fingerprints.update(filter(None, map(parse_recipe, names_in(layout.recipes))))
-        self._plan_files(plan, sorted(digests), sorted(fingerprints))
+        files = {digest: self._file(KEYS.segment(digest)) for digest in sorted(digests)}
+        self._needed = {digest: file.size for digest, file in files.items()}
+        good = {digest for digest, file in files.items() if there.segments.get(digest) == file.size}
+        good -= self._damaged(good) if request.check else set()
+        plan.segments = [file for digest, file in files.items() if digest not in good]
+        listed = names_in(layout.recipes)
+        recipes = [fingerprint for fingerprint in sorted(fingerprints) if layout.recipe(fingerprint).name in listed]
+        plan.recipes = [self._file(KEYS.recipe(fingerprint)) for fingerprint in recipes if fingerprint not in there.recipes]
+        plan.skipped += len(good) + len(recipes) - len(plan.recipes)
         return plan
 
-    def _plan_files(self, plan: _ToSend, digests: Iterable[str], fingerprints: Iterable[str]) -> None:
-        files = {digest: self._file(KEYS.segment(digest)) for digest in digests}
-        same = [digest for digest, file in files.items() if self._inventory.segments.get(digest) == file.size]
-        good = set(same) - (self._damaged(same) if self._request.check else set())
-        plan.segments = [file for digest, file in files.items() if digest not in good]
-        plan.needed = {digest: file.size for digest, file in files.items()}
-        listed = names_in(self._layout.recipes)
-        recipes = [fingerprint for fingerprint in fingerprints if self._layout.recipe(fingerprint).name in listed]
-        plan.recipes = [self._file(KEYS.recipe(one)) for one in recipes if one not in self._inventory.recipes]
-        plan.skipped += len(good) + len(recipes) - len(plan.recipes)
+    def move(self, plan: Moves, mover: Mover) -> None:
+        if self._marker is None:
+            body = {"store_id": secrets.token_hex(16), "mode": self._layout.mode.value}
+            self._client.put_new(MARKER, encode_record(FORMAT, VERSION, body))
+        mover.each("sending segments", plan.segments, lambda file: self._send_segment(mover, file))
+        mover.each("sending recipes", plan.recipes, lambda file: self._send_new(mover, file, RECORD_LIMIT_BYTES))
+        if plan.segments or plan.catalogs or not self._inventory.indexes:
+            self._send_index(plan)
+        check_for_reading(self._layout)
+        if plan.catalogs:
+            # The first listing may have been wrong, and what it named may have been removed since.
+            there = take_inventory(self._client).segments
+            if lacking := next((digest for digest, size in self._needed.items() if there.get(digest) != size), None):
+                where = self._client.address.of(key_of(KEYS.segment(lacking)))
+                raise MissingEntry(f"{where} was there, or was sent, and is not listed; run the same command again")
+        for name, generation, file in plan.catalogs:
+            mover.show("sending catalogs")
+            if not self._send_new(mover, file, TABLE_LIMIT_BYTES):
+                self._require_same(name, generation, self._client.head(file.key) or 0)
 
     def _file(self, path: Path) -> FileRef:
-        """Return the key and size of a file of the store; `path` is one of KEYS. Raises FileNotFoundError."""
         status = status_of(self._layout.root / path)
         if status is None:
             raise FileNotFoundError(2, "No such file", str(self._layout.root / path))
         return FileRef(key_of(path), status.st_size)
 
-    def _damaged(self, digests: Iterable[str]) -> set[str]:
-        """Read segments at the address, and return those whose bytes do not match their name."""
+    def _damaged(self, digests: Collection[str]) -> set[str]:
         wrong: set[str] = set()
         files = {digest: FileRef(key_of(KEYS.segment(digest)), self._inventory.segments[digest]) for digest in digests}
         mover = Mover(self._request.jobs, sum(file.size for file in files.values()), self._request.on_progress)
@@ -247,21 +202,7 @@ class _Push:
         mover.moved(file.size)
         return is_new
 
-    def _require_same(self, name: str, generation: int, size: int) -> None:
-        """Raise BadInput if the catalog of this size at the address has other rows than the one here."""
-        there = remote_start(self._client, name, generation, size)
-        if there.digest != catalog_digest(self._layout.catalog(name, generation)):
-            raise other_catalog(name, generation, there=self._client.address, here=self._layout.root)
-
-    def _require_sent(self, plan: _ToSend) -> None:
-        """Raise MissingEntry if a second listing lacks a segment of the plan: the first one was wrong, or it was removed meanwhile."""
-        there = take_inventory(self._client).segments
-        lacking = [digest for digest, size in plan.needed.items() if there.get(digest) != size]
-        if lacking:
-            key = key_of(KEYS.segment(lacking[0]))
-            raise MissingEntry(f"{self._client.address.of(key)} was there, or was sent, and is not listed; run the same command again")
-
-    def _send_index(self, plan: _ToSend) -> None:
+    def _send_index(self, plan: Moves) -> None:
         """Publish an index that covers what is at the address now. Other pushers' newer segments are read without it."""
         outline = self._outline
         fetch_index(self._client, self._inventory, outline)
@@ -284,7 +225,6 @@ class _Push:
                 self._client.put(key_of(KEYS.index(index)), UploadedFile(descriptor), status.st_size)
 
     def _header_of(self, digest: str, size: int) -> bytes:
-        """Return a segment's header: from the store if it has the segment, else from the address."""
         with suppress(FileNotFoundError), opened(self._layout.segment(digest)) as (descriptor, status):
             if status.st_size == size:
                 return start_of(lambda start, count: bytes(read_at(descriptor, count, start)), size)

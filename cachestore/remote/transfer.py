@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from cachestore.core.arguments import as_switch, as_text, as_whole, check_calls
 from cachestore.core.errors import BadInput, CacheStoreError, MissingEntry, WriteFailed, numbered
 from cachestore.core.keys import Json, Key
+from cachestore.core.spelling import option
 from cachestore.core.words import did_you_mean, first_of, in_short
 from cachestore.files.opening import read_at, reason_of
-from cachestore.files.paths import Access
+from cachestore.files.paths import Access, Layout
 from cachestore.files.scratch import MAKE_ROOM, scratch_folder
 from cachestore.objects.address import Address
-from cachestore.objects.client import PIECE_BYTES, ReadingClient
+from cachestore.objects.client import PIECE_BYTES, Client, ReadingClient
 from cachestore.storage.catalog import NO_KEY, Catalog
 from cachestore.storage.snapshot import Snapshot
+from cachestore.store.outline import ask_until_sure, catalog_digest, remote_start, take_inventory
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -102,7 +104,7 @@ class TransferRequest:
         named = None if name is None else as_text("name", name)
         number = None if generation is None else as_whole("generation", generation, least=1)
         if number is not None and named is None:
-            raise BadInput("generation needs name: each data set has generations of its own")
+            raise BadInput(f"{option('generation')} needs {option('name')}: each data set has generations of its own", option="name")
         check_calls(on_progress, None)
         return cls(named, number, as_whole("jobs", jobs, least=1), as_switch("check", check), as_switch("dry_run", dry_run), on_progress)
 
@@ -123,29 +125,82 @@ def working_folder() -> Generator[Path]:
             raise numbered(WriteFailed(f"cannot write {error.filename or folder}: {reason_of(error)}; {MAKE_ROOM}"), error) from error
 
 
-def report_of(
-    request: TransferRequest,
-    files: Sequence[FileRef],
-    requests_for: Callable[[FileRef], int],
-    *,
-    store: object,
-    address: object,
-    generations: Mapping[str, Iterable[int]],
-    skipped: int,
-    began: float,
-) -> TransferReport:
-    """Return the report of a transfer that moves these files. `requests_for` says how many requests a file takes."""
-    return TransferReport(
-        store=str(store),
-        address=str(address),
-        generations={name: tuple(some) for name, some in generations.items()},
-        files=len(files),
-        bytes=sum(file.size for file in files),
-        skipped=skipped,
-        requests=sum(map(requests_for, files)),
-        seconds=time.monotonic() - began,
-        applied=not request.dry_run,
-    )
+@dataclass(slots=True)
+class Moves:
+    """What is to be moved, in the order of writes."""
+
+    generations: dict[str, list[int]]
+    segments: list[FileRef] = field(default_factory=list[FileRef])
+    recipes: list[FileRef] = field(default_factory=list[FileRef])
+    catalogs: list[tuple[str, int, FileRef]] = field(default_factory=list[tuple[str, int, FileRef]])
+    skipped: int = 0
+    """Files that are there already."""
+
+    def files(self) -> list[FileRef]:
+        """Return all of them."""
+        return [*self.segments, *self.recipes, *(file for _name, _generation, file in self.catalogs)]
+
+
+class StoreTransfer:
+    """One push or pull: it plans what moves, moves it, and reports. A subclass says in which direction."""
+
+    def __init__(self, client: Client, layout: Layout, request: TransferRequest, scratch: Path) -> None:
+        self._client, self._layout, self._request = client, layout, request
+        self._outline = Layout(scratch / "outline")
+        """A folder for what is brought of the store at the address."""
+        self._inventory = take_inventory(client)
+        self._remarks: list[str] = []
+
+    def plan(self) -> Moves:
+        """Return what is to be moved. Raises BadInput for a generation that is another one at the other end."""
+        raise NotImplementedError
+
+    def move(self, plan: Moves, mover: "Mover") -> None:
+        """Move it, in the order in which a reader may see it."""
+        raise NotImplementedError
+
+    def requests(self, file: FileRef) -> int:
+        """Return how many requests a file takes."""
+        raise NotImplementedError
+
+    def run(self, began: float) -> TransferReport:
+        """Do it, and return the report."""
+        plan = self.plan()
+        files = plan.files()
+        if not self._request.dry_run:
+            self.move(plan, Mover(self._request.jobs, sum(file.size for file in files), self._request.on_progress))
+        return TransferReport(
+            store=str(self._layout.root),
+            address=str(self._client.address),
+            generations={name: tuple(numbers) for name, numbers in plan.generations.items()},
+            files=len(files),
+            bytes=sum(file.size for file in files),
+            skipped=plan.skipped,
+            requests=sum(map(self.requests, files)),
+            seconds=time.monotonic() - began,
+            applied=not self._request.dry_run,
+            remarks=tuple(self._remarks),
+        )
+
+    def _require_same(self, name: str, generation: int, size: int) -> None:
+        there = remote_start(self._client, name, generation, size)
+        if there.digest != catalog_digest(self._layout.catalog(name, generation)):
+            raise BadInput(
+                f"{self._client.address} has another generation {generation} of {name!r} than {self._layout.root}, and neither is replaced:"
+                " use another address or folder, or encode one of them under another name (`cachestore precompute --name`)",
+                option="name",
+            )
+
+
+def run_transfer(direction: type[StoreTransfer], client: Client, layout: Layout, request: TransferRequest) -> TransferReport:
+    """Push or pull with a client: again, as long as it fails by what a wrong answer or a vanished file may cause."""
+    began = time.monotonic()
+
+    def attempt() -> TransferReport:
+        with working_folder() as scratch:
+            return direction(client, layout, request, scratch).run(began)
+
+    return ask_until_sure(attempt)
 
 
 def requests_down(file: FileRef) -> int:
@@ -166,9 +221,10 @@ def choose(there: Mapping[str, Iterable[int]], name: str | None, generation: int
     found = sorted(there.get(name, ()))
     if not found:
         names = first_of(map(repr, sorted(there))) or "none"
-        raise BadInput(f"{where} has no data set {name!r}; it has {names}{did_you_mean(name, there)}")
+        raise BadInput(f"{where} has no data set {name!r}; it has {names}{did_you_mean(name, there)}", option="name")
     if generation is not None and generation not in found:
-        raise BadInput(f"{where} has no generation {generation} of {name!r}; it has {first_of(map(str, reversed(found)))}")
+        has = first_of(map(str, reversed(found)))
+        raise BadInput(f"{where} has no generation {generation} of {name!r}; it has {has}", option="generation")
     return {name: [generation or found[-1]]}
 
 
@@ -188,14 +244,6 @@ def segments_of(catalog: Catalog, snapshot: Snapshot, *, where: Address | Path, 
                 raise MissingEntry(f"{where} lacks entries that {named} names, such as {missing}: {command}")
             found.update(ref.digest for ref in located.segments)
     return found
-
-
-def other_catalog(name: str, generation: int, *, there: Address | Path, here: Address | Path) -> BadInput:
-    """Return the error for a generation that has other rows at both ends."""
-    return BadInput(
-        f"{there} has another generation {generation} of {name!r} than {here}, and neither is replaced: use another address or folder, or"
-        " encode one of them under another name (`cachestore precompute --name`)"
-    )
 
 
 class _Ended(Exception):

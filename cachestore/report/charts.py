@@ -99,7 +99,6 @@ def _tick(value: int, first: int, span: int) -> Html:
 
 
 def _round_numbers(first: int, last: int) -> list[int]:
-    """Return up to six round numbers within [first, last)."""
     steps = (digit * 10**power for power in count_from_0() for digit in (1, 2, 5))
     step = next(step for step in steps if (last - first) / step <= _TICKS)
     return list(range(-(-first // step) * step, last, step))

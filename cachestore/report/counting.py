@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, cast
 
-from cachestore.core.inputs import BUCKETS, OWN, READ_HERE, is_trained_on
+from cachestore.core.inputs import BUCKETS, OWN, READ_HERE
 from cachestore.core.keys import Json, Key, Recipe
 from cachestore.core.samples import CAPTION
 from cachestore.core.words import first_of
+from cachestore.loading.facts import count_buckets
 from cachestore.report.numbers import Bin, Bucket, Buckets, Captions, ColumnNumbers, Long, Loss, Repeat
 from cachestore.storage.catalog import NO_KEY, Catalog, KeyColumn
 from cachestore.storage.snapshot import Snapshot
@@ -31,37 +32,26 @@ def sizes_of(snapshot: Snapshot) -> dict[Key, int]:
     return sizes
 
 
-def count_buckets(catalog: Catalog, rows: Sequence[int], batch_size: int) -> tuple[Buckets, ...]:
-    """Count the buckets of these rows for each resolution, by the first variant of the picture or video that is trained on."""
-    columns = [column for column in catalog.columns if "bucket" in column.facts]
-    trained = [one for one in columns if is_trained_on(one.role, one.options)] or [one for one in columns if one.role == columns[0].role]
-    resolutions = list(dict.fromkeys(column.options.get("resolution") for column in trained))
-    together = [[column for column in trained if column.options.get("resolution") == resolution] for resolution in resolutions]
-    return tuple(_count(some, rows, batch_size) for some in together)
-
-
-def _count(columns: Sequence[KeyColumn], rows: Sequence[int], batch_size: int) -> Buckets:
-    """Count over columns of one resolution; the cells of a row are all in one of them."""
-    counted = Counter(_bucket_of(column, row) for column in columns for row in rows if column.count(row))
-    fullest = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
-    resolution = columns[0].options.get("resolution")
-    return Buckets(
-        resolution=resolution if isinstance(resolution, int) else None,
-        samples=counted.total(),
-        left_over=_lose(counted, batch_size).left_over,
-        buckets=tuple(Bucket(name, samples, samples // batch_size, samples % batch_size) for name, samples in fullest),
-        losses=tuple(_lose(counted, size) for size in sorted({*BATCH_SIZES, batch_size})),
-        read_here=columns[0].options.get(BUCKETS, OWN) in READ_HERE,
-    )
-
-
-def _bucket_of(column: KeyColumn, row: int) -> str:
-    return "x".join(map(str, column.cell(column.at[row]).facts.get("bucket", ())))
-
-
-def _lose(counted: Mapping[str, int], batch_size: int) -> Loss:
-    """Return what full batches of this size, each of one bucket, leave out."""
-    return Loss(batch_size, sum(count // batch_size for count in counted.values()), sum(count % batch_size for count in counted.values()))
+def measure_buckets(catalog: Catalog, rows: Sequence[int], batch_size: int) -> tuple[Buckets, ...]:
+    """Count the buckets of these rows for each resolution, and what full batches, each of one bucket, leave out."""
+    measured: list[Buckets] = []
+    for resolution, column, samples in count_buckets(catalog, rows):
+        fullest = sorted(samples.items(), key=lambda item: (-item[1], item[0]))
+        losses = {
+            size: Loss(size, sum(count // size for count in samples.values()), sum(count % size for count in samples.values()))
+            for size in sorted({*BATCH_SIZES, batch_size})
+        }
+        measured.append(
+            Buckets(
+                resolution=resolution if isinstance(resolution, int) else None,
+                samples=samples.total(),
+                left_over=losses[batch_size].left_over,
+                buckets=tuple(Bucket(name, count, count // batch_size, count % batch_size) for name, count in fullest),
+                losses=tuple(losses.values()),
+                read_here=column.options.get(BUCKETS, OWN) in READ_HERE,
+            )
+        )
+    return tuple(measured)
 
 
 def measure_captions(catalog: Catalog) -> Captions:
@@ -89,13 +79,11 @@ def measure_captions(catalog: Catalog) -> Captions:
 
 
 def _limit_of(recipe: Recipe | None) -> int | None:
-    """Return how many tokens of a caption an encoder reads, if its recipe says so."""
     limit: Json = recipe.make.get("max_tokens") if recipe is not None else None
     return limit if type(limit) is int and limit >= 0 else None
 
 
 def _tokens_of(catalog: Catalog, column: KeyColumn) -> dict[str, int]:
-    """Return the number of tokens of each distinct caption that was encoded."""
     known, found = column.facts["tokens"], dict[str, int]()
     for row in range(len(catalog)):
         captions = range(catalog.captions_at[row], catalog.captions_at[row + 1])
@@ -106,7 +94,6 @@ def _tokens_of(catalog: Catalog, column: KeyColumn) -> dict[str, int]:
 
 
 def _bins_of(ordered: Sequence[int], limit: int | None) -> tuple[Bin, ...]:
-    """Return up to 41 bins of one width over sorted lengths; one of them ends at the limit."""
     if not ordered:
         return ()
     least, most = ordered[0], ordered[-1]
@@ -146,7 +133,6 @@ def kind_of(catalog: Catalog, column: KeyColumn, sizes: Mapping[Key, int]) -> Co
 
 
 def _describe(recipe: Recipe | None, column: KeyColumn) -> str:
-    """Return a recipe in a few words; empty if the catalog lacks it."""
     if recipe is None:
         return ""
     make, resolution = recipe.make, column.options.get("resolution")
@@ -168,7 +154,6 @@ def _repeats_of(catalog: Catalog, column: KeyColumn, cells: Counter[bytes]) -> t
 
 
 def _what(catalog: Catalog, column: KeyColumn, key: Key, rows: Sequence[int]) -> str:
-    """Return what an entry was made from: its caption, or the samples that share the picture."""
     captions = catalog.row_captions(rows[0])
     index = column.row_keys(rows[0]).index(key)
     if column.role == CAPTION and index < len(captions):

@@ -27,11 +27,9 @@ from cachestore.report.html import (
     words,
 )
 from cachestore.report.numbers import (
-    Buckets,
     Captions,
     ColumnNumbers,
     Damage,
-    Framing,
     Gallery,
     Pass,
     Picture,
@@ -61,9 +59,10 @@ _NOT_CHECKED: Final = "What lies at an address is not checked here: `cachestore 
 
 def make_page(numbers: ReportNumbers, gallery: Gallery) -> bytes:
     """Return the whole report as UTF-8. If the store has no entries or no data set, the page says so."""
-    kinds = [one for one in numbers.kinds if one.cells]
+    kinds, are_clips = [one for one in numbers.kinds if one.cells], {one.is_clip for one in gallery.thumbnails}
+    shown = "Clips" if are_clips == {True} else "Pictures and clips" if True in are_clips else "Pictures"
     of_data_set = [
-        ("pictures", _title(gallery), _pictures(gallery)),
+        ("pictures", shown, _pictures(gallery)),
         ("failures", "Not encoded", _failures(numbers)),
         ("unused", "Not used", _unused(numbers)),
         ("buckets", "Buckets", _buckets(numbers)),
@@ -106,45 +105,32 @@ def _name_of(numbers: ReportNumbers) -> str:
 
 
 def _head(numbers: ReportNumbers) -> Html:
-    name = _name_of(numbers)
+    name, damage = _name_of(numbers), numbers.damage
     generation = f", generation {numbers.generation:,}" if numbers.name else ""
+    others = NOTHING
+    if numbers.other_names:
+        more = len(numbers.other_names) - MOST_NAMES
+        names = join((words(other, _SHORT) for other in numbers.other_names[:MOST_NAMES]), ", ")
+        others = Html(f"<br>Other data sets here: {names}" + (f" and {count(more)} more" if more > 0 else ""))
     unfinished = join(element("p", prose(f"{one.words[:1].upper()}{one.words[1:]}."), "about") for one in numbers.unfinished)
-    about_entries = f"{count(numbers.others)} not of this data set" if numbers.others and numbers.name else "all of this data set"
-    tiles = [
-        _samples_tile(numbers),
-        _tile("Entries", count(numbers.entries), Html(about_entries if numbers.name else "in the store")),
-        _tile("On disk", size(numbers.bytes), plural(numbers.segments, "segment")),
-        _verify_tile(numbers.damage),
-    ]
-    return Html(
-        f'<header><p class="kicker">cachestore report</p><h1>{words(name) if name else "No data set"}</h1><p class="about">'
-        f"{words(numbers.store)}{generation} · {attribute(numbers.written)}{_named(numbers.other_names)}</p>{unfinished}"
-        f'<dl class="tiles">{join(tiles)}</dl></header>'
-    )
-
-
-def _samples_tile(numbers: ReportNumbers) -> Html:
+    samples = _tile("Samples", count(numbers.samples), Html(f"{in_percent(numbers.complete, numbers.samples)} complete"))
     if not numbers.name and numbers.unfinished:
         one = numbers.unfinished[0]
-        return _tile("Values", Html(f"{count(one.done)} of {count(one.total)}"), Html("not finished"))
-    return _tile("Samples", count(numbers.samples), Html(f"{in_percent(numbers.complete, numbers.samples)} complete"))
-
-
-def _verify_tile(damage: Damage | None) -> Html:
-    if damage is None:
-        return _tile("Verify", Html("not checked"), Html("a store at an address"), css="wide")
-    verdict = "no damage found" if damage.ok else plural(len(damage.findings), "finding")
-    level = "every byte read" if damage.level == "full" else "only names, sizes and headers read"
-    return _tile("Verify", Html(f'<span class="{"good" if damage.ok else "bad"}">{verdict}</span>'), Html(level), css="wide")
-
-
-def _named(others: Sequence[str]) -> Html:
-    """Name the store's other data sets, at most `MOST_NAMES`."""
-    if not others:
-        return NOTHING
-    more = len(others) - MOST_NAMES
-    named = join((words(name, _SHORT) for name in others[:MOST_NAMES]), ", ")
-    return Html(f"<br>Other data sets here: {named}" + (f" and {count(more)} more" if more > 0 else ""))
+        samples = _tile("Values", Html(f"{count(one.done)} of {count(one.total)}"), Html("not finished"))
+    about_entries = f"{count(numbers.others)} not of this data set" if numbers.others and numbers.name else "all of this data set"
+    entries = _tile("Entries", count(numbers.entries), Html(about_entries if numbers.name else "in the store"))
+    on_disk = _tile("On disk", size(numbers.bytes), plural(numbers.segments, "segment"))
+    checked = _tile("Verify", Html("not checked"), Html("a store at an address"), css="wide")
+    if damage is not None:
+        verdict = "no damage found" if damage.ok else plural(len(damage.findings), "finding")
+        level = "every byte read" if damage.level == "full" else "only names, sizes and headers read"
+        marked = Html(f'<span class="{"good" if damage.ok else "bad"}">{verdict}</span>')
+        checked = _tile("Verify", marked, Html(level), css="wide")
+    return Html(
+        f'<header><p class="kicker">cachestore report</p><h1>{words(name) if name else "No data set"}</h1><p class="about">'
+        f"{words(numbers.store)}{generation} · {attribute(numbers.written)}{others}</p>{unfinished}"
+        f'<dl class="tiles">{join([samples, entries, on_disk, checked])}</dl></header>'
+    )
 
 
 def _tile(title: str, figure: Html, about: Html, css: str = "") -> Html:
@@ -186,27 +172,30 @@ def _buckets(numbers: ReportNumbers) -> Html:
     found = [one for one in numbers.buckets if one.samples]
     if not found:
         return note(Html("No complete sample has a picture."))
-    return join(_buckets_at(one, numbers.batch_size, f" at {one.resolution}" if len(found) > 1 else "") for one in found)
-
-
-def _buckets_at(one: Buckets, batch_size: int, where: str) -> Html:
-    """Show the buckets of one resolution; `where` names it if there are several."""
-    text = f"{plural(one.samples, 'complete sample')}{where} in {plural(len(one.buckets), 'bucket')}."
-    most = one.buckets[0].samples
-    rows = [
-        [words(each.name or "size unknown"), bar((each.samples / most, "fill")), count(each.samples), in_percent(each.samples, one.samples)]
-        for each in one.buckets[:MOST_ROWS]
-    ]
-    buckets = table(f"Samples by bucket{where}", [("Bucket", "k"), ("", "bar"), ("Samples", "n"), ("Share", "n")], rows)
-    shown = [note(Html(text)), buckets, _more(len(one.buckets), "smaller buckets are not shown")]
-    if one.read_here:
-        left_out = {loss.batch_size: loss.left_over for loss in one.losses if loss.batch_size in {*_SMALL, batch_size}}
-        sentences = left_out_in_words(left_out) or [f"cachestore's loader leaves out no sample with batch sizes of {first_of(left_out)}"]
-        sizes = [[count(loss.batch_size), count(loss.batches), count(loss.left_over)] for loss in one.losses]
-        other = table(
-            f"Full batches of one bucket each, on one rank{where}", [("Batch size", "k"), ("Batches", "n"), ("Left out", "n")], sizes
-        )
-        shown += [note(prose(f"{sentences[0]}.")), Html(f"<details><summary>All batch sizes</summary>{other}</details>")]
+    shown: list[Html] = []
+    for one in found:
+        where = f" at {one.resolution}" if len(found) > 1 else ""
+        text = f"{plural(one.samples, 'complete sample')}{where} in {plural(len(one.buckets), 'bucket')}."
+        most = one.buckets[0].samples
+        rows = [
+            [
+                words(each.name or "size unknown"),
+                bar((each.samples / most, "fill")),
+                count(each.samples),
+                in_percent(each.samples, one.samples),
+            ]
+            for each in one.buckets[:MOST_ROWS]
+        ]
+        buckets = table(f"Samples by bucket{where}", [("Bucket", "k"), ("", "bar"), ("Samples", "n"), ("Share", "n")], rows)
+        shown += [note(Html(text)), buckets, _more(len(one.buckets), "smaller buckets are not shown")]
+        if one.read_here:
+            left_out = {loss.batch_size: loss.left_over for loss in one.losses if loss.batch_size in {*_SMALL, numbers.batch_size}}
+            none = f"cachestore's loader leaves out no sample with batch sizes of {first_of(left_out)}"
+            sentence = next(iter(left_out_in_words(left_out)), none)
+            sizes = [[count(loss.batch_size), count(loss.batches), count(loss.left_over)] for loss in one.losses]
+            columns = [("Batch size", "k"), ("Batches", "n"), ("Left out", "n")]
+            other = table(f"Full batches of one bucket each, on one rank{where}", columns, sizes)
+            shown += [note(prose(f"{sentence}.")), Html(f"<details><summary>All batch sizes</summary>{other}</details>")]
     return join(shown)
 
 
@@ -243,7 +232,11 @@ def _sizes(numbers: ReportNumbers, kinds: Sequence[ColumnNumbers]) -> Html:
         each = size(total / entries) if entries else DASH
         return [name, bar((total / most, css)), count(entries), size(total), each, about]
 
-    rows = [row(words(one.name), "fill", one.entries, one.bytes, _about(one)) for one in kinds]
+    rows: list[list[Html]] = []
+    for one in kinds:
+        missing = f' <span class="bad">{plural(one.missing, "cell")} not made</span>' if one.missing else ""
+        about = Html(f"{words(one.about)} <code>{attribute(one.fingerprint[:12])}</code>{missing}")
+        rows.append(row(words(one.name), "fill", one.entries, one.bytes, about))
     if numbers.others:
         about = Html("other data sets, older inputs, the empty caption, prompts for validation, entries written by a script")
         rows.append(
@@ -253,11 +246,6 @@ def _sizes(numbers: ReportNumbers, kinds: Sequence[ColumnNumbers]) -> Html:
     text = "Bytes of tensors. Headers, alignment and second copies take another"
     overhead = max(0, numbers.bytes - numbers.tensor_bytes)
     return join([note(Html(f"{text} {size(overhead)}.")), table("Entries and bytes by encoder", columns, rows)])
-
-
-def _about(kind: ColumnNumbers) -> Html:
-    missing = f' <span class="bad">{plural(kind.missing, "cell")} not made</span>' if kind.missing else ""
-    return Html(f"{words(kind.about)} <code>{attribute(kind.fingerprint[:12])}</code>{missing}")
 
 
 def _sharing(kinds: Sequence[ColumnNumbers]) -> Html:
@@ -353,11 +341,6 @@ def _unused(numbers: ReportNumbers) -> Html:
     return table("Files of the source that are not used", [("Reason", "k"), ("Files", "n"), ("First", "k"), ("What it says", "t")], rows)
 
 
-def _title(gallery: Gallery) -> str:
-    kinds = {one.is_clip for one in gallery.thumbnails}
-    return "Clips" if kinds == {True} else "Pictures and clips" if True in kinds else "Pictures"
-
-
 def _pictures(gallery: Gallery) -> Html:
     if not gallery.thumbnails:
         return note(Html("There are no latents of pictures or clips to show."))
@@ -391,7 +374,6 @@ def _figure(one: Thumbnail, *, has_originals: bool) -> Html:
 
 
 def _in_words(one: Thumbnail) -> str:
-    """Return what was encoded of a picture or clip: its size and bucket, how it was scaled and cut, and what of its frames and sound."""
     framing, latents = one.framing, one.latents[0]
     bucket = "x".join(map(str, framing.bucket[:2]))
     parts = ["x".join(map(str, framing.size))] if framing.size else []
@@ -404,22 +386,17 @@ def _in_words(one: Thumbnail) -> str:
     if framing.cut is not None:
         percent = f"{100 * framing.cut:.0f}\u00a0%" if framing.cut >= 0.01 else "less than 1\u00a0%"
         parts.append(f"{percent} cut at {listed(framing.cut_at)}" if framing.cut_at else "nothing cut")
-    return ", ".join([*parts, *_of_clip(framing)])
-
-
-def _of_clip(framing: Framing) -> list[str]:
-    if len(framing.bucket) <= 2:
-        return []
-    frames = framing.bucket[2]
-    parts: list[str] = [plural(frames, "frame")]
-    if framing.fps:
-        parts[0] += f" at {framing.fps:.4g} a second"
-        parts.append(f"{frames / framing.fps:.1f} s")
-    if framing.file is not None:
-        if framing.file.repeated:
+    if len(framing.bucket) > 2:
+        frames = framing.bucket[2]
+        if framing.fps:
+            parts += [f"{plural(frames, 'frame')} at {framing.fps:.4g} a second", f"{frames / framing.fps:.1f} s"]
+        else:
+            parts.append(plural(frames, "frame"))
+        if framing.file is not None and framing.file.repeated:
             parts.append(f"{framing.file.repeated} of them repeated: the file has {framing.file.rate:.4g} a second")
-        parts.append("sound: not encoded" if framing.file.has_sound else "sound: none")
-    return parts
+        if framing.file is not None:
+            parts.append("sound: not encoded" if framing.file.has_sound else "sound: none")
+    return ", ".join(parts)
 
 
 def _image(one: Picture, about: str) -> Html:

@@ -109,7 +109,6 @@ def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Html]])
 
 
 def _row(columns: Sequence[Column], of: Sequence[str], row: Sequence[Html]) -> Html:
-    """Return a row; `of` has what the cells of each column say of it."""
     first = Html(f'<th scope="row" class="{columns[0][1]}">{row[0]}</th>')
     cells = (Html(f'<td class="{css}"{name}>{cell}</td>') for (_name, css), name, cell in zip(columns[1:], of[1:], row[1:], strict=True))
     return element("tr", join([first, *cells]))

@@ -4,7 +4,6 @@ A file counts only if its bytes have the digest that the catalog names. So no pa
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from cachestore.core.errors import BadInput, EncodeFailed, naming_extras
 from cachestore.core.keys import Json, Key, digest_bytes
 from cachestore.core.samples import VIDEO, Source
+from cachestore.loading.facts import crop_of, is_flipped
 from cachestore.report.numbers import ClipFile, Picture
 from cachestore.source.combined import Moved, at_new_paths, files_of, files_of_sources
 from cachestore.source.files import Files
@@ -92,7 +92,6 @@ def references_of(catalog: Catalog, column: KeyColumn, row: int) -> list[str]:
 
 
 def _files(catalog: Catalog, column: KeyColumn, source: Moved | None) -> Files | None:
-    """Return access to the files of a data set, present or not; None if the catalog does not name its sources. Raises BadInput."""
     found: Json = catalog.request.get(column.encoder)
     hints = cast("dict[str, Json]", found) if isinstance(found, dict) else {}
     listed: Json = hints.get("sources")
@@ -116,7 +115,6 @@ _Decode = Callable[[bytes, SampleLatents], "tuple[list[Image], ClipFile | None]"
 
 
 def _original(files: Files, references: Sequence[str], one: SampleLatents, decode: _Decode) -> Original:
-    """Look for the file of a cell among the files of its row."""
     others: list[Original] = []
     for reference in references:
         data = _read(files, reference)
@@ -127,7 +125,6 @@ def _original(files: Files, references: Sequence[str], one: SampleLatents, decod
 
 
 def _read(files: Files, reference: str) -> bytes | Original:
-    """Return the bytes of a file; if there is none or it cannot be read, an original that says so."""
     try:
         stat = files.stat(reference)
         if stat is None:
@@ -153,7 +150,6 @@ def _shown(data: bytes, one: SampleLatents, decode: _Decode) -> Original:
 
 
 def _reduced(picture: "Image", one: SampleLatents) -> tuple[Picture, NDArray[np.float64] | None]:
-    """Return the encoded part of a decoded picture in two sizes."""
     from PIL import Image
 
     box = _box(picture.size, one.cell)
@@ -163,7 +159,7 @@ def _reduced(picture: "Image", one: SampleLatents) -> tuple[Picture, NDArray[np.
     small = picture.resize(size, Image.Resampling.LANCZOS, box=(left, top, right, bottom), reducing_gap=2.0)
     _channels, height, width = one.latents[0].shape
     pixels = None if box is None else np.asarray(picture.resize((width, height), Image.Resampling.BOX, box=box), np.float64)
-    if _is_flipped(one.cell):
+    if is_flipped(one.cell):
         small = small.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         pixels = None if pixels is None else pixels[:, ::-1]
     buffer = BytesIO()
@@ -176,42 +172,7 @@ def longest_side(alone: int, pictures: int) -> int:
     return isqrt(alone * alone // pictures)
 
 
-def _is_flipped(cell: Cell) -> bool:
-    return cell.facts.get("flip") == (1,)
-
-
-def crop_of(cell: Cell) -> tuple[tuple[int, int], tuple[int, int, int, int]] | None:
-    """Return the size to which the file's picture was resized, and the part of it that was encoded (left, top, right, bottom).
-
-    None if the catalog does not say. Raises ValueError for nonsense.
-    """
-    resized, crop = cell.facts.get("resized", ()), cell.facts.get("crop", ())
-    if len(resized) != _SIDES or min(resized) < 1 or len(crop) != 2 * _SIDES:
-        return None
-    left, top, right, bottom = crop
-    if _is_flipped(cell):  # such a crop is one of the mirrored picture
-        left, right = resized[0] - right, resized[0] - left
-    if not (0 <= left < right and 0 <= top < bottom):
-        raise ValueError(f"the catalog's crop {list(crop)} is no part of a picture")
-    return (resized[0], resized[1]), (left, top, right, bottom)
-
-
-def fit_of(cell: Cell) -> tuple[float | None, float | None, tuple[str, ...]]:
-    """Return how many times longer a picture's sides became, the share of its area that was cut off, and at which sides."""
-    found, size = None, cell.facts.get("size", ())
-    with suppress(ValueError):  # nonsense, which also keeps the original from being shown
-        found = crop_of(cell)
-    if found is None:
-        return None, None, ()
-    (width, height), (left, top, right, bottom) = found
-    scale = max(width / size[0], height / size[1]) if len(size) == 2 and min(size) > 0 else None
-    over = {"left": left, "right": width - right, "top": top, "bottom": height - bottom}
-    kept = (min(right, width) - left) * (min(bottom, height) - top) / (width * height)
-    return scale, max(0.0, 1 - kept), tuple(side for side, pixels in over.items() if pixels > 0)
-
-
 def _box(size: tuple[int, int], cell: Cell) -> tuple[float, float, float, float] | None:
-    """Return the part of a picture that was encoded, in its pixels; as `crop_of`."""
     found = crop_of(cell)
     if found is None:
         return None
@@ -228,7 +189,6 @@ def _decoded(options: Mapping[str, Json], data: bytes, _one: SampleLatents) -> "
 
 
 def _frames(data: bytes, one: SampleLatents) -> "tuple[list[Image], ClipFile | None]":
-    """Return the frames of the encoded clip beside its latents, whole. Raises EncodeFailed, also if its start is unknown."""
     from PIL import Image
 
     from cachestore.encode import videos

@@ -153,7 +153,6 @@ def fit(latents: Sequence[Latents], pixels: Sequence[NDArray[np.float64]]) -> Co
 
 
 def _grey(latents: Sequence[Latents]) -> Colours:
-    """Return the first principal component of the channels, scaled from black to white."""
     values = np.concatenate([_with_one(one)[:, :-1] for one in latents])
     centred = values - values.mean(axis=0)
     direction = np.linalg.eigh(centred.T @ centred)[1][:, -1]

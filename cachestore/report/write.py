@@ -20,8 +20,7 @@ from cachestore.files.publish import write_outside
 from cachestore.files.records import read_record
 from cachestore.jobs.forecast import TRAINING_BATCH
 from cachestore.maintain.verify import VerifyReport, verify
-from cachestore.objects.address import is_address
-from cachestore.report.counting import count_buckets, kind_of, measure_captions, sizes_of
+from cachestore.report.counting import kind_of, measure_buckets, measure_captions, sizes_of
 from cachestore.report.document import make_page
 from cachestore.report.gallery import make_gallery
 from cachestore.report.numbers import (
@@ -41,8 +40,8 @@ from cachestore.report.numbers import (
 from cachestore.source.combined import Moved
 from cachestore.storage.catalog import Catalog, newest_catalog
 from cachestore.storage.snapshot import Snapshot
+from cachestore.store.opener import is_address, open_whole
 from cachestore.store.reader import Reader
-from cachestore.store.remote_reader import open_whole
 from cachestore.store.unfinished import list_data_sets, list_unfinished, not_there, several_there
 from cachestore.work.passes import ROUND_FORMAT, VERSION, PassRef, list_passes, read_done
 from cachestore.work.plan import read_outline
@@ -82,13 +81,18 @@ def write_report(
         RemoteFailed: the address cannot be read.
     """
     if batch_size < 1:
-        raise BadInput(f"a batch must have at least one sample, not {batch_size}")
+        raise BadInput(f"a batch must have at least one sample, not {batch_size}", option="batch_size")
     target, is_here = as_path("output", output).absolute(), not is_address(path)
     if level == "full" and not is_here:
-        raise BadInput(f"what lies at {path} is not checked: leave --full out, or run `cachestore pull {path} FOLDER` first")
+        help_text = f"leave --full out, or run `cachestore pull {path} FOLDER` first"
+        raise BadInput(f"what lies at {path} is not checked: {help_text}", option="full")
     with open_whole(path, name) as reader:
         names = list_data_sets(reader.layout)
-        chosen = _choose_name(reader.layout, names, name)
+        if name is None and len(names) > 1:
+            raise several_there(reader.layout, names)
+        if name is not None and name not in names:
+            raise not_there(reader.layout, name, names)
+        chosen = next(iter(names), None) if name is None else name
         found = verify(path, level) if is_here else None
         catalog = newest_catalog(reader.layout, chosen) if chosen is not None else None
         others = tuple(one for one in names if one != chosen)
@@ -101,16 +105,7 @@ def write_report(
     return asdict(numbers) | {"output": str(output), "page_bytes": len(page), "thumbnails": dict(gallery.about)}
 
 
-def _choose_name(layout: Layout, names: Sequence[str], name: str | None) -> str | None:
-    if name is None and len(names) > 1:
-        raise several_there(layout, names)
-    if name is not None and name not in names:
-        raise not_there(layout, name, names)
-    return next(iter(names), None) if name is None else name
-
-
 def _count_all(reader: Reader, catalog: Catalog | None, found: VerifyReport | None, *, batch_size: int, **known: Any) -> ReportNumbers:
-    """Collect the numbers of a report; `known` are the fields that the caller knows."""
     snapshot = reader.snapshot
     sizes, segments = sizes_of(snapshot), snapshot.segments()
     named = {raw for column in catalog.columns for raw in column.keys} if catalog is not None else set[bytes]()
@@ -139,7 +134,7 @@ def _count_all(reader: Reader, catalog: Catalog | None, found: VerifyReport | No
         generation=catalog.generation,
         samples=len(catalog),
         complete=len(rows),
-        buckets=count_buckets(catalog, rows, batch_size),
+        buckets=measure_buckets(catalog, rows, batch_size),
         captions=measure_captions(catalog),
         kinds=tuple(kind_of(catalog, column, sizes) for column in catalog.columns),
         passes=passes,
@@ -153,7 +148,6 @@ _Lists = tuple[tuple[Failure, ...], tuple[UnusedFiles, ...]]
 
 
 def _passes_of(layout: Layout, name: str) -> tuple[tuple[Pass, ...], tuple[Failure, ...], tuple[UnusedFiles, ...]]:
-    """Return the passes of a data set, newest first, and what the newest that ended lists. Unreadable passes are left out."""
     heartbeats = read_heartbeats(layout)
     found: list[tuple[Pass, _Lists]] = []
     for plan in list_plans(layout):
@@ -200,14 +194,12 @@ def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, A
 
 
 def _started(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, Any]]) -> float:
-    """Return when a pass began, by the clock of the process that began it."""
     with suppress(FormatError, OSError, KeyError):
         return float(read_record(ref.folder(layout).round(0), ROUND_FORMAT, VERSION)["started"])
     return min((float(heartbeat["started"]) for heartbeat in heartbeats), default=0.0)
 
 
 def _map_damage(snapshot: Snapshot, found: VerifyReport) -> Damage:
-    """Return each segment that is there, or was when the index was made, with what verify found in it."""
     states: dict[str, State] = {}
     for finding in found.findings:
         if finding.kind in {"corrupt-segment", "corrupt-entry"}:

@@ -14,8 +14,7 @@ from cachestore.core.errors import FormatError, NewerFormat, ReadFailed, StoreNo
 from cachestore.core.keys import Key
 from cachestore.files.marker import check_for_reading, read_marker
 from cachestore.files.opening import is_link, is_of_a_signal, names_in, status_of
-from cachestore.files.paths import IndexName, Layout, Mode, parse_index, parse_segment
-from cachestore.objects.cache import CACHE_MARKER
+from cachestore.files.paths import CACHE_MARKER, IndexName, Layout, Mode, parse_index, parse_segment
 from cachestore.storage.index import Index, Verdict, check
 from cachestore.storage.locations import Located, Location, SegmentRef
 from cachestore.storage.marked import marked_segments

@@ -4,7 +4,7 @@ An outline has one index, and for each segment a sparse file of the right size w
 not cover it. So `load_snapshot` and `commit` work on it as on a store, and it takes next to no disk. It is no store: it has no marker.
 
 Any answer may be wrong: damaged on its way, cut, of another object, or from an old listing. So what an answer says against an object or a
-store is believed only when two calls say the same (`ask_again`).
+store is believed only when it was said twice (`ask_until_sure`).
 """
 
 import errno
@@ -30,8 +30,8 @@ from cachestore.objects.client import PIECE_BYTES, ObjectRef, ReadingClient
 from cachestore.storage.catalog import FORMAT, VERSION, Catalog, CatalogStart, parse_catalog_start, read_catalog
 from cachestore.storage.index import Index, check
 
-CALLS: Final = 3
-"""How often an object store is asked, at most, before an error about its answer is raised."""
+TRIES: Final = 3
+"""How often a store is asked for something, at most, before an error about it is raised."""
 
 T = TypeVar("T")
 
@@ -80,7 +80,6 @@ def take_inventory(client: ReadingClient) -> Inventory:
 
 
 def _files(client: ReadingClient, top: str) -> Iterable[tuple[str, str, int]]:
-    """Yield (folder below `top`, name, size) of each object."""
     for page in client.list(top):
         for found in page:
             folder, _slash, file = found.key.removeprefix(f"{top}/").rpartition("/")
@@ -115,40 +114,36 @@ class WrongAnswer(FormatError):
     where = ""
     """The object's address."""
     digest = ""
-    """Of the bytes that came."""
+    """Of what came."""
 
 
-def ask_again(ask: Callable[[], T]) -> T:
+def ask_until_sure(ask: Callable[[], T]) -> T:
     """Return what `ask` returns. It is called again, twice at most, if it raises what a wrong answer or a vanished file may cause.
 
     Raises its error once two calls raise the same. Wrong bytes are a FormatError then; a RemoteFailed if they differ each time.
     """
-    claims = set[object]()
-    """What the calls so far raised: wrong bytes of an object, or a class of error."""
-    for calls_left in reversed(range(CALLS)):
+    heard = set[object]()
+    for tries_left in reversed(range(TRIES)):
         try:
             return ask()
         except WrongAnswer as error:
-            claim: object = (error.where, error.digest)
-            if claim in claims:
-                damaged = f"{error.where} is damaged: two reads brought the same wrong bytes"
-                raise FormatError(f"{damaged}; remove it there, then push it again from a store that has it") from error
-            if not calls_left:
-                others = f"{plural(CALLS, 'read')} of {error.where} brought wrong bytes, and other ones each time"
+            if (error.where, error.digest) in heard:
+                damaged = "is damaged: two reads brought the same wrong bytes; remove it there, then push it again from a store that has it"
+                raise FormatError(f"{error.where} {damaged}") from error
+            if not tries_left:
+                others = f"{plural(TRIES, 'read')} of {error.where} brought wrong bytes, and other ones each time"
                 raise RemoteFailed(f"{others}: something on the way there damages data; run the same command again") from error
+            heard.add((error.where, error.digest))
         except (BadInput, StoreNotFound) as error:
-            claim = type(error)
-            if claim in claims or not calls_left:
+            if type(error) in heard or not tries_left:
                 raise
+            heard.add(type(error))
         except (CacheStoreError, FileNotFoundError) as error:
             # It may be about something that was replaced or removed meanwhile, or that a wrong listing named.
             is_absent = isinstance(error, RemoteFailed) and error.errno == errno.ENOENT
-            is_absent = is_absent or isinstance(error, MissingEntry) or not isinstance(error, CacheStoreError)
-            if not is_absent or not calls_left:
+            if not tries_left or (isinstance(error, CacheStoreError) and not is_absent and not isinstance(error, MissingEntry)):
                 raise
-            continue
-        claims.add(claim)
-    raise AssertionError  # the last call returns or raises
+    raise AssertionError  # the last try returns or raises
 
 
 class _DigestingClient:
@@ -185,9 +180,9 @@ def digesting(client: ReadingClient, path: Path) -> Generator[ReadingClient]:
     except NewerFormat as error:
         raise NewerFormat(f"{client.address.of(key_of(path))} was written by a newer cachestore: install a newer one") from error
     except FormatError as error:
-        where = client.address.of(key_of(path))
-        wrong = WrongAnswer(f"what came for {where} is not what it should hold")
-        wrong.where, wrong.digest = where, digested.checksum.hexdigest()
+        where, digest = client.address.of(key_of(path)), digested.checksum.hexdigest()
+        wrong = WrongAnswer(f"what came for {where} is not what it should hold (digest {digest})")
+        wrong.where, wrong.digest = where, digest
         raise wrong from error
 
 
@@ -218,7 +213,7 @@ def fetch_index(client: ReadingClient, inventory: Inventory, outline: Layout) ->
     """Bring the newest good index of a store into an outline, if there is one. One that came damaged is brought once more."""
     for name, size in inventory.indexes.items():
         path = outline.index(name)
-        for _time in range(2):
+        for _try in range(2):
             try:
                 fetch_file(client, key_of(KEYS.index(name)), size, path)
                 check(outline, name)
@@ -235,21 +230,13 @@ def fetch_index(client: ReadingClient, inventory: Inventory, outline: Layout) ->
 
 def draw_segments(outline: Layout, segments: Mapping[str, int], header_of: Callable[[str, int], bytes]) -> None:
     """Make the segments of an outline. `header_of` gets digest and size of those that its index does not cover."""
-    covered = _covered(outline)
+    covered: frozenset[str] = frozenset()
+    names = os.listdir(outline.indexes) if outline.indexes.is_dir() else []  # noqa: PTH208 - names are wanted, not paths
+    for name in filter(None, map(parse_index, names)):
+        with closing(Index(outline, check(outline, name))) as index:
+            covered = frozenset(ref.digest for ref in index.segments.values())
     for digest, size in segments.items():
         write_sparse(outline.segment(digest), b"" if digest in covered else header_of(digest, size), size)
-
-
-def _covered(outline: Layout) -> frozenset[str]:
-    name = next((name for name in map(parse_index, _names(outline.indexes)) if name is not None), None)
-    if name is None:
-        return frozenset()
-    with closing(Index(outline, check(outline, name))) as index:
-        return frozenset(ref.digest for ref in index.segments.values())
-
-
-def _names(folder: Path) -> list[str]:
-    return os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208 - names are wanted, not paths
 
 
 def remote_header(client: ReadingClient) -> Callable[[str, int], bytes]:
@@ -261,7 +248,7 @@ def remote_header(client: ReadingClient) -> Callable[[str, int], bytes]:
     def header_of(digest: str, size: int) -> bytes:
         key = key_of(KEYS.segment(digest))
         found = [_start_of_object(client, key, size)]
-        for _call in range(CALLS):
+        for _try in range(TRIES):
             found.append(_start_of_object(client, key, size))
             if found[-1] == found[-2]:
                 return found[-1]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args
 
 from cachestore.core.arguments import as_many, as_word
 from cachestore.core.dtypes import RawTensor
@@ -21,7 +21,6 @@ from cachestore.files.paths import Layout
 from cachestore.storage.catalog import Catalog
 from cachestore.storage.entry import split
 from cachestore.storage.fetch import Checked, Fetcher, Io, Verify, is_gone, new_buffer
-from cachestore.storage.fetch_parts import PartsFetcher
 from cachestore.storage.index import Verdict
 from cachestore.storage.locations import Located, Location
 from cachestore.storage.segment import SegmentContents, read_contents
@@ -65,6 +64,28 @@ class Description:
         return {"key": str(self.key), "bytes": self.size_bytes, "segment": self.segment, "tensors": tensors, "meta": dict(self.meta)}
 
 
+class EntryFetcher(Protocol):
+    """Reads the bytes of located entries: `storage.fetch.Fetcher` from a folder, others from elsewhere."""
+
+    def fetch(self, key: Key, location: Location) -> memoryview:
+        """As `Fetcher.fetch`."""
+        ...
+
+    def fetch_into(
+        self, keys: Sequence[Key], located: Located, targets: Sequence[Sequence[memoryview]], *, side_by_side: bool = False
+    ) -> None:
+        """As `Fetcher.fetch_into`."""
+        ...
+
+    def prefetch(self, locations: Sequence[Location]) -> None:
+        """As `Fetcher.prefetch`."""
+        ...
+
+    def close(self) -> None:
+        """As `Fetcher.close`."""
+        ...
+
+
 class Reader:
     """A store as it was when it was opened or last refreshed. Picklable: another process gets the path and the snapshot.
 
@@ -99,7 +120,7 @@ class Reader:
         self._fetcher = self._make_fetcher()
         self._values: dict[str, dict[Key, Mapping[str, Json]]] = {}
 
-    def _make_fetcher(self) -> Fetcher | PartsFetcher:
+    def _make_fetcher(self) -> EntryFetcher:
         return Fetcher(self.layout, Checked(self._snapshot.segments()), verify=self._verify, io=self._io)
 
     @property
@@ -230,6 +251,11 @@ class Reader:
 
     def forget_prefetched(self) -> None:
         """Drop what was prefetched and not read. A store in a folder has nothing to drop."""
+
+    def bring_catalog(self, name: str, generation: int | None) -> int | None:
+        """Bring a catalog that lies elsewhere, and return its generation. None: in a folder it is where it belongs."""
+        del name, generation
+        return None
 
     def make_room_for(self, catalog: Catalog, called: str) -> None:
         """Make room in the local cache for the values of a data set. A store in a folder has no cache."""

@@ -13,17 +13,18 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 from cachestore.core.arguments import as_path, as_whole, as_word, refuse
 from cachestore.core.errors import BadInput, FormatError, RemoteFailed
 from cachestore.core.keys import Key
+from cachestore.core.spelling import option
 from cachestore.core.words import did_you_mean, first_of, human_bytes
 from cachestore.files import in_use
 from cachestore.files.container import parse_start
 from cachestore.files.opening import is_of_a_signal
 from cachestore.files.paths import Layout, parse_index
-from cachestore.objects.address import Address, is_address, parse_address
+from cachestore.objects.address import Address, parse_address
 from cachestore.objects.cache import (
     LOCAL,
     Room,
@@ -49,7 +50,7 @@ from cachestore.storage.stats import StoreStats, count_snapshot, newest_catalogs
 from cachestore.store.outline import (
     KEYS,
     Inventory,
-    ask_again,
+    ask_until_sure,
     digesting,
     fetch_file,
     key_of,
@@ -73,46 +74,38 @@ _BATCHES_REQUESTED: Final = 2
 """How many batches are requested before they are needed, whatever their size."""
 
 
-def open_reader(path: str | Path, *, verify: Verify, io: Io, local: str | Path | None, limit: int | str | None) -> Reader:
-    """Return a reader of the store at a path or address. `local` and `limit` are for addresses. Raises as `Reader`; RemoteFailed."""
-    if not is_address(path):
-        if local is not None or limit is not None:
-            raise BadInput(f"local and limit are for a store at an address, such as s3://bucket/cache, but {str(path)!r} is a folder")
-        return Reader(path, verify=verify, io=io)
-    as_word("verify", verify, ("first", "always", "never"))
-    as_word("io", io, ("pread", "mmap"))
+def open_address(path: str, *, verify: Verify, io: Io, local: str | Path | None, limit: int | str | None) -> "RemoteReader":
+    """As `store.opener.open_reader`, for an address."""
+    as_word("verify", verify, get_args(Verify))
+    as_word("io", io, get_args(Io))
     if io == "mmap":
-        raise BadInput('io="mmap" is for a store in a folder: parts of a local cache may be cut while they are mapped; leave io out')
+        cannot = "is for a store in a folder: parts of a local cache may be cut while they are mapped; leave it out"
+        raise BadInput(f"{option('io', 'mmap')} {cannot}", option="io")
     folder = os.environ.get(LOCAL, "") if local is None else local
     if not folder:
-        raise BadInput(f"{path} is an address: pass local=, a folder of this machine for copies of what is read, or set {LOCAL}")
+        raise BadInput(
+            f"{path} is an address: pass local=, a folder of this machine for copies of what is read, or set {LOCAL}",
+            option="local",
+        )
     return RemoteReader.open(parse_address("path", path), as_path("local", folder).absolute(), as_limit(limit), verify)
 
 
 @contextmanager
-def open_whole(path: str | Path, name: str | None = None) -> Generator[Reader]:
-    """Yield a reader of the store at a path or address, with the newest catalog of each data set, or only of the named one.
-
-    What it brings from an address lies in a temporary folder, and goes with it. Raises as `open_reader`; BadInput for an unknown name.
-    """
-    if not is_address(path):
-        with Reader(path) as here:
-            yield here
-        return
+def open_whole_address(path: str, name: str | None) -> "Generator[RemoteReader]":
+    """As `store.opener.open_whole`, for an address."""
     with (
         tempfile.TemporaryDirectory(prefix="cachestore-", ignore_cleanup_errors=True) as folder,
-        RemoteReader.open(parse_address("path", path), Path(folder), None, "first") as there,
+        RemoteReader.open(parse_address("path", path), Path(folder), None, "first") as reader,
     ):
-        for one in there.inventory.catalogs if name is None else (name,):
-            there.bring_catalog(one, None)
-        yield there
+        for one in reader.inventory.catalogs if name is None else (name,):
+            reader.bring_catalog(one, None)
+        yield reader
 
 
 def stats_of(address: str, name: str | None = None) -> StoreStats:
-    """Count what is in the store at an address, as `stats` does in a folder; with a `name`, only that data set. Raises as `open_whole`."""
-    with open_whole(address, name) as reader:
-        recipes = reader.inventory.recipes if isinstance(reader, RemoteReader) else ()
-        return count_snapshot(reader.snapshot, newest_catalogs(reader.layout), recipes)
+    """Count what is in the store at an address; with a `name`, only that data set. Raises as `store.opener.open_whole`."""
+    with open_whole_address(address, name) as reader:
+        return count_snapshot(reader.snapshot, newest_catalogs(reader.layout), reader.inventory.recipes)
 
 
 def as_limit(given: int | str | None) -> int | None:
@@ -145,7 +138,7 @@ class RemoteReader(Reader):
         client = HelperClient(address)
         self = cls.__new__(cls)
         downloads().hold(self)
-        store_id = ask_again(lambda: require_store(client)).get("store_id")
+        store_id = ask_until_sure(lambda: require_store(client)).get("store_id")
         if not is_store_id(store_id):
             raise FormatError(f"the marker of {address} has no valid id: remove it there, then push the store again")
         cache = StoreCache(folder, str(store_id))
@@ -182,7 +175,7 @@ class RemoteReader(Reader):
         self._set_up(parse_address("path", state["address"]), cache, state["limit"], state["verify"])
         self._show(self._take_over(state["given"]))
         for (name, generation), (size, start) in state["catalogs"].items():
-            ask_again(partial(self._copy_catalog, name, generation, size, start))
+            ask_until_sure(partial(self._copy_catalog, name, generation, size, start))
 
     def _take_over(self, given: Handover) -> Snapshot:
         try:
@@ -193,8 +186,7 @@ class RemoteReader(Reader):
             return self._load(None)
 
     def _load(self, earlier: Snapshot | None) -> Snapshot:
-        """Take a snapshot by the store's listing, the newest good index and the headers of the segments that it does not cover."""
-        return ask_again(lambda: self._take_snapshot(earlier))
+        return ask_until_sure(lambda: self._take_snapshot(earlier))
 
     def _take_snapshot(self, earlier: Snapshot | None) -> Snapshot:
         inventory = self.inventory = take_inventory(self._client)
@@ -212,10 +204,9 @@ class RemoteReader(Reader):
         return snapshot_of(self.layout, given)
 
     def _index_of(self, inventory: Inventory) -> Index | None:
-        """Return the newest index that can be read, from its copy. What came damaged is brought once more."""
         for name, size in inventory.indexes.items():
             path, key = self.layout.index(name), KEYS.index(name)
-            for _time in range(2):
+            for _try in range(2):
                 try:
                     index = self._copy(path, key, size, lambda name=name: Index(self.layout, check(self.layout, name)))
                 except FormatError:
@@ -229,7 +220,6 @@ class RemoteReader(Reader):
         return None
 
     def _copy(self, path: Path, key: Path, size: int, check: Callable[[], T]) -> T:
-        """Return what `check` makes of a copy in the cache. One that is missing or damaged is brought first. Raises WrongAnswer."""
         here = identity_of(path)
         try:
             return check()
@@ -248,17 +238,16 @@ class RemoteReader(Reader):
                     in_use.unlink(path, seconds=0.0)
 
     def _contents(self, digest: str, size: int) -> SegmentContents:
-        """Read the header of a segment by range."""
         start = remote_header(self._client)(digest, size)
         where = KEYS.segment(digest)
         return parse_contents(parse_start(start, size, where=where), size, where=where)
 
     def bring_catalog(self, name: str, generation: int | None) -> int:
         """Bring a catalog into the cache and return its generation: the given or the newest. Raises BadInput for an unknown one."""
-        calls = count()
+        tries = count()
 
         def bring() -> int:
-            if next(calls):
+            if next(tries):
                 self.inventory = take_inventory(self._client)
             found = self._find_generation(name, generation)
             size = self.inventory.catalogs[name][found]
@@ -266,22 +255,22 @@ class RemoteReader(Reader):
             self._copy_catalog(name, found, size, start)
             return found
 
-        return ask_again(bring)
+        return ask_until_sure(bring)
 
     def _find_generation(self, name: str, generation: int | None) -> int:
         there = self.inventory.catalogs
         sizes = there.get(name)
         if not sizes:
             names = first_of(map(repr, there)) or "none"
-            raise BadInput(f"{self.layout.shown} has no data set {name!r}; it has {names}{did_you_mean(name, there)}")
+            raise BadInput(f"{self.layout.shown} has no data set {name!r}; it has {names}{did_you_mean(name, there)}", option="name")
         found = max(sizes) if generation is None else generation
         if found not in sizes:
             some = first_of(map(str, sorted(sizes, reverse=True)))
-            raise BadInput(f"{self.layout.shown} has no generation {found} of the data set {name!r}; it has {some}")
+            has = f"it has {some}"
+            raise BadInput(f"{self.layout.shown} has no generation {found} of the data set {name!r}; {has}", option="generation")
         return found
 
     def _copy_catalog(self, name: str, generation: int, size: int, start: CatalogStart) -> None:
-        """See to it that the cache has a whole copy of a catalog. Raises WrongAnswer, WriteFailed, RemoteFailed."""
         with suppress(OSError):
             make_folder(self.layout.catalog_folder(name))
         path = self.layout.catalog(name, generation)
@@ -327,7 +316,6 @@ class RemoteReader(Reader):
 
 
 def _bytes_by_segment(catalog: Catalog, snapshot: Snapshot) -> dict[str, int]:
-    """The bytes of a catalog's values, each once, by segment."""
     found: dict[str, int] = {}
     for keys in _chunks({key for column in catalog.columns for key in column.keys if key != NO_KEY}):
         for locations in snapshot.find(keys):

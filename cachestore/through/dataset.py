@@ -42,6 +42,9 @@ AT_ONCE: Final = 64
 """About so many samples are encoded together, also of the next batches: segments are then not tiny, and batches of the encoders full."""
 
 
+_HERE_ALONE: Final = "it is not encoded yet, and is encoded in the process that opened it: use num_workers=0 in the first epoch"
+
+
 @dataclass(frozen=True, slots=True)
 class SeenAs:
     """The arguments of CachedDataset with which a data set is read."""
@@ -176,7 +179,7 @@ class EncodingDataset(CachedDataset):
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process gets the finished CachedDataset. Raises BadInput until the data set is complete."""
         if self._state.report is None:
-            raise BadInput(_here_alone())
+            raise BadInput(_HERE_ALONE, option="num_workers")
         return _cached, (self.__getstate__(),)
 
     def _show(self, reader: Reader, selection: Selection) -> CachedDataset:
@@ -227,7 +230,6 @@ class EncodingDataset(CachedDataset):
         return state.report
 
     def _catch_up(self) -> None:
-        """Show the published data set once there is one; a cast may have published it."""
         report = self._state.report
         if report is None or self._selection.options.generation == report.generation:
             return
@@ -238,12 +240,11 @@ class EncodingDataset(CachedDataset):
         self._show(self._reader, Selection(catalog, complete_rows(catalog), options, self._selection.epoch))
 
     def _encoded(self, indices: Sequence[SupportsIndex]) -> Sequence[SupportsIndex]:
-        """Encode these samples, and return them with others of them in the place of failed ones."""
         state = self._state
         if state.report is not None:
             return indices
         if os.getpid() != state.pid:
-            raise BadInput(_here_alone())
+            raise BadInput(_HERE_ALONE, option="num_workers")
         with state.lock:
             rows = self._selection.rows_at(indices)
             if not state.checked.issuperset(rows):
@@ -284,7 +285,6 @@ class EncodingDataset(CachedDataset):
         state.checked.update(wanted)
 
     def _note_failures(self, rows: Sequence[int]) -> None:
-        """Find out which of these rows lack a value."""
         joined, failed = self._state.joined, self._state.failed
         keys = {unit: joined.key(unit) for row in rows for unit in joined.units_of([row])}
         missing = set(self._reader.missing([key for key in keys.values() if key is not None]))
@@ -302,10 +302,6 @@ class EncodingDataset(CachedDataset):
     def _why(self, rows: Sequence[int]) -> str:
         ids = self._selection.catalog.ids
         return first_of(f"{ids[row]!r} ({self._state.failed[row]})" for row in rows)
-
-
-def _here_alone() -> str:
-    return "it is not encoded yet, and is encoded in the process that opened it: use num_workers=0 in the first epoch"
 
 
 def _cached(state: dict[str, Any]) -> CachedDataset:

@@ -90,7 +90,6 @@ class JoinedPass:
         return Heartbeat(self.layout, "", 0, self._launch, self._rank_info.rank, self._rank_info.world_size)
 
     def _find_keys(self, heartbeat: Heartbeat) -> None:
-        """Find the key and the facts of every unit, and which of them are not in the store."""
         reconciler, unknown = unknown_units(self._wanted, heartbeat.rise)
         outcomes = reconciler.outcomes()
         outcomes.forget(np.array(unknown, np.int64))
@@ -109,7 +108,6 @@ class JoinedPass:
         """How many units the store lacked when this was made."""
 
     def _resolve(self, index: int) -> Outcome:
-        """Find a unit's key. Runs in threads."""
         unit = self.plan.unit(index)
         reading = UnitReader(self._wanted.files)
         try:

@@ -16,6 +16,7 @@ from cachestore.core.arguments import as_pairs, as_word, check_function, refuse
 from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput, EncodeFailed, MissingEntry, naming_extras
 from cachestore.core.keys import Json, Key, by_key
+from cachestore.core.spelling import option
 from cachestore.core.tensors import to_numpy, to_raw, to_torch
 from cachestore.core.words import first_of, noun, plural
 from cachestore.storage.append import Acknowledged, Appender, SegmentLimits
@@ -82,7 +83,8 @@ class ReadThrough:
         if encode is not None:
             check_function("encode", encode)
         if on_miss == "encode" and (encode is None or store.mode != "a"):
-            raise BadInput(f'on_miss="encode" needs encode=, and {store.layout.root} opened with mode="a" in the process that encodes')
+            needs = f'needs encode=, and {store.layout.root} opened with mode="a" in the process that encodes'
+            raise BadInput(f"{option('on_miss', 'encode')} {needs}", option="on_miss")
         self._store = store
         self._encode = encode
         self._on_miss: OnMiss = on_miss
@@ -148,7 +150,6 @@ class ReadThrough:
         return [convert(raw) if raw is not None else None for raw in _handed_out(keys, here, read)]
 
     def _make(self, missing: list[tuple[Key, Any]]) -> dict[Key, dict[str, RawTensor]]:
-        """Encode these with the caller's function, and collect the values. All are checked before the first is kept."""
         assert self._encode is not None
         self._appender.check_process()
         answer = by_key(self._encode(list(missing)))
@@ -208,7 +209,8 @@ class ModelReadThrough:
 
         request, held, loaded = read_arguments("ReadThrough.of", data, self._model, self._store, self._options)
         if request.procs is not None:
-            raise BadInput("--procs starts processes that encode, but here the processes that train encode: leave it out")
+            starts = "starts processes that encode, but here the processes that train encode: leave it out"
+            raise BadInput(f"{option('procs')} {starts}", option="procs")
         return request, held, loaded
 
     @naming_extras()

@@ -7,6 +7,7 @@ import pytest
 import cachestore as cs
 from cachestore.core.keys import digest_bytes
 from cachestore.loading.check import differing_files
+from tests.asking import about
 from tests.loading.stores import PLAIN, Recipes, Row, make_store, recipes
 
 pytestmark = pytest.mark.torch
@@ -68,7 +69,7 @@ def test_a_file_that_differs_or_is_missing_is_named(path, model, name, content, 
 def test_what_is_not_handed_out_is_not_compared(path, model):
     (model / "tokenizer/vocab.json").write_bytes(b"trained meanwhile")
     cs.CachedDataset(path, fields={"latents"}).check(model)
-    with pytest.raises(cs.RecipeMismatch, match="vocab"):
+    with pytest.raises(cs.RecipeMismatch):
         cs.CachedDataset(path, fields={"prompt_embeds"}).check(model)
 
 
@@ -76,7 +77,7 @@ def test_a_vae_and_a_text_encoder_of_their_own_are_looked_at_first(path, model, 
     vae = (model / "vae").rename(tmp_path / "another vae")
     encoder = (model / "text_encoder").rename(tmp_path / "another encoder")
     data = cs.CachedDataset(path)
-    with pytest.raises(cs.RecipeMismatch, match="is missing"):
+    with pytest.raises(cs.RecipeMismatch):
         data.check(model)
     data.check(model, vae=vae, text_encoder=encoder)
     (vae / "config.json").write_bytes(b"{2}")
@@ -103,7 +104,7 @@ def test_many_files_are_named_up_to_a_few(tmp_path):
 def test_nothing_to_compare_with_is_reported(path, model, tmp_path):
     with pytest.raises(cs.BadInput, match=r"does not exist.*snapshot_download"):
         cs.CachedDataset(path).check(model="some/model-on-the-hub")
-    with pytest.raises(cs.BadInput, match=r"data.check\(model="):
+    with pytest.raises(cs.BadInput, check=about("model")):
         cs.CachedDataset(path).check()
-    with pytest.raises(cs.BadInput, match="not made from the files"):
+    with pytest.raises(cs.BadInput):
         cs.CachedDataset(make_store(tmp_path / "other", [Row("a")], recipes())).check(model)

@@ -9,6 +9,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.files.paths import Layout
+from tests.asking import about
 from tests.fakes import FakeEncoder, publish_catalog
 from tests.loading.stores import PLAIN, SDXL, Row, catalog_of, make_store, recipes, stored_text
 from tests.loading.test_dataset import batch_of, equal, loader
@@ -137,13 +138,13 @@ def test_a_word_stands_for_the_policy_that_chooses_so(path):
 )
 def test_a_policy_whose_captions_were_not_encoded_is_refused_when_the_data_set_is_opened(path, encoded, asked, says):
     encoded_for(path, encoded)
-    with pytest.raises(cs.BadInput, match=rf"{says}.*`cachestore precompute`.*captions="):
+    with pytest.raises(cs.BadInput, check=about("captions")):
         cs.CachedDataset(path, captions=asked)
 
 
 def test_only_the_first_captions_were_encoded_is_an_error_for_who_wants_any(path):
     encoded_for(path, cs.CaptionPolicy())
-    with pytest.raises(cs.BadInput, match="only the first one was encoded"):
+    with pytest.raises(cs.BadInput, check=about("captions")):
         cs.CachedDataset(path, captions=cs.CaptionPolicy(choose="random"))
 
 
@@ -154,7 +155,7 @@ def test_a_catalog_that_does_not_say_how_its_several_captions_were_made_has_them
 
 def test_captions_cannot_be_dropped_where_the_empty_one_is_not_encoded(path):
     encoded_for(path, cs.CaptionPolicy(), leave_out=[""])
-    with pytest.raises(cs.MissingEntry, match="empty caption is not encoded"):
+    with pytest.raises(cs.MissingEntry):
         cs.CachedDataset(path, captions=cs.CaptionPolicy(dropout=0.1))
     assert len(cs.CachedDataset(path, captions=cs.CaptionPolicy())) == 3
 
@@ -165,7 +166,7 @@ def test_a_column_that_has_not_one_entry_for_each_caption_is_refused(path):
     more = [replace(row, captions=(*row.captions, "more")) for row in ROWS]
     columns = catalog_of(ROWS, made, "train").columns
     publish_catalog(Layout(path), replace(catalog_of(more, made, "train"), columns=columns))
-    with pytest.raises(cs.FormatError, match="one entry for each caption"):
+    with pytest.raises(cs.FormatError):
         cs.CachedDataset(path, captions=cs.CaptionPolicy(choose="all"))
 
 

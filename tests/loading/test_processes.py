@@ -202,7 +202,7 @@ def test_a_segment_cut_short_under_a_reading_worker_is_a_clear_error_in_the_trai
     for segment in (path / "segments").rglob("*.safetensors"):
         segment.chmod(0o644)
         os.truncate(segment, 100)
-    with pytest.raises(cs.CorruptEntry, match="cachestore repair"):
+    with pytest.raises(cs.CorruptEntry):
         list(iterator)
 
 

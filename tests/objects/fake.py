@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import MutableMapping
-from contextlib import suppress
 from typing import Any
 
 from cachestore.core.errors import RemoteFailed
@@ -92,13 +91,6 @@ class FakeClient:
         data = file.read()
         assert len(data) == size
         self._act("put", key, lambda objects, name: objects.update({name: data}))
-
-    def delete(self, key):
-        def remove(objects, name):
-            with suppress(KeyError):
-                del objects[name]
-
-        self._act("delete", key, remove)
 
     def _there(self, objects, name):
         if name not in objects:

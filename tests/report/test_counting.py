@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachestore.core.keys import Key, Recipe, key
-from cachestore.report.counting import _bins_of, count_buckets, kind_of, measure_captions
+from cachestore.report.counting import _bins_of, kind_of, measure_buckets, measure_captions
 from cachestore.storage.catalog import Catalog, Cell, make_column
 
 TEXT = Recipe("text", {"kind": "text", "max_tokens": 4}, {"family": "plain"})
@@ -43,14 +43,14 @@ def pictures(*buckets, options=None):
 
 def test_an_empty_data_set_has_no_samples_in_buckets_and_no_captions():
     empty = catalog([], text([]), pictures())
-    assert count_buckets(empty, [], 8) == ()
+    assert measure_buckets(empty, [], 8) == ()
     measured = measure_captions(empty)
     assert (measured.captions, measured.most, measured.bins, measured.longest) == (0, 0, (), ())
     assert kind_of(empty, empty.columns[0], {}).entries == 0
 
 
 def test_buckets_tell_what_full_batches_leave_out_the_fullest_first():
-    (found,) = count_buckets(catalog([[]] * 6, pictures(*[(64, 48)] * 2, *[(64, 64)] * 4)), range(6), 3)
+    (found,) = measure_buckets(catalog([[]] * 6, pictures(*[(64, 48)] * 2, *[(64, 64)] * 4)), range(6), 3)
     assert [(one.name, one.samples, one.batches, one.left_over) for one in found.buckets] == [("64x64", 4, 1, 1), ("64x48", 2, 0, 2)]
     assert (found.resolution, found.samples, found.left_over) == (None, 6, 3)
     assert [(one.batch_size, one.batches, one.left_over) for one in found.losses[:4]] == [(1, 6, 0), (2, 3, 0), (3, 1, 3), (4, 1, 2)]
@@ -59,18 +59,18 @@ def test_buckets_tell_what_full_batches_leave_out_the_fullest_first():
 def test_each_resolution_has_its_buckets_and_control_images_have_none():
     small, large = (pictures((64, 48), options={"resolution": size}) for size in (512, 1024))
     control = make_column("latents", "control", LATENTS.fingerprint, {}, [[Cell(key("c"), facts={"bucket": (8, 8)})]])
-    assert [one.resolution for one in count_buckets(catalog([[]], control, small, large), range(1), 1)] == [512, 1024]
+    assert [one.resolution for one in measure_buckets(catalog([[]], control, small, large), range(1), 1)] == [512, 1024]
 
 
 @pytest.mark.parametrize(("rule", "read_here"), [(None, True), ("diffusers", True), ("musubi", False)])
 def test_buckets_by_the_rule_of_a_trainer_with_a_cache_of_its_own_are_not_read_here(rule, read_here):
     options = {} if rule is None else {"buckets": rule}
-    [found] = count_buckets(catalog([[]], pictures((64, 48), options=options)), range(1), 1)
+    [found] = measure_buckets(catalog([[]], pictures((64, 48), options=options)), range(1), 1)
     assert found.read_here is read_here
 
 
 def test_videos_have_frames_in_their_buckets_and_unknown_ones_no_name():
-    (found,) = count_buckets(catalog([[]] * 2, pictures((64, 48, 9), ())), range(2), 1)
+    (found,) = measure_buckets(catalog([[]] * 2, pictures((64, 48, 9), ())), range(2), 1)
     assert {one.name for one in found.buckets} == {"64x48x9", ""}
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from cachestore.loading.facts import fit_of
 from cachestore.report.document import _in_words
 from cachestore.report.gallery import make_gallery
 from cachestore.report.numbers import ClipFile, Framing, Picture, Thumbnail
-from cachestore.report.originals import fit_of
 from cachestore.report.write import write_report
 from cachestore.storage.catalog import Cell, newest_catalog
 from cachestore.store.reader import Reader

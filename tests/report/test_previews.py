@@ -107,7 +107,7 @@ def test_a_damaged_entry_and_a_sample_nobody_knows_are_reported(tmp_path):
     for segment in (path / "segments").rglob("*.safetensors"):
         segment.chmod(0o644)
         segment.write_bytes(segment.read_bytes()[:-40_000])
-    with pytest.raises(BadInput, match="has no latents"):
+    with pytest.raises(BadInput):
         preview(path)
 
 

@@ -10,7 +10,7 @@ from cachestore.storage.commit import commit
 from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.store.outline import (
     WrongAnswer,
-    ask_again,
+    ask_until_sure,
     draw_segments,
     fetch_catalog,
     fetch_index,
@@ -106,7 +106,7 @@ def test_a_damaged_object_is_named_after_two_looks_at_it(client, tmp_path):
         return fetch_catalog(client, take_inventory(client), "train", 1, Layout(tmp_path / str(next(looks))))
 
     with pytest.raises(FormatError, match=r"s3://bucket/cache/catalogs/train/1\.safetensors is damaged: .+ remove it there") as said:
-        ask_again(look)
+        ask_until_sure(look)
     assert not isinstance(said.value, WrongAnswer)
     assert next(looks) == 2
 
@@ -120,7 +120,7 @@ def test_an_answer_that_is_wrong_once_is_not_noticed(client, tmp_path):
             return wrong.pop()(data) if wrong else data
 
     once = Once(client.bucket, client.address)
-    catalog = ask_again(lambda: fetch_catalog(once, take_inventory(once), "train", 1, Layout(tmp_path / str(next(looks)))))
+    catalog = ask_until_sure(lambda: fetch_catalog(once, take_inventory(once), "train", 1, Layout(tmp_path / str(next(looks)))))
     assert (catalog.generation, wrong) == (1, [])
 
 
@@ -130,7 +130,7 @@ def test_answers_that_are_wrong_in_another_way_each_time_are_no_damage_of_the_ob
             return super().get(key) + os.urandom(8)
 
     with pytest.raises(RemoteFailed) as said:
-        ask_again(lambda: require_store(Noisy(client.bucket, client.address)))
+        ask_until_sure(lambda: require_store(Noisy(client.bucket, client.address)))
     assert "remove" not in str(said.value)
 
 
@@ -143,10 +143,10 @@ def test_what_only_one_look_misses_is_there():
             raise answer
         return answer
 
-    assert ask_again(look) == "found"
+    assert ask_until_sure(look) == "found"
     answers += [BadInput("a"), StoreNotFound("b"), BadInput("a"), "found"]
     with pytest.raises(BadInput):
-        ask_again(look)
+        ask_until_sure(look)
 
 
 def test_headers_are_read_until_two_reads_agree(client):

@@ -19,6 +19,7 @@ from cachestore.files.paths import Layout
 from cachestore.storage.catalog import list_generations
 from cachestore.through.dataset import AT_ONCE
 from cachestore.work.workers import read_heartbeats
+from tests.asking import about
 from tests.fakes import LOG, captioned, logged, refusing
 from tests.leaks import held
 from tests.loading.encoders import ReadableEncoder
@@ -221,7 +222,7 @@ def test_a_full_disk_ends_an_epoch_with_one_error_and_the_next_run_encodes_the_r
     monkeypatch.setattr(sys, "unraisablehook", lambda problem: ignored.append(problem.exc_value))
     real = publish.check_for_writing
     monkeypatch.setattr(publish, "check_for_writing", lambda *given: refusing(errno.ENOSPC)() if is_full else real(*given))
-    with pytest.raises(cs.WriteFailed, match="No space left"):
+    with pytest.raises(cs.WriteFailed):
         epochs(opened(root, pictures), 1, ahead=0)
     gc.collect()
     assert ignored == []
@@ -272,7 +273,7 @@ def test_nothing_is_left_behind_in_the_process(root, pictures, is_left):
 
 def test_it_cannot_leave_its_process_nor_be_mixed_or_divided_before_it_is_complete(root, pictures, full):
     data = opened(root, pictures)
-    with pytest.raises(cs.BadInput, match="num_workers=0"):
+    with pytest.raises(cs.BadInput, check=about("num_workers")):
         pickle.dumps(data)
     with pytest.raises(cs.BadInput, match="num_workers=0"):
         list(DataLoader(data, batch_sampler=cs.BucketBatchSampler(data, 3, rank=0, num_replicas=1), collate_fn=data.collate, num_workers=1))

@@ -73,16 +73,16 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "order of push": Mutant(
         "remote/push.py",
-        '            mover.each("sending segments", plan.segments, lambda file: self._send_segment(mover, file))\n',
-        "            for _name, _generation, file in plan.catalogs:\n"
-        "                self._send_new(mover, file, TABLE_LIMIT_BYTES)\n"
-        '            mover.each("sending segments", plan.segments, lambda file: self._send_segment(mover, file))\n',
+        '        mover.each("sending segments", plan.segments, lambda file: self._send_segment(mover, file))\n',
+        "        for _name, _generation, file in plan.catalogs:\n"
+        "            self._send_new(mover, file, TABLE_LIMIT_BYTES)\n"
+        '        mover.each("sending segments", plan.segments, lambda file: self._send_segment(mover, file))\n',
         *_TRANSFERS,
     ),
     "order of pull": Mutant(
         "remote/pull.py",
         '        mover.each("receiving segments", plan.segments, lambda file: self._receive_segment(mover, file))\n',
-        "        for name, generation in plan.catalogs:\n"
+        "        for name, generation, _file in plan.catalogs:\n"
         "            path = self._outline.catalog(name, generation)\n"
         "            path.exists() or self._fetch_catalog(name, generation)\n"
         "            publish(layout, layout.catalog(name, generation), [path.read_bytes()])\n"
@@ -96,12 +96,12 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "answers",
         450,
     ),
-    "second call for an object": Mutant("store/outline.py", "CALLS: Final = 3\n", "CALLS: Final = 1\n", *_ANSWERS),
+    "second call for an object": Mutant("store/outline.py", "TRIES: Final = 3\n", "TRIES: Final = 1\n", *_ANSWERS),
     "comparison of ranks": Mutant(
         "loading/batches.py", "        if not self._is_compared:\n", "        if self._is_compared is None:\n", *_TRAINING
     ),
     "epoch of a loader": Mutant("loading/epoch.py", "return self.get() if own is None else own\n", "return self.get()\n", *_TRAINING),
-    "one who deals": Mutant("loading/batches.py", "    if shard.step > 1:\n", "    if shard.step < 1:\n", *_TRAINING),
+    "one who deals": Mutant("loading/seats.py", "    if not seat.yields_all:\n", "    if seat.step < 1:\n", *_TRAINING),
     "account of rows": Mutant(
         "source/remarks.py",
         "            for one in refused:\n                remarks.refused.append(one)\n",

@@ -98,7 +98,7 @@ class _Ranks:
         actor = self.actors[rank] = self.start()
         self.running[actor.run.remote(self.works[rank])] = rank
 
-    def look(self) -> bool:
+    def follow(self) -> bool:
         """Wait up to a second for ranks to end, and ask the others for their counts. Returns whether the counts have changed."""
         done, _ = ray.wait(list(self.running), timeout=LOOK_SECONDS)
         for ref in done:
@@ -106,20 +106,17 @@ class _Ranks:
         for rank in {*self.running.values()} - {*self.asked.values()}:
             self.asked[self.actors[rank].counts.remote()] = rank
         before = self.newest
-        for ref in _answered(self.asked):
+        for ref in ray.wait(list(self.asked), num_returns=len(self.asked), timeout=0)[0] if self.asked else ():
             del self.asked[ref]
-            self._note_counts(ref)
+            try:
+                counts: Mapping[str, Json] = ray.get(ref)
+            except ray.exceptions.RayError:
+                continue  # the actor died; its `run` reports that
+            if not self.has_started:
+                self.has_started, self.moved_at = True, time.monotonic()
+            if _made(counts) > _made(self.newest):
+                self.newest, self.moved_at, self.deaths = counts, time.monotonic(), 0
         return self.newest != before
-
-    def _note_counts(self, ref: Any) -> None:
-        try:
-            counts: Mapping[str, Json] = ray.get(ref)
-        except ray.exceptions.RayError:
-            return  # the actor died; its `run` reports that
-        if not self.has_started:
-            self.has_started, self.moved_at = True, time.monotonic()
-        if _made(counts) > _made(self.newest):
-            self.newest, self.moved_at, self.deaths = counts, time.monotonic(), 0
 
     def _note_end(self, rank: int, ref: Any) -> None:
         try:
@@ -156,7 +153,6 @@ class _Ranks:
             raise Incomplete(f"Ray started no rank within {waited:.0f} s: {self._in_words(_nodes())}; ask for less, or see `ray status`")
 
     def _in_words(self, nodes: Sequence[Mapping[str, float]]) -> str:
-        """Say what the ranks wait for, and what the cluster has."""
         asks, largest = self.asks, {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in self.asks}
         has = ", ".join(f"{name}={number:g}" for name, number in largest.items())
         each = f"each of {len(self.works)} ranks asks for num_gpus={asks['GPU']:g} and num_cpus={asks['CPU']:g} on one node"
@@ -190,7 +186,7 @@ def run_ranks(works: Sequence[Work], *, num_gpus: float | None, num_cpus: float,
         for rank in range(len(works)):
             ranks.begin(rank)
         while ranks.running and not any(child.is_well for child in ranks.ended):
-            if ranks.look() and on_progress is not None:
+            if ranks.follow() and on_progress is not None:
                 on_progress(ranks.newest)
             ranks.check_bounds()
     except BaseException as error:
@@ -205,17 +201,11 @@ def run_ranks(works: Sequence[Work], *, num_gpus: float | None, num_cpus: float,
     return Report.from_json(joined_report(ranks.ended))
 
 
-def _answered(asked: Mapping[Any, int]) -> list[Any]:
-    return ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []
-
-
 def _made(counts: Mapping[str, Any]) -> int:
-    """Return how many units are in the store or have failed."""
     return sum(counts.get(name, 0) for name in ("reused", "encoded", "failed"))
 
 
 def _gpus_if_any() -> int:
-    """Return 1 if the cluster has a GPU; else 0, which is logged."""
     if ray.cluster_resources().get("GPU", 0):
         return 1
     _log.warning("the cluster has no GPU, so the ranks encode on CPUs; pass num_gpus=1 to wait for nodes that have one")
@@ -228,7 +218,6 @@ def fits(asks: Mapping[str, float], nodes: Iterable[Mapping[str, float]]) -> boo
 
 
 def _nodes() -> list[Mapping[str, float]]:
-    """The resources of each node that lives."""
     found: list[Mapping[str, Any]] = ray.nodes()
     return [node["Resources"] for node in found if node["Alive"]]
 

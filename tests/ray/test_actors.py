@@ -216,9 +216,9 @@ def test_where_a_cluster_may_grow_the_wait_is_bounded_and_says_what_was_asked(tm
     found = on_cluster(
         tmp_path,
         """
-import cachestore.ray.ranks
-cachestore.ray.ranks.START_SECONDS = 3.0
-cachestore.ray.ranks.is_fixed = lambda: False
+import cachestore.ray.actors
+cachestore.ray.actors.START_SECONDS = 3.0
+cachestore.ray.actors.is_fixed = lambda: False
 try:
     cachestore.ray.fill(job, workers=2, num_gpus=1, num_cpus=1)
 except cs.Incomplete as error:
@@ -230,7 +230,7 @@ except cs.Incomplete as error:
 
 
 def test_a_status_with_types_of_nodes_or_none_at_all_is_no_proof_that_a_cluster_cannot_grow():
-    from cachestore.ray.ranks import grows_never
+    from cachestore.ray.actors import grows_never
 
     def status(*names):
         return json.dumps({"autoscaler_report": {"active_nodes": dict.fromkeys(names, 1)}}).encode()
