@@ -193,7 +193,7 @@ def test_another_plan_under_its_name_is_refused_and_put_aside(root):
 def test_a_ledger_of_another_plan_is_left_out_and_its_end_ends_nothing(root):
     one, two = run(root, "a"), run(root, "b", launch="another")
     folders = [PassFolder(Layout(root).pass_folder(ref.plan, 1)) for ref in (one, two)]
-    swap(*(folder.ledger(LedgerName(0, 0, 0)) for folder in folders))
+    swap(*(folder.ledger(LedgerName(0, 0, 0, 0)) for folder in folders))
     assert [list(read_ledgers(folder, 0)) for folder in folders] == [[], []]
     layout = Layout(root)
     swap(one.folder(layout).done, two.folder(layout).done)
@@ -241,7 +241,7 @@ def forge(path, kind, **body):
 @pytest.mark.parametrize("worker", ["../../etc/passwd", "", None, 7, "a" * 31, "A" * 32, ["a" * 32]])
 def test_a_claim_that_names_a_path_is_nobodys(layout, worker):
     folder = join_pass(layout, "0" * 32, "launch").folder(layout)
-    name = ClaimName(0, 0, 0, 0)
+    name = ClaimName(0, 0, 0, 0, 0)
     forge(folder.claim(name), "cachestore-claim", worker=worker)
     assert Claims(layout, folder, "b" * 32, Watch(layout)).holder(name) is None
 

@@ -219,7 +219,7 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
             return None
         claim = worker.claims.newest(number).get(slot)
         is_free = is_first if claim is None else worker.claims.life(claim) is not Life.LIVE
-        if is_free and worker.claims.take(number, slot, after=claim):
+        if is_free and worker.claims.take(number, slot[0], range(1), after=claim):
             worker.heartbeat.rise(phase="reconciling", doing="checking and writing the data set")
             with closing(load_snapshot(job.layout, earlier=worker.snapshot, for_planning=True)) as snapshot:
                 return reconciler.close_round(read_round(job.layout, ref, job.plan, number), snapshot)

@@ -182,6 +182,7 @@ class Reconciler:
                 history.outcomes.forget(worked)
                 history.earlier = history.outcomes.known & (not began)
             history.tries += worked
+            succeeded = np.zeros(count, np.bool_)  # a unit may be in the ledgers of two workers
             for ledger in read_ledgers(folder, number):
                 self.rise()
                 if self.ignored_launch and ledger.launch == self.ignored_launch:
@@ -189,7 +190,9 @@ class Reconciler:
                 indices = [outcome.unit for outcome in ledger.outcomes]
                 if max(indices, default=0) >= max(count, 1):  # of another plan: its units count as missing
                     continue
-                history.outcomes.record(ledger.outcomes)
+                counted = [outcome for outcome in ledger.outcomes if outcome.result != "failed" or not succeeded[outcome.unit]]
+                succeeded[[outcome.unit for outcome in counted if outcome.result != "failed"]] = True
+                history.outcomes.record(counted)
                 history.earlier[indices] = not (began or ledger.launch == self.job.launch)
         return history
 

@@ -26,6 +26,7 @@ from cachestore.work.attempts import Attempts
 from cachestore.work.choice import poll_seconds
 from cachestore.work.claims import Claims, Slot
 from cachestore.work.ledgers import Ledger, Outcome, list_ledgers, publish_ledger
+from cachestore.work.partition import runs_of
 from cachestore.work.passes import PassRef, Round
 from cachestore.work.plan import Unit
 from cachestore.work.stages import Stages
@@ -199,9 +200,9 @@ class Worker:
     def _write_ledgers(self, state: EncoderState, group: PartitionGroup) -> None:
         """Write the ledgers of a group, whose entries are acknowledged."""
         failpoint("worker.before_ledger")
-        for slot in group.slots:
-            outcomes = tuple(group.outcomes[index] for index in group.opened.partition(state.recipe, slot[1]))
-            name = LedgerName(group.opened.number, *slot)
+        for run in runs_of(sorted(p for _recipe, p in group.slots)):
+            outcomes = tuple(group.outcomes[index] for p in run for index in group.opened.partition(state.recipe, p))
+            name = LedgerName(group.opened.number, state.recipe, run.start, run.stop - 1)
             publish_ledger(self.job.layout, self.claims.folder, Ledger(name, self.heartbeat.worker, self.job.launch, outcomes))
         found = group.repeated + sum(1 for outcome in group.outcomes.values() if outcome.result == "found")
         failed = sum(1 for outcome in group.outcomes.values() if outcome.result == "failed")

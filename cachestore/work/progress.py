@@ -351,7 +351,7 @@ class Observer:
         """Give silent workers without an open claim the phase `waiting`: they have nothing to do until others finish."""
         if not any(one.is_silent and one.phase == WORKING for one in ranks):
             return ranks
-        busy = set(map(reader.holder, claims))
+        busy = set(map(reader.holder, set(claims)))
         idle = [one.phase == WORKING and one.worker not in busy and one.is_silent for one in ranks]
         return [replace(one, phase=WAITING, doing=WAITING) if is_idle else one for one, is_idle in zip(ranks, idle, strict=True)]
 

@@ -36,7 +36,7 @@ PLANNING: Final = "planning"
 
 SILENT_SECONDS: Final = 180.0
 SILENT_BATCHES: Final = 3.0
-SLOW_SECONDS: Final = 10.0
+SLOW_SECONDS: Final = 5.0
 SLOW_BATCHES: Final = 5.0
 COUNTS: Final = ("reused", "encoded", "failed")
 """The counts of finished units in a heartbeat, a pass and a report."""
@@ -144,7 +144,7 @@ class Heartbeat:
         return 0.0 if self._joined is None else self._pass_before + self.clock() - self._joined
 
     def rise(self, *, phase: str | None = None, doing: str | None = None) -> None:
-        """Raise the count. A new phase is written at once, a new count at most every max(1, world size / 16) seconds.
+        """Raise the count. A new phase is written at once, a new count at most every max(1, world size / 64) seconds.
 
         `doing` says in words what the worker does now; a new phase without it is its own name.
         """
@@ -272,7 +272,7 @@ def is_held(layout: Layout, worker: str) -> bool | None:
 
 def heartbeat_seconds(world_size: int) -> float:
     """Return for how many seconds a working worker's file may show the same count, as not each rise is written."""
-    return max(1.0, world_size / 16)
+    return max(1.0, world_size / 64)
 
 
 def silent_after(slowest_batch: float) -> float:
@@ -283,7 +283,7 @@ def silent_after(slowest_batch: float) -> float:
 def slow_after(slowest_batch: float, world_size: int) -> float:
     """Return the seconds without a rise after which an idle worker encodes the same units again.
 
-    With 512 ranks a heartbeat is written every 32 s: then a count that stood still for 10 s means nothing.
+    With 512 ranks a heartbeat is written every 8 s: then a count that stood still for 5 s means nothing.
     """
     return max(SLOW_SECONDS, SLOW_BATCHES * (slowest_batch or FIRST_BATCH_SECONDS), 2 * heartbeat_seconds(world_size))
 

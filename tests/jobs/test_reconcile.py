@@ -39,7 +39,7 @@ def close_round(one):
 def record(one, number, *outcomes, partition=0, launch=None):
     """A ledger for a partition of a round, as a worker of a launch would write it."""
     folder = fakes.reconciler(one).ref.folder(one.layout)
-    publish_ledger(one.layout, folder, Ledger(LedgerName(number, 0, partition), "w" * 32, launch or one.launch, outcomes))
+    publish_ledger(one.layout, folder, Ledger(LedgerName(number, 0, partition, partition), "w" * 32, launch or one.launch, outcomes))
 
 
 # How a pass begins
@@ -135,7 +135,7 @@ def test_the_units_of_a_damaged_ledger_come_back(root):
     open_pass(one)
     record(one, 0, failed(0), partition=0)
     record(one, 0, failed(1), partition=1)
-    fakes.reconciler(one).ref.folder(one.layout).ledger(LedgerName(0, 0, 1)).write_bytes(b"?")
+    fakes.reconciler(one).ref.folder(one.layout).ledger(LedgerName(0, 0, 1, 1)).write_bytes(b"?")
     assert close_round(one) is None
     assert [list(units) for units in fetch(one)[0].units] == [[1]]
 

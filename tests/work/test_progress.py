@@ -45,7 +45,7 @@ def test_an_open_pass_says_what_is_finished_and_what_is_claimed(root):
     with Heartbeat(one.layout, one.plan.name, 1, "launch", 3, 4) as heartbeat:
         worker = Worker(one, ref, heartbeat)
         for partition in range(2):
-            worker.claims.take(0, (0, partition))
+            worker.claims.take(0, 0, range(partition, partition + 1))
         status = pass_status(one.layout, ref)
         worker.close()
         [rank] = status.ranks
@@ -163,7 +163,7 @@ def test_who_holds_an_open_claim_is_silent_and_who_holds_none_waits(three, clock
     observer = Observer(one.layout, clock)
     with heartbeat_of(one) as busy, heartbeat_of(one, rank=1) as idle:
         worker = Worker(one, ref, busy)
-        worker.claims.take(0, (0, 0))
+        worker.claims.take(0, 0, range(1))
         busy.rise(phase="working")
         idle.rise(phase="working")
         assert {rank.phase for rank in observer.look(ref).ranks} == {"working"}
