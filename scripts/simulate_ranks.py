@@ -23,7 +23,7 @@ import json
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -35,7 +35,7 @@ from cachestore.files.paths import ClaimName, Layout, PassFolder
 from cachestore.work.choice import choose, parts_to_take, poll_seconds, ranges_of
 from cachestore.work.claims import Claims
 from cachestore.work.partition import bounds, partition_count, runs_of
-from cachestore.work.workers import Watch, heartbeat_seconds
+from cachestore.work.workers import Beat, Watch, heartbeat_seconds
 
 HERE, THERE, BOOT = "here", "there", "boot"
 NOWHERE = Layout(Path("nowhere"))
@@ -291,12 +291,12 @@ class Simulation:
         done = int(np.searchsorted(rank.batch_ends, rank.dies_at)) * BATCH if rank.group else 0
         self.duplicates += min(done, sum(end - start for start, end in (bounds(self.case.units, p) for p in rank.group)))
 
-    def _heartbeat_of(self, _layout: Layout, worker: str) -> Mapping[str, Any]:
+    def _heartbeat_of(self, _layout: Layout, worker: str) -> Beat:
         rank = self.board.ranks[worker]
         host = THERE if rank.fate == "silent" else HERE
         count = bisect_right(rank.heartbeats_at, self.now)
         world = self.case.ranks
-        return {"count": count, "slowest_batch": rank.slowest_batch, "world_size": world, "host": host, "boot": BOOT, "phase": "working"}
+        return Beat(worker=worker, world_size=world, host=host, boot=BOOT, phase="working", count=count, slowest_batch=rank.slowest_batch)
 
     def _is_held(self, _layout: Layout, worker: str) -> bool | None:
         rank = self.board.ranks[worker]

@@ -249,12 +249,14 @@ def test_a_claim_that_names_a_path_is_nobodys(layout, worker):
 def test_a_heartbeat_without_what_others_look_at_is_none(layout):
     with Heartbeat(layout, "", 0, "launch", 0, 1) as heartbeat:
         body = json.loads(layout.worker(heartbeat.worker).read_bytes())["body"]
-        shown = ({"units": {"text": [1]}}, {"units": [1]}, {"failures": [1]}, {"failures": "a"}, {"doing": 7}, {"failures_seen": "1"})
+        shown = ({"units": {"text": [1]}}, {"units": [1]}, {"failures": [1]}, {"failures": "a"}, {"doing": 7}, {"failures_seen": True})
         for change in ({"plan": "../.."}, {"count": "1"}, {"pid": None}, {"updated": []}, *shown):
             forge(layout.worker(heartbeat.worker), "cachestore-worker", **{**body, **change})
             assert read_heartbeat(layout, heartbeat.worker) is None
         forge(layout.worker(heartbeat.worker), "cachestore-worker", **body)
-        assert read_heartbeat(layout, heartbeat.worker) == body
+        read = read_heartbeat(layout, heartbeat.worker)
+        assert read is not None
+        assert json.loads(json.dumps(read.as_json())) == body
 
 
 @pytest.mark.parametrize("change", [{"name": 7}, {"name": "x" * 300}, {"generation": None}, {"encoded": "1"}, {"failures": [1]}])

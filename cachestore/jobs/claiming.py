@@ -33,8 +33,7 @@ class Claiming:
         """By round and recipe: partitions that others claimed though no listing shows it yet. On NFS that takes up to a minute."""
 
     def take(self, opened: Round, recipe: int, *, only: Sequence[int] | None = None, is_prefetch: bool = False) -> list[Slot]:
-        """Claim and return a recipe's next partitions, rising within each range: free ones, else those of a dead worker, else one of the
-        slowest living worker.
+        """Claim and return a recipe's next partitions: free ones, else those of a dead worker, else one of the slowest living worker.
 
         With `is_prefetch`, while earlier ones are still being done, claim only free ones, and only if many are left. With `only`, claim
         none but these, as many at once as make whole batches, since this worker needs them all now.

@@ -395,11 +395,11 @@ def _seconds(layout: Layout, units: int, ignored: str, encoders: AbstractSet[str
     if units == 0:
         return 0.0
     rates: list[float] = []
-    for one in read_heartbeats(layout):
-        did = {name for name, (done, _unpublished) in one.get("units", {}).items() if done}
-        seconds = sum(one["stages"]["encode"]) if one.get("stages") else 0.0
-        if one["encoded"] and seconds and did <= encoders and one["launch"] != ignored:
-            rates.append(one["encoded"] / seconds)
+    for beat in read_heartbeats(layout):
+        did = {name for name, (done, _unpublished) in beat.units.items() if done}
+        seconds = sum(beat.stages.get("encode", ()))
+        if beat.encoded and seconds and did <= encoders and beat.launch != ignored:
+            rates.append(beat.encoded / seconds)
     return round(units / (sum(rates) / len(rates)), 1) if rates else None
 
 

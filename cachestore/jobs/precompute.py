@@ -146,7 +146,7 @@ def precompute(
         elif inline:
             report = precompute_here(request, on_progress=follow, cancel=cancel, in_memory=in_memory, number=number)
         else:
-            report = _in_processes(request, Care(observer.look_at, showing(tell), cancel=cancel), in_memory, number)
+            report = _in_processes(request, Care(observer.status_of_processes, showing(tell), cancel=cancel), in_memory, number)
     if tell and (ended := observer.newest(report.plan)) is not None:
         tell(ended)
     return report

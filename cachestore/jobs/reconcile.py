@@ -226,14 +226,13 @@ class Reconciler:
             report = self._report(outcomes, failed, generation, digest, committed)
             if before is not None:
                 report["rechecked"] = self._rechecked(before, outcomes)
-        heartbeats = [
-            heartbeat for heartbeat in read_heartbeats(self.job.layout, plan=self.job.plan.name) if heartbeat["pass"] == self.ref.number
-        ]
-        began = min((heartbeat["started"] for heartbeat in heartbeats if heartbeat["launch"] == self.job.launch), default=0.0)
-        now = [heartbeat["encoded"] for heartbeat in heartbeats if heartbeat["updated"] >= began]
-        earlier = max(0, int(report["encoded"]) - sum(now)) if len(now) < len(heartbeats) else 0
-        report |= {"stages": sum_stages(heartbeats), "usable": usable, "listing": listing, "encoded_earlier": earlier}
-        launches = [*(str(heartbeat["launch"]) for heartbeat in heartbeats), self.job.launch]
+        beats = read_heartbeats(self.job.layout, plan=self.job.plan.name, number=self.ref.number)
+        began = min((beat.started for beat in beats if beat.launch == self.job.launch), default=0.0)
+        now = [beat.encoded for beat in beats if beat.updated >= began]
+        earlier = max(0, int(report["encoded"]) - sum(now)) if len(now) < len(beats) else 0
+        stages = sum_stages(beat.stages for beat in beats)
+        report |= {"stages": stages, "usable": usable, "listing": listing, "encoded_earlier": earlier}
+        launches = [*(beat.launch for beat in beats), self.job.launch]
         return publish_done(self.job.layout, self.ref, report, launches, self.job.request)
 
     def _publish(self, outcomes: Outcomes, failed: Mapping[int, str]) -> tuple[Catalog, int, str]:

@@ -136,7 +136,7 @@ class Worker:
                 self._encoding.rescue()
                 raise
         self._known.close_stale()
-        self.heartbeat.stages = self._stages.as_json()
+        self.heartbeat.stages = self._stages.seconds()
         self.heartbeat.write()
 
     def _do_in_batches(self, state: EncoderState, group: PartitionGroup) -> None:

@@ -49,10 +49,9 @@ from cachestore.work.passes import ROUND_FORMAT, VERSION, PassRef, list_passes, 
 from cachestore.work.plan import read_outline
 from cachestore.work.retention import list_plans
 from cachestore.work.stages import STAGES, stage_fractions, sum_stages
-from cachestore.work.workers import lived, read_heartbeats
+from cachestore.work.workers import Beat, read_heartbeats
 
 _COUNTS: Final = ("reused", "encoded", "failed")
-_RANK_FIELDS: Final = ("rank", "host", "pid", "encoded", "reused", "failed", "phase")
 
 
 def write_report(
@@ -166,14 +165,14 @@ def _passes_of(layout: Layout, name: str) -> tuple[tuple[Pass, ...], tuple[Failu
     return tuple(one for one, _lists in found), failures, unused
 
 
-def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, Any]]) -> tuple[Pass, _Lists]:
+def _read_pass(layout: Layout, ref: PassRef, beats: Sequence[Beat]) -> tuple[Pass, _Lists]:
     done = read_done(layout, ref)
-    own = [heartbeat for heartbeat in heartbeats if (heartbeat["plan"], heartbeat["pass"]) == (ref.plan, ref.number)]
+    own = [beat for beat in beats if (beat.plan, beat.pass_number) == (ref.plan, ref.number)]
     report: Mapping[str, Any] = done.report if done is not None else {}
-    reused, encoded, failed = (int(report[name] if done else sum(heartbeat[name] for heartbeat in own)) for name in _COUNTS)
-    stages: Mapping[str, Any] = report.get("stages") or sum_stages(own)
+    reused, encoded, failed = (int(report[name] if done else sum(getattr(beat, name) for beat in own)) for name in _COUNTS)
+    stages: Mapping[str, Any] = report.get("stages") or sum_stages(beat.stages for beat in own)
     fractions = stage_fractions(stages) if stages else {}
-    in_order = sorted(own, key=lambda heartbeat: (heartbeat["rank"] is None, heartbeat["rank"], heartbeat["started"]))
+    in_order = sorted(own, key=lambda beat: (beat.rank is None, beat.rank, beat.started))
     one = Pass(
         started=_started(layout, ref, own),
         plan=ref.plan,
@@ -192,7 +191,8 @@ def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, A
         ),
         limiting=str(stages.get("limiting", "")),
         ranks=tuple(
-            RankNumbers(**{name: heartbeat[name] for name in _RANK_FIELDS}, seconds=round(lived(heartbeat), 3)) for heartbeat in in_order
+            RankNumbers(beat.rank, beat.host, beat.pid, beat.encoded, beat.reused, beat.failed, round(beat.lived, 3), beat.phase)
+            for beat in in_order
         ),
     )
     failures = (Failure(str(each["sample"]), str(each["encoder"]), str(each["reason"])) for each in report.get("failures", ()))
@@ -200,11 +200,11 @@ def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, A
     return one, (tuple(failures), tuple(unused))
 
 
-def _started(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, Any]]) -> float:
+def _started(layout: Layout, ref: PassRef, beats: Sequence[Beat]) -> float:
     """Return when a pass began, by the clock of the process that began it."""
     with suppress(FormatError, OSError, KeyError):
         return float(read_record(ref.folder(layout).round(0), ROUND_FORMAT, VERSION)["started"])
-    return min((float(heartbeat["started"]) for heartbeat in heartbeats), default=0.0)
+    return min((beat.started for beat in beats), default=0.0)
 
 
 def _map_damage(snapshot: Snapshot, found: VerifyReport) -> Damage:

@@ -75,7 +75,7 @@ class Claims:
         """Return whether a claim's holder lives. This worker's own claim from before is free: DEAD."""
         holder = self.holder(name)
         if holder is not None:
-            return Life.DEAD if holder == self.worker else self.watch.look(holder)
+            return Life.DEAD if holder == self.worker else self.watch.life_of(holder)
         since = self._unread.setdefault(name, self.watch.clock())
         return Life.DEAD if self.watch.clock() - since >= TORN_SECONDS else Life.LIVE
 

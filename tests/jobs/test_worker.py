@@ -69,8 +69,8 @@ def test_a_heartbeat_tells_how_busy_each_stage_was(root):
     bench = Bench(root, captions("a", "b"), encoder)
     bench.work(clock=clock)
     (heartbeat,) = read_heartbeats(bench.job.layout)
-    assert heartbeat["stages"]["encode"] == [5.0, 0.0]
-    assert heartbeat["stages"]["prepare"] == [0.0, 5.0]
+    assert heartbeat.stages["encode"] == (5.0, 0.0)
+    assert heartbeat.stages["prepare"] == (0.0, 5.0)
 
 
 # Failures

@@ -239,7 +239,7 @@ def _read_worker(layout: Layout, path: Path) -> None:
     worker = path.stem
     read_heartbeat(layout, worker)
     watch = Watch(layout)
-    watch.look(worker)
+    watch.life_of(worker)
     watch.has_died(worker)
     watch.last_heartbeat(worker)
     _look(layout)
