@@ -66,7 +66,7 @@ def test_two_workers_do_no_partition_twice(root):
 
 
 def test_ranks_that_begin_together_take_different_ranges(root, monkeypatch):
-    bench = Bench(root, captions(*map(str, range(512))), FakeEncoder())
+    bench = Bench(root, captions(*map(str, range(1000))), FakeEncoder())
     monkeypatch.setattr("cachestore.work.claims.names_in", lambda _folder: [])  # as if all had listed before the first one claimed
     taken = []
     for rank in range(8):
