@@ -23,11 +23,11 @@ WINDOWS: Final = 4
 class Claiming:
     """Claims partitions of a job's rounds, and bounds the time that a worker waits for others."""
 
-    def __init__(self, job: Job, claims: Claims, *, look_again: Callable[[], None], check_cancelled: Callable[[], None]) -> None:
-        """`look_again` is called after a partition was taken over, `check_cancelled` while other workers are faster."""
+    def __init__(self, job: Job, claims: Claims, *, renew: Callable[[], None], check_cancelled: Callable[[], None]) -> None:
+        """`renew` is called after a partition was taken over, `check_cancelled` while other workers are faster."""
         self._job = job
         self._claims = claims
-        self._look_again = look_again
+        self._renew = renew
         self._check_cancelled = check_cancelled
         self._lost: dict[tuple[int, int], set[int]] = {}
         """By round and recipe: partitions that others claimed though no listing shows it yet. On NFS that takes up to a minute."""
@@ -71,7 +71,7 @@ class Claiming:
             if self._claims.take(opened.number, claim.recipe, partitions, after=claim):
                 taken += [(claim.recipe, p) for p in partitions]
         if taken:
-            self._look_again()
+            self._renew()
         return taken
 
     def group_of(self, opened: Round, slots: list[Slot]) -> PartitionGroup:
@@ -86,7 +86,7 @@ class Claiming:
         among = f"{watch.name_of(others[0])} with it among others, {watch.name_of(alone)} with it alone"
         return f"two workers died encoding it: {among}; the next run tries it again"
 
-    def look(self, waits: "Patience", state: object, claims: Mapping[Slot, ClaimName]) -> None:
+    def check_patience(self, waits: "Patience", state: object, claims: Mapping[Slot, ClaimName]) -> None:
         """Raise Incomplete if `state`, these claims (there may be none) and their holders' counts have not changed for too long."""
         watch, seen = self._claims.watch, (state, tuple(sorted(claims.values())))
         holders = [holder for claim in claims.values() if (holder := self._claims.holder(claim)) is not None]

@@ -9,7 +9,7 @@ from cachestore.core.errors import RecipeMismatch, Superseded
 from cachestore.core.inputs import combined_digest, digests_of
 from cachestore.core.keys import digest_bytes
 from cachestore.files.paths import Layout, LedgerName
-from cachestore.jobs import reconcile
+from cachestore.jobs import catalog_maker
 from cachestore.jobs.worker import Worker
 from cachestore.storage.catalog import list_generations
 from cachestore.storage.listing_numbers import listing_number, listing_numbers
@@ -354,14 +354,14 @@ def test_an_older_listing_of_the_same_rows_adds_its_encoder(root):
 
 
 def test_a_generation_published_between_comparison_and_publication_is_compared_too(root, monkeypatch):
-    real, compared = reconcile.publish_draft, []
+    real, compared = catalog_maker.publish_draft, []
 
     def overtaken(layout, draft, **named):
-        monkeypatch.setattr(reconcile, "publish_draft", real)
+        monkeypatch.setattr(catalog_maker, "publish_draft", real)
         fakes.run(root, captions("b"), FakeEncoder(), listing=1)
         return real(layout, draft, **named)
 
-    monkeypatch.setattr(reconcile, "publish_draft", overtaken)
+    monkeypatch.setattr(catalog_maker, "publish_draft", overtaken)
     fakes.run(root, captions("a"), FakeEncoder(), listing=2, compare=lambda previous: compared.append(list(previous.captions)))
     assert compared == [["b"]]
     assert listed(catalog(root))[1:] == (2, 2)
