@@ -223,13 +223,13 @@ class Reconciler:
             report = self._report(outcomes, failed, generation, digest, committed)
             if before is not None:
                 report["rechecked"] = self._rechecked(before, outcomes)
-        beats = read_heartbeats(self.job.layout, plan=self.job.plan.name, number=self.ref.number)
-        began = min((beat.started for beat in beats if beat.launch == self.job.launch), default=0.0)
-        now = [beat.encoded for beat in beats if beat.updated >= began]
-        earlier = max(0, int(report["encoded"]) - sum(now)) if len(now) < len(beats) else 0
-        stages = sum_stages(beat.stages for beat in beats)
+        heartbeats = read_heartbeats(self.job.layout, plan=self.job.plan.name, number=self.ref.number)
+        began = min((shown.started for shown in heartbeats if shown.launch == self.job.launch), default=0.0)
+        now = [shown.encoded for shown in heartbeats if shown.updated >= began]
+        earlier = max(0, int(report["encoded"]) - sum(now)) if len(now) < len(heartbeats) else 0
+        stages = sum_stages(shown.stages for shown in heartbeats)
         report |= {"stages": stages, "usable": usable, "listing": listing, "encoded_earlier": earlier}
-        launches = [*(beat.launch for beat in beats), self.job.launch]
+        launches = [*(shown.launch for shown in heartbeats), self.job.launch]
         return publish_done(self.job.layout, self.ref, report, launches, self.job.request)
 
     def rebuild_catalog(self, generation: int, digest: str, listing: int) -> bool:

@@ -165,14 +165,14 @@ def _passes_of(layout: Layout, name: str) -> tuple[tuple[Pass, ...], tuple[Failu
     return tuple(one for one, _lists in found), failures, unused
 
 
-def _read_pass(layout: Layout, ref: PassRef, beats: Sequence[Beat]) -> tuple[Pass, _Lists]:
+def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Beat]) -> tuple[Pass, _Lists]:
     done = read_done(layout, ref)
-    own = [beat for beat in beats if (beat.plan, beat.pass_number) == (ref.plan, ref.number)]
+    own = [shown for shown in heartbeats if (shown.plan, shown.pass_number) == (ref.plan, ref.number)]
     report: Mapping[str, Any] = done.report if done is not None else {}
-    reused, encoded, failed = (int(report[name] if done else sum(getattr(beat, name) for beat in own)) for name in _COUNTS)
-    stages: Mapping[str, Any] = report.get("stages") or sum_stages(beat.stages for beat in own)
+    reused, encoded, failed = (int(report[name] if done else sum(getattr(shown, name) for shown in own)) for name in _COUNTS)
+    stages: Mapping[str, Any] = report.get("stages") or sum_stages(shown.stages for shown in own)
     fractions = stage_fractions(stages) if stages else {}
-    in_order = sorted(own, key=lambda beat: (beat.rank is None, beat.rank, beat.started))
+    in_order = sorted(own, key=lambda shown: (shown.rank is None, shown.rank, shown.started))
     one = Pass(
         started=_started(layout, ref, own),
         plan=ref.plan,
@@ -191,8 +191,8 @@ def _read_pass(layout: Layout, ref: PassRef, beats: Sequence[Beat]) -> tuple[Pas
         ),
         limiting=str(stages.get("limiting", "")),
         ranks=tuple(
-            RankNumbers(beat.rank, beat.host, beat.pid, beat.encoded, beat.reused, beat.failed, round(beat.lived, 3), beat.phase)
-            for beat in in_order
+            RankNumbers(shown.rank, shown.host, shown.pid, shown.encoded, shown.reused, shown.failed, round(shown.lived, 3), shown.phase)
+            for shown in in_order
         ),
     )
     failures = (Failure(str(each["sample"]), str(each["encoder"]), str(each["reason"])) for each in report.get("failures", ()))
@@ -200,11 +200,11 @@ def _read_pass(layout: Layout, ref: PassRef, beats: Sequence[Beat]) -> tuple[Pas
     return one, (tuple(failures), tuple(unused))
 
 
-def _started(layout: Layout, ref: PassRef, beats: Sequence[Beat]) -> float:
+def _started(layout: Layout, ref: PassRef, heartbeats: Sequence[Beat]) -> float:
     """Return when a pass began, by the clock of the process that began it."""
     with suppress(FormatError, OSError, KeyError):
         return float(read_record(ref.folder(layout).round(0), ROUND_FORMAT, VERSION)["started"])
-    return min((beat.started for beat in beats), default=0.0)
+    return min((shown.started for shown in heartbeats), default=0.0)
 
 
 def _map_damage(snapshot: Snapshot, found: VerifyReport) -> Damage:

@@ -42,9 +42,9 @@ class Intent:
         return asdict(self)
 
     @classmethod
-    def of(cls, beat: Beat) -> "Intent | None":
+    def of(cls, shown: Beat) -> "Intent | None":
         """Return what another invocation is about to work on, by its heartbeat; None if that does not say so."""
-        body = beat.detail
+        body = shown.detail
         is_whole = all(isinstance(body.get(name), str) for name in ("asked", "content", "plan"))
         if not is_whole or not isinstance(body.get("fingerprints"), dict) or parse_plan(body["plan"]) is None:
             return None
@@ -55,16 +55,16 @@ class Intent:
 def who_differs(layout: Layout, mine: Intent, *, worker: str) -> list[tuple[Beat, Intent]]:
     """Return the living workers that have the same arguments but another plan. `worker` is this invocation's own."""
     watch = Watch(layout)
-    others = [(beat, theirs) for beat in read_heartbeats(layout) if (theirs := Intent.of(beat)) is not None]
+    others = [(shown, theirs) for shown in read_heartbeats(layout) if (theirs := Intent.of(shown)) is not None]
     return [
-        (beat, theirs)
-        for beat, theirs in others
-        if beat.worker != worker
-        and not beat.has_ended
+        (shown, theirs)
+        for shown, theirs in others
+        if shown.worker != worker
+        and not shown.has_ended
         and theirs.asked == mine.asked
         and theirs.plan != mine.plan
-        and watch.life_of(beat.worker) is Life.LIVE
-        and not (beat.plan and read_done(layout, PassRef(beat.plan, beat.pass_number)))  # its pass has ended
+        and watch.life_of(shown.worker) is Life.LIVE
+        and not (shown.plan and read_done(layout, PassRef(shown.plan, shown.pass_number)))  # its pass has ended
     ]
 
 
@@ -73,9 +73,9 @@ def is_same_launch(one: str, other: str) -> bool:
     return one.partition("#")[0] == other.partition("#")[0]
 
 
-def in_words(layout: Layout, mine: Intent, beat: Beat, theirs: Intent) -> str:
+def in_words(layout: Layout, mine: Intent, shown: Beat, theirs: Intent) -> str:
     """Describe how another invocation's plan differs: other fingerprints, or up to five samples."""
-    who = f"rank {beat.rank} ({beat})"
+    who = f"rank {shown.rank} ({shown})"
     if theirs.fingerprints != mine.fingerprints:
         models = [f"{name}: {mine.fingerprints.get(name, 'none')[:12]} here, {its[:12]} there" for name, its in theirs.fingerprints.items()]
         return f"{who} has other models, by their fingerprints: {'; '.join(models[:NAMED])}"
@@ -113,11 +113,11 @@ def wait_for_rank_0(
     watch, since, count = Watch(layout), clock(), -1
     while not is_done():
         planning = [
-            beat
-            for beat in read_heartbeats(layout)
-            if beat.rank == 0 and beat.phase == PLANNING and _is_with(heartbeat, beat) and watch.life_of(beat.worker) is Life.LIVE
+            shown
+            for shown in read_heartbeats(layout)
+            if shown.rank == 0 and shown.phase == PLANNING and _is_with(heartbeat, shown) and watch.life_of(shown.worker) is Life.LIVE
         ]
-        risen = max((beat.count for beat in planning), default=-1)
+        risen = max((shown.count for shown in planning), default=-1)
         if risen > count:
             since, count = clock(), risen
         if clock() - since >= (STILL_SECONDS if planning else unseen_seconds):

@@ -215,8 +215,8 @@ class Observer:
         newest = reader.newest(number).items()
         claims = [claim for slot, claim in newest if slot[0] < len(sizes) and slot not in finished]
         done = None if self.without else read_done(self.layout, ref)
-        beats = [beat for beat in self._beats() if (beat.plan, beat.pass_number) == (ref.plan, ref.number)]
-        ranks = self._name_waiting([self._rank_status(beat) for beat in beats], reader, claims)
+        heartbeats = [shown for shown in self._heartbeats() if (shown.plan, shown.pass_number) == (ref.plan, ref.number)]
+        ranks = self._name_waiting([self._rank_status(shown) for shown in heartbeats], reader, claims)
         first = self._sizes(ref, 0) if rounds else tuple(map(operator.sub, outline.units_at[1:], outline.units_at))
         counted = _counted(ranks, outline.unit_count - sum(first), outline.unit_count, number)
         return PassStatus(
@@ -232,7 +232,7 @@ class Observer:
             units=sum(sizes),
             round=number,
             ranks=tuple(ranks),
-            encoders=_by_encoder(outline, first, beats, {one.worker for one in ranks if one.is_at_work}, is_complete=done is not None),
+            encoders=_by_encoder(outline, first, heartbeats, {one.worker for one in ranks if one.is_at_work}, is_complete=done is not None),
             prompts=outline.prompts,
             generation=int(done.report["generation"]) if done else 0,
         )
@@ -252,12 +252,12 @@ class Observer:
         """Return what these processes of this machine do, and how far the pass is that they work on."""
         # An older heartbeat belongs to an earlier process with the same pid; a second allows for rounding.
         longest = time.monotonic() - self.began + 1
-        ours = [beat for beat in self._beats() if beat.is_of_this_boot and beat.pid in pids and beat.age + beat.lived <= longest]
-        newest = min((beat for beat in ours if beat.plan), key=lambda beat: beat.age + beat.lived, default=None)
+        ours = [shown for shown in self._heartbeats() if shown.is_of_this_boot and shown.pid in pids and shown.age + shown.lived <= longest]
+        newest = min((shown for shown in ours if shown.plan), key=lambda shown: shown.age + shown.lived, default=None)
         status = self._status_or_none(PassRef(newest.plan, newest.pass_number)) if newest is not None else None
         ranks = status.ranks if status else ()
         known = {rank.worker for rank in ranks}  # also those that have joined the pass since their heartbeat was read above
-        waiting = (beat for beat in ours if beat.worker not in known and (status is None or not beat.plan))
+        waiting = (shown for shown in ours if shown.worker not in known and (status is None or not shown.plan))
         before = tuple(map(self._rank_status, waiting))
         return LaunchStatus((*before, *ranks), status, newest.launch if newest is not None else "")
 
@@ -292,58 +292,58 @@ class Observer:
             self._rounds[ref, number] = tuple(sizes)
         return self._rounds[ref, number]
 
-    def _beats(self) -> list[Beat]:
+    def _heartbeats(self) -> list[Beat]:
         """The last heartbeat of each worker, oldest worker first."""
         workers = filter(None, map(parse_worker, names_in(self.layout.workers)))
         read = (self._final.get(worker) or read_heartbeat(self.layout, worker) for worker in workers)
-        beats = [beat for beat in read if beat is not None]
-        self._final |= {beat.worker: beat for beat in beats if beat.has_ended}
-        return sorted((beat for beat in beats if not self.without or beat.launch != self.without), key=lambda beat: beat.started)
+        heartbeats = [shown for shown in read if shown is not None]
+        self._final |= {shown.worker: shown for shown in heartbeats if shown.has_ended}
+        return sorted((shown for shown in heartbeats if not self.without or shown.launch != self.without), key=lambda shown: shown.started)
 
-    def _rank_status(self, beat: Beat) -> RankStatus:
-        alive, beat = self._life(beat)
-        still = self._still_seconds(beat)
-        busy = beat.lived + (0.0 if beat.has_ended else still)
+    def _rank_status(self, shown: Beat) -> RankStatus:
+        alive, shown = self._life(shown)
+        still = self._still_seconds(shown)
+        busy = shown.lived + (0.0 if shown.has_ended else still)
         return RankStatus(
-            rank=beat.rank,
-            host=beat.host,
-            pid=beat.pid,
-            rate=round(beat.done / max(busy, 0.001), 2),
-            done=beat.done,
-            beat_age_seconds=round(beat.age, 1),
-            phase=beat.phase,
-            reused=beat.reused,
-            encoded=beat.encoded,
-            failed=beat.failed,
+            rank=shown.rank,
+            host=shown.host,
+            pid=shown.pid,
+            rate=round(shown.done / max(busy, 0.001), 2),
+            done=shown.done,
+            beat_age_seconds=round(shown.age, 1),
+            phase=shown.phase,
+            reused=shown.reused,
+            encoded=shown.encoded,
+            failed=shown.failed,
             alive=alive,
-            worker=beat.worker,
-            launch=beat.launch,
-            count=beat.count,
-            slowest_batch=beat.slowest_batch,
+            worker=shown.worker,
+            launch=shown.launch,
+            count=shown.count,
+            slowest_batch=shown.slowest_batch,
             still_seconds=round(still, 1),
-            doing=ENDED if beat.has_ended else beat.doing,
-            failures=beat.failures,
-            failures_seen=beat.failures_seen,
+            doing=ENDED if shown.has_ended else shown.doing,
+            failures=shown.failures,
+            failures_seen=shown.failures_seen,
         )
 
-    def _life(self, beat: Beat) -> tuple[bool | None, Beat]:
+    def _life(self, shown: Beat) -> tuple[bool | None, Beat]:
         """Whether a worker lives, and its last heartbeat. A worker of this boot that lost its lock writes no more."""
-        if beat.has_ended or beat.worker in self._final:
-            return False, beat
-        if not beat.is_of_this_boot:
-            return None, beat
-        alive = is_locked(self.layout.worker_lock(beat.worker))
+        if shown.has_ended or shown.worker in self._final:
+            return False, shown
+        if not shown.is_of_this_boot:
+            return None, shown
+        alive = is_locked(self.layout.worker_lock(shown.worker))
         if alive is False:
             # Read again: the worker may have written its end after the first read and before the check of its lock.
-            beat = self._final[beat.worker] = read_heartbeat(self.layout, beat.worker) or beat
-        return alive, beat
+            shown = self._final[shown.worker] = read_heartbeat(self.layout, shown.worker) or shown
+        return alive, shown
 
-    def _still_seconds(self, beat: Beat) -> float:
-        seen = self._seen.get(beat.worker)
-        if seen is not None and seen[0] == beat.count:
+    def _still_seconds(self, shown: Beat) -> float:
+        seen = self._seen.get(shown.worker)
+        if seen is not None and seen[0] == shown.count:
             return self.clock() - seen[1]
-        self._seen[beat.worker] = (beat.count, self.clock())
-        return beat.age if seen is None else 0.0
+        self._seen[shown.worker] = (shown.count, self.clock())
+        return shown.age if seen is None else 0.0
 
     def _name_waiting(self, ranks: list[RankStatus], reader: Claims, claims: Collection[ClaimName]) -> list[RankStatus]:
         """Give silent workers without an open claim the phase `waiting`: they have nothing to do until others finish."""
@@ -355,12 +355,12 @@ class Observer:
 
 
 def _by_encoder(
-    outline: Outline, first: Sequence[int], beats: Collection[Beat], at_work: Collection[str], *, is_complete: bool
+    outline: Outline, first: Sequence[int], heartbeats: Collection[Beat], at_work: Collection[str], *, is_complete: bool
 ) -> tuple[EncoderStatus, ...]:
     """How far each encoder is. `first` are the sizes of round 0: all other units were there before the pass."""
     found: list[EncoderStatus] = []
     for encoder, start, end, size in zip(outline.encoders, outline.units_at, outline.units_at[1:], first, strict=False):
-        counts = [(beat.worker in at_work, beat.units.get(encoder, (0, 0))) for beat in beats]
+        counts = [(shown.worker in at_work, shown.units.get(encoder, (0, 0))) for shown in heartbeats]
         total = end - start
         done = total if is_complete else min(total, total - size + sum(units for _runs, (units, _rest) in counts))
         found.append(EncoderStatus(encoder, total, done, min(total - done, sum(rest for runs, (_units, rest) in counts if runs))))

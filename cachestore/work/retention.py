@@ -177,12 +177,12 @@ def at_work(layout: Layout, *, now: float, before: float | None = None, plans: f
     found: list[Beat] = []
     for worker in filter(None, map(parse_worker, names_in(layout.workers))):
         age = age_seconds(layout.worker(worker), now)
-        beat = read_heartbeat(layout, worker)
-        if beat is None or beat.has_ended or age is None:
+        shown = read_heartbeat(layout, worker)
+        if shown is None or shown.has_ended or age is None:
             continue
-        is_meant = (before is None or beat.started <= before + SLACK_SECONDS) and (plans is None or beat.plan in plans)
+        is_meant = (before is None or shown.started <= before + SLACK_SECONDS) and (plans is None or shown.plan in plans)
         if is_meant and (age <= 86_400.0 or is_held(layout, worker)) and watch.life_of(worker) is not Life.DEAD:
-            found.append(beat)
+            found.append(shown)
     return found
 
 

@@ -266,7 +266,7 @@ class Heartbeat:
         self.slowest_batch = max(self.slowest_batch, seconds)
         self.rise()
 
-    def beat(self) -> Beat:
+    def now(self) -> Beat:
         """The heartbeat as it is now."""
         return Beat(
             worker=self.worker,
@@ -300,28 +300,28 @@ class Heartbeat:
     def write(self) -> None:
         """Write the heartbeat now."""
         self._written_at = self.clock()
-        overwrite(self.layout, self.layout.worker(self.worker), encode_record(FORMAT, VERSION, self.beat().as_json()))
+        overwrite(self.layout, self.layout.worker(self.worker), encode_record(FORMAT, VERSION, self.now().as_json()))
 
 
 def read_heartbeat(layout: Layout, worker: str) -> Beat | None:
     """Return a worker's last heartbeat; None if the file is gone, damaged, or of another worker."""
     try:
-        beat = Beat.parse(read_record(layout.worker(worker), FORMAT, VERSION))
+        shown = Beat.parse(read_record(layout.worker(worker), FORMAT, VERSION))
     except (FormatError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
-    return beat if beat.worker == worker else None
+    return shown if shown.worker == worker else None
 
 
 def read_heartbeats(layout: Layout, *, plan: str | None = None, number: int | None = None) -> list[Beat]:
     """Return the heartbeats of all workers, or of those that work on `plan`, and on its pass `number`."""
     read = (read_heartbeat(layout, worker) for worker in map(parse_worker, names_in(layout.workers)) if worker)
-    beats = [beat for beat in read if beat is not None and plan in (None, beat.plan)]
-    return [beat for beat in beats if number in (None, beat.pass_number)]
+    heartbeats = [shown for shown in read if shown is not None and plan in (None, shown.plan)]
+    return [shown for shown in heartbeats if number in (None, shown.pass_number)]
 
 
 def seconds_of_pass(layout: Layout, plan: str, number: int) -> float:
     """Return for how many seconds workers have worked on a pass, by their heartbeats; 0 if there are none."""
-    return max((beat.pass_seconds for beat in read_heartbeats(layout, plan=plan, number=number)), default=0.0)
+    return max((shown.pass_seconds for shown in read_heartbeats(layout, plan=plan, number=number)), default=0.0)
 
 
 class Life(Enum):
@@ -357,20 +357,20 @@ def slow_after(slowest_batch: float, world_size: int) -> float:
     return max(SLOW_SECONDS, SLOW_BATCHES * (slowest_batch or FIRST_BATCH_SECONDS), 2 * heartbeat_seconds(world_size))
 
 
-def is_proved_dead(beat: Beat | None, *, held: bool | None, was_held: bool, host: str, boot: str) -> bool:
+def is_proved_dead(shown: Beat | None, *, held: bool | None, was_held: bool, host: str, boot: str) -> bool:
     """Return whether heartbeat and lock prove a worker dead. `held` is None if the lock cannot be checked.
 
     Without a heartbeat nothing is known. If the lock is held, the worker lives, whatever the host's name: two machines may share one.
     """
-    if beat is None or held:
+    if shown is None or held:
         return False
     if held is False and was_held:
         return True
-    if beat.host != host:  # locks may not work across machines
+    if shown.host != host:  # locks may not work across machines
         return False
-    if beat.boot == boot:  # both may be empty: it ran in this boot or an earlier one
+    if shown.boot == boot:  # both may be empty: it ran in this boot or an earlier one
         return held is False
-    return bool(beat.boot and boot)
+    return bool(shown.boot and boot)
 
 
 @dataclass(slots=True)
@@ -400,11 +400,11 @@ class Watch:
         """Return whether a worker lives, as far as is known now. A missing heartbeat counts as one whose count does not rise."""
         if worker in self._dead:
             return Life.DEAD
-        beat = self.read(self.layout, worker)
-        seen = self._remember(worker, beat)
+        shown = self.read(self.layout, worker)
+        seen = self._remember(worker, shown)
         # After the heartbeat was read: a worker takes its lock before it writes one.
-        held = self.probe(self.layout, worker) if beat is not None else None
-        if is_proved_dead(beat, held=held, was_held=seen.was_held, host=self.host, boot=self.boot):
+        held = self.probe(self.layout, worker) if shown is not None else None
+        if is_proved_dead(shown, held=held, was_held=seen.was_held, host=self.host, boot=self.boot):
             self._dead.add(worker)
             return Life.DEAD
         seen.was_held = seen.was_held or held is True
@@ -417,18 +417,18 @@ class Watch:
         """
         if self.life_of(worker) is not Life.DEAD:
             return False
-        beat = self.read(self.layout, worker)  # again: it may have ended after its heartbeat was read and before its lock was checked
-        return beat is None or not beat.has_ended
+        shown = self.read(self.layout, worker)  # again: it may have ended after its heartbeat was read and before its lock was checked
+        return shown is None or not shown.has_ended
 
-    def _remember(self, worker: str, beat: Beat | None) -> _Seen:
-        count = beat.count if beat is not None else -1
+    def _remember(self, worker: str, shown: Beat | None) -> _Seen:
+        count = shown.count if shown is not None else -1
         seen = self._seen.get(worker)
         if seen is None:
             seen = self._seen[worker] = _Seen(count, self.clock())
-        elif beat is not None and count != seen.count:
+        elif shown is not None and count != seen.count:
             seen.count, seen.since = count, self.clock()
-        if beat is not None:
-            seen.slowest_batch, seen.world_size = beat.slowest_batch, beat.world_size
+        if shown is not None:
+            seen.slowest_batch, seen.world_size = shown.slowest_batch, shown.world_size
         return seen
 
     def still_seconds(self, worker: str) -> float:
@@ -448,13 +448,15 @@ class Watch:
 
     def name_of(self, worker: str) -> str:
         """Return a worker's pid and host for a message, or its id if its heartbeat is gone."""
-        beat = self.read(self.layout, worker)
-        return f"worker {worker} (heartbeat gone)" if beat is None else str(beat)
+        shown = self.read(self.layout, worker)
+        return f"worker {worker} (heartbeat gone)" if shown is None else str(shown)
 
     def last_heartbeat(self, worker: str) -> str:
         """Describe a worker and its last heartbeat, for a message."""
-        beat = self.read(self.layout, worker)
-        if beat is None:
+        shown = self.read(self.layout, worker)
+        if shown is None:
             return self.name_of(worker)
-        rank = "without a rank" if beat.rank is None else f"rank {beat.rank}"
-        return f"{rank}, {beat}, last heartbeat: {beat.phase!r} with count {beat.count}, unchanged for {self.still_seconds(worker):.0f} s"
+        rank = "without a rank" if shown.rank is None else f"rank {shown.rank}"
+        return (
+            f"{rank}, {shown}, last heartbeat: {shown.phase!r} with count {shown.count}, unchanged for {self.still_seconds(worker):.0f} s"
+        )

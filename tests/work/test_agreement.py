@@ -27,7 +27,7 @@ def published(layout, samples, model="a"):
 
 
 def differ(layout, mine):
-    return [beat.worker for beat, _theirs in who_differs(layout, mine, worker="mine")]
+    return [shown.worker for shown, _theirs in who_differs(layout, mine, worker="mine")]
 
 
 def test_alone_nobody_differs(layout):
